@@ -1,0 +1,2 @@
+// That the program links is the test.
+int main() {}

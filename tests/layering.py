@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+"""Holds the levels of include/hvd: a header includes only what lies strictly below it.
+
+Besides: the length of headers, what examples include, and that no header or test is left out of the build.
+
+usage: layering.py [ROOT]        check the tree at ROOT (default: the one that this file is in)
+       layering.py --self-test   check that deliberate mistakes in a temporary tree are found
+
+Prints each violation as `file:line: sentence` and exits with 1 if there is one.
+"""
+
+import posixpath
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# From the bottom up. A level is a list of steps; a later step of a level may include an earlier one,
+# headers of one step never include each other.
+LEVELS = [
+    [["version.hpp"], ["error.hpp"]],
+    [["dtype.hpp"], ["buffer.hpp", "topology.hpp", "config.hpp"]],
+    [["op.hpp", "policy.hpp"], ["peer_memory.hpp"], ["transport.hpp", "pin.hpp", "eigen.hpp"]],
+    [
+        [
+            *(f"transport/{name}.hpp" for name in ("self", "thread", "shm", "mpi", "nccl", "simulated")),
+            *(
+                f"algorithm/{name}.hpp"
+                for name in (
+                    "direct",
+                    "ring",
+                    "tree",
+                    "recursive_doubling",
+                    "halving_doubling",
+                    "hierarchical",
+                    "adasum",
+                    "native",
+                )
+            ),
+        ]
+    ],
+    [["algorithm/automatic.hpp"]],
+    [
+        [
+            f"{name}.hpp"
+            for name in (
+                "allreduce",
+                "reduce",
+                "reduce_scatter",
+                "allgather",
+                "broadcast",
+                "alltoall",
+                "gather",
+                "scatter",
+                "barrier",
+                "send_recv",
+            )
+        ]
+    ],
+    [["fusion.hpp", "timeline.hpp"]],
+    [["engine/*"], ["engine.hpp", "launch.hpp"]],
+    [["hvd.hpp"]],
+]
+PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, names in enumerate(steps) for name in names}
+
+# A header named after a third party is the only one that includes it, and no other header includes that header.
+THIRD_PARTY = {
+    "eigen.hpp": ("Eigen/",),
+    "transport/mpi.hpp": ("mpi.h",),
+    "transport/nccl.hpp": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
+}
+
+BELOW_DETAIL = ("version.hpp", "error.hpp")
+
+STANDARD = set(
+    """
+    algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv chrono cinttypes climits
+    clocale cmath codecvt compare complex concepts condition_variable coroutine csetjmp csignal cstdarg cstddef cstdint
+    cstdio cstdlib cstring ctime cuchar cwchar cwctype deque exception execution filesystem format forward_list fstream
+    functional future initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale map memory
+    memory_resource mutex new numbers numeric optional ostream queue random ranges ratio regex scoped_allocator
+    semaphore set shared_mutex source_location span sstream stack stdexcept stop_token streambuf string string_view
+    strstream syncstream system_error thread tuple type_traits typeindex typeinfo unordered_map unordered_set utility
+    valarray variant vector version
+    """.split()
+)
+# POSIX, Linux and what the compiler itself brings for a CPU.
+SYSTEM = set(
+    """
+    aio.h alloca.h assert.h byteswap.h ctype.h dirent.h dlfcn.h elf.h endian.h err.h errno.h execinfo.h fcntl.h float.h
+    fnmatch.h getopt.h glob.h grp.h ifaddrs.h inttypes.h limits.h link.h locale.h malloc.h math.h memory.h mntent.h
+    mqueue.h netdb.h poll.h pthread.h pwd.h sched.h semaphore.h setjmp.h signal.h spawn.h stdarg.h stdbool.h stddef.h
+    stdint.h stdio.h stdlib.h string.h strings.h syscall.h syslog.h termios.h time.h ucontext.h unistd.h utime.h wchar.h
+    wordexp.h cpuid.h emmintrin.h immintrin.h x86intrin.h xmmintrin.h arm_neon.h arm_sve.h
+    """.split()
+)
+SYSTEM_FOLDERS = ("sys/", "linux/", "asm/", "arpa/", "net/", "netinet/")
+
+OTHER_FOLDERS = ("tests", "bench", "examples", "bindings", "tools")
+
+WARN_LINES = 300
+MOST_LINES = 400
+
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*(?://.*)?$")
+SPELLING = re.compile(r"^(?:<([^>]+)>|\"([^\"]+)\")")
+
+
+def includes(text):
+    """Yields (line number, spelled name or None if it is not a plain name, whether it stands in quotes)."""
+    text = COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), text)
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := INCLUDE.match(line):
+            spelled = SPELLING.match(found.group(1))
+            yield number, spelled and (spelled.group(1) or spelled.group(2)), bool(spelled and spelled.group(2))
+
+
+def is_system(name):
+    return name in STANDARD or name in SYSTEM or name.startswith(SYSTEM_FOLDERS)
+
+
+def place(header):
+    """(level, step) of a public header, or None."""
+    if header.startswith("engine/"):
+        return PLACE["engine/*"]
+    return PLACE.get(header)
+
+
+def is_detail(header):
+    return header.startswith("detail/")
+
+
+class Check:
+    def __init__(self, root):
+        self.root = Path(root)
+        self.violations = []
+        self.warnings = []
+
+    def say(self, path, line, sentence):
+        self.violations.append(f"{path.relative_to(self.root)}:{line}: {sentence}")
+
+    def run(self):
+        self.check_headers()
+        self.check_examples()
+        self.check_tests()
+        return self
+
+    def check_headers(self):
+        base = self.root / "include" / "hvd"
+        listed = self.root / "tests" / "header" / "meson.build"
+        listing = listed.read_text() if listed.exists() else None
+        graph = {}
+        for path in sorted(base.rglob("*")):
+            if not path.is_file():
+                continue
+            header = path.relative_to(base).as_posix()
+            text = path.read_text()
+            lines = text.count("\n")
+            if lines > MOST_LINES:
+                self.say(path, lines, f"the header has {lines} lines; {MOST_LINES} is the most.")
+            elif lines > WARN_LINES:
+                self.warnings.append(f"{path.relative_to(self.root)}:{lines}: warning: the header has {lines} lines.")
+            if not is_detail(header):
+                if place(header) is None:
+                    self.say(path, 1, "the header has no level; give it one in LEVELS of tests/layering.py.")
+                if listing is not None and f"'{header}'" not in listing:
+                    self.say(path, 1, "the header is not compiled alone; add it to tests/header/meson.build.")
+            graph[header] = self.check_header(base, path, header, text)
+        self.check_cycles(base, graph)
+
+    def check_header(self, base, path, header, text):
+        """Judges each include of one header; returns {included header: line}."""
+        edges = {}
+        for line, name, quoted in includes(text):
+            if name is None:
+                self.say(path, line, "an include that is not a plain name cannot be checked.")
+                continue
+            target = self.as_header(base, path, name, quoted)
+            if target is None:
+                self.check_foreign(path, line, header, name)
+            elif not (base / target).is_file():
+                self.say(path, line, f"<hvd/{target}> does not exist.")
+            else:
+                edges[target] = line
+                self.check_edge(path, line, header, target)
+        return edges
+
+    @staticmethod
+    def as_header(base, path, name, quoted):
+        """The name below include/hvd of what is included, or None if it is not a header of hvd."""
+        if quoted and (path.parent / name).is_file():
+            relative = posixpath.normpath(posixpath.join(path.parent.relative_to(base).as_posix(), name))
+            return None if relative.startswith("../") else relative
+        return posixpath.normpath(name[len("hvd/") :]) if name.startswith("hvd/") else None
+
+    def check_foreign(self, path, line, header, name):
+        if is_system(name) or name.startswith(THIRD_PARTY.get(header, ())):
+            return
+        folder = next((part for part in name.split("/") if part in OTHER_FOLDERS), None)
+        if folder is not None:
+            self.say(path, line, f"a header must not include from {folder}/.")
+        else:
+            self.say(
+                path, line, f"<{name}> is no standard or system header; a third party has a place only in {places()}."
+            )
+
+    def check_edge(self, path, line, header, target):
+        if target in THIRD_PARTY:
+            self.say(path, line, f"<hvd/{target}> needs a third party, so no other header includes it.")
+        elif is_detail(target):
+            pass  # from anywhere; cycles are found below
+        elif is_detail(header):
+            if target not in BELOW_DETAIL:
+                self.say(path, line, f"a detail header includes only detail headers, {' and '.join(BELOW_DETAIL)}.")
+        elif place(header) is not None and place(target) is not None and not place(target) < place(header):
+            here, there = place(header), place(target)
+            if here[0] == there[0]:
+                self.say(path, line, f"<hvd/{target}> is on the same level ({here[0]}); neither may include the other.")
+            else:
+                self.say(path, line, f"<hvd/{target}> is on level {there[0]}, above this header's level {here[0]}.")
+
+    def check_cycles(self, base, graph):
+        done = set()
+
+        def visit(header, trail):
+            done.add(header)
+            for target, line in graph.get(header, {}).items():
+                if target in trail:
+                    ring = [*trail[trail.index(target) :], target]
+                    self.say(base / header, line, f"includes form a cycle: {' -> '.join(ring)}.")
+                elif target not in done:
+                    visit(target, [*trail, target])
+
+        for header in graph:
+            if header not in done:
+                visit(header, [header])
+
+    def check_examples(self):
+        base = self.root / "examples"
+        for path in sorted(base.rglob("*")):
+            if path.suffix not in (".hpp", ".h", ".cpp", ".cc") or not path.is_file():
+                continue
+            for line, name, quoted in includes(path.read_text()):
+                if name is None:
+                    self.say(path, line, "an include that is not a plain name cannot be checked.")
+                elif quoted:
+                    if not any((folder / name).resolve().is_relative_to(base.resolve()) for folder in (path.parent, base)):
+                        self.say(path, line, f'"{name}" is not a file of the examples.')
+                elif name.startswith("hvd/detail/"):
+                    self.say(path, line, f"<{name}> is a detail; an example uses what users use.")
+                elif not (name.startswith(("hvd/", "Eigen/")) or is_system(name)):
+                    self.say(path, line, f"<{name}> is not hvd, Eigen or the standard library.")
+
+    def check_tests(self):
+        base = self.root / "tests"
+        listed = base / "meson.build"
+        if not listed.exists():
+            return
+        listing = listed.read_text()
+        for path in sorted(base.rglob("*.cpp")):
+            name = path.relative_to(base).with_suffix("").as_posix()
+            if "TEST_CASE" in path.read_text() and f"'{name}'" not in listing:
+                self.say(path, 1, "the test is never run; add it to tests/meson.build.")
+
+
+def places():
+    return ", ".join(sorted(THIRD_PARTY))
+
+
+def self_test():
+    good = {
+        "include/hvd/version.hpp": "#include <string_view>\n",
+        "include/hvd/error.hpp": "#include <hvd/version.hpp>\n",
+        "include/hvd/detail/a.hpp": "#include <hvd/error.hpp>\n#include <sys/mman.h>\n",
+        "include/hvd/detail/b.hpp": '#include "a.hpp"\n',
+        "include/hvd/dtype.hpp": "#include <hvd/detail/b.hpp>\n",
+        "include/hvd/buffer.hpp": "#include <hvd/dtype.hpp>\n#include <span>\n",
+        "include/hvd/eigen.hpp": "#include <Eigen/Core>\n#include <hvd/buffer.hpp>\n",
+        "include/hvd/transport.hpp": "/*\n#include <nonsense>\n*/\n// #include <nonsense>\n",
+        "include/hvd/transport/shm.hpp": "# include <hvd/transport.hpp> // why\n#include <immintrin.h>\n",
+        "include/hvd/algorithm/ring.hpp": '#include "../transport.hpp"\n',
+        "include/hvd/hvd.hpp": "#include <hvd/transport/shm.hpp>\n",
+        "examples/x/main.cpp": '#include <hvd/hvd.hpp>\n#include <Eigen/Core>\n#include "own.hpp"\n#include <cstdio>\n',
+        "examples/x/own.hpp": "#include <vector>\n",
+        "tests/dtype.cpp": 'TEST_CASE("x") {}\n',
+        "tests/meson.build": "names: ['dtype']\n",
+    }
+    # What is changed, and the words that must be said about it.
+    mistakes = [
+        ("include/hvd/dtype.hpp", "\n#include <hvd/buffer.hpp>\n", "dtype.hpp:2: <hvd/buffer.hpp> is on the same level (1)"),
+        ("include/hvd/dtype.hpp", "#include <hvd/hvd.hpp>\n", "dtype.hpp:1: <hvd/hvd.hpp> is on level 8, above"),
+        ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 2, above"),
+        ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (3)"),
+        ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (3)"),
+        ("include/hvd/detail/a.hpp", "#include <hvd/dtype.hpp>\n", "a.hpp:1: a detail header includes only"),
+        ("include/hvd/detail/a.hpp", '#include "b.hpp"\n', "includes form a cycle: detail/"),
+        ("include/hvd/version.hpp", "#include <hvd/detail/b.hpp>\n", "includes form a cycle"),
+        ("include/hvd/buffer.hpp", "#include <Eigen/Core>\n", "<Eigen/Core> is no standard or system header"),
+        ("include/hvd/eigen.hpp", "#include <mpi.h>\n", "<mpi.h> is no standard or system header"),
+        ("include/hvd/hvd.hpp", "#include <hvd/eigen.hpp>\n", "<hvd/eigen.hpp> needs a third party"),
+        ("include/hvd/buffer.hpp", '#include "../../tests/main.hpp"\n', "must not include from tests/"),
+        ("include/hvd/buffer.hpp", "#include <examples/x/own.hpp>\n", "must not include from examples/"),
+        ("include/hvd/buffer.hpp", "#include <hvd/missing.hpp>\n", "<hvd/missing.hpp> does not exist"),
+        ("include/hvd/buffer.hpp", "#include SOMETHING\n", "cannot be checked"),
+        ("include/hvd/new.hpp", "\n", "new.hpp:1: the header has no level"),
+        ("include/hvd/buffer.hpp", "\n" * 401, "buffer.hpp:401: the header has 401 lines"),
+        ("tests/header/meson.build", "'version.hpp'\n", "dtype.hpp:1: the header is not compiled alone"),
+        ("tests/unlisted.cpp", 'TEST_CASE("x") {}\n', "unlisted.cpp:1: the test is never run"),
+        ("examples/x/own.hpp", '#include "../../tests/support/skip.hpp"\n', "own.hpp:1: \"../../tests/support/skip.hpp\" is not"),
+        ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a detail"),
+        ("examples/x/own.hpp", "#include <boost/any.hpp>\n", "<boost/any.hpp> is not hvd, Eigen"),
+    ]
+    wrong = 0
+    for changed, text, expected in [(None, None, None), *mistakes]:
+        with tempfile.TemporaryDirectory() as root:
+            for name, content in {**good, **({changed: text} if changed else {})}.items():
+                path = Path(root, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+            found = Check(root).run().violations
+        right = any(expected in violation for violation in found) if changed else not found
+        if not right:
+            wrong += 1
+            print(f"self-test: with {changed or 'no mistake'}: expected {expected!r}, found {found}")
+    print(f"self-test: {len(mistakes)} mistakes and a tree without one, {wrong} judged wrongly")
+    return 1 if wrong else 0
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        return self_test()
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
+    if not (root / "include" / "hvd").is_dir():
+        print(f"layering.py: {root} has no include/hvd", file=sys.stderr)
+        return 2
+    check = Check(root).run()
+    for sentence in [*check.warnings, *check.violations]:
+        print(sentence)
+    return 1 if check.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
