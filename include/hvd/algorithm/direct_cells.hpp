@@ -1,0 +1,306 @@
+// hvd/algorithm/direct_cells.hpp: large messages through three reused cells of staging memory for each rank.
+//
+// Chunk k of an operation goes through cell k mod 3 of each rank, small enough to stay in cache. While chunk k is
+// reduced, chunk k+1 is copied in and chunk k-1 copied out. There are no barriers, only three words for each rank
+// that grow with k: `staged`, `reduced` (or read), `consumed`.
+//
+// Why three cells suffice for allreduce with no further flag: before a rank copies chunk j in, it has copied chunk
+// j-3 out, for which it saw everybody's `reduced` pass j-3, so nobody reads its old input; before it writes the result
+// of chunk j into its cell it saw everybody's `staged` pass j, which each rank stores after it has copied j-3 out.
+// tests/model/ has the proof by exhaustion for 2 and 3 ranks. Where not everybody waits for everybody (a root), the
+// waits are explicit.
+//
+// The reduction follows YHCCL (Peng et al., SC'23) in moving little: a rank does not stage its own slice; the result
+// lies in the hole that this leaves in its cell. 5 - 2/p accesses for each byte.
+#pragma once
+
+#include <hvd/agree.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// The order of steps that all staged collectives share: stage(k + 1), then consume(k). `writer` ranks stage;
+/// `reader` ranks consume and wait for staged data in `consume`. A chunk's cell is reused when all ranks in
+/// [first_reader, last_reader] have read it.
+struct staged_copy {
+  peer_memory& m;
+  std::uint64_t chunks;
+  bool writer;
+  bool reader;
+  int first_reader;
+  int last_reader;
+
+  template <class Stage, class Consume>
+  void run(Stage&& stage, Consume&& consume) {
+    const std::uint64_t base = m.take_chunks(chunks);
+    for (std::uint64_t k = 0; k != chunks + 1; ++k) {
+      if (writer && k != chunks) {
+        for (int q = first_reader; k >= cells_per_rank && q <= last_reader; ++q) {
+          if (q != m.rank()) m.await(m.of(q).reduced.value, base + k - cells_per_rank + 1, q, phase::consume);
+        }
+        stage(k, m.cell(m.rank(), base + k));
+        m.store(m.mine().staged.value, base + k + 1);
+      }
+      if (reader && k != 0) {
+        consume(k - 1, [&](int q) -> const std::byte* {
+          m.await(m.of(q).staged.value, base + k, q, phase::stage);
+          return m.cell(q, base + k - 1);
+        });
+        m.store(m.mine().reduced.value, base + k);
+      }
+    }
+  }
+};
+
+/// How many elements of a block go through a cell at once, when a cell holds `parts` blocks' worth: whole lines where
+/// elements allow it, at most `chunk_bytes` for the cell. Throws if not even one element fits.
+inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_bytes, int parts,
+                                     std::size_t element_bytes) {
+  const std::size_t cell = std::min<std::size_t>(chunk_bytes, m.shape().cell_bytes);
+  std::size_t room = cell / static_cast<std::size_t>(parts) / cache_line * cache_line;
+  if (room < element_bytes) room = m.shape().cell_bytes / static_cast<std::size_t>(parts) / cache_line * cache_line;
+  const std::size_t line_of_elements = std::lcm(element_bytes, cache_line);
+  if (room >= line_of_elements) return room / line_of_elements * line_of_elements / element_bytes;
+  if (room >= element_bytes) return room / element_bytes;
+  throw error(error_kind::unsupported,
+              std::string(m.operation_name()) + " on " + m.label() + ": an element of " +
+                  std::to_string(element_bytes) + " bytes does not fit into the staging memory (" +
+                  std::to_string(m.shape().cell_bytes) + " bytes a cell for " + std::to_string(parts) +
+                  " ranks); raise memory_policy::staging_bytes");
+}
+
+/// Part k of a block of `count` elements when `each` go at once.
+struct part_of_block {
+  std::size_t first, count;
+  part_of_block(std::size_t block_count, std::uint64_t k, std::size_t each)
+      : first(std::min<std::size_t>(block_count, k * each)), count(std::min(block_count - first, each)) {}
+};
+
+inline std::uint64_t parts_in(std::size_t count, std::size_t each) { return (count + each - 1) / each; }
+
+/// Allreduce (root < 0), or reduce to a root: two-shot over chunks of all ranks' slices.
+class staged_reduction {
+ public:
+  staged_reduction(peer_memory& m, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
+                   int root, std::size_t chunk_bytes, bool streaming)
+      : m_(m), in_(in), out_(out), count_(count), op_(op), root_(root), streaming_(streaming),
+        slice_(elements_per_part(m, chunk_bytes, m.size(), op.element_bytes)),
+        stride_(round_up(slice_ * op.element_bytes, cache_line)), chunks_(parts_in(count, slice_ * ranks())),
+        base_(m.take_chunks(chunks_)) {}
+
+  void run() {
+    if (chunks_ == 0) return;
+    stage(0);
+    for (std::uint64_t k = 0; k != chunks_; ++k) {
+      if (k + 1 != chunks_) stage(k + 1);
+      reduce(k);
+      if (k != 0) copy_out(k - 1);
+    }
+    copy_out(chunks_ - 1);
+  }
+
+ private:
+  [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(m_.size()); }
+  [[nodiscard]] bool rooted() const noexcept { return root_ >= 0; }
+
+  struct range {
+    std::size_t at, count;  // bytes into the buffers, elements
+  };
+  /// Slice q of chunk k. The last chunk is cut evenly too, so that no rank reduces all of it.
+  [[nodiscard]] range slice(std::uint64_t k, int q) const noexcept {
+    const std::size_t first = k * slice_ * ranks();
+    const std::size_t left = std::min(count_ - first, slice_ * ranks());
+    std::size_t each = slice_;
+    if (left < slice_ * ranks()) {
+      const std::size_t unit = op_.element_bytes < cache_line ? cache_line / op_.element_bytes : 1;
+      each = std::min(slice_, round_up((left + ranks() - 1) / ranks(), unit));
+    }
+    const std::size_t from = std::min(left, each * static_cast<std::size_t>(q));
+    return {(first + from) * op_.element_bytes, std::min(left - from, each)};
+  }
+  [[nodiscard]] std::byte* staged(int r, std::uint64_t k, int q) const noexcept {
+    return m_.cell(r, base_ + k) + static_cast<std::size_t>(q) * stride_;
+  }
+
+  void stage(std::uint64_t k) {
+    for (int q = 0; rooted() && k >= cells_per_rank && q != m_.size(); ++q) {
+      if (q != m_.rank()) m_.await(m_.of(q).reduced.value, base_ + k - cells_per_rank + 1, q, phase::reduce);
+    }
+    for (int q = 0; q != m_.size(); ++q) {
+      if (q == m_.rank()) continue;
+      const range s = slice(k, q);
+      copy_bytes(staged(m_.rank(), k, q), in_ + s.at, s.count * op_.element_bytes);
+    }
+    m_.store(m_.mine().staged.value, base_ + k + 1);
+  }
+
+  void reduce(std::uint64_t k) {
+    const int r = m_.rank();
+    const range s = slice(k, r);
+    const std::byte** const ins = const_cast<const std::byte**>(m_.pointers());
+    for (int q = 0; q != m_.size(); ++q) {
+      if (q != r) m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
+      ins[q] = q == r ? in_ + s.at : staged(q, k, r);
+    }
+    if (rooted() && r != root_ && k >= cells_per_rank) {
+      m_.await(m_.of(root_).consumed.value, base_ + k - cells_per_rank + 1, root_, phase::consume);
+    }
+    std::byte* outs[2];
+    int n = 0;
+    if (r != root_) outs[n++] = staged(r, k, r);
+    if ((!rooted() || r == root_) && !streaming_) outs[n++] = out_ + s.at;
+    if (n == 0) outs[n++] = staged(r, k, r);  // the root's own slice, streamed below
+    if (s.count != 0) op_.complete(outs, n, ins, m_.size(), s.count);
+    if (streaming_ && (!rooted() || r == root_)) {
+      copy_streaming(out_ + s.at, staged(r, k, r), s.count * op_.element_bytes);
+    }
+    m_.store(m_.mine().reduced.value, base_ + k + 1);
+  }
+
+  void copy_out(std::uint64_t k) {
+    if (rooted() && m_.rank() != root_) return;
+    for (int q = 0; q != m_.size(); ++q) {
+      if (q == m_.rank()) continue;
+      m_.await(m_.of(q).reduced.value, base_ + k + 1, q, phase::reduce);
+      const range s = slice(k, q);
+      const std::size_t bytes = s.count * op_.element_bytes;
+      if (streaming_) {
+        copy_streaming(out_ + s.at, staged(q, k, q), bytes);
+      } else {
+        copy_bytes(out_ + s.at, staged(q, k, q), bytes);
+      }
+    }
+    if (rooted()) m_.store(m_.mine().consumed.value, base_ + k + 1);
+  }
+
+  peer_memory& m_;
+  const std::byte* in_;
+  std::byte* out_;
+  std::size_t count_;
+  const reduction& op_;
+  int root_;
+  bool streaming_;
+  std::size_t slice_;   // elements of a rank's slice of a chunk
+  std::size_t stride_;  // bytes between slices in a cell
+  std::uint64_t chunks_;
+  std::uint64_t base_;
+};
+
+inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes) {
+  const std::size_t e = c.op.element_bytes;
+  const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
+  const std::size_t stride = round_up(each * e, cache_line);
+  const std::byte** const ins = const_cast<const std::byte**>(m.pointers());
+  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1}.run(
+      [&](std::uint64_t k, std::byte* cell) {
+        for (int q = 0; q != m.size(); ++q) {
+          const part_of_block part(c.blocks.count(q), k, each);
+          if (q == m.rank()) continue;
+          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.blocks.offset(q) + part.first * e, part.count * e);
+        }
+      },
+      [&](std::uint64_t k, auto&& cell_of) {
+        const part_of_block part(c.blocks.count(m.rank()), k, each);
+        for (int q = 0; q != m.size(); ++q) {
+          ins[q] = q == m.rank() ? c.in + c.blocks.offset(q) + part.first * e
+                                 : cell_of(q) + static_cast<std::size_t>(m.rank()) * stride;
+        }
+        std::byte* const out = c.out + part.first * e;
+        if (part.count != 0) c.op.complete(&out, 1, ins, m.size(), part.count);
+      });
+}
+
+/// Blocks of every rank to some ranks: allgather (root < 0) and gather.
+inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out, const partition& blocks, int root,
+                             std::size_t chunk_bytes) {
+  const bool reader = root < 0 || root == m.rank();
+  const std::size_t e = blocks.element_bytes();
+  const std::size_t each = elements_per_part(m, chunk_bytes, 1, e);
+  if (reader && out + blocks.offset(m.rank()) != in) copy_bytes(out + blocks.offset(m.rank()), in, blocks.bytes(m.rank()));
+  staged_copy{m, parts_in(blocks.max_bytes() / e, each), root != m.rank(), reader, root < 0 ? 0 : root,
+              root < 0 ? m.size() - 1 : root}
+      .run(
+          [&](std::uint64_t k, std::byte* cell) {
+            const part_of_block part(blocks.count(m.rank()), k, each);
+            copy_bytes(cell, in + part.first * e, part.count * e);
+          },
+          [&](std::uint64_t k, auto&& cell_of) {
+            for (int q = 0; q != m.size(); ++q) {
+              if (q == m.rank()) continue;
+              const part_of_block part(blocks.count(q), k, each);
+              copy_bytes(out + blocks.offset(q) + part.first * e, cell_of(q), part.count * e);
+            }
+          });
+}
+inline void run_cells(peer_memory& m, const allgather_call& c, std::size_t chunk_bytes) {
+  run_cells_gather(m, c.in, c.out, c.blocks, -1, chunk_bytes);
+}
+inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_bytes) {
+  run_cells_gather(m, c.in, c.out, c.blocks, c.root, chunk_bytes);
+}
+
+inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes) {
+  const std::size_t each = elements_per_part(m, chunk_bytes, 1, 1);
+  const bool root = m.rank() == c.root;
+  if (root && c.in != c.out) copy_bytes(c.out, c.in, c.bytes);
+  staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1}.run(
+      [&](std::uint64_t k, std::byte* cell) {
+        const part_of_block part(c.bytes, k, each);
+        copy_bytes(cell, c.in + part.first, part.count);
+      },
+      [&](std::uint64_t k, auto&& cell_of) {
+        const part_of_block part(c.bytes, k, each);
+        copy_bytes(c.out + part.first, cell_of(c.root), part.count);
+      });
+}
+
+inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes) {
+  const std::size_t e = c.blocks.element_bytes();
+  const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
+  const std::size_t stride = round_up(each * e, cache_line);
+  const bool root = m.rank() == c.root;
+  const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;
+  if (root && own != c.out) copy_bytes(c.out, own, c.blocks.bytes(m.rank()));
+  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1}.run(
+      [&](std::uint64_t k, std::byte* cell) {
+        for (int q = 0; q != m.size(); ++q) {
+          const part_of_block part(c.blocks.count(q), k, each);
+          if (q == m.rank()) continue;
+          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.blocks.offset(q) + part.first * e, part.count * e);
+        }
+      },
+      [&](std::uint64_t k, auto&& cell_of) {
+        const part_of_block part(c.blocks.count(m.rank()), k, each);
+        copy_bytes(c.out + part.first * e, cell_of(c.root) + static_cast<std::size_t>(m.rank()) * stride, part.count * e);
+      });
+}
+
+/// `largest_block`: the most elements that any rank sends to any other.
+inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t largest_block, std::size_t chunk_bytes) {
+  const std::size_t e = c.send.element_bytes();
+  const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
+  const std::size_t stride = round_up(each * e, cache_line);
+  if (c.in != c.out) copy_bytes(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
+  staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1}.run(
+      [&](std::uint64_t k, std::byte* cell) {
+        for (int q = 0; q != m.size(); ++q) {
+          const part_of_block part(c.send.count(q), k, each);
+          if (q == m.rank()) continue;
+          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.send.offset(q) + part.first * e, part.count * e);
+        }
+      },
+      [&](std::uint64_t k, auto&& cell_of) {
+        for (int q = 0; q != m.size(); ++q) {
+          if (q == m.rank()) continue;
+          const part_of_block part(c.recv.count(q), k, each);
+          copy_bytes(c.out + c.recv.offset(q) + part.first * e, cell_of(q) + static_cast<std::size_t>(m.rank()) * stride,
+               part.count * e);
+        }
+      });
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,130 @@
+// hvd/algorithm/direct_mapped.hpp: buffers from alloc_shared: ranks load and store in each other's memory.
+//
+// Nothing is staged. In allreduce each rank reads its slice of all inputs and writes it to all outputs: every input
+// byte is read once and every output byte written once, which is the lower bound. The other collectives read their
+// peers' inputs directly. `agree` before it proves that all inputs are ready; a barrier after it that nobody reads
+// or writes the caller's buffers any more.
+#pragma once
+
+#include <hvd/agree.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// The buffers of all ranks, as `agree` found them.
+class mapped_buffers {
+ public:
+  mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {}
+
+  [[nodiscard]] bool all_inputs() const noexcept {
+    return std::all_of(all_.begin(), all_.end(), [](const descriptor& d) { return d.in_block != 0; });
+  }
+  [[nodiscard]] bool all_outputs() const noexcept {
+    return std::all_of(all_.begin(), all_.end(), [](const descriptor& d) { return d.out_block != 0; });
+  }
+  [[nodiscard]] bool input_of(int q) const noexcept { return of(q).in_block != 0; }
+  [[nodiscard]] bool output_of(int q) const noexcept { return of(q).out_block != 0; }
+
+  [[nodiscard]] const std::byte* in(int q) const { return at(q, of(q).in_block, of(q).in_offset); }
+  [[nodiscard]] std::byte* out(int q) const { return at(q, of(q).out_block, of(q).out_offset); }
+
+ private:
+  [[nodiscard]] const descriptor& of(int q) const noexcept { return all_[static_cast<std::size_t>(q)]; }
+  [[nodiscard]] std::byte* at(int q, std::uint32_t id, std::uint64_t offset) const {
+    const shared_block* const b = m_.block(id);
+    // This rank has freed its part of a block that rank q still uses in a collective.
+    if (b == nullptr) m_.give_up(error_kind::mismatch, q, phase::enter);
+    return b->part(q) + offset;
+  }
+
+  peer_memory& m_;
+  std::span<const descriptor> all_;
+};
+
+/// Which shared blocks a call's buffers lie in, for the descriptor.
+inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std::size_t in_bytes,
+                   const std::byte* out, std::size_t out_bytes) {
+  if (const shared_block* b = in_bytes == 0 ? nullptr : m.find_block(in, in_bytes)) {
+    d.in_block = b->id;
+    d.in_offset = static_cast<std::uint64_t>(in - b->part(m.rank()));
+  }
+  if (const shared_block* b = out_bytes == 0 ? nullptr : m.find_block(out, out_bytes)) {
+    d.out_block = b->id;
+    d.out_offset = static_cast<std::uint64_t>(out - b->part(m.rank()));
+  }
+}
+
+/// Ends a collective on mapped buffers: nobody leaves before everybody is done.
+inline void mapped_exit(peer_memory& m) {
+  descriptor d;
+  d.kind = operation::barrier;
+  d.details = 1;
+  m.begin(d.signature());
+  m.publish(nullptr, 0);
+  for (int q = 0; q != m.size(); ++q) {
+    if (q != m.rank()) m.hear(q);
+  }
+  m.heard_all();
+  m.end();
+}
+
+/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's.
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root) {
+  const std::size_t p = static_cast<std::size_t>(m.size());
+  const std::size_t unit = op.element_bytes < 128 ? 128 / op.element_bytes : 1;  // no line with two writers
+  const std::size_t each = round_up((count + p - 1) / p, unit);
+  const std::size_t first = std::min(count, each * static_cast<std::size_t>(m.rank()));
+  const std::size_t mine = std::min(count - first, each);
+  std::byte** const outs = m.pointers();
+  const std::byte** const ins = const_cast<const std::byte**>(m.pointers() + p);
+  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + first * op.element_bytes;
+  int nouts = 0;
+  for (int q = 0; q != m.size(); ++q) {
+    if (root < 0 || q == root) outs[nouts++] = b.out(q) + first * op.element_bytes;
+  }
+  if (mine != 0) op.complete(outs, nouts, ins, m.size(), mine);
+  mapped_exit(m);
+}
+
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c) {
+  const std::byte** const ins = const_cast<const std::byte**>(m.pointers());
+  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + c.blocks.offset(m.rank());
+  std::byte* const out = c.out;
+  if (c.blocks.count(m.rank()) != 0) c.op.complete(&out, 1, ins, m.size(), c.blocks.count(m.rank()));
+  mapped_exit(m);
+}
+
+/// Allgather (root < 0) and gather.
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root) {
+  // Each rank starts with its neighbour, so that not all read the same memory at once.
+  for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
+    const int q = (m.rank() + step) % m.size();
+    std::byte* const to = out + blocks.offset(q);
+    if (to != b.in(q)) copy_bytes(to, b.in(q), blocks.bytes(q));
+  }
+  mapped_exit(m);
+}
+
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c) {
+  if (c.out != b.in(c.root)) copy_bytes(c.out, b.in(c.root), c.bytes);
+  mapped_exit(m);
+}
+
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c) {
+  const std::byte* const from = b.in(c.root) + c.blocks.offset(m.rank());
+  if (c.out != from) copy_bytes(c.out, from, c.blocks.bytes(m.rank()));
+  mapped_exit(m);
+}
+
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c) {
+  for (int step = 0; step != m.size(); ++step) {
+    const int q = (m.rank() + step) % m.size();
+    copy_bytes(c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
+  }
+  mapped_exit(m);
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,191 @@
+// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; for medium and large messages.
+#pragma once
+
+#include <hvd/detail/blocks.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// Rabenseifner's algorithm. On the way in, rank distances double and the part of the vector that a rank is
+/// responsible for halves; on the way out the reverse. With S the bytes of the whole vector, p a power of two, one
+/// rank's cost is
+///
+/// | call           | bytes sent   | steps    | temporary memory                |
+/// |----------------|--------------|----------|---------------------------------|
+/// | allreduce      | 2 S (p-1)/p  | 2 log2 p | S/2                             |
+/// | reduce         | 2 S (p-1)/p at most | 2 log2 p | S/2, and S except on the root |
+/// | reduce_scatter | S (p-1)/p    | log2 p   | S, and the larger half of S     |
+///
+/// On other numbers of ranks p - 2^floor(log2 p) pairs of ranks first act as one, which costs a pair S bytes each
+/// way and two steps more (allreduce: S back to the other rank, reduce_scatter: a block, reduce: nothing).
+/// (R. Rabenseifner, "Optimization of collective reduction operations", 2004; the order of blocks in reduce_scatter
+/// after M. Bernaschi, G. Iannello, M. Lauria, "Efficient implementation of reduce-scatter in MPI", 2003.)
+///
+/// Neighbours come first and the lower ranks' part stands on the left: all ranks get the same bits, in every run, and
+/// operations need not commute.
+struct halving_doubling {
+  static constexpr bool rank_ordered = true;
+
+  friend constexpr bool operator==(const halving_doubling&, const halving_doubling&) = default;
+
+  template <PointToPoint T>
+  void operator()(T& t, const allreduce_call& c) const {
+    const int rank = t.rank();
+    const detail::pairing group(t.size());
+    const detail::even_blocks parts(group.acting(), c.count, c.op.element_bytes);
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    int part = halve(t, group, c.op, prepared(c.op, c.in, c.out, c.count), c.out, starts_of(parts));
+    if (!group.acts(rank)) return t.recv(c.out, bytes, rank - 1);
+    c.op.finish(c.out + parts.offset(part), parts.count(part));
+    const int index = group.index(rank);
+    for (int have = 1, distance = group.acting() / 2; distance != 0; distance /= 2, have *= 2) {
+      const int peer = group.rank_of(index ^ distance);
+      const int theirs = part ^ have;
+      t.exchange(c.out + parts.offset(part), parts.offset(part + have) - parts.offset(part), peer,
+                 c.out + parts.offset(theirs), parts.offset(theirs + have) - parts.offset(theirs), peer);
+      part &= theirs;
+    }
+    if (group.paired(rank)) t.send(c.out, bytes, rank + 1);
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const reduce_call& c) const {
+    const int rank = t.rank();
+    const detail::pairing group(t.size(), c.root);
+    const detail::even_blocks parts(group.acting(), c.count, c.op.element_bytes);
+    // Ranks other than the root may have no `out`.
+    const detail::temporary elsewhere(rank == c.root ? 0 : c.count * c.op.element_bytes);
+    std::byte* const sum = rank == c.root ? c.out : elsewhere.data();
+    int part = halve(t, group, c.op, prepared(c.op, c.in, sum, c.count), sum, starts_of(parts));
+    if (!group.acts(rank)) return;
+    c.op.finish(sum + parts.offset(part), parts.count(part));
+    const int index = group.index(rank);
+    const int goal = group.index(c.root);
+    for (int have = 1, distance = group.acting() / 2; distance != 0; distance /= 2, have *= 2) {
+      const int peer = group.rank_of(index ^ distance);
+      if (((index ^ goal) & distance) != 0) {
+        return t.send(sum + parts.offset(part), parts.offset(part + have) - parts.offset(part), peer);
+      }
+      const int theirs = part ^ have;
+      t.recv(sum + parts.offset(theirs), parts.offset(theirs + have) - parts.offset(theirs), peer);
+      part &= theirs;
+    }
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const reduce_scatter_call& c) const {
+    const int rank = t.rank();
+    const detail::pairing group(t.size());
+    const int acting = group.acting();
+    const std::size_t unit = c.op.element_bytes;
+    const std::size_t own_bytes = c.blocks.bytes(rank);
+    // Acting rank i ends with part reversed(i): let that be the blocks of the ranks that it stands for.
+    const detail::temporary sum(c.blocks.total_bytes());
+    std::vector<std::size_t> starts{0};
+    for (int part = 0; part != acting; ++part) {
+      const int index = reversed(part, acting);
+      const int lowest = group.lowest(index);
+      const detail::block_run blocks = detail::run_of(c.blocks, lowest, group.lowest(index + 1) - lowest);
+      c.op.prepare(sum.data() + starts.back() * unit, c.in + blocks.offset, blocks.bytes / unit);
+      starts.push_back(starts.back() + blocks.bytes / unit);
+    }
+    const auto start = [&](int part) { return starts[static_cast<std::size_t>(part)]; };
+    const int part = halve(t, group, c.op, sum.data(), sum.data(), start);
+    if (!group.acts(rank)) return t.recv(c.out, own_bytes, rank - 1);
+    std::byte* const result = sum.data() + start(part) * unit;
+    c.op.finish(result, start(part + 1) - start(part));
+    if (group.paired(rank)) t.send(result + own_bytes, c.blocks.bytes(rank + 1), rank + 1);
+    detail::copy_bytes(c.out, result, own_bytes);
+  }
+
+ private:
+  /// This rank's input, prepared in `memory` if it has to be.
+  static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory, std::size_t count) {
+    if (!op.prepares()) return in;
+    op.prepare(memory, in, count);
+    return memory;
+  }
+
+  static auto starts_of(const detail::even_blocks& parts) {
+    return [&parts](int part) { return parts.start(part); };
+  }
+
+  /// The bits of `i` < `n`, a power of two, in reverse.
+  static int reversed(int i, int n) {
+    int result = 0;
+    for (int bit = 1; bit < n; bit *= 2) result = result * 2 + ((i & bit) != 0 ? 1 : 0);
+    return result;
+  }
+
+  /// Reduces the vector `own` into `sum` (they may be the same), cut into as many parts as ranks act; part k starts
+  /// at element start(k). Returns which part of `sum` this rank has whole: the reverse of its index. Ranks that do
+  /// not act have none.
+  template <PointToPoint T, class Start>
+  static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own, std::byte* sum,
+                   const Start& start) {
+    const int rank = t.rank();
+    const int index = group.index(rank);
+    const int acting = group.acting();
+    const std::size_t unit = op.element_bytes;
+    const std::size_t count = start(acting);
+    const std::size_t half = count / 2;  // where a pair cuts
+    const bool upper = (rank & 1) != 0;  // of a pair
+
+    std::size_t most = 0;
+    if (group.paired(rank)) most = upper ? count - half : half;
+    if (group.acts(rank) && acting > 1) {
+      const std::size_t middle = start(acting / 2);
+      most = std::max(most, (index & 1) != 0 ? count - middle : middle);
+    }
+    const detail::temporary received(most * unit);
+    const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end, int peer) {
+      const std::size_t n = keep_end - keep;
+      t.exchange(own + give * unit, (give_end - give) * unit, peer, received.data(), n * unit, peer);
+      const std::byte* const mine = own + keep * unit;
+      const std::byte* const theirs = received.data();
+      op.combine(sum + keep * unit, rank < peer ? mine : theirs, rank < peer ? theirs : mine, n);
+    };
+
+    if (group.paired(rank)) {
+      // Each of the two reduces a half; then the one that acts gets the other's.
+      const int peer = rank ^ 1;
+      const std::size_t keep = upper ? half : 0;
+      const std::size_t give = half - keep;
+      const std::size_t keep_end = upper ? count : half;
+      const std::size_t give_end = upper ? half : count;
+      swap(keep, keep_end, give, give_end, peer);
+      if (!group.acts(rank)) {
+        t.send(sum + keep * unit, (keep_end - keep) * unit, peer);
+        return -1;
+      }
+      t.recv(sum + give * unit, (give_end - give) * unit, peer);
+      own = sum;
+    }
+    int first = 0;
+    int last = acting;
+    for (int distance = 1; distance < acting; distance *= 2) {
+      const int middle = (first + last) / 2;
+      const int peer = group.rank_of(index ^ distance);
+      if ((index & distance) != 0) {
+        swap(start(middle), start(last), start(first), start(middle), peer);
+        first = middle;
+      } else {
+        swap(start(first), start(middle), start(middle), start(last), peer);
+        last = middle;
+      }
+      own = sum;
+    }
+    if (own != sum) detail::copy_bytes(sum, own, count * unit);  // a group of one
+    return first;
+  }
+};
+
+/// The algorithm, for messages and bench output.
+inline std::string name(const halving_doubling&) { return "halving_doubling()"; }
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,103 @@
+// hvd/algorithm/recursive_doubling.hpp: everybody has everything after log2 p exchanges; for small messages.
+#pragma once
+
+#include <hvd/detail/blocks.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <string>
+
+namespace hvd::inline HVD_ABI {
+
+/// In step k a rank exchanges all that it has with a rank at distance 2^k. The fewest steps of all, at the price of
+/// bytes. With S the bytes of the whole vector, one rank's worst case is
+///
+/// | call      | p                   | bytes sent    | steps             | temporary memory |
+/// |-----------|---------------------|---------------|-------------------|------------------|
+/// | allreduce | a power of two      | S log2 p      | log2 p            | S                |
+/// | allreduce | any other           | S (l + 1)     | l + 2, l = floor(log2 p) | S         |
+/// | allgather | any                 | S - a block   | ceil(log2 p)      | none             |
+///
+/// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005; for
+/// allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for all-to-all communications
+/// in multiport message-passing systems", 1997, without its final rotation: blocks are received in their place, and
+/// a run of them that wraps around is sent as two messages.)
+///
+/// Both ranks of an exchange combine the lower ranks' part on the left: all ranks get the same bits, in every run,
+/// and operations need not commute.
+struct recursive_doubling {
+  static constexpr bool rank_ordered = true;
+
+  friend constexpr bool operator==(const recursive_doubling&, const recursive_doubling&) = default;
+
+  template <PointToPoint T>
+  void operator()(T& t, const allreduce_call& c) const {
+    const int rank = t.rank();
+    const detail::pairing group(t.size());
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const detail::temporary received(group.acts(rank) && t.size() > 1 ? bytes : 0);
+    const std::byte* mine = c.in;
+    if (c.op.prepares()) {
+      c.op.prepare(c.out, c.in, c.count);
+      mine = c.out;
+    }
+    if (!group.acts(rank)) {
+      t.send(mine, bytes, rank - 1);
+      t.recv(c.out, bytes, rank - 1);
+      return;
+    }
+    if (group.paired(rank)) {
+      t.recv(received.data(), bytes, rank + 1);
+      c.op.combine(c.out, mine, received.data(), c.count);
+      mine = c.out;
+    }
+    const int index = group.index(rank);
+    for (int distance = 1; distance < group.acting(); distance *= 2) {
+      const int peer = group.rank_of(index ^ distance);
+      t.exchange(mine, bytes, peer, received.data(), bytes, peer);
+      const bool lower = rank < peer;
+      c.op.combine(c.out, lower ? mine : received.data(), lower ? received.data() : mine, c.count);
+      mine = c.out;
+    }
+    if (mine != c.out) detail::copy_bytes(c.out, mine, bytes);  // a group of one
+    c.op.finish(c.out, c.count);
+    if (group.paired(rank)) t.send(c.out, bytes, rank + 1);
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const allgather_call& c) const {
+    const int p = t.size();
+    const int rank = t.rank();
+    std::byte* const own = c.out + c.blocks.offset(rank);
+    if (c.in != own) detail::copy_bytes(own, c.in, c.blocks.bytes(rank));
+    const bool doubles = std::has_single_bit(static_cast<unsigned>(p));
+    for (int have = 1; have < p; have *= 2) {
+      if (doubles) {
+        // The aligned group of `have` ranks that this one is in has all its blocks; so has the group beside it.
+        const int peer = rank ^ have;
+        trade(t, c, rank & -have, peer, peer & -have, peer, have);
+      } else {
+        // This rank has the blocks rank .. rank + have - 1.
+        trade(t, c, rank, detail::around(rank - have, p), detail::around(rank + have, p),
+              detail::around(rank + have, p), std::min(have, p - have));
+      }
+    }
+  }
+
+ private:
+  /// Sends n blocks from block `leaving` on, receives n from block `arriving` on.
+  template <PointToPoint T>
+  static void trade(T& t, const allgather_call& c, int leaving, int to, int arriving, int from, int n) {
+    const detail::block_run out = detail::run_of(c.blocks, leaving, n);
+    const detail::block_run in = detail::run_of(c.blocks, arriving, n);
+    t.exchange(c.out + out.offset, out.bytes, to, c.out + in.offset, in.bytes, from);
+    detail::exchange_rest(t, c.out, out.wrapped, to, c.out, in.wrapped, from);
+  }
+};
+
+/// The algorithm, for messages and bench output.
+inline std::string name(const recursive_doubling&) { return "recursive_doubling()"; }
+
+}  // namespace hvd::inline HVD_ABI

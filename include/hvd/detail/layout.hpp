@@ -1,0 +1,138 @@
+// hvd/detail/layout.hpp: what lies where in the memory that the ranks of a group share.
+//
+// A header, then one window for each rank, written by that rank alone (the header's abort word and the
+// doorbells aside). Whatever one rank polls while another writes stands alone on 128 bytes, because CPUs
+// prefetch lines in pairs.
+#pragma once
+
+#include <hvd/detail/cpu.hpp>
+#include <hvd/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace hvd::inline HVD_ABI::detail {
+
+inline constexpr std::size_t apart = 2 * cache_line;
+
+using word = std::atomic<std::uint64_t>;
+static_assert(word::is_always_lock_free, "hvd: ranks synchronise by 64-bit loads and stores in shared memory");
+
+struct alignas(apart) lonely_word {
+  word value{0};
+};
+
+/// A self-validating line: whoever sees the sequence number sees the payload. The low 16 bits of `stamp` are a
+/// signature of the call, so that ranks in different calls notice.
+struct alignas(cache_line) line {
+  static constexpr std::size_t capacity = 56;
+  std::byte payload[capacity];
+  word stamp;
+};
+static_assert(sizeof(line) == cache_line);
+
+enum class presence : std::uint32_t { absent, joined, left, failed };
+
+inline constexpr int max_cpus = 2048;
+
+/// The first part of a rank's window.
+struct control {
+  lonely_word staged;    ///< chunks that this rank has copied into its cells
+  lonely_word reduced;   ///< chunks that it has reduced or read from all its peers
+  lonely_word consumed;  ///< chunks that it has copied out
+  lonely_word done;      ///< exchanges that it has completed
+  struct alignas(apart) {
+    std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
+    std::atomic<std::uint32_t> rings{0};     ///< what they sleep on
+  } bell;
+  struct alignas(apart) {
+    std::atomic<presence> state{presence::absent};
+    std::atomic<std::uint64_t> nonce{0};            ///< as this rank read it in the header
+    std::array<word, max_cpus / 64> cpus{};  ///< the CPUs it may run on, for counting the group's
+    std::atomic<std::uint32_t> cpu_limit{0};        ///< and how many of them at once
+  } self;
+};
+
+/// What the creator decides and all ranks adopt.
+struct geometry {
+  std::uint64_t window_bytes = 0;
+  std::uint64_t line_count = 0;     ///< lines in each of the two parity buffers
+  std::uint64_t slot_bytes = 0;     ///< payload of a channel slot
+  std::uint64_t cell_bytes = 0;     ///< capacity of each of the three cells
+  std::uint64_t lines_at = 0, channels_at = 0, cells_at = 0;  ///< offsets in a window
+  friend bool operator==(const geometry&, const geometry&) = default;
+};
+
+/// A fragment of a message; `stamp` counts the fragments of its channel.
+struct alignas(cache_line) slot {
+  word stamp;
+  std::uint64_t message_bytes;
+  std::uint64_t reserved[6];
+};
+inline constexpr int slots_per_channel = 2;
+inline constexpr int cells_per_rank = 3;  // why three suffice: see algorithm/direct_cells.hpp
+
+inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// The layout for windows of `staging` bytes: an eighth of it lines at most, a quarter channels, the rest cells.
+inline geometry make_geometry(int size, std::size_t staging) {
+  if (size < 1 || size > 4096) {
+    throw error(error_kind::invalid_argument, "a group of " + std::to_string(size) +
+                                                  " ranks cannot share memory; allowed: 1 to 4096");
+  }
+  const std::size_t ranks = static_cast<std::size_t>(size);
+  geometry g;
+  g.window_bytes = round_up(staging, 4096);
+  g.line_count = std::clamp<std::size_t>(g.window_bytes / 16 / sizeof(line), 16, 160);
+  g.lines_at = round_up(sizeof(control), 4096);
+  g.channels_at = g.lines_at + 2 * g.line_count * sizeof(line);
+  // A channel from this rank to each peer (two slots), and a word for what was taken from each.
+  const std::size_t per_channel = g.window_bytes / 4 / ranks;
+  const std::size_t fixed = slots_per_channel * sizeof(slot) + apart;
+  const std::size_t payload = per_channel > fixed ? (per_channel - fixed) / slots_per_channel : 0;
+  g.slot_bytes = std::clamp<std::size_t>(payload / cache_line * cache_line, 8 * cache_line, 32768);
+  const std::size_t channel_bytes = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
+  g.cells_at = round_up(g.channels_at + ranks * channel_bytes, 4096);
+  const std::size_t left = g.window_bytes > g.cells_at ? g.window_bytes - g.cells_at : 0;
+  g.cell_bytes = left / cells_per_rank / 4096 * 4096;
+  if (g.cell_bytes < ranks * cache_line || g.cell_bytes == 0) {
+    throw error(error_kind::invalid_argument,
+                "staging memory of " + std::to_string(staging) + " bytes a rank is too little for " +
+                    std::to_string(size) + " ranks; set memory_policy::staging_bytes to at least " +
+                    std::to_string(round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096),
+                                            65536)));
+  }
+  return g;
+}
+
+/// The start of a group's memory. Filled before any other rank can see it, and constant from then on, but for
+/// the abort word.
+struct alignas(4096) group_header {
+  static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
+  std::uint64_t magic = magic_value;
+  std::uint64_t total_bytes = 0;
+  std::array<std::uint64_t, 2> nonce{};
+  std::array<char, 32> version{};
+  std::array<char, 128> job{};  ///< for messages; cut if longer
+  std::uint64_t job_hash = 0;
+  std::int32_t size = 0;
+  std::uint32_t check = 0;
+  geometry windows;
+  /// 0, or why the group is finished: kind + 1, the rank at fault and the rank that found it.
+  lonely_word abort;
+};
+
+/// The abort word's value: why the group is finished, the rank at fault, the rank that found it.
+inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter) noexcept {
+  return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
+         static_cast<std::uint64_t>(reporter + 1) << 32;
+}
+
+inline std::size_t group_bytes(int size, const geometry& g) {
+  return sizeof(group_header) + static_cast<std::size_t>(size) * g.window_bytes;
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,229 @@
+// hvd/detail/segment.hpp: a file in memory that the processes of one user map together.
+//
+// A segment is made without a name, filled, and only then linked into its directory, so nobody ever opens a
+// half-made one. Its creator and every rank lock a byte of it each, through an open file description of their
+// own: the kernel frees the lock when the process ends in whatever way, so a lock tells who lives and whether
+// a segment found under a name is stale.
+#pragma once
+
+#include <hvd/detail/fork_guard.hpp>
+#include <hvd/error.hpp>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+inline std::uint64_t random_word() {
+  std::uint64_t r = 0;
+  if (::getrandom(&r, sizeof r, 0) != static_cast<ssize_t>(sizeof r)) {
+    throw error(error_kind::system, std::string("no random numbers: ") + std::strerror(errno));
+  }
+  return r;
+}
+
+inline std::uint64_t text_hash(std::string_view text) noexcept {
+  std::uint64_t h = 14695981039346656037ULL;  // FNV-1a
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return h;
+}
+
+inline std::string hex(std::uint64_t value) {
+  std::string text(16, '0');
+  for (std::size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
+/// The file name of a job: readable, and distinct for distinct jobs and users.
+inline std::string segment_name(std::string_view job) {
+  std::string name = "hvd-" + std::to_string(::geteuid()) + "-";
+  for (const char c : job.substr(0, 64)) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-';
+    name += plain ? c : '_';
+  }
+  return name + "-" + hex(text_hash(job));
+}
+
+class segment {
+ public:
+  /// The creator's lock byte; rank r locks byte r.
+  static constexpr off_t creator_byte = off_t{1} << 20;
+
+  segment(segment&& other) noexcept
+      : guard_(std::exchange(other.guard_, nullptr)), data_(std::exchange(other.data_, nullptr)),
+        bytes_(other.bytes_), path_(std::move(other.path_)) {}
+  segment& operator=(segment&&) = delete;
+  ~segment() {
+    const bool forked = guard_ != nullptr && guard_->fd() < 0;  // then the mapping is the parent's alone
+    if (data_ != nullptr && !forked) ::munmap(data_, bytes_);
+    delete guard_;
+  }
+
+  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory.
+  static segment make(const std::string& directory, const std::string& name, std::size_t bytes,
+                      std::size_t reserved) {
+    const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) refuse("cannot make shared memory in " + directory, bytes, directory);
+    if (::fchmod(fd, 0600) != 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+      const int why = errno;
+      ::close(fd);
+      errno = why;
+      refuse("cannot make shared memory in " + directory, bytes, directory);
+    }
+    segment s(fd, directory + "/" + name, bytes);
+    s.reserve(0, reserved);
+    s.map();
+    return s;
+  }
+
+  /// Gives the segment its name. False if the name is taken.
+  [[nodiscard]] bool publish() const {
+    const std::string self = "/proc/self/fd/" + std::to_string(fd());
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+    if (errno == EEXIST) return false;
+    throw error(error_kind::system, "cannot name shared memory " + path_ + ": " + std::strerror(errno));
+  }
+
+  /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` says what is
+  /// wrong with one that is there but cannot be a segment.
+  static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
+                                     std::string& why) {
+    const std::string path = directory + "/" + name;
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) {
+      if (errno != ENOENT) why = path + ": " + std::strerror(errno);
+      return std::nullopt;
+    }
+    struct stat st {};
+    const bool known = ::fstat(fd, &st) == 0;
+    if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
+      why = path + " was not made by hvd for this user (owner " + std::to_string(st.st_uid) + ", mode " +
+            std::to_string(st.st_mode >> 6 & 7) + std::to_string(st.st_mode >> 3 & 7) +
+            std::to_string(st.st_mode & 7) + "; wanted owner " + std::to_string(::geteuid()) + ", mode 600)";
+    } else if (static_cast<std::size_t>(st.st_size) < least) {
+      why = path + " is truncated: " + std::to_string(st.st_size) + " bytes";
+    } else {
+      segment s(fd, path, static_cast<std::size_t>(st.st_size));
+      s.map();
+      return s;
+    }
+    ::close(fd);
+    return std::nullopt;
+  }
+
+  /// Backs a part with memory, so that touching it cannot fail later (a full file system would be SIGBUS).
+  void reserve(std::size_t offset, std::size_t bytes) const {
+    if (bytes == 0) return;
+    int failed = 0;
+    do {
+      failed = ::posix_fallocate(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (failed == EINTR);
+    if (failed == 0) return;
+    errno = failed;
+    const std::string directory = path_.substr(0, path_.rfind('/'));
+    refuse("cannot reserve shared memory in " + directory, bytes, directory);
+  }
+
+  /// Takes a lock byte; false if another holder has it.
+  [[nodiscard]] bool lock(off_t byte) const noexcept {
+    struct flock f = byte_lock(F_WRLCK, byte);
+    return ::fcntl(fd(), F_OFD_SETLK, &f) == 0;
+  }
+  /// Whether somebody else holds a lock byte.
+  [[nodiscard]] bool locked(off_t byte) const noexcept {
+    struct flock f = byte_lock(F_WRLCK, byte);
+    return ::fcntl(fd(), F_OFD_GETLK, &f) == 0 && f.l_type != F_UNLCK;
+  }
+
+  /// Removes the name if it still means this segment. Ranks do it one after the other, so that a late one cannot
+  /// remove the next segment of the same name.
+  void unlink() const noexcept {
+    constexpr off_t name_byte = creator_byte + 1;
+    struct flock f = byte_lock(F_WRLCK, name_byte);
+    while (::fcntl(fd(), F_OFD_SETLKW, &f) != 0 && errno == EINTR) {
+    }
+    struct stat named {}, own {};
+    if (::lstat(path_.c_str(), &named) == 0 && ::fstat(fd(), &own) == 0 && named.st_ino == own.st_ino &&
+        named.st_dev == own.st_dev) {
+      ::unlink(path_.c_str());
+    }
+    f = byte_lock(F_UNLCK, name_byte);
+    ::fcntl(fd(), F_OFD_SETLK, &f);
+  }
+
+  /// Calls `forgotten(context)` in a forked child.
+  void on_fork(void (*forgotten)(void*), void* context) {
+    const int own = ::fcntl(fd(), F_DUPFD_CLOEXEC, 0);  // the same open file description, so the same locks
+    if (own < 0) throw error(error_kind::system, std::string("cannot duplicate a descriptor: ") + std::strerror(errno));
+    delete std::exchange(guard_, new fork_guard(own, forgotten, context));
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+  /// Whether `directory` has room for `bytes` more.
+  static bool has_room(const std::string& directory, std::size_t bytes) noexcept {
+    struct statvfs fs {};
+    if (::statvfs(directory.c_str(), &fs) != 0) return true;
+    return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes;
+  }
+
+  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why.
+  [[noreturn]] static void refuse(const std::string& what, std::size_t bytes, const std::string& directory) {
+    const int why = errno;
+    const bool room = why == ENOSPC || why == ENOMEM || why == EDQUOT || why == EFBIG;
+    std::string text = what + ": " + std::to_string(bytes) + " bytes wanted: " + std::strerror(why);
+    struct statvfs fs {};
+    if (room && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
+      text += " (" + std::to_string(static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize) + " bytes free there)";
+    }
+    if (room) text += "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR";
+    throw error(room ? error_kind::no_memory : error_kind::system, text);
+  }
+
+ private:
+  segment(int fd, std::string path, std::size_t bytes)
+      : guard_(new fork_guard(fd, nullptr, nullptr)), bytes_(bytes), path_(std::move(path)) {}
+
+  [[nodiscard]] int fd() const noexcept { return guard_->fd(); }
+
+  void map() {
+    if (bytes_ == 0) return;  // a stale file that somebody truncated
+    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
+    if (data_ == MAP_FAILED) {
+      data_ = nullptr;
+      refuse("cannot map shared memory " + path_, bytes_, path_.substr(0, path_.rfind('/')));
+    }
+    ::madvise(data_, bytes_, MADV_DONTFORK);  // a child must not be able to disturb the group
+  }
+
+  static struct flock byte_lock(short type, off_t byte) noexcept {
+    struct flock f {};
+    f.l_type = type;
+    f.l_whence = SEEK_SET;
+    f.l_start = byte;
+    f.l_len = 1;
+    return f;
+  }
+
+  fork_guard* guard_;
+  void* data_ = nullptr;
+  std::size_t bytes_;
+  std::string path_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

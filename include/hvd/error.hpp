@@ -1,0 +1,52 @@
+// hvd/error.hpp: the one exception type, with a kind to branch on and a sentence to print.
+#pragma once
+
+#include <hvd/version.hpp>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace hvd::inline HVD_ABI {
+
+/// What went wrong, as far as a program can act on it.
+enum class error_kind : unsigned char {
+  invalid_argument,  ///< this call can never work as written; nothing was sent and the transport is usable
+  mismatch,          ///< ranks disagree on what they are doing (operation, count, type, op or root)
+  peer_lost,         ///< another process of the group died or left; the transport is finished
+  timeout,           ///< a peer did not answer before the deadline; the transport is finished
+  no_memory,         ///< memory could not be reserved; the transport is usable
+  unsupported,       ///< the transport or algorithm cannot do this
+  system,            ///< the operating system refused something
+  aborted,           ///< another rank failed in the middle of a collective; the transport is finished
+};
+
+constexpr std::string_view name(error_kind kind) noexcept {
+  constexpr std::string_view names[] = {"invalid_argument", "mismatch",    "peer_lost", "timeout",
+                                        "no_memory",        "unsupported", "system",    "aborted"};
+  return names[static_cast<unsigned char>(kind)];
+}
+
+/// Every failure that hvd reports. `what()` names the operation, the rank that reports, the peer and the phase.
+class error : public std::runtime_error {
+ public:
+  // So that hvd::error::peer_lost reads well. (`using enum` here crashes GCC 12 in templates.)
+  static constexpr error_kind invalid_argument = error_kind::invalid_argument, mismatch = error_kind::mismatch,
+                              peer_lost = error_kind::peer_lost, timeout = error_kind::timeout,
+                              no_memory = error_kind::no_memory, unsupported = error_kind::unsupported,
+                              system = error_kind::system, aborted = error_kind::aborted;
+
+  error(error_kind kind, const std::string& what, int culprit = -1)
+      : std::runtime_error("hvd: " + what), kind_(kind), culprit_(culprit) {}
+
+  [[nodiscard]] error_kind kind() const noexcept { return kind_; }
+
+  /// The rank that caused the failure (the one that died, or did not answer); -1 if it is no single rank.
+  [[nodiscard]] int rank() const noexcept { return culprit_; }
+
+ private:
+  error_kind kind_;
+  int culprit_;
+};
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,19 @@
+// hvd/hvd.hpp: all of hvd that needs no third-party header.
+#pragma once
+
+#include <hvd/allgather.hpp>
+#include <hvd/allreduce.hpp>
+#include <hvd/alltoall.hpp>
+#include <hvd/barrier.hpp>
+#include <hvd/broadcast.hpp>
+#include <hvd/config.hpp>
+#include <hvd/gather.hpp>
+#include <hvd/launch.hpp>
+#include <hvd/reduce.hpp>
+#include <hvd/reduce_scatter.hpp>
+#include <hvd/scatter.hpp>
+#include <hvd/send_recv.hpp>
+#include <hvd/topology.hpp>
+#include <hvd/transport/self.hpp>
+#include <hvd/transport/shm.hpp>
+#include <hvd/transport/thread.hpp>

@@ -1,0 +1,374 @@
+// hvd/peer_memory.hpp: the words, lines and cells that ranks with common memory synchronise through.
+//
+// This is what a PeerMemory transport offers to algorithms. It knows nothing of where the memory comes from:
+// a mapped segment between processes, the heap between threads. Rules that every user of it keeps:
+//  * one writer per cache line; a word only grows; loads acquire and stores release, and there is no
+//    read-modify-write and no fence on the way of data;
+//  * every wait names the peer it waits for, ends when that peer is gone, when anybody has given up, or at the
+//    deadline, and is then an hvd::error on every rank.
+#pragma once
+
+#include <hvd/detail/futex.hpp>
+#include <hvd/detail/layout.hpp>
+#include <hvd/policy.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sched.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What a rank waits for; the text completes "waiting for rank k to ...".
+enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive };
+
+constexpr const char* name(phase p) noexcept {
+  constexpr const char* names[] = {"join",          "enter the same call", "stage its data",
+                                   "reduce its slice", "read what was staged", "finish the call before",
+                                   "send",          "receive"};
+  return names[static_cast<unsigned char>(p)];
+}
+
+/// Memory from alloc_shared: each rank's part has the same size, and all parts are mapped at equal distances.
+struct shared_block {
+  std::uint32_t id = 0;  ///< the same on all ranks; 0 means none
+  std::byte* base = nullptr;  ///< part of rank 0
+  std::size_t stride = 0;
+  std::size_t bytes = 0;
+
+  [[nodiscard]] std::byte* part(int rank) const noexcept {
+    return base + static_cast<std::size_t>(rank) * stride;
+  }
+};
+
+class peer_memory {
+ public:
+  /// Whether the process or thread behind a rank still exists; called only while waiting.
+  struct liveness {
+    bool (*alive)(void* context, int peer) = nullptr;
+    void* context = nullptr;
+  };
+
+  peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
+              const failure_policy& failure, liveness live)
+      : header_(header), geometry_(header.windows), rank_(rank), size_(header.size), label_(std::move(label)),
+        waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), pointers_(2 * ranks()) {}
+  peer_memory(const peer_memory&) = delete;
+  peer_memory& operator=(const peer_memory&) = delete;
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
+  [[nodiscard]] bool checks() const noexcept { return header_.check != 0; }
+  [[nodiscard]] bool crowded() const noexcept { return crowded_; }
+  void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
+  [[nodiscard]] const waiting_policy& waiting() const noexcept { return waiting_; }
+  [[nodiscard]] const failure_policy& failure() const noexcept { return failure_; }
+
+  [[nodiscard]] std::byte* window(int r) const noexcept {
+    return reinterpret_cast<std::byte*>(&header_ + 1) + static_cast<std::size_t>(r) * geometry_.window_bytes;
+  }
+  [[nodiscard]] control& of(int r) const noexcept { return *reinterpret_cast<control*>(window(r)); }
+  [[nodiscard]] control& mine() const noexcept { return of(rank_); }
+  /// One of the three staging cells of rank r, by chunk number.
+  [[nodiscard]] std::byte* cell(int r, std::uint64_t chunk) const noexcept {
+    return window(r) + geometry_.cells_at + chunk % cells_per_rank * geometry_.cell_bytes;
+  }
+
+  // ---- words ------------------------------------------------------------------------------------------------
+
+  /// Publishes all earlier stores of this rank together with `value`.
+  void store(word& w, std::uint64_t value) noexcept {
+    w.store(value, std::memory_order_release);
+    ring();
+  }
+
+  /// Waits until a word written by `peer` has grown to `at_least`; returns its value.
+  std::uint64_t await(const word& w, std::uint64_t at_least, int peer, phase what) {
+    const std::uint64_t value = w.load(std::memory_order_acquire);
+    if (value >= at_least) [[likely]] return value;
+    await_until(peer, what, [&] { return w.load(std::memory_order_acquire) >= at_least; });
+    return w.load(std::memory_order_acquire);
+  }
+
+  /// Waits for any condition that `peer` (or `other`, where either may) will make true.
+  template <class Ready>
+  [[gnu::noinline]] void await_until(int peer, phase what, Ready ready, int other = -1) {
+    for (int i = crowded_ ? waiting_.crowded_loads : waiting_.loads; i > 0; --i) {
+      if (ready()) return;
+    }
+    for (int i = crowded_ ? 0 : waiting_.pauses; i > 0; --i) {
+      cpu_pause();
+      if (ready()) return;
+    }
+    const auto started = clock::now();
+    auto next_look = started + failure_.look_every;
+    for (int yields = 0;; ++yields) {
+      if (yields < waiting_.yields) {
+        ::sched_yield();
+      } else {
+        auto& bell = of(peer).bell;
+        bell.sleepers.fetch_add(1);
+        const std::uint32_t rings = bell.rings.load();
+        if (!ready()) futex_wait(bell.rings, rings, waiting_.sleep);
+        bell.sleepers.fetch_sub(1);
+      }
+      if (ready()) return;
+      const auto now = clock::now();
+      if (now < next_look) continue;
+      next_look = now + failure_.look_every;
+      for (const int p : {peer, other}) {
+        const std::optional<error_kind> trouble = p < 0 ? std::nullopt : look(p, now - started);
+        // The peer may have stored what we need just before it left.
+        if (trouble && !ready()) give_up(*trouble, p, what);
+      }
+    }
+  }
+
+  // ---- exchanges: small payloads in self-validating lines ------------------------------------------------------
+  // Exchanges are numbered. Even and odd ones use different lines, so no rank waits at the exit: publishing
+  // exchange s+1 proves that this rank has read all it wanted of s, hence whoever has heard s+1 from everybody
+  // may overwrite the lines of s in s+2. An exchange in which a rank does not hear everybody proves less; then
+  // `publish` waits for the peers' `done` words instead.
+
+  /// Starts the next exchange. `signature` is equal on ranks that mean the same call.
+  void begin(std::uint16_t signature) noexcept { stamp_ = ++sequence_ << 16 | signature; }
+
+  /// Lets the other ranks read `bytes` (at most line_capacity()) from this one.
+  void publish(const std::byte* data, std::size_t bytes) {
+    if (known_ + 2 < sequence_) [[unlikely]] await_done(sequence_ - 2);
+    line* l = lines(rank_);
+    for (;; ++l) {
+      const std::size_t n = std::min(bytes, line::capacity);
+      copy_bytes(l->payload, data, n);
+      l->stamp.store(stamp_, std::memory_order_release);
+      if (bytes <= n) break;
+      data += n;
+      bytes -= n;
+    }
+    ring();
+  }
+
+  /// Waits for the line that holds byte `offset` of the peer's payload and returns its 56 bytes.
+  const std::byte* hear(int peer, std::size_t offset = 0) {
+    const line* const l = lines(peer) + offset / line::capacity;
+    const std::uint64_t seen = await(l->stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
+    if (seen != stamp_) [[unlikely]] give_up(error_kind::mismatch, peer, phase::enter);
+    return l->payload;
+  }
+
+  /// Copies a part of the peer's payload; waits for one line at least, even for no bytes.
+  void hear(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
+    for (;;) {
+      const std::size_t skip = offset % line::capacity;
+      const std::size_t n = std::min(bytes, line::capacity - skip);
+      copy_bytes(to, hear(peer, offset) + skip, n);
+      if (bytes == n) return;
+      to += n;
+      offset += n;
+      bytes -= n;
+    }
+  }
+
+  /// Says that this rank has heard every other one in this exchange.
+  void heard_all() noexcept { known_ = sequence_ - 1; }
+
+  /// Ends the exchange for this rank: nothing of its peers is needed any more.
+  void end() noexcept { store(mine().done.value, sequence_); }
+
+  /// Waits until every peer has ended exchange `sequence` (by default the current one).
+  void await_done(std::uint64_t sequence) {
+    for (int q = 0; q != size_; ++q) {
+      if (q != rank_) await(of(q).done.value, sequence, q, phase::finish);
+    }
+    known_ = sequence;
+  }
+  void await_done() { await_done(sequence_); }
+
+  [[nodiscard]] std::size_t line_capacity() const noexcept { return geometry_.line_count * line::capacity; }
+
+  // ---- chunks -------------------------------------------------------------------------------------------------
+
+  /// Reserves chunk numbers for an operation that stages `chunks` of them; returns the first.
+  std::uint64_t take_chunks(std::uint64_t chunks) noexcept {
+    const std::uint64_t first = next_chunk_;
+    next_chunk_ += chunks;
+    return first;
+  }
+
+  // ---- shared blocks --------------------------------------------------------------------------------------------
+
+  void add_block(const shared_block& b) { blocks_.push_back(b); }
+  void remove_block(std::uint32_t id) noexcept {
+    std::erase_if(blocks_, [id](const shared_block& b) { return b.id == id; });
+  }
+  /// The block in whose part of this rank [p, p + bytes) lies, or null.
+  [[nodiscard]] const shared_block* find_block(const std::byte* p, std::size_t bytes) const noexcept {
+    for (const shared_block& b : blocks_) {
+      const std::byte* const part = b.part(rank_);
+      if (p >= part && p < part + b.bytes && bytes <= b.bytes - static_cast<std::size_t>(p - part)) return &b;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] const shared_block* block(std::uint32_t id) const noexcept {
+    for (const shared_block& b : blocks_) {
+      if (b.id == id) return &b;
+    }
+    return nullptr;
+  }
+
+  // ---- failure --------------------------------------------------------------------------------------------------
+
+  /// Between `enter` and `leave` an exception ends the group: peers may be waiting for data that never comes.
+  class scope {
+   public:
+    scope(peer_memory& m, std::string_view operation) : m_(m) { m.enter(operation); }
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+    ~scope() {
+      if (!left_ && !m_.failed_) m_.set_abort(error_kind::aborted, m_.rank_);
+    }
+    void leave() noexcept { left_ = true; }
+
+   private:
+    peer_memory& m_;
+    bool left_ = false;
+  };
+
+  /// Names the operation for messages; throws if the group has failed or this process may not use it.
+  void enter(std::string_view operation) {
+    operation_ = operation;
+    if (failed_) [[unlikely]] {
+      throw error(failed_->kind(), std::string(operation) + " on " + label_ +
+                                       ": the group failed before and cannot be used: " + failed_->what(),
+                  failed_->rank());
+    }
+    if (orphaned_) [[unlikely]] {
+      throw error(error_kind::invalid_argument,
+                  std::string(operation) + " on " + label_ +
+                      ": this process was forked from the one that joined the group; only that one may use it");
+    }
+  }
+  /// In a forked child: refuse all further use.
+  void orphan() noexcept { orphaned_ = true; }
+  [[nodiscard]] bool orphaned() const noexcept { return orphaned_; }
+  [[nodiscard]] bool failed() const noexcept { return failed_.has_value(); }
+  [[nodiscard]] std::string_view operation_name() const noexcept { return operation_; }
+  [[nodiscard]] const std::string& label() const noexcept { return label_; }
+
+  /// Ends the group for all ranks and throws. If another rank was first, its reason is the one reported.
+  [[noreturn]] void give_up(error_kind kind, int culprit, phase what) {
+    set_abort(kind, culprit);
+    fail_with(header_.abort.value.load(std::memory_order_acquire), culprit, what);
+  }
+  void set_abort(error_kind kind, int culprit) noexcept {
+    std::uint64_t none = 0;
+    header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_));
+  }
+  /// Throws if somebody gave up.
+  void check_abort(int waited_for, phase what) {
+    const std::uint64_t reason = header_.abort.value.load(std::memory_order_acquire);
+    if (reason != 0) fail_with(reason, waited_for, what);
+  }
+
+  /// The state of messages between this rank and `peer` (hvd/messages.hpp).
+  [[nodiscard]] std::uint64_t& sent(int peer) noexcept { return sent_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] std::uint64_t& taken(int peer) noexcept { return taken_[static_cast<std::size_t>(peer)]; }
+
+  /// Private memory for algorithms, kept between calls so that none allocates twice.
+  std::byte* scratch(std::size_t bytes) {
+    if (bytes > scratch_bytes_) {
+      scratch_.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{cache_line})));
+      scratch_bytes_ = bytes;
+    }
+    return scratch_.get();
+  }
+  /// 2 x size() pointers, for the inputs and outputs of a kernel.
+  [[nodiscard]] std::byte** pointers() noexcept { return pointers_.data(); }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  struct aligned_delete {
+    void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{cache_line}); }
+  };
+
+  [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
+
+  [[nodiscard]] line* lines(int r) const noexcept {
+    return reinterpret_cast<line*>(window(r) + geometry_.lines_at) + (sequence_ & 1) * geometry_.line_count;
+  }
+
+  /// Wakes whoever sleeps until this rank stores. The load may pass the store before it, so a sleeper that
+  /// registers at that moment is missed; its sleep is limited. That spares every store a fence.
+  void ring() noexcept {
+    auto& bell = mine().bell;
+    if (bell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]] return;
+    bell.rings.fetch_add(1);
+    futex_wake_all(bell.rings);
+  }
+
+  [[nodiscard]] std::optional<error_kind> look(int peer, clock::duration waited) {
+    if (header_.abort.value.load(std::memory_order_acquire) != 0) return error_kind::aborted;
+    if (of(peer).self.state.load(std::memory_order_acquire) == presence::left) return error_kind::peer_lost;
+    if (live_.alive != nullptr && !live_.alive(live_.context, peer)) return error_kind::peer_lost;
+    if (failure_.timeout.count() > 0 && waited > failure_.timeout) return error_kind::timeout;
+    return std::nullopt;
+  }
+
+  [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
+    const auto kind = static_cast<error_kind>((reason & 0xff) - 1);
+    const int culprit = static_cast<int>(reason >> 8 & 0xffffff) - 1;
+    const int reporter = static_cast<int>(reason >> 32) - 1;
+    const std::string who = "rank " + std::to_string(culprit);
+    std::string text = std::string(operation_) + " on " + label_ + ": ";
+    switch (kind) {
+      case error_kind::peer_lost: text += who + " has exited or was killed"; break;
+      case error_kind::timeout:
+        text += who + " did not answer within " + std::to_string(failure_.timeout.count()) +
+                " s (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
+        break;
+      case error_kind::mismatch:
+        text += "ranks " + std::to_string(reporter) + " and " + who.substr(5) +
+                " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to see "
+                "which)";
+        break;
+      case error_kind::no_memory: text += who + " could not reserve its memory"; break;
+      default: text += who + " failed in the middle of an operation"; break;
+    }
+    if (reporter != rank_ && reporter >= 0) text += ", as rank " + std::to_string(reporter) + " found";
+    if (waited_for >= 0) {
+      text += "; was waiting for rank " + std::to_string(waited_for) + " to " + name(what);
+    }
+    failed_.emplace(kind, text, culprit);
+    throw error(*failed_);
+  }
+
+  group_header& header_;
+  const geometry geometry_;  // a copy: nothing another process writes can move our accesses
+  const int rank_;
+  const int size_;
+  std::string label_;
+  waiting_policy waiting_;
+  failure_policy failure_;
+  liveness live_;
+  bool crowded_ = false;
+  bool orphaned_ = false;
+  std::string_view operation_ = "join";
+  std::uint64_t sequence_ = 0;  // exchanges begun
+  std::uint64_t stamp_ = 0;     // of the current exchange
+  std::uint64_t known_ = 0;     // every peer has ended exchange known_
+  std::uint64_t next_chunk_ = 0;
+  std::vector<shared_block> blocks_;
+  std::vector<std::uint64_t> sent_, taken_;
+  std::vector<std::byte*> pointers_;
+  std::unique_ptr<std::byte[], aligned_delete> scratch_;
+  std::size_t scratch_bytes_ = 0;
+  std::optional<error> failed_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,76 @@
+// hvd/policy.hpp: how transports that share memory wait, reserve memory, and fail.
+#pragma once
+
+#include <hvd/config.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+
+namespace hvd::inline HVD_ABI {
+
+namespace detail {
+
+// Each default reads its own variable alone, so that a mistake elsewhere in the environment does not stop a program
+// that gives everything else itself.
+template <class Value, class Parse>
+Value from_variable(const char* name, Value fallback, Parse parse) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? fallback : Value(parse(name, text));
+}
+
+}  // namespace detail
+
+/// How a rank waits for another: it loads, then loads with pauses, then yields its CPU, then sleeps on a futex
+/// with a time limit. The writer makes no fence for sleepers: a wake-up can be lost, and the limit bounds what
+/// that costs. Where there are more ranks than usable CPUs only `crowded_loads` loads come before yielding.
+struct waiting_policy {
+  /// Loads before the first pause: a line comes from another core in 20 to 200 ns, about 10 ns a load.
+  int loads = 64;
+  /// Loads with pauses (10 to 140 cycles each) before the first yield: together about 20 us. Longer would burn the
+  /// time of a peer that waits for this CPU; a yield on a CPU that nobody else wants costs 0.5 us.
+  int pauses = 512;
+  /// Loads before yielding where ranks outnumber CPUs: the awaited rank is probably not running.
+  int crowded_loads = 16;
+  /// Yields before sleeping.
+  int yields = 256;
+  /// The longest sleep, and so the delay when a wake-up is lost.
+  std::chrono::microseconds sleep{500};
+};
+
+/// Where shared memory comes from, and how much of it.
+struct memory_policy {
+  /// Staging memory that each rank adds to the group, in bytes, control structures included. At least 64 KiB;
+  /// 1 MiB keeps three cells of each rank in its second-level cache.
+  std::size_t staging_bytes = std::size_t{1} << 20;
+  /// A directory on a memory file system.
+  std::string directory = detail::from_variable("HVD_SHM_DIR", std::string("/dev/shm"), parse_directory);
+};
+
+/// When to give up.
+struct failure_policy {
+  using seconds = std::chrono::duration<double>;
+  /// For every wait inside an operation; 0 waits as long as all peers live.
+  seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300), [](auto name, auto text) {
+    return parse_seconds(name, text, "no limit");
+  });
+  /// For the other ranks to join.
+  seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(30), [](auto name, auto text) {
+    return parse_seconds(name, text);
+  });
+  /// How often a waiting rank looks whether its peer lives and nobody has given up.
+  std::chrono::microseconds look_every{1000};
+  /// Compare every collective's operation, count, type, op and root between ranks before data moves. Costs one
+  /// exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.
+  bool check = detail::from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
+};
+
+/// The options of transports that share memory.
+struct sharing_options {
+  waiting_policy waiting{};
+  memory_policy memory{};
+  failure_policy failure{};
+};
+
+}  // namespace hvd::inline HVD_ABI

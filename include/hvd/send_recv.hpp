@@ -1,0 +1,26 @@
+// hvd/send_recv.hpp: messages between two ranks.
+#pragma once
+
+#include <hvd/collective.hpp>
+
+namespace hvd::inline HVD_ABI {
+
+/// Sends a buffer to one rank, which calls `recv` with as many bytes. Messages between two ranks arrive in order; there
+/// are no tags. May block until the receiver takes the message. Errors: invalid_argument, peer_lost, timeout, aborted.
+template <PointToPoint T, Buffer B>
+void send(T& comm, const B& buffer, int peer) {
+  const auto s = as_span(buffer);
+  detail::arguments(operation::send, comm.rank(), comm.size()).buffer("buffer", s).rank_of("peer", peer).check_alone();
+  comm.send(detail::bytes_of(s), s.size_bytes(), peer);
+}
+
+/// Receives the next message of one rank. Errors: as send; mismatch if the message has another length (it is dropped
+/// and the channel stays usable).
+template <PointToPoint T, Buffer B>
+void recv(T& comm, B&& buffer, int peer) {
+  const auto s = as_output(buffer);
+  detail::arguments(operation::recv, comm.rank(), comm.size()).buffer("buffer", s).rank_of("peer", peer).check_alone();
+  comm.recv(detail::writable_bytes_of(s), s.size_bytes(), peer);
+}
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,51 @@
+// hvd/shared_array.hpp: an array in memory that all ranks of a group can reach.
+#pragma once
+
+#include <hvd/version.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+namespace hvd::inline HVD_ABI {
+
+/// What `comm.alloc_shared<T>(n)` returns: n elements of this rank, zero at first, aligned to a page. Other ranks
+/// of the group read and write them in collectives, which then need no staging. Move-only; freed when destroyed,
+/// by each rank for itself and in any order, also after the transport.
+template <class T>
+class shared_array {
+ public:
+  using value_type = T;
+
+  shared_array() = default;
+  /// For transports: `owner` keeps the memory.
+  shared_array(T* data, std::size_t size, std::shared_ptr<void> owner)
+      : data_(data), size_(size), owner_(std::move(owner)) {}
+  shared_array(shared_array&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)),
+        owner_(std::move(other.owner_)) {}
+  shared_array& operator=(shared_array&& other) noexcept {
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    owner_ = std::move(other.owner_);
+    return *this;
+  }
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] const T* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] T* begin() noexcept { return data_; }
+  [[nodiscard]] T* end() noexcept { return data_ + size_; }
+  [[nodiscard]] const T* begin() const noexcept { return data_; }
+  [[nodiscard]] const T* end() const noexcept { return data_ + size_; }
+  T& operator[](std::size_t i) noexcept { return data_[i]; }
+  const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::shared_ptr<void> owner_;
+};
+
+}  // namespace hvd::inline HVD_ABI

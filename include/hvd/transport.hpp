@@ -1,0 +1,217 @@
+// hvd/transport.hpp: what a transport can be asked for, and the calls that algorithms answer.
+//
+// Transports and algorithms never see each other. A transport says by the concepts below what it can do; an
+// algorithm is a struct with one call operator for each call below that it can answer, constrained by a
+// concept. They meet here and in op.hpp.
+#pragma once
+
+#include <hvd/error.hpp>
+#include <hvd/op.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+namespace detail {
+class peer_memory;
+}
+
+/// The collective operations, for messages and for the comparison of calls between ranks.
+enum class operation : unsigned char {
+  barrier,
+  allreduce,
+  reduce,
+  reduce_scatter,
+  allgather,
+  broadcast,
+  alltoall,
+  gather,
+  scatter,
+  split,
+  alloc_shared,
+  send,
+  recv,
+};
+
+constexpr std::string_view name(operation op) noexcept {
+  constexpr std::string_view names[] = {"barrier",  "allreduce", "reduce",  "reduce_scatter", "allgather",
+                                        "broadcast", "alltoall", "gather",  "scatter",        "split",
+                                        "alloc_shared", "send",  "recv"};
+  return names[static_cast<unsigned char>(op)];
+}
+
+/// A connected group of ranks; it is the communicator. One thread at a time may use a transport. `split` is
+/// collective: ranks that give the same color form a new group, ordered by key and then by old rank.
+template <class T>
+concept Transport = requires(T& t, int color, int key) {
+  { t.rank() } -> std::convertible_to<int>;
+  { t.size() } -> std::convertible_to<int>;
+  t.barrier();
+  { t.split(color, key) };
+};
+
+/// Ranks can send bytes to each other. Messages between two ranks arrive in order; `send` may block until the
+/// receiver takes the message; `exchange` does both directions at once and cannot deadlock against another
+/// `exchange`. A message of another length than `recv` expects is an `hvd::error` of kind mismatch.
+template <class T>
+concept PointToPoint =
+    Transport<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {
+      t.send(out, bytes, peer);
+      t.recv(in, bytes, peer);
+      t.exchange(out, bytes, peer, in, bytes, peer);
+    };
+
+/// Ranks can load and store in each other's memory (staging windows, and buffers made by `alloc_shared`).
+template <class T>
+concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {
+  { t.peers() } -> std::same_as<detail::peer_memory&>;
+  t.template alloc_shared<float>(n);
+};
+
+/// The backend has this collective of its own, as an algorithm would.
+template <class T, class Call>
+concept Native = Transport<T> && requires(T& t, const Call& call) { t.native(call); };
+
+/// What a new group can be agreed over.
+template <class T>
+concept Bootstrap = PointToPoint<T>;
+
+/// A buffer cut into one contiguous block per rank, in rank order.
+class partition {
+ public:
+  /// `ranks` blocks of `each` elements.
+  partition(int ranks, std::size_t each, std::size_t element_bytes)
+      : ranks_(ranks), each_(each), element_bytes_(element_bytes), total_(static_cast<std::size_t>(ranks) * each) {}
+
+  /// Block r has counts[r] elements.
+  partition(std::span<const std::size_t> counts, std::size_t element_bytes)
+      : ranks_(static_cast<int>(counts.size())), element_bytes_(element_bytes), counts_(counts.data()) {
+    std::size_t* starts = few_.data();
+    if (counts.size() > few_.size()) {
+      many_ = std::make_unique<std::size_t[]>(counts.size());
+      starts = many_.get();
+    }
+    for (std::size_t r = 0; r != counts.size(); ++r) {
+      starts[r] = total_;
+      total_ += counts[r];
+    }
+  }
+
+  [[nodiscard]] int ranks() const noexcept { return ranks_; }
+  [[nodiscard]] std::size_t count(int r) const noexcept {
+    return counts_ == nullptr ? each_ : counts_[r];
+  }
+  [[nodiscard]] std::size_t bytes(int r) const noexcept { return count(r) * element_bytes_; }
+  /// Where block r starts, in bytes.
+  [[nodiscard]] std::size_t offset(int r) const noexcept {
+    if (counts_ == nullptr) return static_cast<std::size_t>(r) * each_ * element_bytes_;
+    return (many_ ? many_[static_cast<std::size_t>(r)] : few_[static_cast<std::size_t>(r)]) * element_bytes_;
+  }
+  [[nodiscard]] std::size_t total_count() const noexcept { return total_; }
+  [[nodiscard]] std::size_t total_bytes() const noexcept { return total_ * element_bytes_; }
+  [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
+  [[nodiscard]] bool uniform() const noexcept { return counts_ == nullptr; }
+  [[nodiscard]] std::size_t max_bytes() const noexcept {
+    std::size_t most = 0;
+    for (int r = 0; r != (uniform() ? 1 : ranks_); ++r) most = bytes(r) > most ? bytes(r) : most;
+    return most;
+  }
+
+ private:
+  int ranks_;
+  std::size_t each_ = 0;
+  std::size_t element_bytes_;
+  std::size_t total_ = 0;
+  const std::size_t* counts_ = nullptr;
+  std::array<std::size_t, 32> few_;  // start of each block, in elements; no allocation for usual groups
+  std::unique_ptr<std::size_t[]> many_;
+};
+
+// ---- the calls ----------------------------------------------------------------------------------------------
+// `in` and `out` are valid for the lengths that the call states. They are the same memory (in place) or do not
+// overlap, except that a rank's own block may be in place where the collective says so: the front doors check.
+
+/// out[i] = op over ranks of in[i], on every rank; `count` elements.
+struct allreduce_call {
+  static constexpr operation kind = operation::allreduce;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;
+  const reduction& op;
+};
+
+/// As allreduce, on `root` alone; elsewhere `out` is not touched.
+struct reduce_call {
+  static constexpr operation kind = operation::reduce;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;
+  const reduction& op;
+  int root;
+};
+
+/// `in` holds all of `blocks`; `out` receives the reduction of this rank's block.
+struct reduce_scatter_call {
+  static constexpr operation kind = operation::reduce_scatter;
+  const std::byte* in;
+  std::byte* out;
+  const partition& blocks;
+  const reduction& op;
+};
+
+/// `in` is this rank's block; `out` receives all of `blocks`.
+struct allgather_call {
+  static constexpr operation kind = operation::allgather;
+  const std::byte* in;
+  std::byte* out;
+  const partition& blocks;
+};
+
+/// `bytes` from `in` on root to `out` on every rank (on root, `in` and `out` may be the same).
+struct broadcast_call {
+  static constexpr operation kind = operation::broadcast;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t bytes;
+  int root;
+};
+
+/// Block r of `in` (cut by `send`) goes to rank r; block r of `out` (cut by `recv`) comes from rank r.
+/// In place (`in` == `out`) only with uniform blocks.
+struct alltoall_call {
+  static constexpr operation kind = operation::alltoall;
+  const std::byte* in;
+  std::byte* out;
+  const partition& send;
+  const partition& recv;
+};
+
+/// `in` is this rank's block; `out` receives all of `blocks` on root.
+struct gather_call {
+  static constexpr operation kind = operation::gather;
+  const std::byte* in;
+  std::byte* out;
+  const partition& blocks;
+  int root;
+};
+
+/// `in` holds all of `blocks` on root; `out` receives this rank's.
+struct scatter_call {
+  static constexpr operation kind = operation::scatter;
+  const std::byte* in;
+  std::byte* out;
+  const partition& blocks;
+  int root;
+};
+
+/// Algorithm A answers Call on transport T.
+template <class A, class T, class Call>
+concept Answers = Transport<T> && requires(const A& algorithm, T& t, const Call& call) { algorithm(t, call); };
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,71 @@
+// hvd/transport/self.hpp: a group of one rank, for programs that run alone and for tests.
+#pragma once
+
+#include <hvd/shared_array.hpp>
+#include <hvd/transport.hpp>
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// Rank 0 of 1. Collectives copy or scale, and wait for nobody. Messages to itself are queued.
+class SelfTransport {
+ public:
+  [[nodiscard]] int rank() const noexcept { return 0; }
+  [[nodiscard]] int size() const noexcept { return 1; }
+  void barrier() const noexcept {}
+  [[nodiscard]] SelfTransport split(int /*color*/, int /*key*/) const { return {}; }
+
+  void send(const std::byte* data, std::size_t bytes, int peer) {
+    check(peer, "send");
+    queue_.emplace_back(data, data + bytes);
+  }
+  /// Errors: invalid_argument for another rank or where nothing was sent (nobody else can), mismatch for another
+  /// length.
+  void recv(std::byte* data, std::size_t bytes, int peer) {
+    check(peer, "recv");
+    if (queue_.empty()) {
+      throw error(error_kind::invalid_argument,
+                  "recv on rank 0 of 1: no message was sent before, and nobody else can send one");
+    }
+    const std::vector<std::byte> message = std::move(queue_.front());
+    queue_.pop_front();
+    if (message.size() != bytes) {
+      throw error(error_kind::mismatch, "recv on rank 0 of 1: expected " + std::to_string(bytes) +
+                                            " bytes from rank 0 but it sent " + std::to_string(message.size()) +
+                                            "; the message was dropped",
+                  0);
+    }
+    detail::copy_bytes(data, message.data(), bytes);
+  }
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    send(out, out_bytes, to);
+    recv(in, in_bytes, from);
+  }
+
+  /// n elements, zero at first.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    auto owner = std::make_shared<std::vector<T>>(n);
+    T* const data = owner->data();
+    return {data, n, std::move(owner)};
+  }
+
+ private:
+  static void check(int peer, const char* operation) {
+    if (peer == 0) return;
+    throw error(error_kind::invalid_argument, std::string(operation) + " on rank 0 of 1: there is no rank " +
+                                                  std::to_string(peer) + "; allowed: 0");
+  }
+
+  std::deque<std::vector<std::byte>> queue_;
+};
+
+static_assert(Transport<SelfTransport> && PointToPoint<SelfTransport> && !PeerMemory<SelfTransport>);
+
+}  // namespace hvd::inline HVD_ABI

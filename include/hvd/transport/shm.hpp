@@ -1,0 +1,122 @@
+// hvd/transport/shm.hpp: ranks as processes of one host, through a segment of shared memory.
+#pragma once
+
+#include <hvd/agree.hpp>
+#include <hvd/config.hpp>
+#include <hvd/messages.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/transport/shm_group.hpp>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace hvd::inline HVD_ABI {
+
+/// The default transport: nothing to install, no daemon, no port. All ranks run as one user on one host, forked from
+/// a common parent or not.
+///
+/// A rank that ends in whatever way, SIGKILL included, is noticed by every rank that waits for it within
+/// milliseconds; all ranks then throw `hvd::error` of kind peer_lost with its number. One thread at a time may use a
+/// transport. After fork, only the process that joined may use it.
+class ShmTransport {
+ public:
+  using options = sharing_options;
+
+  /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are told apart by name: a launcher
+  /// draws a random one. Cost: some 100 us. Errors: invalid_argument (rank, size or name out of range, rank taken, the
+  /// name in use by another job), timeout naming the ranks that did not come, peer_lost, no_memory with how much was
+  /// wanted and where, mismatch (another size or version of hvd), system.
+  ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
+      : state_(std::make_shared<state>(job, rank, size, opts, 0)) {}
+
+  /// The same group as `over`, agreed over it. All its ranks must be able to share memory: that they really do is
+  /// proven by a random number that rank 0 of `over` puts into the segment and sends to the others.
+  template <Bootstrap T>
+    requires(!std::same_as<T, options>)
+  explicit ShmTransport(T& over, const options& opts = {}) : state_(meet(over, opts)) {}
+
+  /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
+  /// alone if they are not set. invalid_argument names the variable, its value and what is allowed.
+  static ShmTransport from_environment() {
+    const config c = config::from_environment();
+    if (c.size > 1 && c.job.empty()) {
+      throw error(error_kind::invalid_argument, "HOROVOD_SIZE is " + std::to_string(c.size) +
+                                                    " but HVD_JOB is not set; set it to one name on all ranks");
+    }
+    if (c.local_size != c.size) {
+      throw error(error_kind::unsupported, "HOROVOD_LOCAL_SIZE is " + std::to_string(c.local_size) +
+                                               " and HOROVOD_SIZE " + std::to_string(c.size) +
+                                               ": ShmTransport joins ranks of one host only");
+    }
+    const std::string alone = "alone-" + detail::hex(detail::random_word());
+    return {c.job.empty() ? std::string_view(alone) : std::string_view(c.job), c.rank, c.size};
+  }
+
+  ShmTransport(ShmTransport&&) noexcept = default;
+  ShmTransport& operator=(ShmTransport&& other) noexcept {
+    leave();
+    state_ = std::move(other.state_);
+    return *this;
+  }
+  ~ShmTransport() { leave(); }
+
+  [[nodiscard]] int rank() const noexcept { return state_->peers().rank(); }
+  [[nodiscard]] int size() const noexcept { return state_->peers().size(); }
+  void barrier() { detail::barrier(peers()); }
+
+  void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
+  }
+
+  [[nodiscard]] ShmTransport split(int color, int key) {
+    const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
+    return {"split-" + detail::hex(plan.nonce), plan.rank, static_cast<int>(plan.members.size()), state_->opts()};
+  }
+
+  /// n elements on every rank, zero at first; collective. Collectives on them touch no staging memory. Errors:
+  /// mismatch if ranks want different sizes, no_memory (on all ranks; the transport stays usable).
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    std::shared_ptr<detail::segment> memory = state_->allocate(n, sizeof(T));
+    if (n == 0) return {};
+    const detail::shared_block block = state_->add_block(*memory, n * sizeof(T));
+    T* const data = reinterpret_cast<T*>(block.part(rank()));
+    std::shared_ptr<void> owner(static_cast<void*>(data), [memory = std::move(memory), id = block.id,
+                                                           from = std::weak_ptr<state>(state_)](void*) {
+      if (const auto s = from.lock()) s->peers().remove_block(id);
+    });
+    return {data, n, std::move(owner)};
+  }
+
+  /// For algorithms: see PeerMemory.
+  [[nodiscard]] detail::peer_memory& peers() noexcept { return state_->peers(); }
+
+ private:
+  using state = detail::shm_group;
+
+  template <class T>
+  static std::shared_ptr<state> meet(T& over, const options& opts) {
+    std::array<std::uint64_t, 2> nonce{detail::random_word(), detail::random_word()};
+    auto* const bytes = reinterpret_cast<std::byte*>(nonce.data());
+    for (int q = 1; q < over.size() && over.rank() == 0; ++q) over.send(bytes, sizeof nonce, q);
+    if (over.rank() != 0) over.recv(bytes, sizeof nonce, 0);
+    return std::make_shared<state>("over-" + detail::hex(nonce[0]), over.rank(), over.size(), opts, nonce[1]);
+  }
+
+  void leave() noexcept {
+    if (state_) state_->leave();
+    state_.reset();
+  }
+
+  std::shared_ptr<state> state_;
+};
+
+static_assert(Transport<ShmTransport> && PointToPoint<ShmTransport> && PeerMemory<ShmTransport>);
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,330 @@
+// hvd/transport/shm_group.hpp: how processes find each other in a segment, and how they leave it.
+#pragma once
+
+#include <hvd/agree.hpp>
+#include <hvd/detail/segment.hpp>
+#include <hvd/policy.hpp>
+#include <hvd/topology.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// A new group's memory under its job's name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
+/// is what ranks that agreed over another transport expect to find.
+inline std::optional<segment> create_group(std::string_view job, int size, const sharing_options& opts,
+                                           std::uint64_t nonce) {
+  const geometry shape = make_geometry(size, opts.memory.staging_bytes);
+  // Each rank reserves its own window, so that the pages lie in its own NUMA node.
+  segment s = segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header));
+  auto* const h = new (s.data()) group_header;
+  h->total_bytes = s.bytes();
+  h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
+  version.copy(h->version.data(), h->version.size() - 1);
+  job.copy(h->job.data(), h->job.size() - 1);
+  h->job_hash = text_hash(job);
+  h->size = size;
+  h->check = opts.failure.check ? 1 : 0;
+  h->windows = shape;
+  if (!s.lock(segment::creator_byte)) throw error(error_kind::system, "cannot lock " + s.path());
+  if (!s.publish()) return std::nullopt;
+  return s;
+}
+
+/// One rank's membership of a group of processes.
+class shm_group {
+ public:
+  shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce)
+      : opts_(opts), label_("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (job " +
+                            std::string(job.substr(0, 64)) + ")") {
+    if (size < 1 || size > 4096) refuse("size " + std::to_string(size) + " is out of range; allowed: 1 to 4096");
+    if (rank < 0 || rank >= size) {
+      refuse("rank " + std::to_string(rank) + " is out of range; allowed: 0 to " + std::to_string(size - 1));
+    }
+    if (job.empty()) refuse("the job has no name; allowed: any text, the same on all ranks");
+    deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
+    segment_.emplace(find(job, rank, size, nonce));
+    try {
+      join(rank, job);
+    } catch (...) {
+      if (joined_) {
+        segment_->unlink();  // whoever is alive leaves nothing behind
+        leave();
+      }
+      throw;
+    }
+    segment_->unlink();
+  }
+  shm_group(const shm_group&) = delete;
+  shm_group& operator=(const shm_group&) = delete;
+
+  [[nodiscard]] peer_memory& peers() noexcept { return *peers_; }
+  [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
+
+  void leave() noexcept {
+    if (!peers_ || peers_->orphaned()) return;
+    peers_->mine().self.state.store(presence::left, std::memory_order_release);
+  }
+
+  /// Memory for n elements on each rank; every rank gets it or every rank throws.
+  std::shared_ptr<segment> allocate(std::size_t n, std::size_t element_bytes) {
+    peer_memory& m = *peers_;
+    peer_memory::scope scope(m, "alloc_shared");
+    descriptor d;
+    d.kind = operation::alloc_shared;
+    d.count = n;
+    d.element_bytes = static_cast<std::uint32_t>(element_bytes);
+    agree(m, d, scope);
+    std::shared_ptr<segment> memory;
+    if (n != 0) {
+      const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
+      const std::string name = segment_name("block") + "-" + hex(nonce);
+      try {
+        memory = allocate_named(name, round_up(n * element_bytes, 4096));
+      } catch (const error& e) {
+        if (m.failed()) throw;  // a peer is gone: not a matter of memory
+        scope.leave();
+        throw error(e.kind(), "alloc_shared on " + label_ + ": " + std::string(e.what()).substr(5), e.rank());
+      }
+    }
+    scope.leave();
+    return memory;
+  }
+
+  shared_block add_block(const segment& memory, std::size_t bytes) {
+    const shared_block b{++blocks_, memory.data(), memory.bytes() / static_cast<std::size_t>(peers_->size()), bytes};
+    peers_->add_block(b);
+    return b;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  [[noreturn]] void refuse(const std::string& why, error_kind kind = error_kind::invalid_argument) const {
+    throw error(kind, "join on " + label_ + ": " + why);
+  }
+
+  /// The segment of the job: opened if somebody has made it, made if this is rank 0.
+  segment find(std::string_view job, int rank, int size, std::uint64_t nonce) {
+    const std::string name = segment_name(job);
+    const std::string& directory = opts_.memory.directory;
+    const auto started = clock::now();
+    for (std::string stale;;) {
+      std::string why;
+      std::optional<segment> s = segment::open(directory, name, 0, why);
+      if (s) {
+        why = stale_reason(*s, job, size, nonce);
+        if (why.empty()) return std::move(*s);
+        if (rank == 0) s->unlink();  // a dead job's; anybody who is alive holds its lock
+      } else if (!why.empty()) {
+        refuse(why + "; remove it or use another job name", error_kind::system);
+      }
+      if (rank == 0) {
+        if (auto made = create_group(job, size, opts_, nonce)) {
+          creator_ = true;
+          return std::move(*made);
+        }
+      }
+      if (!why.empty()) stale = why;
+      const auto now = clock::now();
+      if (now > deadline_) {
+        throw error(error_kind::timeout,
+                    "join on " + label_ + ": rank 0 did not create the group's memory in " + directory + " within " +
+                        std::to_string(opts_.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)" +
+                        (stale.empty() ? "" : "; refused what was there: " + stale),
+                    0);
+      }
+      // Rank 0 may be unable to make it, and to say so.
+      const std::size_t wanted = group_bytes(size, make_geometry(size, opts_.memory.staging_bytes));
+      if (rank != 0 && now - started > std::chrono::milliseconds(500) && !segment::has_room(directory, wanted)) {
+        errno = ENOSPC;
+        segment::refuse("join on " + label_ + ": cannot make shared memory in " + directory, wanted, directory);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
+  std::string stale_reason(const segment& s, std::string_view job, int size, std::uint64_t nonce) const {
+    if (!s.locked(segment::creator_byte)) return s.path() + " was left by a job that is gone";
+    if (s.bytes() < sizeof(group_header)) return s.path() + " is truncated to " + std::to_string(s.bytes()) + " bytes";
+    const auto& h = *reinterpret_cast<const group_header*>(s.data());
+    if (h.magic != group_header::magic_value) return s.path() + " is not a segment of hvd";
+    if (h.job_hash != text_hash(job)) return s.path() + " belongs to another job";
+    const std::string theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
+    if (theirs != version) {
+      refuse("rank 0 runs hvd " + theirs + ", this rank hvd " + std::string(version), error_kind::mismatch);
+    }
+    if (nonce != 0 && h.nonce[0] != nonce) return s.path() + " has another group's number in it";
+    if (h.size != size) {
+      refuse("the job was started with size " + std::to_string(h.size) + ", this rank with size " +
+                 std::to_string(size), error_kind::mismatch);
+    }
+    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes) ||
+        group_bytes(size, h.windows) != s.bytes()) {
+      return s.path() + " has an inconsistent header";
+    }
+    return {};
+  }
+
+  void join(int rank, std::string_view job) {
+    auto& header = *reinterpret_cast<group_header*>(segment_->data());
+    if (!segment_->lock(rank)) {
+      refuse("rank " + std::to_string(rank) + " has joined job " + std::string(job) + " already");
+    }
+    joined_ = true;
+    peers_.emplace(header, rank, label_, opts_.waiting, opts_.failure,
+                   peer_memory::liveness{[](void* self, int peer) {
+                                           return static_cast<shm_group*>(self)->segment_->locked(peer);
+                                         },
+                                         this});
+    segment_->on_fork([](void* self) { static_cast<shm_group*>(self)->peers_->orphan(); }, this);
+    try {
+      segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), header.windows.window_bytes);
+    } catch (const error&) {
+      peers_->set_abort(error_kind::no_memory, rank);
+      throw;
+    }
+    auto& self = peers_->mine().self;
+    for (const int cpu : host().cpu_ids) {
+      const auto at = static_cast<std::size_t>(cpu);
+      if (at < max_cpus) self.cpus[at / 64].fetch_or(std::uint64_t{1} << at % 64, std::memory_order_relaxed);
+    }
+    self.cpu_limit.store(static_cast<std::uint32_t>(std::min(std::ceil(host().quota), double{max_cpus})),
+                         std::memory_order_relaxed);
+    self.nonce.store(header.nonce[1], std::memory_order_relaxed);
+    self.state.store(presence::joined, std::memory_order_release);
+    await_all(header);
+    count_cpus(header);
+  }
+
+  void await_all(const group_header& header) {
+    auto pause = std::chrono::microseconds(20);
+    for (int q = 0; q != header.size;) {
+      if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::absent) {
+        ++q;
+        continue;
+      }
+      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+      if (!creator_ && !segment_->locked(segment::creator_byte)) {
+        peers_->set_abort(error_kind::peer_lost, 0);
+      }
+      for (int p = 0; p != header.size; ++p) {
+        if (p == peers_->rank()) continue;
+        if (peers_->of(p).self.state.load(std::memory_order_acquire) == presence::joined && !segment_->locked(p)) {
+          peers_->set_abort(error_kind::peer_lost, p);
+        }
+      }
+      if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, std::chrono::microseconds(1000));
+    }
+    for (int q = 0; q != header.size; ++q) {
+      if (peers_->of(q).self.nonce.load(std::memory_order_relaxed) != header.nonce[1]) {
+        refuse("rank " + std::to_string(q) + " is not in this group's memory", error_kind::mismatch);
+      }
+    }
+  }
+
+  [[noreturn]] void failed_to_join(const group_header& header) {
+    const std::uint64_t reason = header.abort.value.load(std::memory_order_acquire);
+    if (reason % 256 == static_cast<std::uint64_t>(error_kind::timeout) + 1) {
+      std::string missing;
+      int first = -1;
+      for (int q = 0; q != header.size; ++q) {
+        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::absent) continue;
+        if (first < 0) first = q;
+        missing += (missing.empty() ? "" : ", ") + std::to_string(q);
+      }
+      throw error(error_kind::timeout,
+                  "join on " + label_ + ": rank(s) " + missing + " did not join within " +
+                      std::to_string(opts_.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)",
+                  first);
+    }
+    peers_->check_abort(-1, phase::join);
+    std::terminate();  // not reached: the abort word never returns to zero
+  }
+
+  /// Whether the group has more ranks than CPUs: the union of what its ranks may use, within their quotas.
+  void count_cpus(const group_header& header) {
+    int cpus = 0;
+    for (std::size_t w = 0; w != max_cpus / 64; ++w) {
+      std::uint64_t any = 0;
+      for (int q = 0; q != header.size; ++q) any |= peers_->of(q).self.cpus[w].load(std::memory_order_relaxed);
+      cpus += std::popcount(any);
+    }
+    int quota = 0;
+    for (int q = 0; q != header.size; ++q) {
+      quota = std::max(quota, static_cast<int>(peers_->of(q).self.cpu_limit.load(std::memory_order_relaxed)));
+    }
+    peers_->set_crowded(header.size > std::min(cpus, quota));
+  }
+
+  /// A named segment for a short while: rank 0 makes it, the others open it, rank 0 removes the name.
+  std::shared_ptr<segment> allocate_named(const std::string& name, std::size_t stride) {
+    peer_memory& m = *peers_;
+    const std::string& directory = opts_.memory.directory;
+    const std::size_t bytes = stride * static_cast<std::size_t>(m.size());
+    std::shared_ptr<segment> s;
+    std::optional<error> trouble;
+    const auto attempt = [&](auto&& step) {
+      try {
+        step();
+      } catch (const error& e) {
+        trouble.emplace(e);
+      }
+      // Everybody learns how everybody fared: 0 is well.
+      const int state = trouble ? static_cast<int>(trouble->kind()) + 1 : 0;
+      const std::vector<int> all = share(m, state, operation::alloc_shared);
+      for (int q = 0; q != m.size(); ++q) {
+        const int other = all[static_cast<std::size_t>(q)];
+        if (other == 0) continue;
+        if (trouble) throw error(*trouble);
+        throw error(static_cast<error_kind>(other - 1),
+                    "rank " + std::to_string(q) + " could not get " + std::to_string(stride) + " bytes in " + directory,
+                    q);
+      }
+    };
+    // Every rank removes the name, which is random: rank 0 may be lost between making and removing it.
+    struct unlinker {
+      std::string path;
+      ~unlinker() { ::unlink(path.c_str()); }
+    } const at_end{directory + "/" + name};
+    attempt([&] {
+      if (m.rank() != 0) return;
+      s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
+      if (!s->publish()) throw error(error_kind::system, s->path() + " exists already");
+    });
+    attempt([&] {
+      std::string why;
+      if (m.rank() != 0) {
+        if (auto opened = segment::open(directory, name, bytes, why)) s = std::make_shared<segment>(std::move(*opened));
+      }
+      if (!s) throw error(error_kind::system, "cannot open " + directory + "/" + name + ": " + why);
+      s->reserve(static_cast<std::size_t>(m.rank()) * stride, stride);
+    });
+    return s;
+  }
+
+  sharing_options opts_;
+  std::string label_;
+  clock::time_point deadline_;
+  std::optional<segment> segment_;
+  std::optional<peer_memory> peers_;
+  bool creator_ = false;  // a lock never shows to the description that holds it
+  bool joined_ = false;
+  std::uint32_t blocks_ = 0;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,182 @@
+// hvd/transport/thread.hpp: ranks as threads of one process.
+#pragma once
+
+#include <hvd/agree.hpp>
+#include <hvd/messages.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/topology.hpp>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace hvd::inline HVD_ABI {
+
+/// How threads of one process work together: the protocols of shared memory, on the heap. A rank whose transport is
+/// destroyed (its thread returned or threw) counts as lost by those who still wait for it.
+class ThreadTransport {
+ public:
+  using options = sharing_options;
+
+  /// The memory of a group. Made once and given to every rank's constructor.
+  class group {
+   public:
+    explicit group(int size, const options& opts = {})
+        : options_(opts), geometry_(detail::make_geometry(size, opts.memory.staging_bytes)),
+          memory_(detail::group_bytes(size, geometry_)) {
+      auto* const h = new (memory_.data) detail::group_header;
+      h->size = size;
+      h->windows = geometry_;
+      h->total_bytes = memory_.bytes;
+      h->check = opts.failure.check ? 1 : 0;
+    }
+
+   private:
+    friend class ThreadTransport;
+    options options_;
+    detail::geometry geometry_;
+    struct mapping {
+      explicit mapping(std::size_t n)
+          : data(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes(n) {
+        if (data == MAP_FAILED) {
+          throw error(error_kind::no_memory, "cannot map " + std::to_string(n) + " bytes for a group of threads: " +
+                                                 std::strerror(errno));
+        }
+      }
+      mapping(const mapping&) = delete;
+      mapping& operator=(const mapping&) = delete;
+      ~mapping() { ::munmap(data, bytes); }
+      void* data;
+      std::size_t bytes;
+    } memory_;
+
+    [[nodiscard]] detail::group_header& header() const noexcept {
+      return *static_cast<detail::group_header*>(memory_.data);
+    }
+  };
+
+  /// Joins as `rank`. Does not wait for the others. invalid_argument if the rank is out of range or taken.
+  ThreadTransport(std::shared_ptr<group> g, int rank) : state_(std::make_shared<state>(std::move(g), rank)) {}
+  ThreadTransport(ThreadTransport&&) noexcept = default;
+  ThreadTransport& operator=(ThreadTransport&& other) noexcept {
+    leave();
+    state_ = std::move(other.state_);
+    return *this;
+  }
+  ~ThreadTransport() { leave(); }
+
+  [[nodiscard]] int rank() const noexcept { return state_->peers.rank(); }
+  [[nodiscard]] int size() const noexcept { return state_->peers.size(); }
+  void barrier() { detail::barrier(peers()); }
+
+  void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
+  }
+
+  [[nodiscard]] ThreadTransport split(int color, int key) {
+    const detail::split_plan plan = detail::plan_split(peers(), color, key, 0);
+    std::shared_ptr<group> next;
+    if (plan.rank == 0) next = std::make_shared<group>(static_cast<int>(plan.members.size()), state_->owner->options_);
+    return {hand_out(std::move(next), plan.members.front(), operation::split), plan.rank};
+  }
+
+  /// n elements on every rank, zero at first; collective. Errors: mismatch if ranks want different sizes, no_memory.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n);
+
+  /// For algorithms: see PeerMemory.
+  [[nodiscard]] detail::peer_memory& peers() noexcept { return state_->peers; }
+
+ private:
+  struct state {
+    state(std::shared_ptr<group> g, int rank)
+        : owner(std::move(g)),
+          peers(owner->header(), checked(rank, owner->header().size),
+                "rank " + std::to_string(rank) + " of " + std::to_string(owner->header().size) + " (threads)",
+                owner->options_.waiting, owner->options_.failure, {}) {
+      auto expected = detail::presence::absent;
+      if (!peers.mine().self.state.compare_exchange_strong(expected, detail::presence::joined)) {
+        throw error(error_kind::invalid_argument, "rank " + std::to_string(rank) + " of a group of threads is taken");
+      }
+      peers.set_crowded(peers.size() > host().cpus);
+    }
+    static int checked(int rank, int size) {
+      if (rank >= 0 && rank < size) return rank;
+      throw error(error_kind::invalid_argument, "rank " + std::to_string(rank) + " is out of range; allowed: 0 to " +
+                                                    std::to_string(size - 1));
+    }
+    std::shared_ptr<group> owner;
+    detail::peer_memory peers;
+    std::uint32_t blocks = 0;
+  };
+
+  void leave() noexcept {
+    if (!state_) return;
+    state_->peers.mine().self.state.store(detail::presence::left, std::memory_order_release);
+    state_.reset();
+  }
+
+  /// Gives what rank `from` holds to all ranks (those for which `from` is another see their own giver).
+  template <class P>
+  std::shared_ptr<P> hand_out(std::shared_ptr<P> mine, int from, operation kind) {
+    detail::peer_memory& m = peers();
+    detail::peer_memory::scope scope(m, name(kind));
+    const auto all = detail::share(m, &mine, kind);
+    std::shared_ptr<P> got = *all[static_cast<std::size_t>(from)];
+    detail::share(m, 0, kind);  // all have copied: `mine` may go
+    scope.leave();
+    return got;
+  }
+
+  std::shared_ptr<state> state_;
+};
+
+template <class T>
+shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
+  detail::peer_memory& m = peers();
+  const std::size_t stride = detail::round_up(n * sizeof(T), 4096);
+  {
+    detail::peer_memory::scope scope(m, "alloc_shared");
+    detail::descriptor d;
+    d.kind = operation::alloc_shared;
+    d.count = n;
+    d.element_bytes = sizeof(T);
+    detail::agree(m, d, scope);
+    scope.leave();
+  }
+  std::shared_ptr<group::mapping> memory;
+  if (rank() == 0 && n != 0) {
+    try {
+      memory = std::make_shared<group::mapping>(stride * static_cast<std::size_t>(size()));
+    } catch (const error&) {
+      // The others learn it from getting nothing.
+    }
+  }
+  memory = hand_out(std::move(memory), 0, operation::alloc_shared);
+  if (n == 0) return {};
+  if (!memory) {
+    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": no memory for " +
+                                           std::to_string(stride) + " bytes on each of " + std::to_string(size()) +
+                                           " ranks");
+  }
+  const detail::shared_block block{++state_->blocks, static_cast<std::byte*>(memory->data), stride, n * sizeof(T)};
+  m.add_block(block);
+  T* const data = reinterpret_cast<T*>(block.part(rank()));
+  std::shared_ptr<void> owner(static_cast<void*>(data),
+                              [memory, id = block.id, from = std::weak_ptr<state>(state_)](void*) {
+                                if (const auto s = from.lock()) s->peers.remove_block(id);
+                              });
+  return {data, n, std::move(owner)};
+}
+
+static_assert(Transport<ThreadTransport> && PointToPoint<ThreadTransport> && PeerMemory<ThreadTransport>);
+
+}  // namespace hvd::inline HVD_ABI
