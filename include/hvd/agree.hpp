@@ -218,6 +218,11 @@ inline split_plan plan_split(peer_memory& m, int color, int key, std::uint64_t n
     std::uint64_t nonce;
   };
   peer_memory::scope scope(m, "split");
+  if (m.checks()) {
+    descriptor d;
+    d.kind = operation::split;
+    agree(m, d, scope);
+  }
   const std::vector<wish> all = share(m, wish{color, key, nonce}, operation::split);
   scope.leave();
   const auto key_of = [&](int r) { return all[static_cast<std::size_t>(r)].key; };

@@ -5,11 +5,14 @@
 #include <hvd/transport/thread.hpp>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -138,47 +141,28 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   }
 
   auto& header = *reinterpret_cast<detail::group_header*>(memory->data());
-  for (int left = np; left != 0; --left) {
-    int status = 0;
-    pid_t pid = 0;
-    // Only our own children: the caller may have others.
-    std::size_t r = 0;
-    siginfo_t info{};
-    while (true) {
-      info.si_pid = 0;
-      if (::waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) != 0) {
-        if (errno == EINTR) continue;
-        break;
+  for (int left = np; left != 0;) {
+    bool any = false;
+    // One by one and not "any child": the caller may have others, which are the caller's to collect.
+    for (std::size_t r = 0; r != ranks.size(); ++r) {
+      int status = 0;
+      const pid_t ended = ranks[r] > 0 ? ::waitpid(ranks[r], &status, WNOHANG) : 0;
+      if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
+      // Without a status (the caller ignores SIGCHLD) nobody knows how the rank ended.
+      codes[r] = ended < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      ranks[r] = 0;
+      any = true;
+      --left;
+      // A rank that ended before it joined holds no lock that would tell the others.
+      const auto& c = *reinterpret_cast<const detail::control*>(memory->data() + sizeof header +
+                                                                r * header.windows.window_bytes);
+      if (codes[r] != 0 && c.self.state.load(std::memory_order_acquire) == detail::presence::absent) {
+        const int rank = static_cast<int>(r);
+        std::uint64_t none = 0;
+        header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, rank));
       }
-      for (r = 0; r != ranks.size() && ranks[r] != info.si_pid; ++r) {
-      }
-      if (r != ranks.size()) break;
-      // Somebody else's child has ended and stays for them to collect: look at ours one by one.
-      for (r = 0; r != ranks.size(); ++r) {
-        siginfo_t one{};
-        if (ranks[r] > 0 && ::waitid(P_PID, static_cast<id_t>(ranks[r]), &one, WEXITED | WNOWAIT | WNOHANG) == 0 &&
-            one.si_pid != 0) {
-          break;
-        }
-      }
-      if (r != ranks.size()) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    if (r == ranks.size()) break;
-    pid = ranks[r];
-    while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    ranks[r] = 0;
-    codes[r] = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    // A rank that ended before it joined holds no lock that would tell the others.
-    const detail::geometry& g = header.windows;
-    const auto& c = *reinterpret_cast<const detail::control*>(memory->data() + sizeof(detail::group_header) +
-                                                              r * g.window_bytes);
-    if (codes[r] != 0 && c.self.state.load(std::memory_order_acquire) == detail::presence::absent) {
-      std::uint64_t none = 0;
-      header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, static_cast<int>(r),
-                                                                            static_cast<int>(r)));
-    }
+    if (!any) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   if (const int signal = detail::signal_relay::received(); signal != 0) return 128 + signal;
   for (const int code : codes) {

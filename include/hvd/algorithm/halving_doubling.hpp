@@ -1,4 +1,5 @@
-// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; for medium and large messages.
+// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; for medium and large
+// messages.
 #pragma once
 
 #include <hvd/detail/blocks.hpp>
@@ -12,22 +13,23 @@
 namespace hvd::inline HVD_ABI {
 
 /// Rabenseifner's algorithm. On the way in, rank distances double and the part of the vector that a rank is
-/// responsible for halves; on the way out the reverse. With S the bytes of the whole vector, p a power of two, one
-/// rank's cost is
+/// responsible for halves; on the way out the reverse. With S the bytes of the whole vector, p a power of
+/// two, one rank's cost is
 ///
-/// | call           | bytes sent   | steps    | temporary memory                |
-/// |----------------|--------------|----------|---------------------------------|
-/// | allreduce      | 2 S (p-1)/p  | 2 log2 p | S/2                             |
-/// | reduce         | 2 S (p-1)/p at most | 2 log2 p | S/2, and S except on the root |
-/// | reduce_scatter | S (p-1)/p    | log2 p   | S, and the larger half of S     |
+/// | call           | bytes sent          | steps    | temporary memory              |
+/// |----------------|---------------------|----------|-------------------------------|
+/// | allreduce      | 2 S (p-1)/p         | 2 log2 p | S/2                           |
+/// | reduce         | 3/2 S at most       | 2 log2 p | S/2, and S except on the root |
+/// | reduce_scatter | S (p-1)/p           | log2 p   | S, and the larger half of S   |
 ///
-/// On other numbers of ranks p - 2^floor(log2 p) pairs of ranks first act as one, which costs a pair S bytes each
-/// way and two steps more (allreduce: S back to the other rank, reduce_scatter: a block, reduce: nothing).
-/// (R. Rabenseifner, "Optimization of collective reduction operations", 2004; the order of blocks in reduce_scatter
-/// after M. Bernaschi, G. Iannello, M. Lauria, "Efficient implementation of reduce-scatter in MPI", 2003.)
+/// On other numbers of ranks, p - 2^floor(log2 p) pairs of ranks act as one: first two steps more, in which a
+/// rank sends at most S bytes, and last one step in which the other rank gets its result (S bytes in
+/// allreduce, a block in reduce_scatter). (R. Rabenseifner, "Optimization of collective reduction
+/// operations", 2004; the order of blocks in reduce_scatter after M. Bernaschi, G. Iannello, M. Lauria,
+/// "Efficient implementation of reduce-scatter in MPI", 2003.)
 ///
-/// Neighbours come first and the lower ranks' part stands on the left: all ranks get the same bits, in every run, and
-/// operations need not commute.
+/// Neighbours come first and the lower ranks' part stands on the left: all ranks get the same bits, in every
+/// run, and operations need not commute.
 struct halving_doubling {
   static constexpr bool rank_ordered = true;
 
@@ -60,19 +62,19 @@ struct halving_doubling {
     const detail::even_blocks parts(group.acting(), c.count, c.op.element_bytes);
     // Ranks other than the root may have no `out`.
     const detail::temporary elsewhere(rank == c.root ? 0 : c.count * c.op.element_bytes);
-    std::byte* const sum = rank == c.root ? c.out : elsewhere.data();
-    int part = halve(t, group, c.op, prepared(c.op, c.in, sum, c.count), sum, starts_of(parts));
+    std::byte* const reduced = rank == c.root ? c.out : elsewhere.data();
+    int part = halve(t, group, c.op, prepared(c.op, c.in, reduced, c.count), reduced, starts_of(parts));
     if (!group.acts(rank)) return;
-    c.op.finish(sum + parts.offset(part), parts.count(part));
+    c.op.finish(reduced + parts.offset(part), parts.count(part));
     const int index = group.index(rank);
     const int goal = group.index(c.root);
     for (int have = 1, distance = group.acting() / 2; distance != 0; distance /= 2, have *= 2) {
       const int peer = group.rank_of(index ^ distance);
       if (((index ^ goal) & distance) != 0) {
-        return t.send(sum + parts.offset(part), parts.offset(part + have) - parts.offset(part), peer);
+        return t.send(reduced + parts.offset(part), parts.offset(part + have) - parts.offset(part), peer);
       }
       const int theirs = part ^ have;
-      t.recv(sum + parts.offset(theirs), parts.offset(theirs + have) - parts.offset(theirs), peer);
+      t.recv(reduced + parts.offset(theirs), parts.offset(theirs + have) - parts.offset(theirs), peer);
       part &= theirs;
     }
   }
@@ -85,27 +87,29 @@ struct halving_doubling {
     const std::size_t unit = c.op.element_bytes;
     const std::size_t own_bytes = c.blocks.bytes(rank);
     // Acting rank i ends with part reversed(i): let that be the blocks of the ranks that it stands for.
-    const detail::temporary sum(c.blocks.total_bytes());
+    const detail::temporary reduced(c.blocks.total_bytes());
     std::vector<std::size_t> starts{0};
+    starts.reserve(static_cast<std::size_t>(acting) + 1);
     for (int part = 0; part != acting; ++part) {
       const int index = reversed(part, acting);
       const int lowest = group.lowest(index);
       const detail::block_run blocks = detail::run_of(c.blocks, lowest, group.lowest(index + 1) - lowest);
-      c.op.prepare(sum.data() + starts.back() * unit, c.in + blocks.offset, blocks.bytes / unit);
+      c.op.prepare(reduced.data() + starts.back() * unit, c.in + blocks.offset, blocks.bytes / unit);
       starts.push_back(starts.back() + blocks.bytes / unit);
     }
     const auto start = [&](int part) { return starts[static_cast<std::size_t>(part)]; };
-    const int part = halve(t, group, c.op, sum.data(), sum.data(), start);
+    const int part = halve(t, group, c.op, reduced.data(), reduced.data(), start);
     if (!group.acts(rank)) return t.recv(c.out, own_bytes, rank - 1);
-    std::byte* const result = sum.data() + start(part) * unit;
+    std::byte* const result = reduced.data() + start(part) * unit;
     c.op.finish(result, start(part + 1) - start(part));
     if (group.paired(rank)) t.send(result + own_bytes, c.blocks.bytes(rank + 1), rank + 1);
     detail::copy_bytes(c.out, result, own_bytes);
   }
 
- private:
+private:
   /// This rank's input, prepared in `memory` if it has to be.
-  static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory, std::size_t count) {
+  static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory,
+                                   std::size_t count) {
     if (!op.prepares()) return in;
     op.prepare(memory, in, count);
     return memory;
@@ -122,12 +126,12 @@ struct halving_doubling {
     return result;
   }
 
-  /// Reduces the vector `own` into `sum` (they may be the same), cut into as many parts as ranks act; part k starts
-  /// at element start(k). Returns which part of `sum` this rank has whole: the reverse of its index. Ranks that do
-  /// not act have none.
+  /// Reduces the vector `own` into `reduced` (they may be the same), cut into as many parts as ranks act;
+  /// part k starts at element start(k). Returns which part of `reduced` this rank has whole: the reverse of
+  /// its index. Ranks that do not act have none.
   template <PointToPoint T, class Start>
-  static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own, std::byte* sum,
-                   const Start& start) {
+  static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own,
+                   std::byte* reduced, const Start& start) {
     const int rank = t.rank();
     const int index = group.index(rank);
     const int acting = group.acting();
@@ -143,12 +147,13 @@ struct halving_doubling {
       most = std::max(most, (index & 1) != 0 ? count - middle : middle);
     }
     const detail::temporary received(most * unit);
-    const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end, int peer) {
+    const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end,
+                          int peer) {
       const std::size_t n = keep_end - keep;
       t.exchange(own + give * unit, (give_end - give) * unit, peer, received.data(), n * unit, peer);
       const std::byte* const mine = own + keep * unit;
       const std::byte* const theirs = received.data();
-      op.combine(sum + keep * unit, rank < peer ? mine : theirs, rank < peer ? theirs : mine, n);
+      op.combine(reduced + keep * unit, rank < peer ? mine : theirs, rank < peer ? theirs : mine, n);
     };
 
     if (group.paired(rank)) {
@@ -160,11 +165,11 @@ struct halving_doubling {
       const std::size_t give_end = upper ? half : count;
       swap(keep, keep_end, give, give_end, peer);
       if (!group.acts(rank)) {
-        t.send(sum + keep * unit, (keep_end - keep) * unit, peer);
+        t.send(reduced + keep * unit, (keep_end - keep) * unit, peer);
         return -1;
       }
-      t.recv(sum + give * unit, (give_end - give) * unit, peer);
-      own = sum;
+      t.recv(reduced + give * unit, (give_end - give) * unit, peer);
+      own = reduced;
     }
     int first = 0;
     int last = acting;
@@ -178,9 +183,9 @@ struct halving_doubling {
         swap(start(first), start(middle), start(middle), start(last), peer);
         last = middle;
       }
-      own = sum;
+      own = reduced;
     }
-    if (own != sum) detail::copy_bytes(sum, own, count * unit);  // a group of one
+    if (own != reduced) detail::copy_bytes(reduced, own, count * unit);  // a group of one
     return first;
   }
 };

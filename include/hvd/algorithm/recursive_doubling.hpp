@@ -11,8 +11,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// In step k a rank exchanges all that it has with a rank at distance 2^k. The fewest steps of all, at the price of
-/// bytes. With S the bytes of the whole vector, one rank's worst case is
+/// In step k a rank exchanges all that it has with a rank at distance 2^k. The fewest steps of all, at the
+/// price of bytes. With S the bytes of the whole vector, one rank's worst case is
 ///
 /// | call      | p                   | bytes sent    | steps             | temporary memory |
 /// |-----------|---------------------|---------------|-------------------|------------------|
@@ -20,13 +20,13 @@ namespace hvd::inline HVD_ABI {
 /// | allreduce | any other           | S (l + 1)     | l + 2, l = floor(log2 p) | S         |
 /// | allgather | any                 | S - a block   | ceil(log2 p)      | none             |
 ///
-/// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005; for
-/// allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for all-to-all communications
-/// in multiport message-passing systems", 1997, without its final rotation: blocks are received in their place, and
-/// a run of them that wraps around is sent as two messages.)
+/// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
+/// 2005; for allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for
+/// all-to-all communications in multiport message-passing systems", 1997, without its final rotation: blocks
+/// are received in their place, and a run of them that wraps around is sent as two messages.)
 ///
-/// Both ranks of an exchange combine the lower ranks' part on the left: all ranks get the same bits, in every run,
-/// and operations need not commute.
+/// Both ranks of an exchange combine the lower ranks' part on the left: all ranks get the same bits, in every
+/// run, and operations need not commute.
 struct recursive_doubling {
   static constexpr bool rank_ordered = true;
 
@@ -75,7 +75,8 @@ struct recursive_doubling {
     const bool doubles = std::has_single_bit(static_cast<unsigned>(p));
     for (int have = 1; have < p; have *= 2) {
       if (doubles) {
-        // The aligned group of `have` ranks that this one is in has all its blocks; so has the group beside it.
+        // The aligned group of `have` ranks that this one is in has all its blocks; so has the group beside
+        // it.
         const int peer = rank ^ have;
         trade(t, c, rank & -have, peer, peer & -have, peer, have);
       } else {
@@ -86,7 +87,7 @@ struct recursive_doubling {
     }
   }
 
- private:
+private:
   /// Sends n blocks from block `leaving` on, receives n from block `arriving` on.
   template <PointToPoint T>
   static void trade(T& t, const allgather_call& c, int leaving, int to, int arriving, int from, int n) {

@@ -10,8 +10,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Ranks in a ring: rank r sends to r + 1 and receives from r - 1. With S the bytes of the whole vector and p the
-/// number of ranks, the critical path of one rank is
+/// Ranks in a ring: rank r sends to r + 1 and receives from r - 1. With S the bytes of the whole vector and p
+/// the number of ranks, the critical path of one rank is
 ///
 /// | call           | bytes sent     | steps           | temporary memory            |
 /// |----------------|----------------|-----------------|-----------------------------|
@@ -21,18 +21,19 @@ namespace hvd::inline HVD_ABI {
 /// | alltoall       | S - own block  | p-1 (in place p)| in place: one chunk         |
 /// | broadcast      | S              | p-2 + S/chunk   | none                        |
 ///
-/// A step is one message, or one for each chunk where data is reduced. Optimal in bytes for allreduce: P. Patarasuk,
-/// X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps grow with p, so small
-/// messages want another algorithm.
+/// A step is one message, or one for each chunk where data is reduced. Optimal in bytes for allreduce: P.
+/// Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps
+/// grow with p, so small messages want another algorithm.
 ///
-/// The sum of a block starts at the rank after its owner and goes around: the same bits on all ranks and in every
-/// run, but not in rank order.
+/// The sum of a block starts at the rank after its owner and goes around: the same bits on all ranks and in
+/// every run, but not in rank order.
 struct ring {
   static constexpr bool rank_ordered = false;
 
-  /// What is received before it is reduced; equal on all ranks. Small enough that a chunk, the rank's own data for it
-  /// and the result are in the second-level cache together; while a rank reduces a chunk, its predecessor already
-  /// sends the next as far as the transport buffers. At least one element is taken, whatever is set.
+  /// What is received before it is reduced; equal on all ranks. Small enough that a chunk, the rank's own
+  /// data for it and the result are in the second-level cache together; while a rank reduces a chunk, its
+  /// predecessor already sends the next as far as the transport buffers. At least one element is taken,
+  /// whatever is set.
   std::size_t chunk_bytes = std::size_t{256} << 10;
 
   friend constexpr bool operator==(const ring&, const ring&) = default;
@@ -59,7 +60,8 @@ struct ring {
     pass_around(t, c.out, c.blocks);
   }
 
-  /// Pairwise: in step s to rank + s and from rank - s. In place each pair of ranks swaps, in step i + j mod p.
+  /// Pairwise: in step s to rank + s and from rank - s. In place each pair of ranks swaps, in step i + j mod
+  /// p.
   template <PointToPoint T>
   void operator()(T& t, const alltoall_call& c) const {
     if (c.in == c.out) return swap_all(t, c);
@@ -69,7 +71,8 @@ struct ring {
     for (int s = 1; s < p; ++s) {
       const int to = detail::around(rank + s, p);
       const int from = detail::around(rank - s, p);
-      t.exchange(c.in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from), c.recv.bytes(from), from);
+      t.exchange(c.in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from),
+                 c.recv.bytes(from), from);
     }
   }
 
@@ -101,11 +104,13 @@ struct ring {
     if (first && c.out != c.in) detail::copy_bytes(c.out, c.in, c.bytes);
   }
 
- private:
+private:
   /// Leaves the finished reduction of block r in memory_of(r) on rank r. A block that goes around is kept in
-  /// memory_of(block) from its arrival till it is sent on; the block that arrives next may have the same memory.
+  /// memory_of(block) from its arrival till it is sent on; the block that arrives next may have the same
+  /// memory.
   template <PointToPoint T, class Blocks, class Memory>
-  void reduce_around(T& t, const std::byte* in, const Blocks& blocks, const reduction& op, Memory memory_of) const {
+  void reduce_around(T& t, const std::byte* in, const Blocks& blocks, const reduction& op,
+                     Memory memory_of) const {
     const int p = t.size();
     const int rank = t.rank();
     const std::size_t unit = op.element_bytes;
@@ -135,7 +140,8 @@ struct ring {
         const std::size_t leaving_now = length(leaving, at);
         const std::size_t n = length(arriving, at);
         const std::byte* out = nullptr;
-        if (leaving_now != 0) out = step == 0 ? own(leaving, at, leaving_now) : memory_of(leaving) + at * unit;
+        if (leaving_now != 0)
+          out = step == 0 ? own(leaving, at, leaving_now) : memory_of(leaving) + at * unit;
         if (at == 0) {
           t.exchange(out, leaving_now * unit, to, received.data(), n * unit, from);
         } else {

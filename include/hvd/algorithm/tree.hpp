@@ -11,27 +11,27 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Binomial trees: a node's subtree is the run of ranks from it up to the next multiple of its lowest set bit, counted
-/// from the root. With S the bytes of the whole vector, L = ceil(log2 p) the depth, one rank's worst case is
+/// Binomial trees: place v, counted from the root, has the subtree v .. v + (lowest set bit of v) - 1. With S
+/// the bytes of the whole vector and L = ceil(log2 p) the depth, one rank's worst case is
 ///
-/// | call           | bytes sent      | hops to the last rank    | temporary memory                            |
-/// |----------------|-----------------|--------------------------|---------------------------------------------|
-/// | broadcast      | L S             | L                        | none                                        |
-/// | reduce         | S               | L (+1: see below)        | two chunks                                  |
-/// | allreduce      | L S             | 2 L                      | one chunk                                   |
-/// | gather         | its subtree     | L                        | its subtree, unless it is a leaf or the root |
-/// | scatter        | S - own block   | L                        | its subtree, unless it is a leaf or the root |
+/// | call      | bytes sent    | hops to the last rank | temporary memory                          |
+/// |-----------|---------------|-----------------------|-------------------------------------------|
+/// | broadcast | L S           | L                     | none                                      |
+/// | reduce    | S             | L (+1: see below)     | two chunks                                |
+/// | allreduce | L S           | 2 L                   | one chunk                                 |
+/// | gather    | its subtree   | L                     | its subtree, except on leaves and root    |
+/// | scatter   | S - own block | L                     | its subtree, except on leaves and root    |
 ///
-/// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.)
-/// Messages are cut into chunks, so that the levels of the tree work at once on different chunks.
+/// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
+/// 2005.) Messages are cut into chunks, so that the levels of the tree work at once on different chunks.
 ///
-/// A node adds its children in rank order: the same bits in every run. An operation that is not commutative is
-/// reduced to rank 0, which sends the result to the root: one hop more.
+/// A node adds its children in rank order: the same bits in every run. An operation that is not commutative
+/// is reduced to rank 0, which sends the result to the root: one hop more.
 struct tree {
   static constexpr bool rank_ordered = true;
 
-  /// What travels up or down at once in broadcast, reduce and allreduce; equal on all ranks. At least one element is
-  /// taken, whatever is set.
+  /// What travels up or down at once in broadcast, reduce and allreduce; equal on all ranks. At least one
+  /// element is taken, whatever is set.
   std::size_t chunk_bytes = std::size_t{64} << 10;
 
   friend constexpr bool operator==(const tree&, const tree&) = default;
@@ -39,7 +39,8 @@ struct tree {
   template <PointToPoint T>
   void operator()(T& t, const broadcast_call& c) const {
     const bool at_root = t.rank() == c.root;
-    spread(t, at_root ? c.in : c.out, c.out, c.bytes, detail::chunk_elements(chunk_bytes, 1, c.bytes), c.root);
+    spread(t, at_root ? c.in : c.out, c.out, c.bytes, detail::chunk_elements(chunk_bytes, 1, c.bytes),
+           c.root);
     if (at_root && c.in != c.out) detail::copy_bytes(c.out, c.in, c.bytes);
   }
 
@@ -56,9 +57,9 @@ struct tree {
     const detail::temporary received(here.children() ? chunk * unit : 0);
     for (std::size_t at = 0; at == 0 || at < c.count; at += chunk) {
       const std::size_t n = std::min(chunk, c.count - at);
-      std::byte* const sum = writes_out ? c.out + at * unit : sums.data();
-      collect(t, here, c.in + at * unit, sum, received.data(), n, c.op);
-      if (forwards && here.is_top()) t.send(sum, n * unit, c.root);
+      std::byte* const reduced = writes_out ? c.out + at * unit : sums.data();
+      collect(t, here, c.in + at * unit, reduced, received.data(), n, c.op);
+      if (forwards && here.is_top()) t.send(reduced, n * unit, c.root);
       if (forwards && at_root) t.recv(c.out + at * unit, n * unit, 0);
     }
   }
@@ -81,7 +82,8 @@ struct tree {
     const node here(t.rank(), t.size(), c.root);
     const std::size_t own_bytes = c.blocks.bytes(t.rank());
     const detail::block_run mine = here.run(c.blocks);
-    // The root receives into place, a leaf sends from place, and nodes between collect their subtree's blocks.
+    // The root receives into place, a leaf sends from place, and nodes between collect their subtree's
+    // blocks.
     const detail::temporary collected(!here.is_top() && here.children() ? mine.total() : 0);
     if (here.is_top()) {
       std::byte* const own = c.out + c.blocks.offset(t.rank());
@@ -96,7 +98,8 @@ struct tree {
       const detail::block_run theirs = child.run(c.blocks);
       std::byte* const to = here.is_top() ? c.out + theirs.offset : collected.data() + filled;
       t.recv(to, theirs.bytes, child.rank());
-      if (theirs.wrapped != 0) t.recv(here.is_top() ? c.out : to + theirs.bytes, theirs.wrapped, child.rank());
+      if (theirs.wrapped != 0)
+        t.recv(here.is_top() ? c.out : to + theirs.bytes, theirs.wrapped, child.rank());
       filled += theirs.total();
     }
     if (here.is_top()) return;
@@ -125,17 +128,20 @@ struct tree {
       left -= theirs.total();
       const std::byte* const from = here.is_top() ? c.in + theirs.offset : collected.data() + left;
       t.send(from, theirs.bytes, child.rank());
-      if (theirs.wrapped != 0) t.send(here.is_top() ? c.in : from + theirs.bytes, theirs.wrapped, child.rank());
+      if (theirs.wrapped != 0)
+        t.send(here.is_top() ? c.in : from + theirs.bytes, theirs.wrapped, child.rank());
     }
     const std::byte* const own = here.is_top() ? c.in + c.blocks.offset(t.rank()) : collected.data();
     if ((here.is_top() || here.children()) && c.out != own) detail::copy_bytes(c.out, own, own_bytes);
   }
 
- private:
+private:
   /// A place in the tree whose top is rank `top`.
   struct node {
     node(int rank, int ranks, int top_rank)
-        : size(ranks), top(top_rank), place(detail::around(rank - top_rank, ranks)),
+        : size(ranks),
+          top(top_rank),
+          place(detail::around(rank - top_rank, ranks)),
           span(place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks))) : place & -place) {}
 
     int size;
@@ -155,30 +161,31 @@ struct tree {
     }
   };
 
-  /// One chunk up the tree. On the top `sum` receives the finished result; elsewhere it is memory for the subtree's
-  /// (a leaf needs none unless the operation prepares).
+  /// One chunk up the tree. On the top `reduced` receives the finished result; elsewhere it is memory for
+  /// that of the subtree (a leaf needs none unless the operation prepares).
   template <PointToPoint T>
-  static void collect(T& t, const node& here, const std::byte* in, std::byte* sum, std::byte* received, std::size_t n,
-                      const reduction& op) {
+  static void collect(T& t, const node& here, const std::byte* in, std::byte* reduced, std::byte* received,
+                      std::size_t n, const reduction& op) {
     const std::size_t bytes = n * op.element_bytes;
     if (op.prepares()) {
-      op.prepare(sum, in, n);
-      in = sum;
+      op.prepare(reduced, in, n);
+      in = reduced;
     }
     for (int bit = 1; bit < here.span; bit *= 2) {
       if (!here.has_child(bit)) continue;
       t.recv(received, bytes, here.child(bit).rank());
-      op.combine(sum, in, received, n);
-      in = sum;
+      op.combine(reduced, in, received, n);
+      in = reduced;
     }
     if (!here.is_top()) return t.send(in, bytes, here.parent());
-    if (in != sum) detail::copy_bytes(sum, in, bytes);  // a group of one
-    op.finish(sum, n);
+    if (in != reduced) detail::copy_bytes(reduced, in, bytes);  // a group of one
+    op.finish(reduced, n);
   }
 
   /// Down the tree: `data` on the top, received into `out` elsewhere.
   template <PointToPoint T>
-  static void spread(T& t, const std::byte* data, std::byte* out, std::size_t bytes, std::size_t chunk, int top) {
+  static void spread(T& t, const std::byte* data, std::byte* out, std::size_t bytes, std::size_t chunk,
+                     int top) {
     const node here(t.rank(), t.size(), top);
     for (std::size_t at = 0; at == 0 || at < bytes; at += chunk) {
       const std::size_t n = std::min(chunk, bytes - at);

@@ -1,4 +1,5 @@
-// hvd/detail/blocks.hpp: cutting buffers into blocks, and temporary memory, for algorithms that send messages.
+// hvd/detail/blocks.hpp: cutting buffers into blocks, and temporary memory, for algorithms that send
+// messages.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -13,41 +14,44 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that are
-/// never written cost nothing. An `error` of kind no_memory if there are none; algorithms allocate before their
-/// first message where they can.
+/// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that
+/// are never written cost nothing. An `error` of kind no_memory if there are none; algorithms allocate before
+/// their first message where they can.
 class temporary {
- public:
+public:
   temporary() = default;
   explicit temporary(std::size_t bytes) {
     if (bytes == 0) return;
     data_.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{cache_line}, std::nothrow)));
     if (data_ == nullptr) {
-      throw error(error_kind::no_memory, "cannot allocate " + std::to_string(bytes) + " bytes of temporary memory");
+      throw error(error_kind::no_memory,
+                  "cannot allocate " + std::to_string(bytes) + " bytes of temporary memory");
     }
   }
 
   [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
 
- private:
+private:
   struct aligned_delete {
     void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{cache_line}); }
   };
   std::unique_ptr<std::byte[], aligned_delete> data_;
 };
 
-/// How many elements make a chunk of `bytes`: at least one, at most `count` (but not 0, so that loops advance).
-constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes, std::size_t count) noexcept {
+/// How many elements make a chunk of `bytes`: at least one, at most `count` (but not 0, so that loops
+/// advance).
+constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes,
+                                     std::size_t count) noexcept {
   return std::max<std::size_t>(1, std::min(bytes / element_bytes, count));
 }
 
 /// `i` counted around a group of `size` ranks; -size <= i < 2 * size.
 constexpr int around(int i, int size) noexcept { return i < 0 ? i + size : i < size ? i : i - size; }
 
-/// `count` elements cut into near-equal blocks; named as in `partition`. Block i starts at floor(count * i / parts),
-/// so not only single blocks but all runs of equally many blocks differ by at most one element.
+/// `count` elements cut into near-equal blocks; named as in `partition`. Block i starts at floor(count * i /
+/// parts), so not only single blocks but all runs of equally many blocks differ by at most one element.
 class even_blocks {
- public:
+public:
   constexpr even_blocks(int parts, std::size_t count, std::size_t element_bytes) noexcept
       : parts_(static_cast<std::size_t>(parts)), count_(count), element_bytes_(element_bytes) {}
 
@@ -63,13 +67,14 @@ class even_blocks {
     return (count_ / parts_ + (count_ % parts_ != 0 ? 1 : 0)) * element_bytes_;
   }
 
- private:
+private:
   std::size_t parts_;
   std::size_t count_;
   std::size_t element_bytes_;
 };
 
-/// Neighbouring blocks of a partition, in bytes, where the first block follows the last: one contiguous piece, or two.
+/// Neighbouring blocks of a partition, in bytes, where the first block follows the last: one contiguous
+/// piece, or two.
 struct block_run {
   std::size_t offset;   ///< of the first piece in the partitioned buffer; the second one starts at 0
   std::size_t bytes;    ///< of the first piece
@@ -87,12 +92,12 @@ block_run run_of(const Partition& blocks, int first, int n) {
   return {offset(first), offset(end) - offset(first), offset(first + n - end)};
 }
 
-/// Sends and receives what is not empty. For the second and later messages of a step, which a peer that knows the
-/// lengths does not expect when they are empty; a step's first message is always sent, so that ranks that disagree
-/// on counts find out.
+/// Sends and receives what is not empty. For the second and later messages of a step, which a peer that knows
+/// the lengths does not expect when they are empty; a step's first message is always sent, so that ranks that
+/// disagree on counts find out.
 template <class T>
-void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes,
-                   int from) {
+void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, std::byte* in,
+                   std::size_t in_bytes, int from) {
   if (out_bytes != 0 && in_bytes != 0) {
     t.exchange(out, out_bytes, to, in, in_bytes, from);
   } else if (out_bytes != 0) {
@@ -102,19 +107,22 @@ void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, st
   }
 }
 
-/// Makes a power of two of any number of ranks: the first ranks form pairs (2i, 2i+1) of which only one acts, so
-/// that the acting ranks, numbered in rank order by their index, are a power of two. (R. Thakur, R. Rabenseifner,
-/// W. Gropp, "Optimization of collective communication operations in MPICH", 2005.)
+/// Makes a power of two of any number of ranks: the first ranks form pairs (2i, 2i+1) of which only one acts,
+/// so that the acting ranks, numbered in rank order by their index, are a power of two. (R. Thakur, R.
+/// Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.)
 class pairing {
- public:
+public:
   /// In each pair the lower rank acts, unless the other one is `must_act`.
   explicit constexpr pairing(int size, int must_act = 0) noexcept
-      : acting_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))), pairs_(size - acting_),
+      : acting_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))),
+        pairs_(size - acting_),
         must_act_(must_act) {}
 
   [[nodiscard]] constexpr int acting() const noexcept { return acting_; }
   [[nodiscard]] constexpr bool paired(int rank) const noexcept { return rank < 2 * pairs_; }
-  [[nodiscard]] constexpr int index(int rank) const noexcept { return paired(rank) ? rank / 2 : rank - pairs_; }
+  [[nodiscard]] constexpr int index(int rank) const noexcept {
+    return paired(rank) ? rank / 2 : rank - pairs_;
+  }
   [[nodiscard]] constexpr bool acts(int rank) const noexcept { return rank_of(index(rank)) == rank; }
   [[nodiscard]] constexpr int rank_of(int index) const noexcept {
     if (index >= pairs_) return index + pairs_;
@@ -125,7 +133,7 @@ class pairing {
     return index < pairs_ ? 2 * index : index + pairs_;
   }
 
- private:
+private:
   int acting_;
   int pairs_;
   int must_act_;

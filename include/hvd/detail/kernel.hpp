@@ -173,35 +173,66 @@ struct vector_kernel {
   static constexpr std::size_t stored_bytes = lanes * sizeof(typename Format::stored);
   static constexpr int unroll = 4;  // hides the latency of loads that miss the first-level cache
 
-  [[gnu::always_inline]] static void prepare(V& v, const scaling* s) noexcept {
+  /// `scaling` in the type of the accumulators; the conversions are done once, not for every vector.
+  struct factors {
+    bool prescales = false, postscales = false, divides = false;
+    acc pre{}, post{}, divisor{};
+
+    [[gnu::always_inline]] explicit factors(const scaling* s) noexcept {
+      if constexpr (std::is_floating_point_v<acc>) {
+        if (s == nullptr) return;
+        prescales = s->prescales();
+        postscales = s->post != 1.0;
+        divides = s->divisor != 1;
+        pre = static_cast<acc>(s->pre);
+        post = static_cast<acc>(s->post);
+        divisor = static_cast<acc>(s->divisor);
+      }
+    }
+  };
+  [[gnu::always_inline]] static void prepare(V& v, const factors& f) noexcept {
     if constexpr (std::is_floating_point_v<acc>) {
-      if (s != nullptr && s->prescales()) v *= static_cast<acc>(s->pre);
+      if (!f.prescales) return;
+      v *= f.pre;
+      keep_product(v);
     }
   }
-  [[gnu::always_inline]] static void finish(V& v, const scaling* s) noexcept {
+  [[gnu::always_inline]] static void finish(V& v, const factors& f) noexcept {
     if constexpr (std::is_floating_point_v<acc>) {
-      if (s == nullptr) return;
-      if (s->post != 1.0) v *= static_cast<acc>(s->post);
-      if (s->divisor != 1) v /= static_cast<acc>(s->divisor);
+      if (f.postscales) v *= f.post;
+      if (f.divides) v /= f.divisor;
     }
+  }
+  /// Keeps GCC from fusing a product with the sum that follows: CPUs with and without fused multiply-add would round
+  /// differently. (Clang fuses only within one expression.)
+  [[gnu::always_inline]] static void keep_product([[maybe_unused]] V& v) noexcept {
+#if defined(__clang__)
+#elif defined(__x86_64__)
+    asm("" : "+x"(v));
+#else
+    asm("" : "+m"(v));
+#endif
   }
 
   /// `N` inputs are known at compile time (0: only at run time), so that the common counts keep their
   /// pointers in registers.
   template <int N>
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins,
-                                         int nins, std::size_t count, const scaling* s) noexcept {
+                                         int nins, std::size_t count, const scaling* scale) noexcept {
     const int n = N != 0 ? N : nins;
+    const factors s(scale);
     const std::size_t bytes = count * sizeof(typename Format::stored);
     std::size_t i = 0;
     for (; i + unroll * stored_bytes <= bytes; i += unroll * stored_bytes) {
       V a[unroll];
+#pragma GCC unroll 4
       for (int u = 0; u != unroll; ++u) {
         Format::template load<Bytes>(ins[0] + i + static_cast<std::size_t>(u) * stored_bytes, a[u]);
         prepare(a[u], s);
       }
       for (int k = 1; k < n; ++k) {
         const std::byte* const in = ins[k] + i;
+#pragma GCC unroll 4
         for (int u = 0; u != unroll; ++u) {
           V b;
           Format::template load<Bytes>(in + static_cast<std::size_t>(u) * stored_bytes, b);
@@ -209,8 +240,10 @@ struct vector_kernel {
           Combine::apply(a[u], b);
         }
       }
+#pragma GCC unroll 4
       for (int u = 0; u != unroll; ++u) finish(a[u], s);
       for (int j = 0; j != nouts; ++j) {
+#pragma GCC unroll 4
         for (int u = 0; u != unroll; ++u) {
           Format::template store<Bytes>(outs[j] + i + static_cast<std::size_t>(u) * stored_bytes, a[u]);
         }
