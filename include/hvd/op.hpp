@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 
 namespace hvd::inline HVD_ABI {
@@ -121,6 +122,24 @@ inline constexpr bool is_number =
     (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) || is_complex<T> || is_half<T>;
 template <class T>
 inline constexpr bool is_ordered = std::is_arithmetic_v<T> || is_half<T>;
+
+using dtypes = std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+                          std::int64_t, std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>,
+                          std::complex<double>>;
+
+template <class T>
+consteval auto find_builtin() {
+  if constexpr (std::is_arithmetic_v<T> || is_complex<T> || is_half<T> || dtype_of<T> == dtype::user) {
+    return std::type_identity<T>{};
+  } else {
+    using found = std::tuple_element_t<static_cast<std::size_t>(dtype_of<T>), dtypes>;
+    static_assert(sizeof(found) == sizeof(T), "hvd: dtype_of names a type of another size");
+    return std::type_identity<found>{};
+  }
+}
+/// The type whose built-in operations T has: T itself, or what a specialisation of `dtype_of` says that it is.
+template <class T>
+using builtin_of = typename decltype(find_builtin<T>())::type;
 
 template <class T>
 T scale_value(T value, double factor, double divisor = 1.0) {
@@ -280,6 +299,11 @@ inline std::string_view op_name(std::uint32_t id) {
 }
 
 template <class Op>
+inline constexpr bool is_builtin = op_id<Op> < 6;
+template <class Op>
+inline constexpr bool is_builtin<scaled_op<Op>> = is_builtin<Op>;
+
+template <class Op>
 constexpr bool is_commutative() {
   if constexpr (requires { bool{Op::commutative}; }) {
     return Op::commutative;
@@ -294,29 +318,30 @@ constexpr bool is_commutative() {
 /// sentence if `op` is not defined for T.
 template <class T, class Op>
 reduction make_reduction(const Op& /*an empty object: its type says it all*/, int size) {
+  using N = detail::builtin_of<T>;
   reduction r;
   r.type = dtype_of<T>;
   r.element_bytes = sizeof(T);
   r.op = detail::op_id<Op>;
   if constexpr (std::is_same_v<Op, sum_t> || std::is_same_v<Op, average_t>) {
-    static_assert(detail::is_number<T>,
+    static_assert(detail::is_number<N>,
                   "hvd: sum and average are defined for numbers (integers, half, bfloat16, float, double, "
                   "complex); for bool use hvd::max (or) or hvd::min (and), for your own type pass a function "
                   "object T operator()(T, T)");
-    r.fold = detail::builtin_kernel<T, detail::add>();
-    if constexpr (detail::is_complex<T>) r.lanes = 2;
+    r.fold = detail::builtin_kernel<N, detail::add>();
+    if constexpr (detail::is_complex<N>) r.lanes = 2;
     if constexpr (std::is_same_v<Op, average_t>) r.scale.divisor = static_cast<std::uint32_t>(size);
   } else if constexpr (std::is_same_v<Op, min_t> || std::is_same_v<Op, max_t>) {
-    static_assert(detail::is_ordered<T>,
+    static_assert(detail::is_ordered<N>,
                   "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, "
                   "bool); complex numbers have no order");
-    r.fold = std::is_same_v<Op, min_t> ? detail::builtin_kernel<T, detail::minimum>()
-                                       : detail::builtin_kernel<T, detail::maximum>();
+    r.fold = std::is_same_v<Op, min_t> ? detail::builtin_kernel<N, detail::minimum>()
+                                       : detail::builtin_kernel<N, detail::maximum>();
   } else if constexpr (std::is_same_v<Op, product_t>) {
-    static_assert(detail::is_number<T>,
+    static_assert(detail::is_number<N>,
                   "hvd: product is defined for numbers (integers, half, bfloat16, float, double, complex); "
                   "for bool use hvd::min (and), for your own type pass a function object T operator()(T, T)");
-    r.fold = detail::builtin_kernel<T, detail::multiply>();
+    r.fold = detail::builtin_kernel<N, detail::multiply>();
   } else {
     static_assert(std::is_empty_v<Op> && std::is_default_constructible_v<Op>,
                   "hvd: a reduction's function object must be stateless (no captures, no members): every rank "
@@ -328,7 +353,7 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
     r.commutative = detail::is_commutative<Op>();
   }
   // Division by a power of two is exact as a multiplication, which is several times faster.
-  if (!std::is_integral_v<T> && std::has_single_bit(r.scale.divisor)) {
+  if (!std::is_integral_v<N> && std::has_single_bit(r.scale.divisor)) {
     r.scale.post /= static_cast<double>(r.scale.divisor);
     r.scale.divisor = 1;
   }
@@ -344,7 +369,8 @@ reduction make_reduction(const non_commutative_op<F>& op, int size) {
 
 template <class T, class Op>
 reduction make_reduction(const scaled_op<Op>& op, int size) {
-  static_assert(detail::is_number<T>, "hvd: prescale and postscale need numbers: not bool, not your own type");
+  static_assert(detail::is_number<T> || (detail::is_builtin<Op> && detail::is_number<detail::builtin_of<T>>),
+                "hvd: prescale and postscale need numbers: not bool, not your own type");
   reduction r = make_reduction<T>(op.op, size);
   r.scale.pre *= op.prescale;
   r.scale.post *= op.postscale;

@@ -57,8 +57,9 @@ concept Transport = requires(T& t, int color, int key) {
 };
 
 /// Ranks can send bytes to each other. Messages between two ranks arrive in order; `send` may block until the
-/// receiver takes the message; `exchange` does both directions at once and cannot deadlock against another
-/// `exchange`. A message of another length than `recv` expects is an `hvd::error` of kind mismatch.
+/// receiver takes the message; `exchange` makes progress in both directions at once, whatever the peers match it with:
+/// `exchange`, or `send` and `recv`. A message of another length than `recv` expects is an `hvd::error` of kind
+/// mismatch.
 template <class T>
 concept PointToPoint =
     Transport<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {

@@ -1,5 +1,4 @@
-// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; for medium and large
-// messages.
+// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; not for small messages.
 #pragma once
 
 #include <hvd/detail/blocks.hpp>
@@ -41,7 +40,8 @@ struct halving_doubling {
     const detail::pairing group(t.size());
     const detail::even_blocks parts(group.acting(), c.count, c.op.element_bytes);
     const std::size_t bytes = c.count * c.op.element_bytes;
-    int part = halve(t, group, c.op, prepared(c.op, c.in, c.out, c.count), c.out, starts_of(parts));
+    const auto start = [&](int k) { return parts.start(k); };
+    int part = halve(t, group, c.op, prepared(c.op, c.in, c.out, c.count), c.out, start);
     if (!group.acts(rank)) return t.recv(c.out, bytes, rank - 1);
     c.op.finish(c.out + parts.offset(part), parts.count(part));
     const int index = group.index(rank);
@@ -63,7 +63,8 @@ struct halving_doubling {
     // Ranks other than the root may have no `out`.
     const detail::temporary elsewhere(rank == c.root ? 0 : c.count * c.op.element_bytes);
     std::byte* const reduced = rank == c.root ? c.out : elsewhere.data();
-    int part = halve(t, group, c.op, prepared(c.op, c.in, reduced, c.count), reduced, starts_of(parts));
+    const auto start = [&](int k) { return parts.start(k); };
+    int part = halve(t, group, c.op, prepared(c.op, c.in, reduced, c.count), reduced, start);
     if (!group.acts(rank)) return;
     c.op.finish(reduced + parts.offset(part), parts.count(part));
     const int index = group.index(rank);
@@ -106,17 +107,13 @@ struct halving_doubling {
     detail::copy_bytes(c.out, result, own_bytes);
   }
 
-private:
+ private:
   /// This rank's input, prepared in `memory` if it has to be.
   static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory,
                                    std::size_t count) {
     if (!op.prepares()) return in;
     op.prepare(memory, in, count);
     return memory;
-  }
-
-  static auto starts_of(const detail::even_blocks& parts) {
-    return [&parts](int part) { return parts.start(part); };
   }
 
   /// The bits of `i` < `n`, a power of two, in reverse.

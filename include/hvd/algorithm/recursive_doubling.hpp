@@ -75,8 +75,7 @@ struct recursive_doubling {
     const bool doubles = std::has_single_bit(static_cast<unsigned>(p));
     for (int have = 1; have < p; have *= 2) {
       if (doubles) {
-        // The aligned group of `have` ranks that this one is in has all its blocks; so has the group beside
-        // it.
+        // Each rank of an aligned group of `have` ranks has all blocks of the group.
         const int peer = rank ^ have;
         trade(t, c, rank & -have, peer, peer & -have, peer, have);
       } else {
@@ -87,7 +86,7 @@ struct recursive_doubling {
     }
   }
 
-private:
+ private:
   /// Sends n blocks from block `leaving` on, receives n from block `arriving` on.
   template <PointToPoint T>
   static void trade(T& t, const allgather_call& c, int leaving, int to, int arriving, int from, int n) {

@@ -32,7 +32,8 @@ struct ring {
 
   /// What is received before it is reduced; equal on all ranks. Small enough that a chunk, the rank's own
   /// data for it and the result are in the second-level cache together; while a rank reduces a chunk, its
-  /// predecessor already sends the next as far as the transport buffers. At least one element is taken,
+  /// predecessor already sends the next as far as the transport buffers. (16 MiB between 2 threads: 64 KiB to
+  /// 1 MiB are equal within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken,
   /// whatever is set.
   std::size_t chunk_bytes = std::size_t{256} << 10;
 
@@ -60,8 +61,7 @@ struct ring {
     pass_around(t, c.out, c.blocks);
   }
 
-  /// Pairwise: in step s to rank + s and from rank - s. In place each pair of ranks swaps, in step i + j mod
-  /// p.
+  /// Pairwise: in step s to rank + s and from rank - s. In place ranks i and j swap in step i + j mod p.
   template <PointToPoint T>
   void operator()(T& t, const alltoall_call& c) const {
     if (c.in == c.out) return swap_all(t, c);
@@ -104,10 +104,9 @@ struct ring {
     if (first && c.out != c.in) detail::copy_bytes(c.out, c.in, c.bytes);
   }
 
-private:
+ private:
   /// Leaves the finished reduction of block r in memory_of(r) on rank r. A block that goes around is kept in
-  /// memory_of(block) from its arrival till it is sent on; the block that arrives next may have the same
-  /// memory.
+  /// memory_of(block) from its arrival till it is sent on; the next one may have the same memory.
   template <PointToPoint T, class Blocks, class Memory>
   void reduce_around(T& t, const std::byte* in, const Blocks& blocks, const reduction& op,
                      Memory memory_of) const {
@@ -140,8 +139,9 @@ private:
         const std::size_t leaving_now = length(leaving, at);
         const std::size_t n = length(arriving, at);
         const std::byte* out = nullptr;
-        if (leaving_now != 0)
+        if (leaving_now != 0) {
           out = step == 0 ? own(leaving, at, leaving_now) : memory_of(leaving) + at * unit;
+        }
         if (at == 0) {
           t.exchange(out, leaving_now * unit, to, received.data(), n * unit, from);
         } else {

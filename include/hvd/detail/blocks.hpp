@@ -1,5 +1,4 @@
-// hvd/detail/blocks.hpp: cutting buffers into blocks, and temporary memory, for algorithms that send
-// messages.
+// hvd/detail/blocks.hpp: what algorithms that send messages share: blocks, pairs of ranks, temporary memory.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -18,7 +17,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// are never written cost nothing. An `error` of kind no_memory if there are none; algorithms allocate before
 /// their first message where they can.
 class temporary {
-public:
+ public:
   temporary() = default;
   explicit temporary(std::size_t bytes) {
     if (bytes == 0) return;
@@ -31,15 +30,14 @@ public:
 
   [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
 
-private:
+ private:
   struct aligned_delete {
     void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{cache_line}); }
   };
   std::unique_ptr<std::byte[], aligned_delete> data_;
 };
 
-/// How many elements make a chunk of `bytes`: at least one, at most `count` (but not 0, so that loops
-/// advance).
+/// How many elements make a chunk of `bytes`: at most `count`, and at least one so that loops advance.
 constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes,
                                      std::size_t count) noexcept {
   return std::max<std::size_t>(1, std::min(bytes / element_bytes, count));
@@ -51,7 +49,7 @@ constexpr int around(int i, int size) noexcept { return i < 0 ? i + size : i < s
 /// `count` elements cut into near-equal blocks; named as in `partition`. Block i starts at floor(count * i /
 /// parts), so not only single blocks but all runs of equally many blocks differ by at most one element.
 class even_blocks {
-public:
+ public:
   constexpr even_blocks(int parts, std::size_t count, std::size_t element_bytes) noexcept
       : parts_(static_cast<std::size_t>(parts)), count_(count), element_bytes_(element_bytes) {}
 
@@ -67,14 +65,13 @@ public:
     return (count_ / parts_ + (count_ % parts_ != 0 ? 1 : 0)) * element_bytes_;
   }
 
-private:
+ private:
   std::size_t parts_;
   std::size_t count_;
   std::size_t element_bytes_;
 };
 
-/// Neighbouring blocks of a partition, in bytes, where the first block follows the last: one contiguous
-/// piece, or two.
+/// Neighbouring blocks of a partition, where the first follows the last: one contiguous piece, or two.
 struct block_run {
   std::size_t offset;   ///< of the first piece in the partitioned buffer; the second one starts at 0
   std::size_t bytes;    ///< of the first piece
@@ -111,7 +108,7 @@ void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, st
 /// so that the acting ranks, numbered in rank order by their index, are a power of two. (R. Thakur, R.
 /// Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.)
 class pairing {
-public:
+ public:
   /// In each pair the lower rank acts, unless the other one is `must_act`.
   explicit constexpr pairing(int size, int must_act = 0) noexcept
       : acting_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))),
@@ -133,7 +130,7 @@ public:
     return index < pairs_ ? 2 * index : index + pairs_;
   }
 
-private:
+ private:
   int acting_;
   int pairs_;
   int must_act_;

@@ -77,7 +77,11 @@ inline constexpr int cells_per_rank = 3;  // why three suffice: see algorithm/di
 
 inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// The layout for windows of `staging` bytes: an eighth of it lines at most, a quarter channels, the rest cells.
+/// The group's header, which `staging_bytes` counts in with each rank's window.
+inline constexpr std::size_t header_bytes = 4096;
+
+/// The layout where each rank adds `staging` bytes, the header counted: a sixteenth of them lines at most, a quarter
+/// channels, the rest cells.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > 4096) {
     throw error(error_kind::invalid_argument, "a group of " + std::to_string(size) +
@@ -85,7 +89,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
   }
   const std::size_t ranks = static_cast<std::size_t>(size);
   geometry g;
-  g.window_bytes = round_up(staging, 4096);
+  g.window_bytes = std::max(staging / 4096 * 4096, 2 * header_bytes) - header_bytes;
   g.line_count = std::clamp<std::size_t>(g.window_bytes / 16 / sizeof(line), 16, 160);
   g.lines_at = round_up(sizeof(control), 4096);
   g.channels_at = g.lines_at + 2 * g.line_count * sizeof(line);
@@ -110,7 +114,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
 
 /// The start of a group's memory. Filled before any other rank can see it, and constant from then on, but for
 /// the abort word.
-struct alignas(4096) group_header {
+struct alignas(header_bytes) group_header {
   static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
   std::uint64_t magic = magic_value;
   std::uint64_t total_bytes = 0;
@@ -130,6 +134,8 @@ inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter) no
   return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
          static_cast<std::uint64_t>(reporter + 1) << 32;
 }
+
+static_assert(sizeof(group_header) == header_bytes);
 
 inline std::size_t group_bytes(int size, const geometry& g) {
   return sizeof(group_header) + static_cast<std::size_t>(size) * g.window_bytes;

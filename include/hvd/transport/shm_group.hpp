@@ -171,7 +171,7 @@ class shm_group {
       refuse("the job was started with size " + std::to_string(h.size) + ", this rank with size " +
                  std::to_string(size), error_kind::mismatch);
     }
-    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes) ||
+    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
         group_bytes(size, h.windows) != s.bytes()) {
       return s.path() + " has an inconsistent header";
     }

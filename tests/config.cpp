@@ -1,0 +1,234 @@
+// tests/config.cpp: what the environment may say, and the sentence for what it may not.
+#include <hvd/config.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace {
+
+using variables = std::map<std::string, std::string>;
+
+hvd::config read(const variables& set) {
+  return hvd::config::from_environment([&](const char* name) -> std::optional<std::string> {
+    const auto found = set.find(name);
+    return found == set.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+// The sentence of the invalid_argument that f throws; another kind, or none, is no such sentence.
+template <class F>
+doctest::String complaint(F&& f) {
+  try {
+    static_cast<void>(std::forward<F>(f)());
+  } catch (const hvd::error& e) {
+    return e.kind() == hvd::error_kind::invalid_argument ? e.what() : "another kind of error";
+  }
+  return "accepted";
+}
+
+doctest::String complaint_of(const variables& set) {
+  return complaint([&] { return read(set); });
+}
+
+doctest::Contains has(const char* text) { return doctest::Contains(text); }
+
+variables placed(const char* rank, const char* size) {
+  return {{"HOROVOD_RANK", rank}, {"HOROVOD_SIZE", size}};
+}
+
+variables placed(const char* rank, const char* size, const char* local_rank, const char* local_size) {
+  auto set = placed(rank, size);
+  set["HOROVOD_LOCAL_RANK"] = local_rank;
+  set["HOROVOD_LOCAL_SIZE"] = local_size;
+  return set;
+}
+
+variables placed(const char* rank, const char* size, const char* local_rank, const char* local_size,
+                 const char* cross_rank, const char* cross_size) {
+  auto set = placed(rank, size, local_rank, local_size);
+  set["HOROVOD_CROSS_RANK"] = cross_rank;
+  set["HOROVOD_CROSS_SIZE"] = cross_size;
+  return set;
+}
+
+struct six {
+  int rank, size, local_rank, local_size, cross_rank, cross_size;
+  bool operator==(const six&) const = default;
+};
+
+six place(const variables& set) {
+  const hvd::config c = read(set);
+  return {c.rank, c.size, c.local_rank, c.local_size, c.cross_rank, c.cross_size};
+}
+
+}  // namespace
+
+TEST_CASE("config: an empty environment is one process alone") {
+  const hvd::config c = read({});
+  CHECK(place({}) == six{0, 1, 0, 1, 0, 1});
+  CHECK(c.job.empty());
+  CHECK(c.start_timeout == std::chrono::seconds(30));
+  CHECK(c.timeout == std::chrono::seconds(300));
+  CHECK(c.check == (HVD_CHECK != 0));
+  CHECK(c.shm_dir == "/dev/shm");
+}
+
+TEST_CASE("config: all that a launcher sets is taken") {
+  CHECK(place(placed("5", "8", "1", "4", "1", "2")) == six{5, 8, 1, 4, 1, 2});
+  // Unequal hosts: 3 ranks on one, 1 on the other.
+  CHECK(place(placed("2", "4", "2", "3", "0", "1")) == six{2, 4, 2, 3, 0, 1});
+  CHECK(place(placed("3", "4", "0", "1", "1", "2")) == six{3, 4, 0, 1, 1, 2});
+  CHECK(place(placed("0", "2147483647")) == six{0, INT_MAX, 0, INT_MAX, 0, 1});
+}
+
+TEST_CASE("config: what is not set follows from what is") {
+  CHECK(place(placed("2", "4")) == six{2, 4, 2, 4, 0, 1});
+  CHECK(place(placed("2", "4", "2", "4")) == six{2, 4, 2, 4, 0, 1});
+  CHECK(place(placed("2", "4", "1", "4")) == six{2, 4, 1, 4, 0, 1});  // local ranks in another order
+  CHECK(place(placed("5", "8", "1", "4")) == six{5, 8, 1, 4, 1, 2});
+  CHECK(place(placed("3", "4", "0", "1")) == six{3, 4, 0, 1, 3, 4});
+  auto set = placed("1", "2");
+  set["HOROVOD_CROSS_RANK"] = "0";
+  set["HOROVOD_CROSS_SIZE"] = "1";
+  CHECK(place(set) == six{1, 2, 1, 2, 0, 1});
+}
+
+TEST_CASE("config: a place that does not follow must be given") {
+  const auto not_consecutive = complaint_of(placed("1", "4", "0", "2"));
+  CHECK(not_consecutive == has("HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE are not set"));
+  CHECK(not_consecutive == has("rank 1 of 4, local rank 0 of 2"));
+  CHECK(complaint_of(placed("0", "4", "0", "3")) == has("HOROVOD_CROSS_SIZE are not set"));
+  auto cross_only = placed("1", "4");
+  cross_only["HOROVOD_CROSS_RANK"] = "1";
+  cross_only["HOROVOD_CROSS_SIZE"] = "2";
+  CHECK(complaint_of(cross_only) ==
+        has("HOROVOD_CROSS_SIZE=\"2\" is out of range; allowed: 1 while HOROVOD_LOCAL_SIZE is not set"));
+}
+
+TEST_CASE("config: half a pair is refused") {
+  CHECK(complaint_of({{"HOROVOD_RANK", "1"}}) ==
+        "hvd: HOROVOD_RANK=\"1\" is set but HOROVOD_SIZE is not; allowed: both or neither");
+  CHECK(complaint_of({{"HOROVOD_SIZE", "2"}}) == has("HOROVOD_SIZE=\"2\" is set but HOROVOD_RANK is not"));
+  auto set = placed("0", "2");
+  set["HOROVOD_LOCAL_RANK"] = "0";
+  CHECK(complaint_of(set) == has("HOROVOD_LOCAL_RANK=\"0\" is set but HOROVOD_LOCAL_SIZE is not"));
+  set = placed("0", "2", "0", "1");
+  set["HOROVOD_CROSS_SIZE"] = "2";
+  CHECK(complaint_of(set) == has("HOROVOD_CROSS_SIZE=\"2\" is set but HOROVOD_CROSS_RANK is not"));
+}
+
+TEST_CASE("config: garbage in a rank is named, with what is allowed") {
+  CHECK(complaint_of(placed("abc", "4")) ==
+        "hvd: HOROVOD_RANK=\"abc\" is not a whole number; allowed: 0 to HOROVOD_SIZE-1 (here 0 to 3)");
+  for (const char* garbage : {"1x", "x1", " 1", "1 ", "1.0", "+1", "1e0", "0x1", "--1", "-", "1\n", "\xff"}) {
+    CAPTURE(garbage);
+    CHECK(complaint_of(placed(garbage, "4")) == has("is not a whole number; allowed: 0 to HOROVOD_SIZE-1"));
+  }
+  CHECK(complaint_of(placed("", "4")) == has("HOROVOD_RANK=\"\" is empty; allowed: 0 to HOROVOD_SIZE-1"));
+  CHECK(complaint_of(placed("1", "")) == has("HOROVOD_SIZE=\"\" is empty; allowed: 1 to 2147483647"));
+  CHECK(complaint_of(placed("1", "four")) == has("HOROVOD_SIZE=\"four\" is not a whole number"));
+}
+
+TEST_CASE("config: a rank outside its size is named, with the size") {
+  CHECK(complaint_of(placed("4", "4")) ==
+        "hvd: HOROVOD_RANK=\"4\" is out of range; allowed: 0 to HOROVOD_SIZE-1 (here 0 to 3)");
+  for (const char* outside : {"-1", "-0000001", "99999999999999999999999", "-99999999999999999999999"})
+    CHECK(complaint_of(placed(outside, "4")) == has("is out of range; allowed: 0 to HOROVOD_SIZE-1"));
+  for (const char* outside : {"0", "-1", "2147483648"})
+    CHECK(complaint_of(placed("0", outside)) == has("is out of range; allowed: 1 to 2147483647"));
+  CHECK(complaint_of(placed("0", "2", "2", "2")) == has("HOROVOD_LOCAL_RANK=\"2\" is out of range"));
+  CHECK(complaint_of(placed("0", "2", "0", "3")) == has("allowed: 1 to HOROVOD_SIZE (here 1 to 2)"));
+  CHECK(complaint_of(placed("0", "4", "0", "2", "0", "4")) ==
+        has("HOROVOD_CROSS_SIZE=\"4\" is out of range; allowed: 1 to HOROVOD_SIZE-HOROVOD_LOCAL_SIZE+1 "
+            "(here 1 to 3)"));
+  CHECK(complaint_of(placed("0", "4", "0", "2", "2", "2")) ==
+        has("HOROVOD_CROSS_RANK=\"2\" is out of range; allowed: 0 to HOROVOD_CROSS_SIZE-1 (here 0 to 1)"));
+  // A local place without a job is a place in a job of one.
+  CHECK(complaint_of({{"HOROVOD_LOCAL_RANK", "0"}, {"HOROVOD_LOCAL_SIZE", "2"}}) ==
+        has("HOROVOD_LOCAL_SIZE=\"2\" is out of range; allowed: 1 to HOROVOD_SIZE (here 1 to 1)"));
+}
+
+TEST_CASE("config: timeouts are seconds, whole or not") {
+  CHECK(read({{"HOROVOD_START_TIMEOUT", "600"}}).start_timeout == std::chrono::seconds(600));
+  CHECK(read({{"HVD_TIMEOUT", "0.5"}}).timeout == std::chrono::milliseconds(500));
+  CHECK(read({{"HVD_TIMEOUT", "1e3"}}).timeout == std::chrono::seconds(1000));
+  CHECK(read({{"HVD_TIMEOUT", "0"}}).timeout == std::chrono::seconds(0));
+  CHECK(read({{"HVD_TIMEOUT", "0.0"}}).timeout == std::chrono::seconds(0));
+  CHECK(read({{"HVD_TIMEOUT", "1000000000"}}).timeout == std::chrono::seconds(1000000000));
+  CHECK(complaint_of({{"HVD_TIMEOUT", "soon"}}) == "hvd: HVD_TIMEOUT=\"soon\" is not a number of seconds; "
+                                                   "allowed: 0 (no limit) or 0.001 to 1000000000 seconds");
+  CHECK(complaint_of({{"HOROVOD_START_TIMEOUT", "0"}}) ==
+        "hvd: HOROVOD_START_TIMEOUT=\"0\" is out of range; allowed: 0.001 to 1000000000 seconds");
+  for (const char* garbage : {"5s", " 5", "5 ", "inf", "-inf", "nan", "NaN", "infinity", "1e", ".", "0x10"}) {
+    CAPTURE(garbage);
+    CHECK(complaint_of({{"HVD_TIMEOUT", garbage}}) == has("is not a number of seconds"));
+    CHECK(complaint_of({{"HOROVOD_START_TIMEOUT", garbage}}) == has("is not a number of seconds"));
+  }
+  for (const char* outside : {"-1", "-0.5", "1e10", "1e999", "-1e999", "1e-9", "1e-999"}) {
+    CAPTURE(outside);
+    CHECK(complaint_of({{"HVD_TIMEOUT", outside}}) == has("is out of range"));
+  }
+  CHECK(complaint_of({{"HVD_TIMEOUT", ""}}) == has("HVD_TIMEOUT=\"\" is empty"));
+}
+
+TEST_CASE("config: truth values") {
+  for (const char* yes : {"1", "true", "TRUE", "True", "yes", "on", "On"})
+    CHECK(read({{"HVD_CHECK", yes}}).check);
+  for (const char* no : {"0", "false", "False", "no", "off", "OFF"})
+    CHECK_FALSE(read({{"HVD_CHECK", no}}).check);
+  for (const char* garbage : {"2", "01", "t", "enable", " 1", "-1"})
+    CHECK(complaint_of({{"HVD_CHECK", garbage}}) ==
+          has("is not a truth value; allowed: 0, 1, false, true, no, yes, off, on"));
+  CHECK(complaint_of({{"HVD_CHECK", ""}}) == has("HVD_CHECK=\"\" is empty; allowed: 0, 1"));
+}
+
+TEST_CASE("config: a job's name can be part of a file's name") {
+  CHECK(read({{"HVD_JOB", "digits-3.b_1"}}).job == "digits-3.b_1");
+  CHECK(read({{"HVD_JOB", std::string(128, 'j')}}).job.size() == 128);
+  for (const char* bad : {"a/b", "../x", "a b", "a\tb", "\xc3\xa4", "a:b"})
+    CHECK(complaint_of({{"HVD_JOB", bad}}) == has("is no name for a job; allowed: 1 to 128 letters, digits"));
+  CHECK(complaint_of({{"HVD_JOB", ""}}) == has("HVD_JOB=\"\" is empty"));
+  CHECK(complaint_of({{"HVD_JOB", std::string(129, 'j')}}) == has("is no name for a job"));
+}
+
+TEST_CASE("config: the folder of segments is an absolute path") {
+  CHECK(read({{"HVD_SHM_DIR", "/run/hvd"}}).shm_dir == "/run/hvd");
+  CHECK(complaint_of({{"HVD_SHM_DIR", "shm"}}) == has("HVD_SHM_DIR=\"shm\" is not absolute"));
+  CHECK(complaint_of({{"HVD_SHM_DIR", ""}}) == has("HVD_SHM_DIR=\"\" is empty; allowed: an absolute path"));
+}
+
+TEST_CASE("config: a message shows any value on one short line") {
+  CHECK(complaint_of(placed("1\n\x1b[2J", "4")) == has("HOROVOD_RANK=\"1\\x0a\\x1b[2J\" is not"));
+  const doctest::String message = complaint_of(placed(std::string(100'000, '7').c_str(), "4"));
+  CHECK(message.size() < 250);
+  CHECK(message == has("7...7"));
+}
+
+TEST_CASE("config: from_environment reads this process's environment") {
+  REQUIRE(setenv("HOROVOD_START_TIMEOUT", "12.5", 1) == 0);
+  CHECK(hvd::config::from_environment().start_timeout == std::chrono::milliseconds(12500));
+  REQUIRE(unsetenv("HOROVOD_START_TIMEOUT") == 0);
+  CHECK(hvd::config::from_environment().start_timeout == std::chrono::seconds(30));
+}
+
+TEST_CASE("config: parse_integer holds the range of every type to its ends") {
+  CHECK(hvd::parse_integer<std::int8_t>("X", "-128", INT8_MIN, INT8_MAX) == -128);
+  CHECK(hvd::parse_integer<std::uint64_t>("X", "18446744073709551615", 0, UINT64_MAX) == UINT64_MAX);
+  CHECK(hvd::parse_integer("X", "-9223372036854775808", INT64_MIN, INT64_MAX) == INT64_MIN);
+  CHECK(complaint([] {
+          return hvd::parse_integer<std::uint64_t>("X", "18446744073709551616", 0, UINT64_MAX);
+        }) == "hvd: X=\"18446744073709551616\" is out of range; allowed: 0 to 18446744073709551615");
+  CHECK(complaint([] { return hvd::parse_integer<unsigned>("X", "-1", 0, 9); }) ==
+        "hvd: X=\"-1\" is out of range; allowed: 0 to 9");
+  CHECK(complaint([] { return hvd::parse_integer<unsigned>("X", "-", 0, 9); }) ==
+        has("is not a whole number"));
+}
