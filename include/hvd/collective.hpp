@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -59,6 +60,13 @@ class arguments {
     if (c.size() != static_cast<std::size_t>(size_)) {
       refuse(std::string(what) + " has " + std::to_string(c.size()) + " entries; allowed: one for each of the " +
              std::to_string(size_) + " ranks");
+    }
+    std::size_t total = 0;
+    for (const std::size_t n : c) {  // or blocks with a sum that fits could lie anywhere
+      if (n > std::numeric_limits<std::size_t>::max() - total) {
+        refuse(std::string(what) + " add up to more than " + std::to_string(std::numeric_limits<std::size_t>::max()));
+      }
+      total += n;
     }
     return *this;
   }

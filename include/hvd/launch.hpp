@@ -4,6 +4,7 @@
 #include <hvd/transport/shm.hpp>
 #include <hvd/transport/thread.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -26,10 +27,16 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// Forwards SIGINT, SIGTERM and SIGHUP to the ranks while it exists, and remembers which came.
+/// Forwards SIGINT, SIGTERM and SIGHUP to the ranks while it exists, and remembers which came. They are held back until
+/// `open`, so that none is lost between a fork and the moment when the child has its own handlers, and none ends this
+/// process between making a segment and removing it.
 class signal_relay {
  public:
   explicit signal_relay(const std::vector<pid_t>& ranks) {
+    sigset_t held;
+    ::sigemptyset(&held);
+    for (const int signal : signals) ::sigaddset(&held, signal);
+    ::pthread_sigmask(SIG_BLOCK, &held, &mask_);
     shared().ranks = &ranks;
     shared().received = 0;
     struct sigaction forward {};
@@ -50,8 +57,12 @@ class signal_relay {
   signal_relay& operator=(const signal_relay&) = delete;
   ~signal_relay() { restore(); }
 
+  /// All ranks have been started: pass on what has come, and what comes.
+  void open() noexcept { ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr); }
+  /// As it was before.
   void restore() noexcept {
     for (std::size_t i = 0; i != std::size(signals) && !restored_; ++i) ::sigaction(signals[i], &before_[i], nullptr);
+    if (!restored_) open();
     restored_ = true;
   }
   [[nodiscard]] static int received() noexcept { return shared().received; }
@@ -67,6 +78,7 @@ class signal_relay {
     return s;
   }
   struct sigaction before_[std::size(signals)] {};
+  sigset_t mask_{};
   bool restored_ = false;
 };
 
@@ -103,6 +115,9 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 /// out of 1 to 4096, no_memory, system.
 template <class F>
 int fork_run(int np, F&& f, const sharing_options& opts = {}) {
+  std::vector<pid_t> ranks(static_cast<std::size_t>(std::clamp(np, 0, 4096)), 0);
+  std::vector<int> codes(ranks.size(), 0);
+  detail::signal_relay relay(ranks);
   const std::string job = "fork-" + detail::hex(detail::random_word());
   auto memory = detail::create_group(job, np, opts, 0);
   if (!memory) throw error(error_kind::system, "fork_run: job name " + job + " is taken");
@@ -112,9 +127,6 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   } const at_end{*memory};
 
   std::fflush(nullptr);
-  std::vector<pid_t> ranks(static_cast<std::size_t>(np), 0);
-  std::vector<int> codes(static_cast<std::size_t>(np), 0);
-  detail::signal_relay relay(ranks);
   const pid_t parent = ::getpid();
   for (int r = 0; r != np; ++r) {
     const pid_t pid = ::fork();
@@ -137,8 +149,8 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       throw error(error_kind::system, "fork_run: cannot start rank " + std::to_string(r) + ": " + why);
     }
     ranks[static_cast<std::size_t>(r)] = pid;
-    if (detail::signal_relay::received() != 0) ::kill(pid, detail::signal_relay::received());
   }
+  relay.open();
 
   auto& header = *reinterpret_cast<detail::group_header*>(memory->data());
   for (int left = np; left != 0;) {

@@ -51,12 +51,14 @@ class peer_memory {
   /// Whether the process or thread behind a rank still exists; called only while waiting.
   struct liveness {
     bool (*alive)(void* context, int peer) = nullptr;
+    /// Who is to blame when a peer is gone, which may have left because of another that was killed.
+    int (*blame)(void* context, int peer) = nullptr;
     void* context = nullptr;
   };
 
   peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
               const failure_policy& failure, liveness live)
-      : header_(header), geometry_(header.windows), rank_(rank), size_(header.size), label_(std::move(label)),
+      : header_(header), geometry_(header.windows), checks_(header.check != 0), rank_(rank), size_(header.size), label_(std::move(label)),
         waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), pointers_(2 * ranks()) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
@@ -64,7 +66,7 @@ class peer_memory {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
-  [[nodiscard]] bool checks() const noexcept { return header_.check != 0; }
+  [[nodiscard]] bool checks() const noexcept { return checks_; }
   [[nodiscard]] bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
   [[nodiscard]] const waiting_policy& waiting() const noexcept { return waiting_; }
@@ -125,7 +127,9 @@ class peer_memory {
       for (const int p : {peer, other}) {
         const std::optional<error_kind> trouble = p < 0 ? std::nullopt : look(p, now - started);
         // The peer may have stored what we need just before it left.
-        if (trouble && !ready()) give_up(*trouble, p, what);
+        if (!trouble || ready()) continue;
+        const bool ask = *trouble == error_kind::peer_lost && live_.blame != nullptr;
+        give_up(*trouble, ask ? live_.blame(live_.context, p) : p, what);
       }
     }
   }
@@ -164,11 +168,13 @@ class peer_memory {
 
   /// Copies a part of the peer's payload; waits for one line at least, even for no bytes.
   void hear(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
-    for (;;) {
+    // A peer in another call may never write the line at `offset`, but it writes the first.
+    // Where there is nothing to copy, `offset` may be the end, and behind the last line.
+    if (offset >= line::capacity || bytes == 0) hear(peer);
+    while (bytes != 0) {
       const std::size_t skip = offset % line::capacity;
       const std::size_t n = std::min(bytes, line::capacity - skip);
       copy_bytes(to, hear(peer, offset) + skip, n);
-      if (bytes == n) return;
       to += n;
       offset += n;
       bytes -= n;
@@ -350,6 +356,7 @@ class peer_memory {
 
   group_header& header_;
   const geometry geometry_;  // a copy: nothing another process writes can move our accesses
+  const bool checks_;        // and a forked child, which does not have the memory, may ask
   const int rank_;
   const int size_;
   std::string label_;

@@ -1,14 +1,15 @@
 // hvd/algorithm/direct_cells.hpp: large messages through three reused cells of staging memory for each rank.
 //
 // Chunk k of an operation goes through cell k mod 3 of each rank, small enough to stay in cache. While chunk k is
-// reduced, chunk k+1 is copied in and chunk k-1 copied out. There are no barriers, only three words for each rank
-// that grow with k: `staged`, `reduced` (or read), `consumed`.
+// reduced, chunk k+1 is copied in and chunk k-1 copied out. There are no barriers, only two words for each rank
+// that grow with k: `staged` and `reduced` (or read).
 //
 // Why three cells suffice for allreduce with no further flag: before a rank copies chunk j in, it has copied chunk
 // j-3 out, for which it saw everybody's `reduced` pass j-3, so nobody reads its old input; before it writes the result
 // of chunk j into its cell it saw everybody's `staged` pass j, which each rank stores after it has copied j-3 out.
-// tests/model/ has the proof by exhaustion for 2 and 3 ranks. Where not everybody waits for everybody (a root), the
-// waits are explicit.
+// Where not everybody waits for everybody anyway, staging waits for `reduced` of those who read the cell. The first
+// three chunks of an operation wait for nothing: `agree` has shown that all earlier operations are over. tests/model/
+// has the proof by exhaustion for 2 and 3 ranks.
 //
 // The reduction follows YHCCL (Peng et al., SC'23) in moving little: a rank does not stage its own slice; the result
 // lies in the hole that this leaves in its cell. 5 - 2/p accesses for each byte.
@@ -146,9 +147,6 @@ class staged_reduction {
       if (q != r) m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
       ins[q] = q == r ? in_ + s.at : staged(q, k, r);
     }
-    if (rooted() && r != root_ && k >= cells_per_rank) {
-      m_.await(m_.of(root_).consumed.value, base_ + k - cells_per_rank + 1, root_, phase::consume);
-    }
     std::byte* outs[2];
     int n = 0;
     if (r != root_) outs[n++] = staged(r, k, r);
@@ -174,7 +172,6 @@ class staged_reduction {
         copy_bytes(out_ + s.at, staged(q, k, q), bytes);
       }
     }
-    if (rooted()) m_.store(m_.mine().consumed.value, base_ + k + 1);
   }
 
   peer_memory& m_;

@@ -37,13 +37,13 @@ static_assert(sizeof(line) == cache_line);
 enum class presence : std::uint32_t { absent, joined, left, failed };
 
 inline constexpr int max_cpus = 2048;
+inline constexpr int max_ranks = 4096;
 
 /// The first part of a rank's window.
 struct control {
-  lonely_word staged;    ///< chunks that this rank has copied into its cells
-  lonely_word reduced;   ///< chunks that it has reduced or read from all its peers
-  lonely_word consumed;  ///< chunks that it has copied out
-  lonely_word done;      ///< exchanges that it has completed
+  lonely_word staged;   ///< chunks that this rank has copied into its cells
+  lonely_word reduced;  ///< chunks that it has reduced or read from all its peers
+  lonely_word done;     ///< exchanges that it has completed
   struct alignas(apart) {
     std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
     std::atomic<std::uint32_t> rings{0};     ///< what they sleep on
@@ -83,7 +83,7 @@ inline constexpr std::size_t header_bytes = 4096;
 /// The layout where each rank adds `staging` bytes, the header counted: a sixteenth of them lines at most, a quarter
 /// channels, the rest cells.
 inline geometry make_geometry(int size, std::size_t staging) {
-  if (size < 1 || size > 4096) {
+  if (size < 1 || size > max_ranks) {
     throw error(error_kind::invalid_argument, "a group of " + std::to_string(size) +
                                                   " ranks cannot share memory; allowed: 1 to 4096");
   }
@@ -112,8 +112,20 @@ inline geometry make_geometry(int size, std::size_t staging) {
   return g;
 }
 
+/// A flag for each rank.
+class rank_set {
+ public:
+  void add(int r) noexcept { words_[index(r)].fetch_or(bit(r)); }
+  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & bit(r)) != 0; }
+
+ private:
+  static std::size_t index(int r) noexcept { return static_cast<std::size_t>(r) / 64; }
+  static std::uint64_t bit(int r) noexcept { return std::uint64_t{1} << r % 64; }
+  std::array<word, max_ranks / 64> words_{};
+};
+
 /// The start of a group's memory. Filled before any other rank can see it, and constant from then on, but for
-/// the abort word.
+/// the abort word and the flags.
 struct alignas(header_bytes) group_header {
   static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
   std::uint64_t magic = magic_value;
@@ -125,6 +137,9 @@ struct alignas(header_bytes) group_header {
   std::int32_t size = 0;
   std::uint32_t check = 0;
   geometry windows;
+  std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
+  rank_set entered;  ///< who has come, and holds its lock from then on while it lives
+  rank_set ready;    ///< whose window has memory: until then nobody else may touch it
   /// 0, or why the group is finished: kind + 1, the rank at fault and the rank that found it.
   lonely_word abort;
 };
@@ -134,6 +149,9 @@ inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter) no
   return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
          static_cast<std::uint64_t>(reporter + 1) << 32;
 }
+
+inline error_kind abort_kind(std::uint64_t reason) noexcept { return static_cast<error_kind>((reason & 0xff) - 1); }
+inline int abort_culprit(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 8 & 0xffffff) - 1; }
 
 static_assert(sizeof(group_header) == header_bytes);
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -24,7 +25,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// A new group's memory under its job's name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
 /// is what ranks that agreed over another transport expect to find.
 inline std::optional<segment> create_group(std::string_view job, int size, const sharing_options& opts,
-                                           std::uint64_t nonce) {
+                                           std::uint64_t nonce, bool launched = false) {
   const geometry shape = make_geometry(size, opts.memory.staging_bytes);
   // Each rank reserves its own window, so that the pages lie in its own NUMA node.
   segment s = segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header));
@@ -37,6 +38,7 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
   h->size = size;
   h->check = opts.failure.check ? 1 : 0;
   h->windows = shape;
+  h->launched = launched ? 1 : 0;
   if (!s.lock(segment::creator_byte)) throw error(error_kind::system, "cannot lock " + s.path());
   if (!s.publish()) return std::nullopt;
   return s;
@@ -45,22 +47,26 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
 /// One rank's membership of a group of processes.
 class shm_group {
  public:
-  shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce)
+  /// Tells while a rank joins that another one will never come; -1 if it knows of none.
+  using watch = std::function<int()>;
+
+  shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
+            const watch& lost = {})
       : opts_(opts), label_("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (job " +
                             std::string(job.substr(0, 64)) + ")") {
-    if (size < 1 || size > 4096) refuse("size " + std::to_string(size) + " is out of range; allowed: 1 to 4096");
+    if (size < 1 || size > max_ranks) refuse("size " + std::to_string(size) + " is out of range; allowed: 1 to 4096");
     if (rank < 0 || rank >= size) {
       refuse("rank " + std::to_string(rank) + " is out of range; allowed: 0 to " + std::to_string(size - 1));
     }
     if (job.empty()) refuse("the job has no name; allowed: any text, the same on all ranks");
     deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
-    segment_.emplace(find(job, rank, size, nonce));
+    segment_.emplace(find(job, rank, size, nonce, lost));
     try {
-      join(rank, job);
+      join(rank, job, lost);
     } catch (...) {
-      if (joined_) {
-        segment_->unlink();  // whoever is alive leaves nothing behind
+      if (entered_) {
         leave();
+        unlink_failed();  // whoever is alive leaves nothing behind
       }
       throw;
     }
@@ -73,8 +79,13 @@ class shm_group {
   [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
 
   void leave() noexcept {
-    if (!peers_ || peers_->orphaned()) return;
+    if (!peers_ || peers_->orphaned() || !ready_) return;
     peers_->mine().self.state.store(presence::left, std::memory_order_release);
+  }
+
+  /// Whether a rank has left or died.
+  [[nodiscard]] bool gone(int rank) const {
+    return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
   }
 
   /// Memory for n elements on each rank; every rank gets it or every rank throws.
@@ -116,17 +127,20 @@ class shm_group {
   }
 
   /// The segment of the job: opened if somebody has made it, made if this is rank 0.
-  segment find(std::string_view job, int rank, int size, std::uint64_t nonce) {
+  segment find(std::string_view job, int rank, int size, std::uint64_t nonce, const watch& lost) {
     const std::string name = segment_name(job);
     const std::string& directory = opts_.memory.directory;
     const auto started = clock::now();
-    for (std::string stale;;) {
+    bool first = true;
+    for (std::string stale;; first = false) {
       std::string why;
       std::optional<segment> s = segment::open(directory, name, 0, why);
       if (s) {
         why = stale_reason(*s, job, size, nonce);
         if (why.empty()) return std::move(*s);
-        if (rank == 0) s->unlink();  // a dead job's; anybody who is alive holds its lock
+        const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
+        if (dead || rank == 0) s->unlink();
+        if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
       } else if (!why.empty()) {
         refuse(why + "; remove it or use another job name", error_kind::system);
       }
@@ -145,6 +159,7 @@ class shm_group {
                         (stale.empty() ? "" : "; refused what was there: " + stale),
                     0);
       }
+      if (const int gone = lost ? lost() : -1; gone >= 0) throw_lost(gone);
       // Rank 0 may be unable to make it, and to say so.
       const std::size_t wanted = group_bytes(size, make_geometry(size, opts_.memory.staging_bytes));
       if (rank != 0 && now - started > std::chrono::milliseconds(500) && !segment::has_room(directory, wanted)) {
@@ -178,18 +193,78 @@ class shm_group {
     return {};
   }
 
-  void join(int rank, std::string_view job) {
+  [[noreturn]] void throw_lost(int rank) const {
+    throw error(error_kind::peer_lost,
+                "join on " + label_ + ": rank " + std::to_string(rank) + " has exited or was killed", rank);
+  }
+
+  /// The group that was this job's has ended before this rank came.
+  [[noreturn]] void refuse_dead(const segment& s) const {
+    std::uint64_t reason = 0;
+    if (s.bytes() >= sizeof(group_header)) {
+      reason = reinterpret_cast<const group_header*>(s.data())->abort.value.load(std::memory_order_acquire);
+    }
+    if (reason != 0 && abort_kind(reason) != error_kind::peer_lost) {
+      throw error(abort_kind(reason), "join on " + label_ + ": rank " + std::to_string(abort_culprit(reason)) +
+                                          " failed while the group came together", abort_culprit(reason));
+    }
+    throw_lost(reason != 0 ? abort_culprit(reason) : 0);
+  }
+
+  /// Removes the name of a group that failed, in a moment: ranks on their way shall find it and learn why. (Where a
+  /// launcher removes it, it stays for all of them.)
+  void unlink_failed() const noexcept {
+    const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
+    if (header.launched != 0) return;
+    const auto until = clock::now() + std::chrono::milliseconds(200);
+    for (int q = 0; q != header.size && clock::now() < until;) {
+      if (header.entered.has(q)) {
+        ++q;
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    segment_->unlink();
+  }
+
+  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, perhaps because of it.
+  /// (A process that ends lets go of its groups one by one: a rank may learn of it elsewhere and leave here before it
+  /// can be seen here.)
+  [[nodiscard]] int blame(int peer) const {
+    for (int attempt = 0; attempt != 3; ++attempt) {
+      for (int q = 0; q != peers_->size(); ++q) {
+        if (q == peers_->rank() || segment_->locked(q)) continue;
+        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return q;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return peer;
+  }
+
+  void join(int rank, std::string_view job, const watch& lost) {
     auto& header = *reinterpret_cast<group_header*>(segment_->data());
     if (!segment_->lock(rank)) {
       refuse("rank " + std::to_string(rank) + " has joined job " + std::string(job) + " already");
     }
-    joined_ = true;
+    const bool again = header.entered.has(rank);
+    header.entered.add(rank);
+    entered_ = true;
     peers_.emplace(header, rank, label_, opts_.waiting, opts_.failure,
                    peer_memory::liveness{[](void* self, int peer) {
                                            return static_cast<shm_group*>(self)->segment_->locked(peer);
                                          },
+                                         [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); },
                                          this});
-    segment_->on_fork([](void* self) { static_cast<shm_group*>(self)->peers_->orphan(); }, this);
+    segment_->on_fork(
+        [](void* self) {
+          if (auto& peers = static_cast<shm_group*>(self)->peers_) peers->orphan();
+        },
+        this);
+    if (again) {
+      peers_->set_abort(error_kind::peer_lost, rank);
+      refuse("an earlier process that was rank " + std::to_string(rank) + " of this group is gone; start all ranks again",
+             error_kind::peer_lost);
+    }
     try {
       segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), header.windows.window_bytes);
     } catch (const error&) {
@@ -205,26 +280,32 @@ class shm_group {
                          std::memory_order_relaxed);
     self.nonce.store(header.nonce[1], std::memory_order_relaxed);
     self.state.store(presence::joined, std::memory_order_release);
-    await_all(header);
+    ready_ = true;
+    header.ready.add(rank);
+    await_all(header, lost);
     count_cpus(header);
   }
 
-  void await_all(const group_header& header) {
+  void await_all(const group_header& header, const watch& lost) {
     auto pause = std::chrono::microseconds(20);
     for (int q = 0; q != header.size;) {
-      if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::absent) {
+      if (header.ready.has(q)) {
         ++q;
         continue;
       }
       if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
-      if (!creator_ && !segment_->locked(segment::creator_byte)) {
-        peers_->set_abort(error_kind::peer_lost, 0);
-      }
+      // While rank q is not ready nobody is done, so rank 0 is not either. (With a launcher its ranks end too.)
+      const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
+      if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
       for (int p = 0; p != header.size; ++p) {
-        if (p == peers_->rank()) continue;
-        if (peers_->of(p).self.state.load(std::memory_order_acquire) == presence::joined && !segment_->locked(p)) {
+        if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
+        // Others may have seen everybody and be gone already: they said so before they let go.
+        if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
           peers_->set_abort(error_kind::peer_lost, p);
         }
+      }
+      if (const int gone = lost ? lost() : -1; gone >= 0 && !header.entered.has(gone)) {
+        peers_->set_abort(error_kind::peer_lost, gone);
       }
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
       std::this_thread::sleep_for(pause);
@@ -235,18 +316,20 @@ class shm_group {
         refuse("rank " + std::to_string(q) + " is not in this group's memory", error_kind::mismatch);
       }
     }
+    if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
   }
 
   [[noreturn]] void failed_to_join(const group_header& header) {
     const std::uint64_t reason = header.abort.value.load(std::memory_order_acquire);
-    if (reason % 256 == static_cast<std::uint64_t>(error_kind::timeout) + 1) {
+    if (abort_kind(reason) == error_kind::timeout) {
       std::string missing;
       int first = -1;
       for (int q = 0; q != header.size; ++q) {
-        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::absent) continue;
+        if (header.ready.has(q)) continue;
         if (first < 0) first = q;
         missing += (missing.empty() ? "" : ", ") + std::to_string(q);
       }
+      if (first < 0) missing = std::to_string(first = abort_culprit(reason));  // they came too late
       throw error(error_kind::timeout,
                   "join on " + label_ + ": rank(s) " + missing + " did not join within " +
                       std::to_string(opts_.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)",
@@ -323,7 +406,8 @@ class shm_group {
   std::optional<segment> segment_;
   std::optional<peer_memory> peers_;
   bool creator_ = false;  // a lock never shows to the description that holds it
-  bool joined_ = false;
+  bool entered_ = false;  // holds its lock
+  bool ready_ = false;    // its window has memory
   std::uint32_t blocks_ = 0;
 };
 

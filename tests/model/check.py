@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+# tests/model/check.py: has spin search every state of the protocol models, and the broken variants for their faults.
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+MEMORY_MIB = 1000
+DEPTH = 200_000
+SECONDS = 500
+
+# What a search must end in.
+HOLDS = "holds"        # every state seen, no error
+DATA = "wrong data"    # an assertion about mem[] fails
+STUCK = "stuck"        # a state that nobody can leave and that is not the end
+
+# Bits of cells.pml's KINDS.
+ALLREDUCE, REDUCE, REDUCE_SCATTER, FROM, TO, ALL = 2, 4 + 8, 16, 32 + 64, 128, 256
+EVERY = 510
+
+# (model, what is checked, definitions, expected result). The last group runs with --deep only.
+CASES = [
+  ("lines", "2 ranks, endless", "P=2 EXCHANGES=0", HOLDS),
+  ("lines", "2 ranks, endless, two lines", "P=2 EXCHANGES=0 LINES=2 WORDS=1", HOLDS),
+  ("lines", "3 ranks, 6 exchanges", "P=3", HOLDS),
+  ("lines", "2 ranks, 6 exchanges, weak memory", "P=2 WORDS=1 WEAK", HOLDS),
+  ("lines", "2 ranks, 4 exchanges, weak, two words", "P=2 EXCHANGES=4 WEAK", HOLDS),
+  ("lines", "sequence word before payload", "SEQ_FIRST", DATA),
+  ("lines", "sequence word not a release", "SEQ_RELAXED WEAK", DATA),
+  ("lines", "payload read before sequence word", "LOAD_FIRST", DATA),
+  ("lines", "no parity", "ONE_BUFFER", DATA),
+  ("lines", "known not asked", "NO_KNOWN", DATA),
+  ("lines", "known not asked: sequence word lost", "NO_KNOWN", STUCK),
+  ("lines", "window of 3 exchanges", "WINDOW=3", DATA),
+  ("lines", "known set to s instead of s - 1", "KNOWN_S P=3", DATA),
+  ("lines", "done before reading", "DONE_FIRST", DATA),
+  ("lines", "done not a release", "DONE_RELAXED WEAK", DATA),
+
+  ("cells", "allreduce, 2 ranks, 5 + 4 chunks", f"P=2 KINDS={ALLREDUCE}", HOLDS),
+  ("cells", "allreduce, 3 ranks, 5 + 4 chunks", f"P=3 KINDS={ALLREDUCE}", HOLDS),
+  ("cells", "all pairs of operations, 2 ranks", f"P=2 KINDS={EVERY}", HOLDS),
+  ("cells", "all pairs of operations, 3 ranks", f"P=3 KINDS={EVERY}", HOLDS),
+  ("cells", "allreduce, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={ALLREDUCE} WEAK DEPTH=6", HOLDS),
+  ("cells", "pairs, 2 ranks, 4 + 1, weak memory", f"P=2 N0=4 N1=1 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
+  ("cells", "allreduce twice needs no rendezvous", f"P=3 KINDS={ALLREDUCE} NO_RENDEZVOUS", HOLDS),
+  ("cells", "with 4 cells reduce, all wait for nothing",
+   f"P=3 CELLS=4 KINDS={REDUCE + REDUCE_SCATTER + ALL} NO_STAGE_WAIT", HOLDS),
+  ("cells", "two cells", f"CELLS=2 KINDS={ALLREDUCE}", DATA),
+  ("cells", "staged before the slots", f"STAGED_FIRST KINDS={ALLREDUCE}", DATA),
+  ("cells", "reduced before the result", f"REDUCED_FIRST KINDS={ALLREDUCE}", DATA),
+  ("cells", "staged not a release", f"STAGED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
+  ("cells", "reduced not a release", f"REDUCED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
+  ("cells", "reduce without wait in stage", f"NO_STAGE_WAIT KINDS={REDUCE}", DATA),
+  ("cells", "broadcast without wait in stage", f"NO_STAGE_WAIT KINDS={FROM}", DATA),
+  ("cells", "gather without wait in stage", f"NO_STAGE_WAIT KINDS={TO}", DATA),
+  ("cells", "alltoall without wait in stage", f"NO_STAGE_WAIT KINDS={ALL}", DATA),
+  ("cells", "no rendezvous", f"NO_RENDEZVOUS KINDS={EVERY}", DATA),
+  ("cells", "waits that reach into the last operation", f"WAIT_ALWAYS KINDS={EVERY}", STUCK),
+
+  ("p2p", "1 rank, with itself", "P=1", HOLDS),
+  ("p2p", "2 ranks", "P=2", HOLDS),
+  ("p2p", "3 ranks, a ring", "P=3", HOLDS),
+  ("p2p", "2 ranks, weak memory", "P=2 WEAK", HOLDS),
+  ("p2p", "stamp before the slot", "STAMP_FIRST", DATA),
+  ("p2p", "stamp not a release", "STAMP_RELAXED WEAK", DATA),
+  ("p2p", "taken before reading", "TAKEN_FIRST FRAGMENTS=4", DATA),
+  ("p2p", "room not asked", "NO_ROOM_CHECK", DATA),
+  ("p2p", "send all, then receive", "SEND_ALL_FIRST", STUCK),
+
+  ("waiting", "1 waiter", "P=2", HOLDS),
+  ("waiting", "2 waiters", "P=3", HOLDS),
+  ("waiting", "2 waiters, fence, no time limit", "P=3 FENCE NO_TIMEOUT", HOLDS),
+  ("waiting", "no time limit", "P=2 NO_TIMEOUT", STUCK),
+  ("waiting", "fence, no time limit, rings read late", "P=2 FENCE NO_TIMEOUT LATE_RINGS", STUCK),
+]
+DEEP = [
+  ("lines", "3 ranks, endless", "P=3 EXCHANGES=0 WORDS=1", HOLDS),
+  ("lines", "3 ranks, 3 exchanges, weak memory", "P=3 EXCHANGES=3 WORDS=1 WEAK", HOLDS),
+  ("cells", "pairs, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
+]
+
+
+class Search:
+  """One run of spin, compiler and verifier in `folder`."""
+
+  def __init__(self, model, definitions, expected, folder, deep=False):
+    source = HERE / f"{model}.pml"
+    self.arguments = [f"-D{d}" for d in definitions.split() + ([] if expected == HOLDS else ["BROKEN"])]
+    self.arguments += [str(source)]
+    self.folder = folder
+    self.trail = f"{model}.pml.trail"
+    temporal = model == "waiting" and expected == HOLDS
+    generate = ["spin", "-a"] + self.arguments
+    compile_ = [compiler(), "-O2" if expected == HOLDS else "-O0", "-w", "-DCOLLAPSE",
+                f"-DMEMLIM={MEMORY_MIB * (8 if deep else 1)}", "-o", "pan", "pan.c"]
+    compile_ += [] if temporal else ["-DSAFETY"]
+    # -E: look for wrong data only; -A: for stuck states only, also past an assertion that fails
+    mode = ["-a", "-f"] if temporal else {HOLDS: [], DATA: ["-E"], STUCK: ["-A"]}[expected]
+    depth = DEPTH * (100 if deep else 1)
+    for command in generate, compile_:
+      self.call(command)
+    self.output = self.call(["./pan", f"-m{depth}", "-n"] + mode, check=False)
+    self.states = int(float(self.find(r"([\d.e+]+) states, stored") or 0))
+    self.errors = self.find(r"errors: (\d+)")
+    self.message = self.find(r"pan:\d+: (.*)") or ""
+    self.complete = (self.errors is not None and "Search not completed" not in self.output
+                     and "max search depth too small" not in self.output and "MEMLIM" not in self.output)
+
+  def call(self, command, check=True):
+    done = subprocess.run(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=SECONDS if command[0] == "./pan" else 60)
+    if check and done.returncode != 0:
+      raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
+    return done.stdout
+
+  def find(self, pattern):
+    match = re.search(pattern, self.output)
+    return match and match.group(1)
+
+  def found(self):
+    if self.errors == "0":
+      return HOLDS if self.complete else "not all states seen"
+    if re.match(r"assertion violated \(mem\[", self.message):
+      return DATA
+    if "invalid end state" in self.message:
+      return STUCK
+    return self.message or self.output[-500:]
+
+  def counterexample(self, lines):
+    steps = self.call(["spin", "-t", "-k", self.trail, "-p", "-g"] + self.arguments, check=False).splitlines()
+    return "\n".join(steps[-lines:])
+
+
+def compiler():
+  for name in os.environ.get("CC", "").split()[:1] + ["cc", "gcc", "clang"]:
+    if shutil.which(name):
+      return name
+  return None
+
+
+def main():
+  parser = argparse.ArgumentParser(description="Check the models of the shared-memory protocol with spin.")
+  parser.add_argument("models", nargs="*", help="lines, cells, p2p, waiting; default: all")
+  parser.add_argument("--deep", action="store_true", help="larger searches as well: up to 8 GB, minutes")
+  parser.add_argument("--only", default="", help="only checks whose description contains this")
+  parser.add_argument("--trace", type=int, default=0, metavar="N", help="show the last N steps to each fault found")
+  options = parser.parse_args()
+  unknown = set(options.models) - {case[0] for case in CASES}
+  if unknown:
+    parser.error(f"no such model: {' '.join(sorted(unknown))}")
+  if shutil.which("spin") is None:
+    print("SKIP: model: spin is not installed")
+    return 77
+  if compiler() is None:
+    print("SKIP: model: no C compiler for the verifier that spin writes")
+    return 77
+
+  failed = ran = 0
+  begin = time.monotonic()
+  for case in CASES + (DEEP if options.deep else []):
+    model, what, definitions, expected = case
+    if (options.models and model not in options.models) or options.only not in what:
+      continue
+    ran += 1
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hvd-model-") as folder:
+      try:
+        search = Search(model, definitions, expected, folder, case in DEEP)
+      except (RuntimeError, subprocess.TimeoutExpired) as failure:
+        failed += 1
+        print(f"{model:8}{what:44} FAILED: {failure}", flush=True)
+        continue
+      found = search.found()
+      good = found == expected
+      failed += not good
+      seconds = time.monotonic() - start
+      print(f"{model:8}{what:44}{search.states:>10} states {search.errors or '?':>2} errors {seconds:6.1f} s  {found}"
+            + ("" if good else f"   FAILED: expected {expected}"), flush=True)
+      if search.errors not in ("0", None) and (options.trace or not good):
+        print(search.counterexample(options.trace or 80), flush=True)
+  print(f"{ran} searches, {failed} failed, {time.monotonic() - begin:.0f} s")
+  return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
