@@ -19,9 +19,22 @@ from pathlib import Path
 # headers of one step never include each other.
 LEVELS = [
     [["version.hpp"], ["error.hpp"]],
-    [["dtype.hpp"], ["buffer.hpp", "topology.hpp", "config.hpp"]],
-    [["op.hpp", "policy.hpp"], ["peer_memory.hpp"], ["transport.hpp", "pin.hpp", "eigen.hpp"]],
+    [["dtype.hpp", "config.hpp", "topology.hpp", "shared_array.hpp"], ["buffer.hpp", "policy.hpp"]],
     [
+        ["op.hpp", "pin.hpp", "eigen.hpp"],
+        ["peer_memory.hpp"],
+        ["transport.hpp"],
+        ["messages.hpp"],
+        ["agree.hpp"],
+    ],
+    [
+        ["transport/shm_start.hpp"],
+        [
+            "transport/shm_group.hpp",
+            "algorithm/direct_lines.hpp",
+            "algorithm/direct_cells.hpp",
+            "algorithm/direct_mapped.hpp",
+        ],
         [
             *(f"transport/{name}.hpp" for name in ("self", "thread", "shm", "mpi", "nccl", "simulated")),
             *(
@@ -37,9 +50,9 @@ LEVELS = [
                     "native",
                 )
             ),
-        ]
+        ],
     ],
-    [["algorithm/automatic.hpp"]],
+    [["algorithm/automatic.hpp"], ["collective.hpp"]],
     [
         [
             f"{name}.hpp"
@@ -62,6 +75,15 @@ LEVELS = [
     [["hvd.hpp"]],
 ]
 PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, names in enumerate(steps) for name in names}
+
+# A part of a header, in a file of its own only for length, and the headers that may include it.
+PARTS = {
+    "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
+    "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
+    "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
+    "transport/shm_start.hpp": ("transport/shm_group.hpp",),
+    "transport/shm_group.hpp": ("transport/shm.hpp", "launch.hpp"),
+}
 
 # A header named after a third party is the only one that includes it, and no other header includes that header.
 THIRD_PARTY = {
@@ -207,6 +229,8 @@ class Check:
     def check_edge(self, path, line, header, target):
         if target in THIRD_PARTY:
             self.say(path, line, f"<hvd/{target}> needs a third party, so no other header includes it.")
+        elif target in PARTS and header not in PARTS[target]:
+            self.say(path, line, f"<hvd/{target}> is a part of {' and '.join(PARTS[target])}, included there alone.")
         elif is_detail(target):
             pass  # from anywhere; cycles are found below
         elif is_detail(header):
@@ -279,6 +303,8 @@ def self_test():
         "include/hvd/transport.hpp": "/*\n#include <nonsense>\n*/\n// #include <nonsense>\n",
         "include/hvd/transport/shm.hpp": "# include <hvd/transport.hpp> // why\n#include <immintrin.h>\n",
         "include/hvd/algorithm/ring.hpp": '#include "../transport.hpp"\n',
+        "include/hvd/algorithm/direct_lines.hpp": "#include <hvd/transport.hpp>\n",
+        "include/hvd/algorithm/direct.hpp": "#include <hvd/algorithm/direct_lines.hpp>\n",
         "include/hvd/hvd.hpp": "#include <hvd/transport/shm.hpp>\n",
         "examples/x/main.cpp": '#include <hvd/hvd.hpp>\n#include <Eigen/Core>\n#include "own.hpp"\n#include <cstdio>\n',
         "examples/x/own.hpp": "#include <vector>\n",
@@ -292,6 +318,7 @@ def self_test():
         ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 2, above"),
         ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (3)"),
         ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (3)"),
+        ("include/hvd/hvd.hpp", "#include <hvd/algorithm/direct_lines.hpp>\n", "is a part of algorithm/direct.hpp, included"),
         ("include/hvd/detail/a.hpp", "#include <hvd/dtype.hpp>\n", "a.hpp:1: a detail header includes only"),
         ("include/hvd/detail/a.hpp", '#include "b.hpp"\n', "includes form a cycle: detail/"),
         ("include/hvd/version.hpp", "#include <hvd/detail/b.hpp>\n", "includes form a cycle"),

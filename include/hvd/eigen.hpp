@@ -18,39 +18,31 @@ Derived eigen_dense(const Eigen::DenseBase<Derived>&);
 template <class B>
 concept eigen_expression = requires(const B& b) { detail::eigen_dense(b); };
 
-/// Contiguous for every value, as far as the type tells: plain objects and maps of unit stride; blocks of whole
-/// columns of a column-major matrix (or whole rows of a row-major one); segments of vectors.
+/// Whether a B is contiguous whatever its value, as far as the type tells: vectors of unit stride, and matrices whose
+/// columns (rows, if row-major) are known to follow one another.
 template <class B>
-constexpr bool eigen_contiguous() {
-  if constexpr (!(bool(Eigen::internal::traits<B>::Flags & Eigen::DirectAccessBit))) {
+constexpr bool eigen_strides_packed() {
+  if constexpr ((static_cast<unsigned>(Eigen::internal::traits<B>::Flags) & Eigen::DirectAccessBit) == 0) {
     return false;
-  } else if constexpr (B::InnerStrideAtCompileTime != 1) {
-    return false;
-  } else if constexpr (B::IsVectorAtCompileTime) {
-    return true;
   } else {
-    constexpr auto outer = B::OuterStrideAtCompileTime;
-    constexpr auto inner_size = B::IsRowMajor ? B::ColsAtCompileTime : B::RowsAtCompileTime;
-    if constexpr (requires { typename B::PlainObject; } && std::is_same_v<B, typename B::PlainObject>) {
-      return true;
-    } else if constexpr (outer != Eigen::Dynamic && inner_size != Eigen::Dynamic) {
-      return outer == inner_size;
-    } else {
-      return Eigen::internal::traits<B>::OuterStrideAtCompileTime == 0;
-    }
+    constexpr int inner = B::InnerStrideAtCompileTime, outer = B::OuterStrideAtCompileTime;
+    constexpr int rows = B::RowsAtCompileTime, cols = B::ColsAtCompileTime;
+    constexpr bool is_vector = B::IsVectorAtCompileTime, is_row_major = B::IsRowMajor;
+    return inner == 1 && (is_vector || (outer != Eigen::Dynamic && outer == (is_row_major ? cols : rows)));
   }
 }
-template <class X, int Rows, int Cols, bool InnerPanel>
-constexpr bool eigen_panel(const Eigen::Block<X, Rows, Cols, InnerPanel>*) {
-  return InnerPanel && eigen_contiguous<std::remove_const_t<X>>();
-}
-template <class P, int Options, class Stride>
-constexpr bool eigen_panel(const Eigen::Map<P, Options, Stride>*) {
-  // A map with no stride of its own is packed.
-  return Stride::OuterStrideAtCompileTime == 0 && Stride::InnerStrideAtCompileTime <= 1 &&
-         Stride::InnerStrideAtCompileTime >= 0;
-}
-constexpr bool eigen_panel(const void*) { return false; }
+/// A matrix or array object is packed whatever its strides are at run time.
+template <class B>
+inline constexpr bool eigen_packed = std::is_base_of_v<Eigen::PlainObjectBase<B>, B> || eigen_strides_packed<B>();
+/// A map with no strides of its own is as its object would be.
+template <class P, int Options, int Outer, int Inner>
+inline constexpr bool eigen_packed<Eigen::Map<P, Options, Eigen::Stride<Outer, Inner>>> =
+    (Outer == 0 && (Inner == 0 || Inner == 1)) ||
+    eigen_strides_packed<Eigen::Map<P, Options, Eigen::Stride<Outer, Inner>>>();
+/// Whole columns (rows) of something packed.
+template <class X, int Rows, int Cols>
+inline constexpr bool eigen_packed<Eigen::Block<X, Rows, Cols, true>> =
+    eigen_packed<std::remove_const_t<X>> || eigen_strides_packed<Eigen::Block<X, Rows, Cols, true>>();
 
 }  // namespace detail
 
@@ -58,7 +50,7 @@ template <detail::eigen_expression B>
 struct buffer_access<B> {
   template <class M>
   static auto span(M& m) {
-    static_assert(detail::eigen_contiguous<B>() || detail::eigen_panel(static_cast<const B*>(nullptr)),
+    static_assert(detail::eigen_packed<B>,
                   "hvd: this Eigen expression is not known to be contiguous in memory (an expression without storage, "
                   "a block of part of the rows, a strided map, a row of a column-major matrix); copy it first with "
                   ".eval(), or take whole columns: m.middleCols(j, n), m.col(j)");

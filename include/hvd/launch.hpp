@@ -119,7 +119,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   std::vector<int> codes(ranks.size(), 0);
   detail::signal_relay relay(ranks);
   const std::string job = "fork-" + detail::hex(detail::random_word());
-  auto memory = detail::create_group(job, np, opts, 0);
+  auto memory = detail::create_group(job, np, opts, 0, true);
   if (!memory) throw error(error_kind::system, "fork_run: job name " + job + " is taken");
   struct unlinker {
     detail::segment& s;
@@ -166,12 +166,9 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       any = true;
       --left;
       // A rank that ended before it joined holds no lock that would tell the others.
-      const auto& c = *reinterpret_cast<const detail::control*>(memory->data() + sizeof header +
-                                                                r * header.windows.window_bytes);
-      if (codes[r] != 0 && c.self.state.load(std::memory_order_acquire) == detail::presence::absent) {
-        const int rank = static_cast<int>(r);
+      if (const int rank = static_cast<int>(r); !header.ready.has(rank)) {
         std::uint64_t none = 0;
-        header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, rank));
+        header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, -1));
       }
     }
     if (!any) std::this_thread::sleep_for(std::chrono::milliseconds(2));

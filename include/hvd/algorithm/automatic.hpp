@@ -9,6 +9,7 @@
 #include <hvd/transport.hpp>
 
 #include <cstddef>
+#include <string>
 
 namespace hvd::inline HVD_ABI {
 
@@ -87,6 +88,13 @@ struct automatic {
   template <class A, class T, class Call>
   static void attempt(T& t, const Call& call) {
     if constexpr (Answers<A, T, Call>) {
+      if constexpr (requires { call.op.commutative; }) {
+        if (!A::rank_ordered && !call.op.commutative) {
+          throw error(error_kind::unsupported, std::string("the tuning chose an algorithm that does not combine ranks "
+                                                           "in order for a non-commutative ") +
+                                                   std::string(name(Call::kind)));
+        }
+      }
       A{}(t, call);
     } else {
       throw error(error_kind::unsupported, std::string("the tuning chose an algorithm that cannot do ") +

@@ -40,6 +40,7 @@ class fork_guard {
 
  private:
   struct registry {
+    std::mutex pause;  // taken before the other
     std::mutex mutex;
     fork_guard* first = nullptr;
 
@@ -51,18 +52,35 @@ class fork_guard {
       }();
       return *all;
     }
-    static void before() { instance().mutex.lock(); }
-    static void in_parent() { instance().mutex.unlock(); }
+    static void before() {
+      instance().pause.lock();
+      instance().mutex.lock();
+    }
+    static void in_parent() {
+      instance().mutex.unlock();
+      instance().pause.unlock();
+    }
     static void in_child() {
       for (fork_guard* g = instance().first; g != nullptr; g = g->next_) {
         if (g->fd_ >= 0) ::close(g->fd_);
         g->fd_ = -1;
         if (g->forgotten_ != nullptr) g->forgotten_(g->context_);
       }
-      instance().mutex.unlock();
+      in_parent();
     }
   };
 
+ public:
+  /// While one exists no thread forks: for the moment between making a descriptor or a mapping and registering it.
+  class pause {
+   public:
+    pause() : lock_(registry::instance().pause) {}
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+  };
+
+ private:
   int fd_;
   void (*forgotten_)(void*);
   void* context_;

@@ -21,6 +21,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -75,6 +76,11 @@ class segment {
   /// A segment with no name yet, of which the first `reserved` bytes are backed by memory.
   static segment make(const std::string& directory, const std::string& name, std::size_t bytes,
                       std::size_t reserved) {
+    if (beyond_file_limit(bytes)) {
+      errno = EFBIG;
+      refuse("cannot make shared memory in " + directory, bytes, directory);
+    }
+    const fork_guard::pause no_fork;
     const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) refuse("cannot make shared memory in " + directory, bytes, directory);
     if (::fchmod(fd, 0600) != 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
@@ -102,6 +108,7 @@ class segment {
   static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
                                      std::string& why) {
     const std::string path = directory + "/" + name;
+    const fork_guard::pause no_fork;
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       if (errno != ENOENT) why = path + ": " + std::strerror(errno);
@@ -166,6 +173,7 @@ class segment {
 
   /// Calls `forgotten(context)` in a forked child.
   void on_fork(void (*forgotten)(void*), void* context) {
+    const fork_guard::pause no_fork;
     const int own = ::fcntl(fd(), F_DUPFD_CLOEXEC, 0);  // the same open file description, so the same locks
     if (own < 0) throw error(error_kind::system, std::string("cannot duplicate a descriptor: ") + std::strerror(errno));
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
@@ -175,11 +183,12 @@ class segment {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// Whether `directory` has room for `bytes` more.
-  static bool has_room(const std::string& directory, std::size_t bytes) noexcept {
+  /// Why `directory` cannot take `bytes` more, as an errno; 0 if it can.
+  static int trouble_in(const std::string& directory, std::size_t bytes) noexcept {
     struct statvfs fs {};
-    if (::statvfs(directory.c_str(), &fs) != 0) return true;
-    return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes;
+    if (::access(directory.c_str(), W_OK | X_OK) != 0 || ::statvfs(directory.c_str(), &fs) != 0) return errno;
+    if (beyond_file_limit(bytes)) return EFBIG;
+    return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes ? 0 : ENOSPC;
   }
 
   /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why.
@@ -196,6 +205,12 @@ class segment {
   }
 
  private:
+  /// Beyond RLIMIT_FSIZE the system sends a signal that ends the process.
+  static bool beyond_file_limit(std::size_t bytes) noexcept {
+    struct rlimit limit {};
+    return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
+  }
+
   segment(int fd, std::string path, std::size_t bytes)
       : guard_(new fork_guard(fd, nullptr, nullptr)), bytes_(bytes), path_(std::move(path)) {}
 

@@ -5,8 +5,10 @@
 #include <hvd/transport.hpp>
 
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,8 +53,10 @@ class SelfTransport {
   /// n elements, zero at first.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
-    auto owner = std::make_shared<std::vector<T>>(n);
-    T* const data = owner->data();
+    if (n == 0) return {};
+    constexpr std::align_val_t page{4096};
+    std::shared_ptr<void> owner(::operator new(n * sizeof(T), page), [](void* p) { ::operator delete(p, page); });
+    T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
     return {data, n, std::move(owner)};
   }
 

@@ -8,11 +8,14 @@
 #include <hvd/transport/shm_group.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace hvd::inline HVD_ABI {
 
@@ -76,7 +79,22 @@ class ShmTransport {
 
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
-    return {"split-" + detail::hex(plan.nonce), plan.rank, static_cast<int>(plan.members.size()), state_->opts()};
+    const auto lost = [&] { return state_->find_gone(plan.members); };
+    try {
+      return ShmTransport(std::make_shared<state>("split-" + detail::hex(plan.nonce), plan.rank,
+                                                  static_cast<int>(plan.members.size()), state_->opts(), 0, lost));
+    } catch (const error& e) {
+      if (e.rank() < 0) throw;
+      // The new group's numbers mean nothing to the caller, who never gets it.
+      const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      const std::string who = "rank " + std::to_string(culprit);
+      throw error(e.kind(), "split on " + peers().label() + ": " +
+                                (e.kind() == error_kind::peer_lost
+                                     ? who + " has exited or was killed while the new group came together"
+                                     : who + " is rank " + std::to_string(e.rank()) + " of the new group: " +
+                                           std::string(e.what()).substr(5)),
+                  culprit);
+    }
   }
 
   /// n elements on every rank, zero at first; collective. Collectives on them touch no staging memory. Errors:
@@ -106,8 +124,23 @@ class ShmTransport {
     auto* const bytes = reinterpret_cast<std::byte*>(nonce.data());
     for (int q = 1; q < over.size() && over.rank() == 0; ++q) over.send(bytes, sizeof nonce, q);
     if (over.rank() != 0) over.recv(bytes, sizeof nonce, 0);
-    return std::make_shared<state>("over-" + detail::hex(nonce[0]), over.rank(), over.size(), opts, nonce[1]);
+    // Where it can be known that a rank of `over` is gone, nobody waits for it here.
+    std::vector<int> members(static_cast<std::size_t>(over.size()));
+    std::iota(members.begin(), members.end(), 0);
+    const auto lost = [&] {
+      if constexpr (std::same_as<T, ShmTransport>) {
+        return over.state_->find_gone(members);
+      } else if constexpr (PeerMemory<T>) {
+        for (const int q : members) {
+          if (over.peers().of(q).self.state.load(std::memory_order_acquire) == detail::presence::left) return q;
+        }
+      }
+      return -1;
+    };
+    return std::make_shared<state>("over-" + detail::hex(nonce[0]), over.rank(), over.size(), opts, nonce[1], lost);
   }
+
+  explicit ShmTransport(std::shared_ptr<state> joined) : state_(std::move(joined)) {}
 
   void leave() noexcept {
     if (state_) state_->leave();

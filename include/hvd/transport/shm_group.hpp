@@ -1,10 +1,11 @@
-// hvd/transport/shm_group.hpp: how processes find each other in a segment, and how they leave it.
+// hvd/transport/shm_group.hpp: how processes come together in a segment, and how they leave it.
 #pragma once
 
 #include <hvd/agree.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
+#include <hvd/transport/shm_start.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -12,44 +13,18 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A new group's memory under its job's name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
-/// is what ranks that agreed over another transport expect to find.
-inline std::optional<segment> create_group(std::string_view job, int size, const sharing_options& opts,
-                                           std::uint64_t nonce, bool launched = false) {
-  const geometry shape = make_geometry(size, opts.memory.staging_bytes);
-  // Each rank reserves its own window, so that the pages lie in its own NUMA node.
-  segment s = segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header));
-  auto* const h = new (s.data()) group_header;
-  h->total_bytes = s.bytes();
-  h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
-  version.copy(h->version.data(), h->version.size() - 1);
-  job.copy(h->job.data(), h->job.size() - 1);
-  h->job_hash = text_hash(job);
-  h->size = size;
-  h->check = opts.failure.check ? 1 : 0;
-  h->windows = shape;
-  h->launched = launched ? 1 : 0;
-  if (!s.lock(segment::creator_byte)) throw error(error_kind::system, "cannot lock " + s.path());
-  if (!s.publish()) return std::nullopt;
-  return s;
-}
-
 /// One rank's membership of a group of processes.
 class shm_group {
  public:
-  /// Tells while a rank joins that another one will never come; -1 if it knows of none.
-  using watch = std::function<int()>;
-
   shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
             const watch& lost = {})
       : opts_(opts), label_("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (job " +
@@ -60,14 +35,16 @@ class shm_group {
     }
     if (job.empty()) refuse("the job has no name; allowed: any text, the same on all ranks");
     deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
-    segment_.emplace(find(job, rank, size, nonce, lost));
     try {
+      segment_.emplace(group_finder{job, rank, size, nonce, opts_, lost, deadline_}.find(creator_));
       join(rank, job, lost);
+    } catch (const error& e) {
+      abandon();
+      const std::string_view text = e.what();
+      if (text.starts_with("hvd: join on ")) throw;
+      throw error(e.kind(), "join on " + label_ + ": " + std::string(text.substr(5)), e.rank());
     } catch (...) {
-      if (entered_) {
-        leave();
-        unlink_failed();  // whoever is alive leaves nothing behind
-      }
+      abandon();
       throw;
     }
     segment_->unlink();
@@ -88,6 +65,31 @@ class shm_group {
     return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
   }
 
+  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, perhaps because of it.
+  /// (A process that ends lets go of its groups one by one: a rank may learn of it elsewhere and leave here before it
+  /// can be seen here.)
+  [[nodiscard]] int blame(int peer) const {
+    for (int attempt = 0; attempt != 3; ++attempt) {
+      for (int q = 0; q != peers_->size(); ++q) {
+        if (q == peers_->rank() || segment_->locked(q)) continue;
+        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return q;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return peer;
+  }
+
+  /// The first of `members` (ranks of this group) that is gone, as an index; -1 if none is.
+  [[nodiscard]] int find_gone(std::span<const int> members) const {
+    const auto index = [&](int r) { return static_cast<int>(std::find(members.begin(), members.end(), r) - members.begin()); };
+    for (const int r : members) {
+      if (r == peers_->rank() || !gone(r)) continue;
+      const int culprit = index(blame(r));
+      return culprit != static_cast<int>(members.size()) ? culprit : index(r);
+    }
+    return -1;
+  }
+
   /// Memory for n elements on each rank; every rank gets it or every rank throws.
   std::shared_ptr<segment> allocate(std::size_t n, std::size_t element_bytes) {
     peer_memory& m = *peers_;
@@ -97,6 +99,11 @@ class shm_group {
     d.count = n;
     d.element_bytes = static_cast<std::uint32_t>(element_bytes);
     agree(m, d, scope);
+    if (n > std::size_t{PTRDIFF_MAX} / element_bytes / static_cast<std::size_t>(m.size()) / 2) {
+      scope.leave();
+      throw error(error_kind::no_memory, "alloc_shared on " + label_ + ": " + std::to_string(n) + " elements of " +
+                                             std::to_string(element_bytes) + " bytes are more than can be addressed");
+    }
     std::shared_ptr<segment> memory;
     if (n != 0) {
       const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
@@ -126,94 +133,11 @@ class shm_group {
     throw error(kind, "join on " + label_ + ": " + why);
   }
 
-  /// The segment of the job: opened if somebody has made it, made if this is rank 0.
-  segment find(std::string_view job, int rank, int size, std::uint64_t nonce, const watch& lost) {
-    const std::string name = segment_name(job);
-    const std::string& directory = opts_.memory.directory;
-    const auto started = clock::now();
-    bool first = true;
-    for (std::string stale;; first = false) {
-      std::string why;
-      std::optional<segment> s = segment::open(directory, name, 0, why);
-      if (s) {
-        why = stale_reason(*s, job, size, nonce);
-        if (why.empty()) return std::move(*s);
-        const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
-        if (dead || rank == 0) s->unlink();
-        if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
-      } else if (!why.empty()) {
-        refuse(why + "; remove it or use another job name", error_kind::system);
-      }
-      if (rank == 0) {
-        if (auto made = create_group(job, size, opts_, nonce)) {
-          creator_ = true;
-          return std::move(*made);
-        }
-      }
-      if (!why.empty()) stale = why;
-      const auto now = clock::now();
-      if (now > deadline_) {
-        throw error(error_kind::timeout,
-                    "join on " + label_ + ": rank 0 did not create the group's memory in " + directory + " within " +
-                        std::to_string(opts_.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)" +
-                        (stale.empty() ? "" : "; refused what was there: " + stale),
-                    0);
-      }
-      if (const int gone = lost ? lost() : -1; gone >= 0) throw_lost(gone);
-      // Rank 0 may be unable to make it, and to say so.
-      const std::size_t wanted = group_bytes(size, make_geometry(size, opts_.memory.staging_bytes));
-      if (rank != 0 && now - started > std::chrono::milliseconds(500) && !segment::has_room(directory, wanted)) {
-        errno = ENOSPC;
-        segment::refuse("join on " + label_ + ": cannot make shared memory in " + directory, wanted, directory);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
-  /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
-  std::string stale_reason(const segment& s, std::string_view job, int size, std::uint64_t nonce) const {
-    if (!s.locked(segment::creator_byte)) return s.path() + " was left by a job that is gone";
-    if (s.bytes() < sizeof(group_header)) return s.path() + " is truncated to " + std::to_string(s.bytes()) + " bytes";
-    const auto& h = *reinterpret_cast<const group_header*>(s.data());
-    if (h.magic != group_header::magic_value) return s.path() + " is not a segment of hvd";
-    if (h.job_hash != text_hash(job)) return s.path() + " belongs to another job";
-    const std::string theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
-    if (theirs != version) {
-      refuse("rank 0 runs hvd " + theirs + ", this rank hvd " + std::string(version), error_kind::mismatch);
-    }
-    if (nonce != 0 && h.nonce[0] != nonce) return s.path() + " has another group's number in it";
-    if (h.size != size) {
-      refuse("the job was started with size " + std::to_string(h.size) + ", this rank with size " +
-                 std::to_string(size), error_kind::mismatch);
-    }
-    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
-        group_bytes(size, h.windows) != s.bytes()) {
-      return s.path() + " has an inconsistent header";
-    }
-    return {};
-  }
-
-  [[noreturn]] void throw_lost(int rank) const {
-    throw error(error_kind::peer_lost,
-                "join on " + label_ + ": rank " + std::to_string(rank) + " has exited or was killed", rank);
-  }
-
-  /// The group that was this job's has ended before this rank came.
-  [[noreturn]] void refuse_dead(const segment& s) const {
-    std::uint64_t reason = 0;
-    if (s.bytes() >= sizeof(group_header)) {
-      reason = reinterpret_cast<const group_header*>(s.data())->abort.value.load(std::memory_order_acquire);
-    }
-    if (reason != 0 && abort_kind(reason) != error_kind::peer_lost) {
-      throw error(abort_kind(reason), "join on " + label_ + ": rank " + std::to_string(abort_culprit(reason)) +
-                                          " failed while the group came together", abort_culprit(reason));
-    }
-    throw_lost(reason != 0 ? abort_culprit(reason) : 0);
-  }
-
-  /// Removes the name of a group that failed, in a moment: ranks on their way shall find it and learn why. (Where a
-  /// launcher removes it, it stays for all of them.)
-  void unlink_failed() const noexcept {
+  /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
+  /// way shall find it and learn why. (Where a launcher removes it, it stays for all of them.)
+  void abandon() noexcept {
+    if (!entered_) return;
+    leave();
     const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
     if (header.launched != 0) return;
     const auto until = clock::now() + std::chrono::milliseconds(200);
@@ -225,20 +149,6 @@ class shm_group {
       }
     }
     segment_->unlink();
-  }
-
-  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, perhaps because of it.
-  /// (A process that ends lets go of its groups one by one: a rank may learn of it elsewhere and leave here before it
-  /// can be seen here.)
-  [[nodiscard]] int blame(int peer) const {
-    for (int attempt = 0; attempt != 3; ++attempt) {
-      for (int q = 0; q != peers_->size(); ++q) {
-        if (q == peers_->rank() || segment_->locked(q)) continue;
-        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return q;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return peer;
   }
 
   void join(int rank, std::string_view job, const watch& lost) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -142,7 +143,6 @@ class ThreadTransport {
 template <class T>
 shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
   detail::peer_memory& m = peers();
-  const std::size_t stride = detail::round_up(n * sizeof(T), 4096);
   {
     detail::peer_memory::scope scope(m, "alloc_shared");
     detail::descriptor d;
@@ -152,6 +152,11 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
     detail::agree(m, d, scope);
     scope.leave();
   }
+  if (n > std::size_t{PTRDIFF_MAX} / sizeof(T) / static_cast<std::size_t>(size()) / 2) {
+    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": " + std::to_string(n) + " elements of " +
+                                           std::to_string(sizeof(T)) + " bytes are more than can be addressed");
+  }
+  const std::size_t stride = detail::round_up(n * sizeof(T), 4096);
   std::shared_ptr<group::mapping> memory;
   if (rank() == 0 && n != 0) {
     try {

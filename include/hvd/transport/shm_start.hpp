@@ -1,0 +1,146 @@
+// hvd/transport/shm_start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
+#pragma once
+
+#include <hvd/detail/layout.hpp>
+#include <hvd/detail/segment.hpp>
+#include <hvd/policy.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// A new group's memory under its job's name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
+/// is what ranks that agreed over another transport expect to find.
+inline std::optional<segment> create_group(std::string_view job, int size, const sharing_options& opts,
+                                           std::uint64_t nonce, bool launched = false) {
+  const geometry shape = make_geometry(size, opts.memory.staging_bytes);
+  // Each rank reserves its own window, so that the pages lie in its own NUMA node.
+  segment s = segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header));
+  auto* const h = new (s.data()) group_header;
+  h->total_bytes = s.bytes();
+  h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
+  version.copy(h->version.data(), h->version.size() - 1);
+  job.copy(h->job.data(), h->job.size() - 1);
+  h->job_hash = text_hash(job);
+  h->size = size;
+  h->check = opts.failure.check ? 1 : 0;
+  h->windows = shape;
+  h->launched = launched ? 1 : 0;
+  if (!s.lock(segment::creator_byte)) throw error(error_kind::system, "cannot lock " + s.path());
+  // Alone and not launched by anybody: nobody looks for it.
+  if ((size > 1 || launched) && !s.publish()) return std::nullopt;
+  return s;
+}
+
+/// Tells while a rank joins that another one will never come; -1 if it knows of none.
+using watch = std::function<int()>;
+
+/// A rank that looks for its job's segment.
+struct group_finder {
+  using clock = std::chrono::steady_clock;
+
+  std::string_view job;
+  int rank, size;
+  std::uint64_t nonce;
+  const sharing_options& opts;
+  const watch& lost;
+  clock::time_point deadline;
+
+  /// The segment of the job: opened if somebody has made it, made if this is rank 0, which `creator` then says.
+  segment find(bool& creator) const {
+    const std::string name = segment_name(job);
+    const std::string& directory = opts.memory.directory;
+    const std::size_t wanted = group_bytes(size, make_geometry(size, opts.memory.staging_bytes));
+    const auto started = clock::now();
+    std::string stale;
+    for (bool first = true;; first = false) {
+      std::string why;
+      std::optional<segment> s = segment::open(directory, name, 0, why);
+      if (s) {
+        stale = stale_reason(*s);
+        if (stale.empty()) return std::move(*s);
+        const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
+        if (dead || rank == 0) s->unlink();
+        if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
+      } else if (!why.empty()) {
+        throw error(error_kind::system, why + "; remove it or use another job name");
+      }
+      if (rank == 0) {
+        if (auto made = create_group(job, size, opts, nonce)) {
+          creator = true;
+          return std::move(*made);
+        }
+      }
+      const auto now = clock::now();
+      if (now > deadline) {
+        throw error(error_kind::timeout,
+                    "rank 0 did not create the group's memory in " + directory + " within " +
+                        std::to_string(opts.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)" +
+                        (stale.empty() ? "" : "; refused what was there: " + stale),
+                    0);
+      }
+      if (const int gone = lost ? lost() : -1; gone >= 0) {
+        // Perhaps rank 0 had just made it. The name is this group's alone.
+        if (const auto made = segment::open(directory, name, 0, why)) made->unlink();
+        refuse_lost(gone);
+      }
+      // Rank 0 may be unable to make it, and to say so.
+      if (rank != 0 && now - started > std::chrono::milliseconds(500)) {
+        errno = segment::trouble_in(directory, wanted);
+        if (errno != 0) segment::refuse("cannot make shared memory in " + directory, wanted, directory);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
+  [[nodiscard]] std::string stale_reason(const segment& s) const {
+    if (!s.locked(segment::creator_byte)) return s.path() + " was left by a job that is gone";
+    if (s.bytes() < sizeof(group_header)) return s.path() + " is truncated to " + std::to_string(s.bytes()) + " bytes";
+    const auto& h = *reinterpret_cast<const group_header*>(s.data());
+    if (h.magic != group_header::magic_value) return s.path() + " is not a segment of hvd";
+    if (h.job_hash != text_hash(job)) return s.path() + " belongs to another job";
+    const std::string theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
+    if (theirs != version) {
+      throw error(error_kind::mismatch, "rank 0 runs hvd " + theirs + ", this rank hvd " + std::string(version));
+    }
+    if (nonce != 0 && h.nonce[0] != nonce) return s.path() + " has another group's number in it";
+    if (h.size != size) {
+      throw error(error_kind::mismatch, "the job was started with size " + std::to_string(h.size) +
+                                            ", this rank with size " + std::to_string(size));
+    }
+    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
+        group_bytes(size, h.windows) != s.bytes()) {
+      return s.path() + " has an inconsistent header";
+    }
+    return {};
+  }
+
+  [[noreturn]] static void refuse_lost(int who) {
+    throw error(error_kind::peer_lost, "rank " + std::to_string(who) + " has exited or was killed", who);
+  }
+
+  /// The group that was this job's has ended before this rank came.
+  [[noreturn]] static void refuse_dead(const segment& s) {
+    std::uint64_t reason = 0;
+    if (s.bytes() >= sizeof(group_header)) {
+      reason = reinterpret_cast<const group_header*>(s.data())->abort.value.load(std::memory_order_acquire);
+    }
+    if (reason == 0) refuse_lost(0);
+    const int who = abort_culprit(reason);
+    if (abort_kind(reason) == error_kind::peer_lost) refuse_lost(who);
+    throw error(abort_kind(reason), "rank " + std::to_string(who) + " failed while the group came together", who);
+  }
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

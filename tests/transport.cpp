@@ -1,0 +1,126 @@
+// tests/transport.cpp: who is a transport, and how a buffer is cut into blocks.
+#include <hvd/transport.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// The least that a program may bring.
+struct quiet {
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  void barrier() {}
+  quiet split(int /*color*/, int /*key*/) { return {}; }
+};
+struct letters : quiet {
+  void send(const std::byte* /*data*/, std::size_t /*bytes*/, int /*peer*/) {}
+  void recv(std::byte* /*data*/, std::size_t /*bytes*/, int /*peer*/) {}
+  void exchange(const std::byte* /*out*/, std::size_t /*out_bytes*/, int /*to*/, std::byte* /*in*/,
+                std::size_t /*in_bytes*/, int /*from*/) {}
+};
+struct no_exchange : quiet {
+  void send(const std::byte* /*data*/, std::size_t /*bytes*/, int /*peer*/) {}
+  void recv(std::byte* /*data*/, std::size_t /*bytes*/, int /*peer*/) {}
+};
+struct untyped : letters {  // no alloc_shared
+  hvd::detail::peer_memory& peers();
+};
+struct windows : untyped {
+  template <class T>
+  std::vector<T> alloc_shared(std::size_t n) {
+    return std::vector<T>(n);
+  }
+};
+struct no_split {
+  int rank() const;
+  int size() const;
+  void barrier();
+};
+struct own_allreduce : quiet {
+  void native(const hvd::allreduce_call&) {}
+};
+
+static_assert(hvd::Transport<quiet> && !hvd::PointToPoint<quiet> && !hvd::PeerMemory<quiet>);
+static_assert(hvd::Transport<letters> && hvd::PointToPoint<letters> && hvd::Bootstrap<letters>);
+static_assert(hvd::Transport<no_exchange> && !hvd::PointToPoint<no_exchange> && !hvd::Bootstrap<no_exchange>);
+static_assert(!hvd::Transport<no_split> && !hvd::Transport<int>);
+static_assert(!hvd::PeerMemory<untyped> && hvd::PeerMemory<windows>);
+static_assert(!hvd::Transport<const quiet>);  // a barrier changes it
+static_assert(hvd::Native<own_allreduce, hvd::allreduce_call> && !hvd::Native<own_allreduce, hvd::reduce_call> &&
+              !hvd::Native<quiet, hvd::allreduce_call>);
+
+// An algorithm answers what it has a call operator for, on the transports that this accepts.
+struct only_broadcast {
+  template <hvd::PointToPoint T>
+  void operator()(T& /*t*/, const hvd::broadcast_call& /*call*/) const {}
+};
+static_assert(hvd::Answers<only_broadcast, letters, hvd::broadcast_call>);
+static_assert(!hvd::Answers<only_broadcast, letters, hvd::allreduce_call>);
+static_assert(!hvd::Answers<only_broadcast, quiet, hvd::broadcast_call>);
+
+void check_blocks(const hvd::partition& p, const std::vector<std::size_t>& counts, std::size_t element_bytes) {
+  CHECK(p.ranks() == static_cast<int>(counts.size()));
+  CHECK(p.element_bytes() == element_bytes);
+  std::size_t before = 0, most = 0;
+  for (std::size_t r = 0; r != counts.size(); ++r) {
+    CAPTURE(r);
+    CHECK(p.count(static_cast<int>(r)) == counts[r]);
+    CHECK(p.bytes(static_cast<int>(r)) == counts[r] * element_bytes);
+    CHECK(p.offset(static_cast<int>(r)) == before * element_bytes);
+    before += counts[r];
+    most = counts[r] > most ? counts[r] : most;
+  }
+  CHECK(p.total_count() == before);
+  CHECK(p.total_bytes() == before * element_bytes);
+  CHECK(p.max_bytes() == most * element_bytes);
+}
+
+}  // namespace
+
+TEST_CASE("equal blocks") {
+  check_blocks(hvd::partition(1, 5, 4), {5}, 4);
+  check_blocks(hvd::partition(3, 0, 8), {0, 0, 0}, 8);
+  check_blocks(hvd::partition(40, 7, 3), std::vector<std::size_t>(40, 7), 3);
+  CHECK(hvd::partition(3, 2, 4).uniform());
+}
+
+TEST_CASE("blocks of a size each") {
+  for (const unsigned ranks : {1u, 2u, 3u, 31u, 32u, 33u, 100u}) {
+    std::vector<std::size_t> counts;
+    for (std::size_t r = 0; r != ranks; ++r) counts.push_back(r * r % 7);
+    const hvd::partition p(counts, 16);
+    CHECK_FALSE(p.uniform());
+    check_blocks(p, counts, 16);
+  }
+  const std::vector<std::size_t> nothing(5, 0);
+  check_blocks(hvd::partition(nothing, 4), nothing, 4);
+}
+
+TEST_CASE("more than 2^31 elements, and bytes than 2^32") {
+  constexpr std::size_t large = (std::size_t{1} << 31) + 5;
+  const hvd::partition p(4, large, 8);
+  CHECK(p.offset(3) == 3 * large * 8);
+  CHECK(p.total_count() == 4 * large);
+  const std::vector<std::size_t> counts{large, 1, large};
+  const hvd::partition q(counts, 4);
+  CHECK(q.offset(2) == (large + 1) * 4);
+  CHECK(q.total_bytes() == (2 * large + 1) * 4);
+}
+
+TEST_CASE("operations have their names") {
+  using hvd::operation;
+  const std::pair<operation, std::string_view> names[] = {
+      {operation::barrier, "barrier"},     {operation::allreduce, "allreduce"},
+      {operation::reduce, "reduce"},       {operation::reduce_scatter, "reduce_scatter"},
+      {operation::allgather, "allgather"}, {operation::broadcast, "broadcast"},
+      {operation::alltoall, "alltoall"},   {operation::gather, "gather"},
+      {operation::scatter, "scatter"},     {operation::split, "split"},
+      {operation::alloc_shared, "alloc_shared"}, {operation::send, "send"},
+      {operation::recv, "recv"}};
+  for (const auto& [op, text] : names) CHECK(hvd::name(op) == text);
+}

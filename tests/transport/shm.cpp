@@ -1,0 +1,705 @@
+#include <hvd/launch.hpp>
+#include <hvd/transport/shm.hpp>
+
+#include <hvd/allreduce.hpp>
+#include <hvd/barrier.hpp>
+#include <hvd/send_recv.hpp>
+
+#include "support/processes.hpp"
+#include "support/require.hpp"
+#include "support/skip.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <optional>
+
+namespace {
+
+namespace fs = std::filesystem;
+using hvd::error_kind;
+using hvd::ShmTransport;
+using hvd::detail::segment;
+using hvd::test::children;
+using hvd::test::now;
+using hvd::test::pause_for;
+using hvd::test::private_directory;
+using hvd::test::report;
+using hvd::test::require;
+
+hvd::sharing_options options_in(const private_directory& d, double start_timeout = 20.0) {
+  hvd::sharing_options o;
+  o.memory.directory = d.path();
+  o.failure.timeout = std::chrono::seconds(20);
+  o.failure.start_timeout = std::chrono::duration<double>(start_timeout);
+  o.failure.check = false;
+  return o;
+}
+
+template <class T>
+void check_sum(T& comm, std::size_t n = 10'000) {
+  std::vector<int> data(n, comm.rank() + 1);
+  hvd::allreduce(comm, data);
+  const int sum = comm.size() * (comm.size() + 1) / 2;
+  require(data.front() == sum && data.back() == sum, "wrong sum");
+}
+
+template <class F>
+std::string refused(error_kind kind, F&& f) {
+  try {
+    f();
+  } catch (const hvd::error& e) {
+    if (e.kind() == kind) return e.what();
+    return "another kind: " + std::string(e.what());
+  }
+  return "no error";
+}
+
+void check_well(children& ranks) {
+  REQUIRE(ranks.wait(60.0));
+  for (int r = 0; r != ranks.size(); ++r) {
+    CAPTURE(r);
+    CAPTURE(ranks[r].text());
+    CHECK(ranks.status(r) == 0);
+  }
+}
+
+// ---- arguments ----------------------------------------------------------------------------------------------------
+
+TEST_CASE("ranks, sizes and names that cannot be are refused at once, with what is allowed") {
+  const auto text = [](std::string_view job, int rank, int size) {
+    return refused(error_kind::invalid_argument, [&] { ShmTransport(job, rank, size); });
+  };
+  CHECK(text("j", 2, 2) == "hvd: join on rank 2 of 2 (job j): rank 2 is out of range; allowed: 0 to 1");
+  CHECK(text("j", -1, 2) == "hvd: join on rank -1 of 2 (job j): rank -1 is out of range; allowed: 0 to 1");
+  CHECK(text("j", 0, 0) == "hvd: join on rank 0 of 0 (job j): size 0 is out of range; allowed: 1 to 4096");
+  CHECK(text("j", 0, -5).find("size -5 is out of range") != std::string::npos);
+  CHECK(text("j", 0, 4097).find("size 4097 is out of range; allowed: 1 to 4096") != std::string::npos);
+  CHECK(text("", 0, 1).find("the job has no name") != std::string::npos);
+  hvd::sharing_options few;
+  few.memory.staging_bytes = 1000;
+  CHECK(refused(error_kind::invalid_argument, [&] { ShmTransport("j", 0, 64, few); }).find("staging_bytes") !=
+        std::string::npos);
+}
+
+TEST_CASE("an environment with garbage in it: invalid_argument that names variable, value and what is allowed") {
+  struct given {
+    std::map<std::string, std::string> environment;
+    std::vector<std::string> texts;
+  };
+  const std::map<std::string, std::string> good = {{"HVD_JOB", "env"}, {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}};
+  const auto with = [&](const std::string& name, const std::string& value) {
+    auto e = good;
+    e[name] = value;
+    return e;
+  };
+  const given cases[] = {
+      {with("HOROVOD_RANK", "x"), {"HOROVOD_RANK=\"x\"", "0 to "}},
+      {with("HOROVOD_RANK", "-1"), {"HOROVOD_RANK=\"-1\"", "0 to "}},
+      {with("HOROVOD_RANK", "2"), {"HOROVOD_RANK=\"2\"", "0 to "}},
+      {with("HOROVOD_RANK", "0x1"), {"HOROVOD_RANK=\"0x1\""}},
+      {with("HOROVOD_RANK", ""), {"HOROVOD_RANK=\"\"", "empty"}},
+      {with("HOROVOD_SIZE", "two"), {"HOROVOD_SIZE=\"two\""}},
+      {with("HOROVOD_SIZE", "0"), {"HOROVOD_SIZE=\"0\"", "1 to "}},
+      {with("HOROVOD_SIZE", "99999999999999999999"), {"HOROVOD_SIZE=\"99999999999999999999\""}},
+      {with("HVD_JOB", "a job/with spaces"), {"HVD_JOB=\"a job/with spaces\"", "allowed"}},
+      {with("HVD_TIMEOUT", "soon"), {"HVD_TIMEOUT=\"soon\"", "seconds"}},
+      {with("HVD_TIMEOUT", "-3"), {"HVD_TIMEOUT=\"-3\"", "seconds"}},
+      {with("HOROVOD_START_TIMEOUT", "0"), {"HOROVOD_START_TIMEOUT=\"0\""}},
+      {with("HVD_CHECK", "maybe"), {"HVD_CHECK=\"maybe\"", "true"}},
+      {with("HVD_SHM_DIR", "shm"), {"HVD_SHM_DIR=\"shm\"", "absolute"}},
+      {{{"HOROVOD_RANK", "0"}}, {"HOROVOD_RANK", "HOROVOD_SIZE"}},
+      {{{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}}, {"HVD_JOB", "HOROVOD_SIZE"}},
+  };
+  const auto in_environment = [](const std::map<std::string, std::string>& environment, auto&& f) {
+    children one(1);
+    one.start(0, [&](report&) {
+      for (const char* name : {"HVD_JOB", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
+                               "HVD_TIMEOUT", "HOROVOD_START_TIMEOUT", "HVD_CHECK", "HVD_SHM_DIR"}) {
+        ::unsetenv(name);
+      }
+      for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+      f();
+    });
+    REQUIRE(one.wait(60.0));
+    return one[0].text();
+  };
+  for (const given& g : cases) {
+    const std::string said = in_environment(g.environment, [] { auto comm = ShmTransport::from_environment(); });
+    CAPTURE(said);
+    CHECK(said.starts_with("invalid_argument"));
+    for (const std::string& t : g.texts) CHECK(said.find(t) != std::string::npos);
+  }
+  // The policies' own defaults say the same, also where the rank is given in the program.
+  const std::string said = in_environment({{"HVD_TIMEOUT", "x"}}, [] { ShmTransport("j", 0, 1); });
+  CHECK(said.starts_with("invalid_argument"));
+  CHECK(said.find("HVD_TIMEOUT=\"x\"") != std::string::npos);
+  // A job on several hosts cannot share memory.
+  auto hosts = good;
+  hosts["HOROVOD_LOCAL_RANK"] = "0";
+  hosts["HOROVOD_LOCAL_SIZE"] = "1";
+  CHECK(in_environment(hosts, [] { auto comm = ShmTransport::from_environment(); }).starts_with("unsupported"));
+  CHECK(in_environment({}, [] {
+          auto comm = ShmTransport::from_environment();
+          require(comm.size() == 1 && comm.rank() == 0, "not alone");
+          check_sum(comm);
+        }).starts_with("no error"));
+}
+
+TEST_CASE("any text is a job's name, and names that differ are different jobs") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  const std::string base(200, 'n');
+  const std::array<std::string, 6> jobs = {"a/../../b", "a b\nc", base + "1", base + "2", "...", "\xc3\xa4\xff"};
+  children ranks(2 * static_cast<int>(jobs.size()));
+  ranks.start_all([&](int i, report&) {
+    const int job = i / 2;
+    ShmTransport comm(jobs[static_cast<std::size_t>(job)], i % 2, 2, opts);
+    std::vector<int> data(1, job);
+    hvd::allreduce(comm, data);
+    require(data[0] == 2 * job, "another job's rank");
+  });
+  check_well(ranks);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+// ---- what may lie under the job's name ----------------------------------------------------------------------------
+
+// Two ranks join though something lies there, whoever comes first; `refuses`: what both say instead.
+void join_over(const std::string& name, const std::function<void(const std::string& path)>& leave_behind,
+               const std::optional<error_kind>& refuses = {}, const std::string& text = {}) {
+  for (const int first : {0, 1}) {
+    CAPTURE(name);
+    CAPTURE(first);
+    const private_directory d;
+    const auto opts = options_in(d);
+    const std::string path = d.path() + "/" + hvd::detail::segment_name("stale");
+    leave_behind(path);
+    children ranks(2);
+    const auto join = [&](int r) {
+      ranks.start(r, [&](report&) {
+        ShmTransport comm("stale", r, 2, opts);
+        check_sum(comm);
+      });
+    };
+    join(first);
+    pause_for(0.005);
+    join(1 - first);
+    if (!refuses) {
+      check_well(ranks);
+      CHECK(!fs::exists(path));
+      continue;
+    }
+    REQUIRE(ranks.wait(60.0));
+    for (int r = 0; r != 2; ++r) {
+      CAPTURE(ranks[r].text());
+      CHECK(ranks[r].is(*refuses));
+      CHECK(ranks[r].says(text));
+      CHECK(ranks[r].says("join on rank " + std::to_string(r) + " of 2 (job stale)"));
+    }
+    CHECK(fs::exists(fs::symlink_status(path)));  // it is not hvd's to remove
+  }
+}
+
+void write_file(const std::string& path, const std::string& bytes, mode_t mode = 0600) {
+  std::ofstream(path) << bytes;
+  ::chmod(path.c_str(), mode);
+}
+
+// The bytes of a group that is just coming together.
+std::string bytes_of_a_segment(int size = 2) {
+  const private_directory d;
+  auto s = hvd::detail::create_group("stale", size, options_in(d), 0);
+  return {reinterpret_cast<const char*>(s->data()), s->bytes()};
+}
+
+TEST_CASE("a segment left by a killed job is replaced") {
+  join_over("killed", [](const std::string& path) {
+    children creator(1);
+    creator.start(0, [&](report&) {
+      hvd::sharing_options opts;
+      opts.memory.directory = fs::path(path).parent_path();
+      ShmTransport("stale", 0, 2, opts);
+    });
+    REQUIRE(creator.wait_while(20.0, [&] { return !fs::exists(path); }));
+    creator.kill(0);
+    REQUIRE(creator.wait(20.0));
+    REQUIRE(fs::exists(path));
+  });
+}
+
+TEST_CASE("a copy of a segment, a truncated, an empty and a garbage one are replaced, never attached") {
+  const std::string whole = bytes_of_a_segment();
+  join_over("copy", [&](const std::string& path) { write_file(path, whole); });
+  join_over("copy of another size", [&](const std::string& path) { write_file(path, bytes_of_a_segment(3)); });
+  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{4095}, std::size_t{4096},
+                              whole.size() - 1}) {
+    CAPTURE(n);
+    join_over("truncated", [&](const std::string& path) { write_file(path, whole.substr(0, n)); });
+  }
+  join_over("longer", [&](const std::string& path) { write_file(path, whole + "more"); });
+  join_over("zeros", [&](const std::string& path) { write_file(path, std::string(10'000, '\0')); });
+  join_over("garbage", [&](const std::string& path) { write_file(path, std::string(10'000, '\xee')); });
+}
+
+TEST_CASE("what cannot be a segment of this user is refused by all ranks and left where it is") {
+  const std::string whole = bytes_of_a_segment();
+  join_over("mode", [&](const std::string& path) { write_file(path, whole, 0666); }, error_kind::system, "mode 666");
+  join_over("group", [&](const std::string& path) { write_file(path, whole, 0640); }, error_kind::system, "mode 640");
+  join_over("directory", [](const std::string& path) { fs::create_directory(path); }, error_kind::system, "directory");
+  join_over("pipe", [](const std::string& path) { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); }, error_kind::system,
+            "was not made by hvd");
+  const private_directory elsewhere;
+  const std::string victim = elsewhere.path() + "/victim";
+  write_file(victim, "precious");
+  join_over("link", [&](const std::string& path) { fs::create_symlink(victim, path); }, error_kind::system,
+            "remove it or use another job name");
+  join_over("dangling link", [&](const std::string& path) { fs::create_symlink(elsewhere.path() + "/none", path); },
+            error_kind::system, "remove it or use another job name");
+  CHECK(fs::file_size(victim) == 8);
+  CHECK(!fs::exists(elsewhere.path() + "/none"));
+  if (::geteuid() != 0) return hvd::test::skip("only root can give a file away");
+  join_over("owner",
+            [&](const std::string& path) {
+              write_file(path, whole);
+              REQUIRE(::chown(path.c_str(), 12345, static_cast<gid_t>(-1)) == 0);
+            },
+            error_kind::system, "owner 12345");
+}
+
+// A segment that another process holds while f runs, with something changed in its header.
+template <class F>
+void with_living_segment(const private_directory& d, const std::function<void(hvd::detail::group_header&)>& change, F&& f,
+                         int size = 2) {
+  children holder(1);
+  holder.start(0, [&](report& mine) {
+    auto s = hvd::detail::create_group("living", size, options_in(d), 0);
+    change(*reinterpret_cast<hvd::detail::group_header*>(s->data()));
+    mine.progress = 1;
+    pause_for(60.0);
+  });
+  REQUIRE(holder.wait_while(20.0, [&] { return holder[0].progress < 1; }));
+  f();
+  holder.kill(0);
+}
+
+TEST_CASE("a living job of another version or size is a mismatch that names both") {
+  const private_directory d;
+  const auto both = [&](const std::string& text) {
+    return [&, text] {
+      children ranks(2);
+      ranks.start_all([&](int r, report&) { ShmTransport("living", r, 2, options_in(d)); });
+      REQUIRE(ranks.wait(60.0));
+      for (int r = 0; r != 2; ++r) {
+        CAPTURE(ranks[r].text());
+        CHECK(ranks[r].is(error_kind::mismatch));
+        CHECK(ranks[r].says(text));
+      }
+    };
+  };
+  with_living_segment(
+      d, [](auto& header) { std::snprintf(header.version.data(), header.version.size(), "9.9.9"); },
+      both("hvd 9.9.9, this rank hvd " + std::string(hvd::version)));
+  fs::remove(d.path() + "/" + hvd::detail::segment_name("living"));
+  with_living_segment(d, [](auto&) {}, both("started with size 3, this rank with size 2"), 3);
+}
+
+TEST_CASE("a living segment that is not one of this job is never attached: rank 0 makes its own") {
+  const std::function<void(hvd::detail::group_header&)> changes[] = {
+      [](auto& header) { header.magic ^= 1; },
+      [](auto& header) { header.job_hash ^= 1; },
+      [](auto& header) { header.total_bytes += 4096; },
+      [](auto& header) { header.windows.cells_at += 64; },
+      [](auto& header) { header.windows.window_bytes *= 1000; },
+  };
+  for (const auto& change : changes) {
+    const private_directory d;
+    with_living_segment(d, change, [&] {
+      children ranks(2);
+      ranks.start_all([&](int r, report&) {
+        ShmTransport comm("living", r, 2, options_in(d));
+        check_sum(comm);
+      });
+      check_well(ranks);
+      CHECK(d.files() == std::vector<std::string>{});
+    });
+  }
+}
+
+TEST_CASE("a stale segment and no rank 0: a timeout that says what was refused, and nothing is left") {
+  const private_directory d;
+  const auto opts = options_in(d, 0.2);
+  write_file(d.path() + "/" + hvd::detail::segment_name("stale"), bytes_of_a_segment());
+  const std::string said = refused(error_kind::timeout, [&] { ShmTransport("stale", 1, 2, opts); });
+  CHECK(said.find("rank 0 did not create the group's memory") != std::string::npos);
+  CHECK(said.find("was left by a job that is gone") != std::string::npos);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+// ---- one name, several groups ---------------------------------------------------------------------------------------
+
+TEST_CASE("a rank that is there already is refused, and the group it wanted into comes together all the same") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  for (const int twice : {0, 1}) {
+    children ranks(4);
+    const auto join = [&](int i, int r) {
+      ranks.start(i, [&, r](report& mine) {
+        mine.progress = 1;
+        ShmTransport comm("twice", r, 3, opts);
+        check_sum(comm);
+      });
+    };
+    join(0, 0);
+    REQUIRE(ranks.wait_while(20.0, [&] { return d.empty(); }));
+    join(1, 1);
+    pause_for(0.05);
+    join(2, twice);
+    REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(2); }));
+    CAPTURE(ranks[2].text());
+    // Where rank 1 has not come after all this time, the second one is it.
+    const int refused_one = ranks[2].kind == report::nothing ? 1 : 2;
+    CHECK(ranks[refused_one].is(error_kind::invalid_argument));
+    CHECK(ranks[refused_one].says("rank " + std::to_string(twice) + " has joined job twice already"));
+    join(3, 2);
+    REQUIRE(ranks.wait(60.0));
+    for (const int i : {0, 3 - refused_one, 3}) {
+      CAPTURE(ranks[i].text());
+      CHECK(ranks.status(i) == 0);
+    }
+  }
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("a name is free again once its group is complete: two living groups may have it") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(4);
+  const auto join = [&](int i) {
+    ranks.start(i, [&, i](report& mine) {
+      ShmTransport comm("again", i % 2, 2, opts);
+      check_sum(comm);
+      mine.progress = 1;
+      while (ranks[3].progress == 0) pause_for(0.001);
+      std::vector<int> data(1, i / 2);
+      hvd::allreduce(comm, data);
+      require(data[0] == 2 * (i / 2), "a rank of the other group");
+    });
+  };
+  join(0), join(1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress < 2; }));
+  join(2), join(3);
+  check_well(ranks);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("two groups of one name at the same moment: whoever does not get in is told why") {
+  for (int round = 0; round != 12; ++round) {
+    const private_directory d;
+    const auto opts = options_in(d, 0.3);
+    children ranks(4);
+    ranks.start_all([&](int i, report&) {
+      ShmTransport comm("same", i % 2, 2, opts);
+      check_sum(comm);
+    });
+    REQUIRE(ranks.wait(20.0));
+    int joined = 0;
+    for (int i = 0; i != 4; ++i) {
+      CAPTURE(ranks[i].text());
+      if (ranks.status(i) == 0) {
+        ++joined;
+      } else {
+        CHECK((ranks[i].is(error_kind::invalid_argument) || ranks[i].is(error_kind::timeout)));
+      }
+    }
+    CHECK((joined == 2 || joined == 4));
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("who takes the place of a rank that died while the group came together ends the group") {
+  const private_directory d;
+  const auto opts = options_in(d, 60.0);
+  children ranks(3);
+  const auto join = [&](int i, int r) {
+    ranks.start(i, [&, r](report&) { ShmTransport("place", r, 3, opts); });
+  };
+  // The creator is stopped, so that it does not notice at once that rank 1 died.
+  join(0, 0);
+  REQUIRE(ranks.wait_while(20.0, [&] { return d.empty(); }));
+  ranks.kill(0, SIGSTOP);
+  join(1, 1);
+  pause_for(0.1);
+  ranks.kill(1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(1); }));
+  join(2, 1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(2); }));
+  ranks.kill(0, SIGCONT);
+  REQUIRE(ranks.wait(20.0));
+  CAPTURE(ranks[2].text());
+  CAPTURE(ranks[0].text());
+  CHECK(ranks[2].is(error_kind::peer_lost));
+  CHECK(ranks[2].says("start all ranks again"));
+  CHECK(ranks[0].is(error_kind::peer_lost));
+  CHECK(ranks[0].culprit == 1);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("rank 0's options hold for all: memory and checks") {
+  const private_directory d;
+  children ranks(3);
+  ranks.start_all([&](int r, report&) {
+    auto opts = options_in(d);
+    opts.failure.check = r == 0;
+    opts.memory.staging_bytes = r == 0 ? 256 << 10 : 1 << 20;
+    ShmTransport comm("options", r, 3, opts);
+    require(comm.peers().checks(), "no checks");
+    require(comm.peers().shape().window_bytes == (256 << 10) - 4096, "another size of window");
+    check_sum(comm, 200'000);
+  });
+  check_well(ranks);
+}
+
+// ---- life and death of objects --------------------------------------------------------------------------------------
+
+std::size_t open_files() {
+  std::size_t n = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd")) ++n;
+  return n;
+}
+
+std::size_t mappings(const std::string& of = "") {
+  std::size_t n = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) n += line.find(of) != std::string::npos;
+  return n;
+}
+
+TEST_CASE("five hundred groups, with parts and shared arrays, leave no descriptor, no mapping, no file") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(2);
+  ranks.start_all([&](int r, report& mine) {
+    std::size_t files = 0;
+    for (int round = 0; round != 500; ++round) {
+      {
+        ShmTransport comm("cycle-" + std::to_string(round), r, 2, opts);
+        auto a = comm.alloc_shared<float>(1000);
+        auto b = comm.alloc_shared<double>(3);
+        if (round % 10 == 0) {
+          auto part = comm.split(0, -r);
+          auto alone = comm.split(r, 0);
+          check_sum(part, 10);
+        }
+        hvd::allreduce(comm, a);
+      }
+      if (round == 0) files = open_files();
+    }
+    require(open_files() == files, "descriptors: " + std::to_string(files) + ", then " + std::to_string(open_files()));
+    require(mappings(d.path()) + mappings("/dev/shm") == 0, "mappings are left");
+    mine.progress = static_cast<int>(mappings());
+  });
+  check_well(ranks);
+  CHECK(ranks[0].progress < 500);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("shared arrays outlive their transport and are freed in any order") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(3);
+  ranks.start_all([&](int r, report&) {
+    std::optional<hvd::shared_array<int>> late;
+    {
+      ShmTransport comm("arrays", r, 3, opts);
+      std::vector<hvd::shared_array<int>> arrays;
+      for (int i = 0; i != 4; ++i) arrays.push_back(comm.alloc_shared<int>(20'000 + static_cast<std::size_t>(i)));
+      for (int i = 0; i != 3; ++i) {
+        auto& a = arrays[static_cast<std::size_t>((r + i) % static_cast<int>(arrays.size()))];
+        std::fill(a.begin(), a.end(), 0);
+        a = {};  // another one on every rank, and two or three are still used below on all
+      }
+      arrays.erase(std::remove_if(arrays.begin(), arrays.end(), [](const auto& a) { return a.empty(); }), arrays.end());
+      // What only some ranks have left is private to the others: they pass memory of their own.
+      auto fresh = comm.alloc_shared<int>(30'000);
+      std::fill(fresh.begin(), fresh.end(), r);
+      hvd::allreduce(comm, fresh);
+      require(fresh[29'999] == 3, "wrong sum");
+      late.emplace(std::move(fresh));
+    }
+    require((*late)[0] == 3 && (*late)[29'999] == 3, "gone with the transport");
+    (*late)[0] = 7;
+    late.reset();
+    require(mappings(d.path()) == 0, "still mapped");
+  });
+  check_well(ranks);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("a transport moves, and who moves onto it ends the old group") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(2);
+  ranks.start_all([&](int r, report&) {
+    ShmTransport a("move-a", r, 2, opts);
+    auto shared = a.alloc_shared<int>(5000);
+    ShmTransport b(std::move(a));
+    std::fill(shared.begin(), shared.end(), 1);
+    hvd::allreduce(b, shared);
+    require(shared[4999] == 2, "wrong sum");
+    hvd::barrier(b);
+    ShmTransport c("move-c", r, 2, opts);
+    if (r == 0) {
+      b = std::move(c);
+      check_sum(b);
+    } else {
+      const std::string text = refused(error_kind::peer_lost, [&] { hvd::barrier(b); });
+      require(text.find("rank 0 has exited") != std::string::npos, text);
+      check_sum(c);
+    }
+  });
+  check_well(ranks);
+}
+
+// ---- fork -----------------------------------------------------------------------------------------------------------
+
+TEST_CASE("a forked child holds nothing of its parent's groups, even if other threads make some at that moment") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children one(1);
+  one.start(0, [&](report&) {
+    std::atomic<bool> stop{false};
+    std::atomic<int> made{0};
+    std::thread maker([&] {
+      while (!stop) {
+        ShmTransport comm("maker", 0, 1, opts);
+        auto shared = comm.alloc_shared<float>(100);
+        ++made;
+      }
+    });
+    int bad = 0;
+    const auto forks_until = now() + 3.0;
+    int forks = 0;
+    for (; forks != 400 && now() < forks_until; ++forks) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        std::size_t held = mappings(d.path());
+        for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+          std::error_code gone;
+          held += fs::read_symlink(entry.path(), gone).string().starts_with(d.path());
+        }
+        ::_exit(held == 0 ? 0 : 1);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      bad += status != 0;
+    }
+    stop = true;
+    maker.join();
+    require(made > 10 && forks > 10, "too slow to mean anything");
+    require(bad == 0, std::to_string(bad) + " of " + std::to_string(forks) + " children held something");
+  });
+  REQUIRE_MESSAGE(one.wait(60.0), "a deadlock");
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+}
+
+TEST_CASE("a forked child may join groups of its own") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(2);
+  ranks.start_all([&](int r, report&) {
+    ShmTransport comm("parents", r, 2, opts);
+    check_sum(comm);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int code = 1;
+      try {
+        ShmTransport own("children", r, 2, opts);
+        check_sum(own);
+        code = 0;
+      } catch (const std::exception&) {
+      }
+      ::_exit(code);
+    }
+    check_sum(comm);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    require(status == 0, "the child's group failed");
+    check_sum(comm);
+  });
+  check_well(ranks);
+}
+
+// ---- agreed over another transport ------------------------------------------------------------------------------------
+
+TEST_CASE("a group agreed over threads, and one over another group") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(1);
+  ranks.start(0, [&](report&) {
+    hvd::thread_run(3, [&](hvd::ThreadTransport& threads) {
+      ShmTransport comm(threads, opts);
+      require(comm.rank() == threads.rank() && comm.size() == 3, "another rank");
+      check_sum(comm);
+      ShmTransport again(comm, opts);
+      check_sum(again);
+      auto part = again.split(again.rank() == 1 ? 1 : 0, -again.rank());
+      check_sum(part);
+    });
+  });
+  check_well(ranks);
+  CHECK(d.files() == std::vector<std::string>{});
+  children processes(3);
+  processes.start_all([&](int r, report&) {
+    ShmTransport first("first", r, 3, opts);
+    ShmTransport second(first, opts);
+    check_sum(second);
+    check_sum(first);
+  });
+  check_well(processes);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("a rank lost while a group is agreed over another one is lost at once") {
+  const private_directory d;
+  const auto opts = options_in(d, 60.0);
+  for (const int victim : {0, 1, 2}) {
+    children ranks(3);
+    ranks.start_all([&](int r, report& mine) {
+      ShmTransport first("first", r, 3, opts);
+      hvd::barrier(first);
+      if (r == victim) {
+        // Takes part in the agreement, as the constructor does, and is gone before it joins.
+        std::array<std::uint64_t, 2> nonce{1, 2};
+        if (r == 0) {
+          for (const int q : {1, 2}) hvd::send(first, nonce, q);
+        } else {
+          hvd::recv(first, nonce, 0);
+        }
+        mine.at = now();
+        ::raise(SIGKILL);
+      }
+      ShmTransport second(first, opts);
+    });
+    REQUIRE(ranks.wait(20.0));
+    for (int r = 0; r != 3; ++r) {
+      if (r == victim) continue;
+      CAPTURE(ranks[r].text());
+      CHECK(ranks[r].is(error_kind::peer_lost));
+      CHECK(ranks[r].culprit == victim);
+      CHECK(ranks[r].at - ranks[victim].at < 1.0);
+    }
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
+}  // namespace
