@@ -93,7 +93,8 @@ TEST_CASE("what broadcast refuses on the root; with HVD_CHECK the others learn i
       [](auto& comm) {
         std::vector<float> v(4, 1.0f), three(3);
         const auto short_input = complaint([&] { hvd::broadcast(comm, three, v); });
-        const auto overlap = complaint([&] { hvd::broadcast(comm, std::span(v).first(3), std::span(v).last(at_run_time(3))); });
+        const auto overlap =
+            complaint([&] { hvd::broadcast(comm, std::span(v).first(3), std::span(v).last(at_run_time(3))); });
         if (comm.rank() == 0) {
           CHECK(short_input == refused(hvd::operation::broadcast, comm,
                                        "input has 3 elements; allowed: 4 (as the output)").c_str());

@@ -43,7 +43,8 @@ TEST_CASE("messages arrive in order, whatever their type and length") {
         hvd::recv(comm, number, 0);
         std::vector<std::uint8_t> bytes(static_cast<std::size_t>(i % 7));
         hvd::recv(comm, bytes, 0);
-        right = right && number[0] == i && bytes == std::vector<std::uint8_t>(bytes.size(), static_cast<std::uint8_t>(i));
+        const std::vector<std::uint8_t> want(bytes.size(), static_cast<std::uint8_t>(i));
+        right = right && number[0] == i && bytes == want;
       }
       CHECK(right);
     }

@@ -52,5 +52,9 @@ template <Transport T, Element E, class Algorithm = automatic<>>
 void allgather(T& comm, const E* in, E* out, std::size_t count, const Algorithm& how = {}) {
   allgather(comm, std::span<const E>(in, count), std::span<E>(out, count * static_cast<std::size_t>(comm.size())), how);
 }
+template <Transport T, Element E, class Algorithm = automatic<>>
+void allgather_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, const Algorithm& how = {}) {
+  allgather_v(comm, detail::one_block(in, counts, comm.rank()), detail::all_blocks(out, counts), counts, how);
+}
 
 }  // namespace hvd::inline HVD_ABI

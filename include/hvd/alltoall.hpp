@@ -66,5 +66,15 @@ void alltoall(T& comm, const E* in, E* out, std::size_t count, const Algorithm& 
   const std::size_t all = count * static_cast<std::size_t>(comm.size());
   alltoall(comm, std::span<const E>(in, all), std::span<E>(out, all), how);
 }
+template <Transport T, Element E, class Algorithm = automatic<>>
+void alltoall(T& comm, E* inout, std::size_t count, const Algorithm& how = {}) {
+  alltoall(comm, std::span<E>(inout, count * static_cast<std::size_t>(comm.size())), how);
+}
+template <Transport T, Element E, class Algorithm = automatic<>>
+void alltoall_v(T& comm, const E* in, std::span<const std::size_t> send_counts, E* out,
+                std::span<const std::size_t> recv_counts, const Algorithm& how = {}) {
+  alltoall_v(comm, detail::all_blocks(in, send_counts), send_counts, detail::all_blocks(out, recv_counts), recv_counts,
+             how);
+}
 
 }  // namespace hvd::inline HVD_ABI

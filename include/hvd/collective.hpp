@@ -70,10 +70,10 @@ class arguments {
     }
     return *this;
   }
-  /// `in` and `out` may be the same memory, or apart; `exception`: where in the longer one the shorter may lie.
+  /// Input and output may overlap only `in_place`: as the collective documents it.
   arguments& apart(const std::byte* in, std::size_t in_bytes, const std::byte* out, std::size_t out_bytes,
-                   bool exception) {
-    if (!exception && overlap(in, in_bytes, out, out_bytes)) {
+                   bool in_place) {
+    if (!in_place && overlap(in, in_bytes, out, out_bytes)) {
       refuse("input and output overlap; allowed: no common element, or in place as the collective documents");
     }
     return *this;
@@ -172,6 +172,18 @@ void run(T& comm, const Call& call, const A& how) {
     }
   }
   how(comm, call);
+}
+
+/// What a pointer stands for where counts tell the length: the blocks of all ranks, or one of them. (That there is a
+/// count for each rank is checked later.)
+template <class E>
+std::span<E> all_blocks(E* data, std::span<const std::size_t> counts) {
+  return {data, partition(counts, 1).total_count()};
+}
+template <class E>
+std::span<E> one_block(E* data, std::span<const std::size_t> counts, int rank) {
+  const auto r = static_cast<std::size_t>(rank);
+  return {data, r < counts.size() ? counts[r] : 0};
 }
 
 /// The element type that input and output share.

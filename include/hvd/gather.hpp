@@ -56,5 +56,11 @@ void gather(T& comm, const E* in, E* out, std::size_t count, int root = 0, const
   const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
   gather(comm, std::span<const E>(in, count), std::span<E>(out, all), root, how);
 }
+template <Transport T, Element E, class Algorithm = automatic<>>
+void gather_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, int root = 0,
+              const Algorithm& how = {}) {
+  const std::span<E> all = comm.rank() == root ? detail::all_blocks(out, counts) : std::span<E>();
+  gather_v(comm, detail::one_block(in, counts, comm.rank()), all, counts, root, how);
+}
 
 }  // namespace hvd::inline HVD_ABI

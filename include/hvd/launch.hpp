@@ -15,8 +15,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <sys/prctl.h>
@@ -136,7 +138,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       if (::getppid() != parent) ::_exit(1);
       const int code = detail::run_rank(r, np, job, opts, f);
       std::fflush(nullptr);
-      ::_exit(code);
+      ::_exit(code != 0 && code % 256 == 0 ? 1 : code);  // an exit code has 8 bits
     }
     if (pid < 0) {
       const std::string why = std::strerror(errno);
@@ -185,7 +187,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
 
 /// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If any
 /// throws, the exception of the rank that failed first is thrown again here (the others, which then lose a peer, end
-/// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory.
+/// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory, system if a thread cannot be started.
 template <class F>
 void thread_run(int np, F&& f, const sharing_options& opts = {}) {
   const auto group = std::make_shared<ThreadTransport::group>(np, opts);
@@ -193,22 +195,31 @@ void thread_run(int np, F&& f, const sharing_options& opts = {}) {
   std::exception_ptr first;
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(np));
-  for (int r = 0; r != np; ++r) {
-    threads.emplace_back([&, r] {
+  const auto keep = [&](std::exception_ptr e) {
+    const std::lock_guard lock(mutex);
+    if (!first) first = std::move(e);
+  };
+  const auto run = [&](int r) {
+    try {
+      ThreadTransport comm(group, r);
       try {
-        ThreadTransport comm(group, r);
-        try {
-          f(comm);
-        } catch (...) {
-          // Kept before the transport ends and the others notice.
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-        }
+        f(comm);
       } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
+        keep(std::current_exception());  // before the transport ends and the others notice
       }
-    });
+    } catch (...) {
+      keep(std::current_exception());
+    }
+  };
+  for (int r = 0; r != np; ++r) {
+    try {
+      threads.emplace_back(run, r);
+    } catch (const std::system_error& e) {
+      keep(std::make_exception_ptr(error(error_kind::system, "thread_run: cannot start rank " + std::to_string(r) + ": " +
+                                                                 e.what())));
+      for (; r != np; ++r) ThreadTransport(group, r);  // lost to the others at once
+      break;
+    }
   }
   for (std::thread& t : threads) t.join();
   if (first) std::rethrow_exception(first);

@@ -41,5 +41,9 @@ void reduce(T& comm, const E* in, E* out, std::size_t count, const Op& op = {}, 
             const Algorithm& how = {}) {
   reduce(comm, std::span<const E>(in, count), std::span<E>(out, comm.rank() == root ? count : 0), op, root, how);
 }
+template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
+void reduce(T& comm, E* inout, std::size_t count, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
+  reduce(comm, std::span<E>(inout, count), op, root, how);
+}
 
 }  // namespace hvd::inline HVD_ABI

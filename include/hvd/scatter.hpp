@@ -56,5 +56,11 @@ void scatter(T& comm, const E* in, E* out, std::size_t count, int root = 0, cons
   const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
   scatter(comm, std::span<const E>(in, all), std::span<E>(out, count), root, how);
 }
+template <Transport T, Element E, class Algorithm = automatic<>>
+void scatter_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, int root = 0,
+               const Algorithm& how = {}) {
+  const std::span<const E> all = comm.rank() == root ? detail::all_blocks(in, counts) : std::span<const E>();
+  scatter_v(comm, all, detail::one_block(out, counts, comm.rank()), counts, root, how);
+}
 
 }  // namespace hvd::inline HVD_ABI

@@ -420,8 +420,8 @@ TEST_CASE("kernels in a thread that flushes subnormals, at 64 bytes a vector") {
 #endif
 
 TEST_CASE("the default is the widest vector of this CPU") {
-  using hvd::detail::vectorised;
-  const bool widest =
-      vectorised<hvd::detail::plain<float>, add>() == vectorised<hvd::detail::plain<float>, add>(hvd::detail::cpu_isa());
+  using format = hvd::detail::plain<float>;
+  const bool widest = hvd::detail::vectorised<format, add>() ==
+                      hvd::detail::vectorised<format, add>(hvd::detail::cpu_isa());
   CHECK(widest);
 }

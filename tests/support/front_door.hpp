@@ -1,4 +1,4 @@
-// tests/support/front_door.hpp: for the tests of one collective each: groups of one, two and three ranks, and errors as text.
+// tests/support/front_door.hpp: for tests of one collective: groups of one to three ranks, and errors as text.
 #pragma once
 
 #include <hvd/launch.hpp>

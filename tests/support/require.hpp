@@ -1,4 +1,4 @@
-// tests/support/require.hpp: a check inside a rank, which may be another process: doctest cannot see it fail there.
+// tests/support/require.hpp: a check in a rank that may be another process, where doctest cannot look.
 #pragma once
 
 #include <source_location>

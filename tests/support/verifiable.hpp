@@ -1,8 +1,8 @@
-// tests/support/verifiable.hpp: inputs of reductions whose exact result is known, whatever the order of the ranks.
+// tests/support/verifiable.hpp: inputs whose exact reduction is known, in whatever order.
 //
-// Values are integers so small that every partial result of up to 8 ranks is exact in every element type (8 bits of
-// mantissa in bfloat16, 8 bits in int8). Integer types wrap, and averages truncate, as op.hpp documents. Results are
-// computed in 64-bit integers, never by the library.
+// Values are integers so small that every partial result of up to 8 ranks is exact in every element type (8
+// bits of mantissa in bfloat16, 8 bits in int8). Integer types wrap, and averages truncate, as op.hpp
+// documents. Results are computed in 64-bit integers, never by the library.
 #pragma once
 
 #include <hvd/dtype.hpp>
@@ -22,7 +22,8 @@ namespace hvd::test {
 
 /// 64 well-mixed bits for element i of a rank, or for part `part` of it. (The finaliser of splitmix64.)
 constexpr std::uint64_t draw(std::size_t i, int rank, int part = 0) noexcept {
-  std::uint64_t x = i * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(rank * 2 + part + 1) * 0xd1342543de82ef95ULL;
+  std::uint64_t x =
+      i * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(rank * 2 + part + 1) * 0xd1342543de82ef95ULL;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
   return x ^ x >> 31;
@@ -96,7 +97,7 @@ inline constexpr int scaled_span = 15;  // the same where inputs are doubled
 
 }  // namespace exact
 
-// ---- the built-in operations: element i of what `rank` of `size` gives, and of the result ---------------------
+// ---- the built-in operations: element i of what `rank` of `size` gives, and of the result -------------
 
 template <class T>
 T input(sum_t, std::size_t i, int rank, int /*size*/) {
@@ -111,12 +112,14 @@ T expected(sum_t, std::size_t i, int size) {
 
 template <class T>
 T input(average_t, std::size_t i, int rank, int size) {
-  return exact::of_parts<T>([&](int part) { return exact::average_term<T>(i, rank, size, part, exact::span); });
+  return exact::of_parts<T>(
+      [&](int part) { return exact::average_term<T>(i, rank, size, part, exact::span); });
 }
 template <class T>
 T expected(average_t, std::size_t i, int size) {
   return exact::of_parts<T>([&](int part) {
-    return exact::total(size, [&](int r) { return exact::average_term<T>(i, r, size, part, exact::span); }) / size;
+    return exact::total(size, [&](int r) { return exact::average_term<T>(i, r, size, part, exact::span); }) /
+           size;
   });
 }
 
@@ -134,7 +137,7 @@ T extreme(std::size_t i, int rank, bool rare) {
     return exact::element<T>(static_cast<std::int64_t>(d % 511) - 255);
   }
 }
-/// The input that `before` puts in front of all others. Compared as the widest integers, or exactly as doubles.
+/// The input that `before` puts in front of all others. Compared exactly.
 template <class T, class Before>
 T foremost(std::size_t i, int size, bool rare, const Before& before) {
   const auto value = [](T x) {
@@ -173,7 +176,8 @@ T expected(max_t, std::size_t i, int size) {
 template <class T>
 T input(product_t, std::size_t i, int rank, int /*size*/) {
   const exact::factor f = exact::factor_of(i, rank);
-  return exact::of_parts<T>([&](int part) { return exact::is_complex<T> && f.imaginary != (part == 1) ? 0 : f.value; });
+  return exact::of_parts<T>(
+      [&](int part) { return exact::is_complex<T> && f.imaginary != (part == 1) ? 0 : f.value; });
 }
 template <class T>
 T expected(product_t, std::size_t i, int size) {
@@ -225,9 +229,9 @@ T expected(const scaled_op<Op>& op, std::size_t i, int size) {
   }
 }
 
-// ---- operations of a user ----------------------------------------------------------------------------------------
+// ---- operations of a user -----------------------------------------------------------------------------
 
-/// x -> a x + b modulo a prime. Composition is associative and does not commute; 12 bytes are no power of two.
+/// x -> a x + b modulo a prime: composition is associative and does not commute. 12 bytes, no power of two.
 struct affine {
   static constexpr std::uint32_t prime = 65521;
   std::uint32_t a, b, tag;
@@ -242,8 +246,8 @@ struct compose {
 template <std::same_as<affine> T>
 T input(compose, std::size_t i, int rank, int /*size*/) {
   const std::uint64_t d = draw(i, rank);
-  return {static_cast<std::uint32_t>(d % (affine::prime - 1) + 1), static_cast<std::uint32_t>((d >> 20) % affine::prime),
-          static_cast<std::uint32_t>(d >> 32)};
+  return {static_cast<std::uint32_t>(d % (affine::prime - 1) + 1),
+          static_cast<std::uint32_t>((d >> 20) % affine::prime), static_cast<std::uint32_t>(d >> 32)};
 }
 
 /// An element that is larger than a cache line and than any vector.
@@ -297,7 +301,7 @@ T expected(const non_commutative_op<F>& op, std::size_t i, int size) {
   return x;
 }
 
-// ---- where the order matters ---------------------------------------------------------------------------------------
+// ---- where the order matters --------------------------------------------------------------------------
 
 /// A value whose sum over ranks depends on the order of additions, finite in every floating-point type.
 template <class T>
@@ -312,7 +316,7 @@ T order_sensitive(std::size_t i, int rank) {
   }
 }
 
-/// A number for the bits of a vector: equal for equal bits, different for different ones but for one case in 2^64.
+/// A number for the bits of a vector; different bits give the same one in a case out of 2^64.
 inline std::uint64_t hash_of_bits(const void* data, std::size_t bytes) {
   std::uint64_t h = 0x9e3779b97f4a7c15ULL ^ bytes;
   const auto* p = static_cast<const unsigned char*>(data);

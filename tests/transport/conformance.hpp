@@ -1,4 +1,4 @@
-// tests/transport/conformance.hpp: what every transport must get right, with the algorithm that it chooses itself.
+// tests/transport/conformance.hpp: what every transport must get right, by the algorithm of its choice.
 #pragma once
 
 #include <support/collective_checker.hpp>
@@ -19,12 +19,13 @@
 
 namespace hvd::test {
 
-/// 0, 1, 7, 8, 9 elements and those just below, at and above each number of bytes, for a vector and for a block.
+/// 0, 1, 7, 8, 9 elements, and those just below, at and above each number of bytes, for vectors and blocks.
 inline std::vector<std::size_t> counts_around(const std::vector<std::size_t>& thresholds, int size,
                                               std::size_t element_bytes) {
   std::set<std::size_t> counts{0, 1, 7, 8, 9};
   for (const std::size_t bytes : thresholds) {
-    for (const std::size_t n : {bytes / element_bytes, bytes / element_bytes / static_cast<std::size_t>(size)}) {
+    for (const std::size_t n :
+         {bytes / element_bytes, bytes / element_bytes / static_cast<std::size_t>(size)}) {
       for (const std::size_t near : {n - 1, n, n + 1}) {
         if (n != 0) counts.insert(near);
       }
@@ -32,18 +33,20 @@ inline std::vector<std::size_t> counts_around(const std::vector<std::size_t>& th
   }
   return {counts.begin(), counts.end()};
 }
-/// Where `direct` changes its protocol, in bytes: a line, the derived end of lines in reductions, the end of lines in
-/// copies, what lines hold at all, the begin of mapped buffers, a chunk, and three of them (all cells in use).
+/// Where `direct` changes its protocol, in bytes: a line, the derived end of lines in reductions, the end of
+/// lines in copies, what lines hold at all, the begin of mapped buffers, a chunk, and three of them (all
+/// cells in use).
 inline std::vector<std::size_t> thresholds_of_direct(int size) {
   const auto p = static_cast<std::size_t>(size);
   return {56, 64, 112, 6144 * p / (p * p - 2 * p + 2), 4096, 8960, 16384, 65536, 3 * 65536};
 }
 inline std::vector<std::size_t> small_thresholds() { return {56, 64, 112, 4096}; }
 
-/// Collectives at all `counts`, each in place and out of place. Roots, placements and shifts take turns; `thorough`
-/// runs all placements where buffers of alloc_shared memory are used in place.
+/// Collectives at all `counts`, each in place and out of place. Roots, placements and shifts take turns;
+/// `thorough` runs all placements where buffers of alloc_shared memory are used in place.
 template <class Checker>
-void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std::size_t element_bytes, bool thorough) {
+void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std::size_t element_bytes,
+           bool thorough) {
   unsigned turn = 0;
   const auto p = static_cast<unsigned>(check.size());
   for (const std::size_t n : counts) {
@@ -52,13 +55,14 @@ void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std
       for (const unsigned in_place : {0U, 1U, 2U}) {
         // The third: on every other rank only, which is each rank's own business.
         variant v{placements[(all_placements ? where : turn) % std::size(placements)],
-                  in_place == 1 || (in_place == 2 && rank % 2 == 0), static_cast<int>(turn / 3 % p), turn % 7};
-        if (in_place == 2 && turn % 3 != 0) {
+                  in_place == 1 || (in_place == 2 && rank % 2 == 0), static_cast<int>(turn / 3 % p),
+                  turn % 7};
+        if (in_place == 2 && turn / 3 % 3 != 0) {
           ++turn;
           continue;
         }
         check.all(n, v);
-        if (in_place != 2 && n % 3 != 1) check.all_uneven(n, turn, v);
+        if (in_place != 2 && n % 3 != 1) check.all_uneven(n, turn / 4, v);
         ++turn;
       }
     }
@@ -67,8 +71,8 @@ void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std
 
 /// One table and one set of ranks for each number of ranks; f(checker, comm).
 template <class Run, class T, class Op, class How = automatic<>, class F>
-void with_checkers(std::size_t largest_block, const F& f, const How& how = {}, std::initializer_list<int> sizes = Run::sizes,
-                   const sharing_options& opts = patient()) {
+void with_checkers(std::size_t largest_block, const F& f, const How& how = {},
+                   std::initializer_list<int> sizes = Run::sizes, const sharing_options& opts = patient()) {
   for (const int size : sizes) {
     CAPTURE(size);
     const tables<T, Op> table(size, uneven_total(size, largest_block));
@@ -116,7 +120,7 @@ void conformance_roots() {
   });
 }
 
-/// Blocks of different sizes, with empty ones at both ends and in the middle, also where they end with a line.
+/// Blocks of different sizes, with empty ones at both ends and in the middle, and some that end with a line.
 template <class Run>
 void conformance_uneven_blocks() {
   with_checkers<Run, std::int8_t, sum_t>(9000, [](auto& check, auto& comm) {
@@ -124,7 +128,8 @@ void conformance_uneven_blocks() {
     for (const std::size_t scale : {0, 1, 2, 55, 56, 57, 112, 560, 1000, 2240, 4096, 8960, 9000}) {
       for (unsigned pattern = 0; pattern != 5; ++pattern, ++turn) {
         const auto p = static_cast<unsigned>(comm.size());
-        const variant v{placements[turn % std::size(placements)], turn % 2 == 0, static_cast<int>(turn % p), turn % 3};
+        const variant v{placements[turn % std::size(placements)], turn % 2 == 0, static_cast<int>(turn % p),
+                        turn % 3};
         check.all_uneven(scale, pattern, v);
       }
     }
@@ -154,19 +159,19 @@ template <class Run>
 void conformance_streaming() {
   const std::size_t bytes = std::max<std::size_t>(host().l3, std::size_t{1} << 24) + 4097;
   if (bytes > std::size_t{100} << 20) {
-    return skip("the last-level cache has " + std::to_string(host().l3) + " bytes: output beyond it takes too long here");
+    return skip("the last-level cache has " + std::to_string(host().l3) +
+                " bytes: output beyond it takes too long here");
   }
-  with_checkers<Run, std::int8_t, sum_t>(
-      bytes / 5,
-      [&](auto& check, auto&) {
-        check.allreduce(bytes, {.root = 0, .shift = 5});
-        check.reduce(bytes, {.root = 1, .shift = 3});
-      },
-      automatic<>{}, {2});
+  with_checkers<Run, std::int8_t, sum_t>(bytes / 5,
+                                         [&](auto& check, auto&) {
+                                           check.allreduce(bytes, {.root = 0, .shift = 5});
+                                           check.reduce(bytes, {.root = 1, .shift = 3});
+                                         },
+                                         automatic<>{}, {2});
 }
 
-/// Collectives of all kinds, one after the other with nothing in between, in an order that a seed decides; some ranks
-/// are late now and then. What one leaves undone, the next ones meet.
+/// Collectives of all kinds, one after the other with nothing in between, in an order that a seed decides;
+/// some ranks are late now and then. What one leaves undone, the next ones meet.
 template <class Checker>
 void run_random(Checker& check, int rank, unsigned seed, int operations, std::size_t largest) {
   std::mt19937_64 random(seed);
@@ -175,7 +180,8 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
   for (int k = 0; k != operations; ++k) {
     const std::size_t bits = below(static_cast<std::size_t>(std::bit_width(largest)));
     const std::size_t n = std::min(largest, below(std::size_t{2} << bits));
-    const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)), static_cast<unsigned>(below(8))};
+    const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)),
+                    static_cast<unsigned>(below(8))};
     const auto pattern = static_cast<unsigned>(below(5));
     const std::size_t late = below(40), delay = below(300), kind = below(15);
     if (late == 0 && delay % p == static_cast<std::size_t>(rank)) {
@@ -184,21 +190,44 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
     const std::vector<std::size_t> equal(p, n / p);
     const std::vector<std::size_t> counts = uneven(check.size(), n / p, pattern);
     switch (kind) {
-      case 0: check.barrier(); break;
-      case 1:
-      case 2: check.allreduce(n, v); break;
-      case 3:
-      case 4: check.reduce(n, v); break;
-      case 5:
-      case 6: check.broadcast(n, v); break;
-      case 7: check.reduce_scatter(equal, true, v); break;
-      case 8: check.reduce_scatter(counts, false, v); break;
-      case 9: check.allgather(equal, true, v); break;
-      case 10: check.allgather(counts, false, v); break;
-      case 11: check.alltoall(n / p, v); break;
-      case 12: check.alltoall_v(n / p, pattern, v); break;
-      case 13: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
-      default: check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
+    case 0:
+      check.barrier();
+      break;
+    case 1:
+    case 2:
+      check.allreduce(n, v);
+      break;
+    case 3:
+    case 4:
+      check.reduce(n, v);
+      break;
+    case 5:
+    case 6:
+      check.broadcast(n, v);
+      break;
+    case 7:
+      check.reduce_scatter(equal, true, v);
+      break;
+    case 8:
+      check.reduce_scatter(counts, false, v);
+      break;
+    case 9:
+      check.allgather(equal, true, v);
+      break;
+    case 10:
+      check.allgather(counts, false, v);
+      break;
+    case 11:
+      check.alltoall(n / p, v);
+      break;
+    case 12:
+      check.alltoall_v(n / p, pattern, v);
+      break;
+    case 13:
+      check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
+      break;
+    default:
+      check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
     }
   }
 }
@@ -265,8 +294,9 @@ void conformance_messages() {
     Run::run(size, [](auto& comm) {
       const int rank = comm.rank(), p = comm.size();
       const std::size_t slot = 32768;
-      const std::vector<std::size_t> lengths{0, 1, 63, 64, 65, 8191, 8192, 8193, slot - 64, slot - 1, slot, slot + 1,
-                                             2 * slot, 2 * slot + 1, 3 * slot, 5 * slot - 1, 1000003};
+      const std::vector<std::size_t> lengths{
+          0,        1,    63,       64,       65,           8191,     8192,         8193,   slot - 64,
+          slot - 1, slot, slot + 1, 2 * slot, 2 * slot + 1, 3 * slot, 5 * slot - 1, 1000003};
       const auto message = [](int from, std::size_t n) {
         std::vector<std::uint8_t> bytes(n);
         for (std::size_t i = 0; i != n; ++i) bytes[i] = static_cast<std::uint8_t>(draw(i, from) ^ n);
@@ -274,8 +304,9 @@ void conformance_messages() {
       };
       const auto expect = [&](const std::vector<std::uint8_t>& got, int from) {
         require(got == message(from, got.size()), [&] {
-          return "rank " + std::to_string(rank) + " of " + std::to_string(p) + " received another message of " +
-                 std::to_string(got.size()) + " bytes than rank " + std::to_string(from) + " sent";
+          return "rank " + std::to_string(rank) + " of " + std::to_string(p) +
+                 " received another message of " + std::to_string(got.size()) + " bytes than rank " +
+                 std::to_string(from) + " sent";
         });
       };
       const auto raw = [](auto& bytes) { return reinterpret_cast<std::byte*>(bytes.data()); };
@@ -298,7 +329,9 @@ void conformance_messages() {
       for (int distance = 0; distance != p; ++distance) {
         const int to = (rank + distance) % p, from = (rank + p - distance) % p;
         for (std::size_t k = 0; k != lengths.size(); ++k) {
-          const auto length = [&](int r) { return lengths[(k + static_cast<std::size_t>(r)) % lengths.size()]; };
+          const auto length = [&](int r) {
+            return lengths[(k + static_cast<std::size_t>(r)) % lengths.size()];
+          };
           auto out = message(rank, length(rank));
           std::vector<std::uint8_t> got(length(from));
           comm.exchange(raw(out), out.size(), to, raw(got), got.size(), from);

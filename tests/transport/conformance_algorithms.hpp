@@ -1,4 +1,4 @@
-// tests/transport/conformance_algorithms.hpp: each algorithm by name, over every transport with more than one rank.
+// tests/transport/conformance_algorithms.hpp: each algorithm by name, on transports of more than one rank.
 #pragma once
 
 #include <transport/conformance.hpp>
@@ -21,20 +21,20 @@ void conformance_direct() {
   for (const int size : Run::sizes) {
     const auto p = static_cast<std::size_t>(size);
     const direct low{.line_bytes = 168, .copy_line_bytes = 168, .chunk_bytes = p * 192, .mapped_bytes = 600};
-    // Lines as far as they reach; nothing but cells, a chunk of a line for each rank; nothing but mapped memory.
+    // Lines as far as they reach; nothing but cells, with a line for each rank; nothing but mapped memory.
     const direct lines{.line_bytes = 1 << 20, .copy_line_bytes = 1 << 20};
     const direct cells{.line_bytes = 1, .copy_line_bytes = 1, .chunk_bytes = p * 64, .mapped_bytes = 1 << 30};
     const direct mapped{.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = 1};
     for (const direct& how : {low, lines, cells, mapped}) {
       const std::string called = name(how);
       CAPTURE(called);
-      with_checkers<Run, affine, compose>(
-          counts.back(),
-          [&](auto& check, auto& comm) {
-            sweep(check, counts, comm.rank(), sizeof(affine), false);
-            run_random(check, comm.rank(), 21, instrumented ? 300 : 1500, 150);
-          },
-          how, {size});
+      with_checkers<Run, affine, compose>(counts.back(),
+                                          [&](auto& check, auto& comm) {
+                                            sweep(check, counts, comm.rank(), sizeof(affine), false);
+                                            run_random(check, comm.rank(), 21, instrumented ? 300 : 1500,
+                                                       150);
+                                          },
+                                          how, {size});
     }
   }
 }
@@ -46,27 +46,27 @@ void conformance_over_messages(const How& how) {
   CAPTURE(called);
   for (const int size : Run::sizes) {
     const auto counts = counts_around({56, 1024, 4096, 70000}, size, sizeof(T));
-    with_checkers<Run, T, Op>(
-        counts.back(),
-        [&](auto& check, auto& comm) {
-          // One mode for all ranks: an all-to-all in place exchanges in another order.
-          unsigned turn = 0;
-          const auto p = static_cast<unsigned>(comm.size());
-          for (const std::size_t n : counts) {
-            for (const bool in_place : {false, true}) {
-              const variant v{placements[turn % std::size(placements)], in_place, static_cast<int>(turn / 2 % p), turn % 7};
-              check.all(n, v);
-              check.all_uneven(n, turn, v);
-              ++turn;
-            }
-          }
-        },
-        how, {size});
+    with_checkers<Run, T, Op>(counts.back(),
+                              [&](auto& check, auto& comm) {
+                                // One mode for all ranks: an all-to-all in place exchanges in another order.
+                                unsigned turn = 0;
+                                const auto p = static_cast<unsigned>(comm.size());
+                                for (const std::size_t n : counts) {
+                                  for (const bool in_place : {false, true}) {
+                                    const variant v{placements[turn % std::size(placements)], in_place,
+                                                    static_cast<int>(turn / 2 % p), turn % 7};
+                                    check.all(n, v);
+                                    check.all_uneven(n, turn / 4, v);
+                                    ++turn;
+                                  }
+                                }
+                              },
+                              how, {size});
   }
 }
 
-/// Floats whose sum depends on the order: the same bits on all ranks, in both runs, and, where `one_order` says so, by
-/// all the variants of an algorithm.
+/// Floats whose sum depends on the order: the same bits on all ranks, in both runs, and, where `one_order`
+/// says so, by all the variants of an algorithm.
 template <class Run, class T, class How>
 void conformance_same_bits(const std::vector<How>& variants, bool one_order) {
   const std::vector<std::size_t> counts{1, 9, 333, 5001, 70001};
@@ -92,7 +92,8 @@ void conformance_same_bits(const std::vector<How>& variants, bool one_order) {
               allgather(comm, std::span(&mine, 1), all);
               for (const std::uint64_t other : all) {
                 require(other == mine, [&] {
-                  return "ranks got different bits from " + name(variants[k]) + " of " + std::to_string(n) + " elements";
+                  return "ranks got different bits from " + name(variants[k]) + " of " + std::to_string(n) +
+                         " elements";
                 });
               }
               if (comm.rank() != 0) continue;
@@ -117,8 +118,9 @@ void conformance_same_bits(const std::vector<How>& variants, bool one_order) {
 /// direct adds in rank order by every protocol, and rounds 16-bit floats once.
 template <class Run>
 void conformance_bits_of_direct() {
-  const std::vector<direct> protocols{direct{.line_bytes = 1 << 20}, direct{.line_bytes = 1, .mapped_bytes = 1},
-                                      direct{.line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
+  const std::vector<direct> protocols{
+      direct{.line_bytes = 1 << 20}, direct{.line_bytes = 1, .mapped_bytes = 1},
+      direct{.line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
   conformance_same_bits<Run, float>(protocols, true);
   conformance_same_bits<Run, half>(protocols, true);
 }

@@ -6,7 +6,9 @@ TEST_CASE("processes: direct, every protocol") { conformance_direct<on_processes
 TEST_CASE("processes: ring") {
   conformance_over_messages<on_processes, std::int32_t, hvd::sum_t>(hvd::ring{.chunk_bytes = 1000});
 }
-TEST_CASE("processes: tree") { conformance_over_messages<on_processes, affine, compose>(hvd::tree{.chunk_bytes = 1000}); }
+TEST_CASE("processes: tree") {
+  conformance_over_messages<on_processes, affine, compose>(hvd::tree{.chunk_bytes = 1000});
+}
 TEST_CASE("processes: recursive doubling") {
   conformance_over_messages<on_processes, affine, compose>(hvd::recursive_doubling{});
 }

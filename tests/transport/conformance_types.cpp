@@ -1,7 +1,7 @@
 // Every element type with every operation, for each protocol of shared memory and each transport.
 //
-// Types are erased first, as the library does it, and one program serves all transports: the kernels are the same, and
-// they take longest to compile.
+// Types are erased first, as the library does it, and one program serves all transports: the kernels are the
+// same, and they take longest to compile.
 #include "conformance.hpp"
 
 #include <hvd/hvd.hpp>
@@ -67,7 +67,9 @@ std::vector<typed_op> order() {
 template <class... T>
 std::vector<typed_op> ordered_numbers() {
   std::vector<typed_op> all;
-  const auto add = [&](const std::vector<typed_op>& more) { all.insert(all.end(), more.begin(), more.end()); };
+  const auto add = [&](const std::vector<typed_op>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
   ((add(numbers<T>()), add(order<T>())), ...);
   return all;
 }
@@ -86,8 +88,8 @@ void check(C& comm, const typed_op& op, std::size_t n, bool shared, const How& h
     const auto at = op.wrong(got, n, comm.size());
     require(!at, [&] {
       return op.name + ", " + what + " on rank " + std::to_string(comm.rank()) + " of " +
-             std::to_string(comm.size()) + (shared ? ", shared memory" : "") + ": element " + std::to_string(*at) +
-             " of " + std::to_string(n) + " is wrong";
+             std::to_string(comm.size()) + (shared ? ", shared memory" : "") + ": element " +
+             std::to_string(*at) + " of " + std::to_string(n) + " is wrong";
     });
   };
   op.input(in, n, comm.rank(), comm.size());
@@ -128,10 +130,12 @@ void everywhere(const std::vector<typed_op>& ops) {
 }  // namespace
 
 TEST_CASE("integers") {
-  everywhere(ordered_numbers<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-                             std::int64_t, std::uint64_t>());
+  everywhere(ordered_numbers<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t,
+                             std::uint32_t, std::int64_t, std::uint64_t>());
 }
-TEST_CASE("floating-point numbers") { everywhere(ordered_numbers<hvd::half, hvd::bfloat16, float, double>()); }
+TEST_CASE("floating-point numbers") {
+  everywhere(ordered_numbers<hvd::half, hvd::bfloat16, float, double>());
+}
 TEST_CASE("complex numbers") {
   std::vector<typed_op> all = numbers<std::complex<float>>();
   for (const typed_op& op : numbers<std::complex<double>>()) all.push_back(op);

@@ -60,9 +60,10 @@ struct on_processes {
 
 /// Numbers that ranks leave for the test case that started them, be they threads or processes.
 class left_behind {
- public:
+public:
   explicit left_behind(std::size_t n) : n_(n) {
-    void* const p = ::mmap(nullptr, n * sizeof(std::uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* const p =
+        ::mmap(nullptr, n * sizeof(std::uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     values_ = static_cast<std::uint64_t*>(p);
   }
@@ -71,7 +72,7 @@ class left_behind {
   ~left_behind() { ::munmap(values_, n_ * sizeof(std::uint64_t)); }
   std::uint64_t& operator[](std::size_t i) const { return values_[i]; }
 
- private:
+private:
   std::size_t n_;
   std::uint64_t* values_;
 };

@@ -14,6 +14,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 
@@ -30,7 +31,7 @@ class ThreadTransport {
    public:
     explicit group(int size, const options& opts = {})
         : options_(opts), geometry_(detail::make_geometry(size, opts.memory.staging_bytes)),
-          memory_(detail::group_bytes(size, geometry_)) {
+          memory_(detail::group_bytes(size, geometry_)), handed_(static_cast<std::size_t>(size)) {
       auto* const h = new (memory_.data) detail::group_header;
       h->size = size;
       h->windows = geometry_;
@@ -56,6 +57,8 @@ class ThreadTransport {
       void* data;
       std::size_t bytes;
     } memory_;
+    /// What each rank is handing out: here, because a rank that fails may end before the others have taken it.
+    std::vector<std::shared_ptr<void>> handed_;
 
     [[nodiscard]] detail::group_header& header() const noexcept {
       return *static_cast<detail::group_header*>(memory_.data);
@@ -85,8 +88,16 @@ class ThreadTransport {
   [[nodiscard]] ThreadTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, 0);
     std::shared_ptr<group> next;
-    if (plan.rank == 0) next = std::make_shared<group>(static_cast<int>(plan.members.size()), state_->owner->options_);
-    return {hand_out(std::move(next), plan.members.front(), operation::split), plan.rank};
+    if (plan.rank == 0) {
+      try {
+        next = std::make_shared<group>(static_cast<int>(plan.members.size()), state_->owner->options_);
+      } catch (const error&) {
+        // The others learn it from getting nothing.
+      }
+    }
+    next = hand_out(std::move(next), plan.members.front(), operation::split);
+    if (!next) throw error(error_kind::no_memory, "split on " + peers().label() + ": no memory for the new group");
+    return {std::move(next), plan.rank};
   }
 
   /// n elements on every rank, zero at first; collective. Errors: mismatch if ranks want different sizes, no_memory.
@@ -130,9 +141,12 @@ class ThreadTransport {
   std::shared_ptr<P> hand_out(std::shared_ptr<P> mine, int from, operation kind) {
     detail::peer_memory& m = peers();
     detail::peer_memory::scope scope(m, name(kind));
-    const auto all = detail::share(m, &mine, kind);
-    std::shared_ptr<P> got = *all[static_cast<std::size_t>(from)];
-    detail::share(m, 0, kind);  // all have copied: `mine` may go
+    auto& handed = state_->owner->handed_;
+    handed[static_cast<std::size_t>(m.rank())] = std::move(mine);
+    detail::share(m, 0, kind);
+    auto got = std::static_pointer_cast<P>(handed[static_cast<std::size_t>(from)]);
+    detail::share(m, 0, kind);  // all have taken it
+    handed[static_cast<std::size_t>(m.rank())].reset();
     scope.leave();
     return got;
   }

@@ -1,0 +1,369 @@
+#include <hvd/launch.hpp>
+
+#include <hvd/allreduce.hpp>
+#include <hvd/barrier.hpp>
+
+#include "support/processes.hpp"
+#include "support/require.hpp"
+#include "support/skip.hpp"
+
+#include <doctest/doctest.h>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+namespace {
+
+using hvd::error_kind;
+using hvd::test::children;
+using hvd::test::now;
+using hvd::test::pause_for;
+using hvd::test::private_directory;
+using hvd::test::report;
+using hvd::test::require;
+
+hvd::sharing_options options_in(const private_directory& d) {
+  hvd::sharing_options o;
+  o.memory.directory = d.path();
+  o.failure.timeout = std::chrono::seconds(30);
+  o.failure.start_timeout = std::chrono::seconds(30);
+  o.failure.check = false;
+  return o;
+}
+
+template <class F>
+error_kind kind_of(F&& f) {
+  try {
+    f();
+  } catch (const hvd::error& e) {
+    return e.kind();
+  }
+  throw std::logic_error("no error");
+}
+
+// What the ranks write to standard error.
+template <class F>
+std::string errors_of(F&& f) {
+  std::FILE* const file = std::tmpfile();
+  const int before = ::dup(2);
+  ::dup2(::fileno(file), 2);
+  f();
+  ::dup2(before, 2);
+  ::close(before);
+  std::string text;
+  std::rewind(file);
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text += static_cast<char>(c);
+  std::fclose(file);
+  return text;
+}
+
+// ---- fork_run -------------------------------------------------------------------------------------------------------
+
+TEST_CASE("fork_run runs every rank once, in processes of their own, and returns 0") {
+  const private_directory d;
+  for (const int np : {1, 2, 3, 5}) {
+    children shared(np);  // for its shared memory
+    CHECK(hvd::fork_run(
+              np,
+              [&](hvd::ShmTransport& comm) {
+                require(comm.size() == np, "size");
+                shared[comm.rank()].progress += 1;
+                shared[comm.rank()].culprit = ::getpid();
+                std::vector<int> data(10'000, 1);
+                hvd::allreduce(comm, data);
+                require(data[9999] == np, "sum");
+              },
+              options_in(d)) == 0);
+    for (int r = 0; r != np; ++r) {
+      CHECK(shared[r].progress == 1);
+      CHECK(shared[r].culprit != ::getpid());
+      for (int q = 0; q != r; ++q) CHECK(shared[r].culprit != shared[q].culprit);
+    }
+  }
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("fork_run returns what the first rank that failed returned") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& comm) { return comm.rank() == 1 ? 7 : 0; }, opts) == 7);
+  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& comm) { return comm.rank() == 0 ? 0 : 4 + comm.rank(); }, opts) == 5);
+  CHECK(hvd::fork_run(2, [](hvd::ShmTransport&) { return 255; }, opts) == 255);
+  // An exit status has 8 bits, and no failure may look like success.
+  for (const int code : {256, 512, -256}) {
+    CAPTURE(code);
+    CHECK(hvd::fork_run(2, [code](hvd::ShmTransport&) { return code; }, opts) != 0);
+  }
+}
+
+TEST_CASE("fork_run: an exception is printed with its rank and is code 1; a killed rank is 128 and the signal") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  int code = 0;
+  std::string said = errors_of([&] {
+    code = hvd::fork_run(
+        3,
+        [](hvd::ShmTransport& comm) {
+          hvd::barrier(comm);
+          if (comm.rank() == 2) throw std::runtime_error("out of luck");
+        },
+        opts);
+  });
+  CHECK(code == 1);
+  CHECK(said == "rank 2 of 3: out of luck\n");
+  said = errors_of([&] {
+    code = hvd::fork_run(2, [](hvd::ShmTransport& comm) { comm.rank() == 0 ? throw 5 : void(); }, opts);
+  });
+  CHECK(code == 1);
+  CHECK(said == "rank 0 of 2: unknown exception\n");
+  const auto lost = [&](auto&& how) {
+    return errors_of([&] {
+      code = hvd::fork_run(
+          3,
+          [&](hvd::ShmTransport& comm) {
+            hvd::barrier(comm);
+            if (comm.rank() == 1) how();
+            while (true) hvd::barrier(comm);
+          },
+          opts);
+    });
+  };
+  const double since = now();
+  said = lost([] { ::raise(SIGKILL); });
+  CHECK(code == 128 + SIGKILL);
+  CHECK(said.find("rank 1 has exited or was killed") != std::string::npos);
+  lost([] {
+    std::signal(SIGABRT, SIG_DFL);
+    std::abort();
+  });
+  CHECK(code == 128 + SIGABRT);
+  lost([] { ::_exit(9); });
+  CHECK(code == 1);  // of rank 0, which lost rank 1
+  lost([] { std::exit(0); });
+  CHECK(code == 1);
+  CHECK(now() - since < 10.0);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("fork_run prints what was buffered once, and what ranks buffer") {
+  const private_directory d;
+  const std::string path = d.path() + "/out";
+  children one(1);
+  one.start(0, [&](report&) {
+    std::FILE* const out = std::freopen(path.c_str(), "w", stdout);
+    require(out != nullptr, "freopen");
+    std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);
+    std::printf("before\n");
+    hvd::fork_run(2, [](hvd::ShmTransport& comm) { std::printf("rank %d\n", comm.rank()); }, options_in(d));
+    std::fflush(stdout);
+  });
+  REQUIRE(one.wait(30.0));
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  CHECK((text.str() == "before\nrank 0\nrank 1\n" || text.str() == "before\nrank 1\nrank 0\n"));
+}
+
+TEST_CASE("fork_run refuses numbers of ranks that cannot be") {
+  const auto run = [](int np) { return kind_of([np] { hvd::fork_run(np, [](hvd::ShmTransport&) {}); }); };
+  for (const int np : {0, -1, 4097, 1 << 30}) CHECK(run(np) == error_kind::invalid_argument);
+  const auto threads = [](int np) { return kind_of([np] { hvd::thread_run(np, [](hvd::ThreadTransport&) {}); }); };
+  for (const int np : {0, -1, 4097, 1 << 30}) CHECK(threads(np) == error_kind::invalid_argument);
+}
+
+TEST_CASE("fork_run leaves the caller's other children to the caller") {
+  const private_directory d;
+  children one(1);
+  one.start(0, [&](report&) {
+    const pid_t quick = ::fork();
+    if (quick == 0) ::_exit(42);
+    const pid_t slow = ::fork();
+    if (slow == 0) {
+      pause_for(0.05);
+      ::_exit(43);
+    }
+    pause_for(0.01);
+    require(hvd::fork_run(2, [](hvd::ShmTransport&) { pause_for(0.1); }, options_in(d)) == 0, "code");
+    int status = 0;
+    require(::waitpid(quick, &status, 0) == quick && WEXITSTATUS(status) == 42, "the quick one is gone");
+    require(::waitpid(slow, &status, 0) == slow && WEXITSTATUS(status) == 43, "the slow one is gone");
+    require(::waitpid(-1, &status, WNOHANG) == -1 && errno == ECHILD, "a rank is left");
+  });
+  REQUIRE(one.wait(30.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+}
+
+// A process that runs ranks which would take long; `pids` are theirs.
+void start_long_run(children& parent, children& ranks, const private_directory& d) {
+  parent.start(0, [&](report& mine) {
+    mine.progress = 1;
+    mine.culprit = hvd::fork_run(
+        ranks.size(),
+        [&](hvd::ShmTransport& comm) {
+          ranks[comm.rank()].culprit = ::getpid();
+          ranks[comm.rank()].progress = 1;
+          if (comm.rank() == 0) pause_for(25.0);
+          hvd::barrier(comm);
+        },
+        options_in(d));
+    int status = 0;
+    require(::waitpid(-1, &status, WNOHANG) == -1 && errno == ECHILD, "a rank is left");
+  });
+}
+
+TEST_CASE("a signal to the caller of fork_run ends all ranks; the result says which") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    const private_directory d;
+    children parent(1), ranks(3);
+    start_long_run(parent, ranks, d);
+    REQUIRE(parent.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress + ranks[2].progress < 3; }));
+    const double since = now();
+    parent.kill(0, signal);
+    REQUIRE(parent.wait(20.0));
+    CHECK(now() - since < 5.0);
+    CAPTURE(parent[0].text());
+    CHECK(parent.status(0) == 0);
+    CHECK(parent[0].culprit == 128 + signal);
+    for (int r = 0; r != 3; ++r) CHECK(::kill(ranks[r].culprit, 0) != 0);
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a signal while fork_run is still starting ranks is not lost on any of them") {
+  for (int round = 0; round != 60; ++round) {
+    const private_directory d;
+    children parent(1), ranks(3);
+    start_long_run(parent, ranks, d);
+    REQUIRE(parent.wait_while(20.0, [&] { return parent[0].progress == 0; }));
+    pause_for(0.00004 * round);
+    const double since = now();
+    parent.kill(0, SIGINT);
+    REQUIRE(parent.wait(40.0));
+    CHECK(now() - since < 5.0);
+    CAPTURE(round);
+    CAPTURE(parent[0].text());
+    // Before fork_run has begun the signal is the caller's own.
+    const bool early = WIFSIGNALED(parent.status(0)) && WTERMSIG(parent.status(0)) == SIGINT;
+    if (!early) {
+      CHECK(parent.status(0) == 0);
+      CHECK(parent[0].culprit == 128 + SIGINT);
+    }
+  }
+}
+
+TEST_CASE("fork_run gives signals back to who handled them before") {
+  const private_directory d;
+  children one(1);
+  one.start(0, [&](report&) {
+    static volatile std::sig_atomic_t seen = 0;
+    std::signal(SIGINT, [](int) { seen = seen + 1; });
+    require(hvd::fork_run(2,
+                          [](hvd::ShmTransport&) {
+                            ::raise(SIGINT);  // a rank has the caller's handler
+                            return static_cast<int>(seen) - 1;
+                          },
+                          options_in(d)) == 0,
+            "not the caller's handler");
+    ::raise(SIGINT);
+    require(seen == 1, "not the caller's handler afterwards");
+  });
+  REQUIRE(one.wait(30.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+}
+
+TEST_CASE("ranks end with the process that called fork_run, and so do their files") {
+  const private_directory d;
+  children parent(1), ranks(3);
+  start_long_run(parent, ranks, d);
+  REQUIRE(parent.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress + ranks[2].progress < 3; }));
+  parent.kill(0);
+  REQUIRE(parent.wait(20.0));
+  const auto left = [&] {
+    for (int r = 0; r != 3; ++r) {
+      // Orphans may stay as zombies where nobody collects them.
+      std::ifstream stat("/proc/" + std::to_string(ranks[r].culprit) + "/stat");
+      std::string pid, name, state;
+      if (stat >> pid >> name >> state && state != "Z" && state != "X") return true;
+    }
+    return false;
+  };
+  CHECK(parent.wait_while(10.0, left));
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+TEST_CASE("fork_run that cannot start all ranks ends those that it has started") {
+  if (::geteuid() != 0) return hvd::test::skip("needs a user without processes");
+  const private_directory d;
+  ::chmod(d.path().c_str(), 0777);
+  children one(1);
+  one.start(0, [&](report&) {
+    require(::setgid(64321) == 0 && ::setuid(64321) == 0, "cannot become another user");
+    const rlimit limit{3, 3};
+    require(::setrlimit(RLIMIT_NPROC, &limit) == 0, "setrlimit");
+    try {
+      hvd::fork_run(6, [](hvd::ShmTransport& comm) { hvd::barrier(comm); }, options_in(d));
+      throw std::logic_error("all started");
+    } catch (const hvd::error& e) {
+      const std::string text = e.what();
+      require(e.kind() == hvd::error::system && text.find("cannot start rank 2") != std::string::npos, text);
+    }
+    require(::waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD, "a rank is left");
+  });
+  REQUIRE(one.wait(30.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
+// ---- thread_run -----------------------------------------------------------------------------------------------------
+
+TEST_CASE("thread_run throws on what the first rank that failed threw, and the others do not hang") {
+  const double since = now();
+  for (int victim = 0; victim != 3; ++victim) {
+    CHECK_THROWS_WITH_AS(hvd::thread_run(3,
+                                         [&](hvd::ThreadTransport& comm) {
+                                           std::vector<float> data(10'000);
+                                           for (int i = 0; i != 5; ++i) hvd::allreduce(comm, data);
+                                           if (comm.rank() == victim) throw std::range_error("first");
+                                           hvd::allreduce(comm, data);
+                                         }),
+                         "first", std::range_error);
+  }
+  CHECK_THROWS_AS(hvd::thread_run(2, [](hvd::ThreadTransport& comm) { comm.rank() == 1 ? throw 5 : void(); }), int);
+  CHECK(now() - since < 10.0);
+}
+
+TEST_CASE("thread_run that cannot start all threads ends those that it has started") {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  hvd::test::skip("sanitizers reserve more address space than any limit allows");
+#else
+  children one(1);
+  one.start(0, [&](report&) {
+    const rlimit limit{std::size_t{512} << 20, std::size_t{512} << 20};  // stacks of 8 MiB
+    hvd::sharing_options opts;
+    opts.memory.staging_bytes = 256 << 10;
+    opts.failure.timeout = std::chrono::seconds(20);
+    require(::setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
+    const double since = now();
+    try {
+      hvd::thread_run(100, [](hvd::ThreadTransport& comm) { hvd::barrier(comm); }, opts);
+      throw std::logic_error("all started");
+    } catch (const hvd::error& e) {
+      require(e.kind() == hvd::error::system, e.what());
+      require(std::string(e.what()).find("thread_run: cannot start rank") != std::string::npos, e.what());
+    }
+    require(now() - since < 10.0, "the others waited");
+  });
+  REQUIRE(one.wait(60.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+#endif
+}
+
+}  // namespace

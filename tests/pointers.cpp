@@ -1,0 +1,93 @@
+// Every collective takes pointers with counts.
+#include <doctest/doctest.h>
+
+#include <hvd/hvd.hpp>
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using counts_t = std::vector<std::size_t>;
+
+void equal(const std::vector<int>& got, const std::vector<int>& wanted, const char* what) {
+  if (got != wanted) throw std::runtime_error(what);
+}
+
+// Two ranks, blocks of 2 and 1 elements where counts differ; thrown by the ranks, caught by the case.
+void all_forms(hvd::ThreadTransport& comm) {
+  const int r = comm.rank();
+  const counts_t counts{2, 1};
+  const std::size_t own = counts[static_cast<std::size_t>(r)];
+  const std::vector<int> in{1 + r, 2 + r, 3 + r};
+  std::vector<int> out(3);
+
+  hvd::allreduce(comm, in.data(), out.data(), 3);
+  equal(out, {3, 5, 7}, "allreduce");
+  out = in;
+  hvd::allreduce(comm, out.data(), 3, hvd::max);
+  equal(out, {2, 3, 4}, "allreduce in place");
+
+  hvd::reduce(comm, in.data(), r == 1 ? out.data() : nullptr, 3, hvd::sum, 1);
+  if (r == 1) equal(out, {3, 5, 7}, "reduce");
+  out = in;
+  hvd::reduce(comm, out.data(), 3);
+  equal(out, r == 0 ? std::vector<int>{3, 5, 7} : in, "reduce in place");
+
+  std::vector<int> block(own);
+  hvd::reduce_scatter_v(comm, in.data(), block.data(), counts);
+  equal(block, r == 0 ? std::vector<int>{3, 5} : std::vector<int>{7}, "reduce_scatter_v");
+  std::vector<int> one(1);
+  hvd::reduce_scatter(comm, in.data(), one.data(), 1);
+  equal(one, {r == 0 ? 3 : 5}, "reduce_scatter");
+
+  std::vector<int> pair(2);
+  hvd::allgather(comm, in.data(), pair.data(), 1);
+  equal(pair, {1, 2}, "allgather");
+  hvd::allgather_v(comm, in.data(), out.data(), counts);
+  equal(out, {1, 2, 2}, "allgather_v");
+
+  out = in;
+  hvd::broadcast(comm, out.data(), 3, 1);
+  equal(out, {2, 3, 4}, "broadcast in place");
+  hvd::broadcast(comm, r == 0 ? in.data() : nullptr, out.data(), 3);
+  equal(out, {1, 2, 3}, "broadcast");
+
+  hvd::alltoall(comm, in.data(), pair.data(), 1);
+  equal(pair, {1 + r, 2 + r}, "alltoall");
+  pair = {10 * r, 10 * r + 1};
+  hvd::alltoall(comm, pair.data(), 1);
+  equal(pair, {r, 10 + r}, "alltoall in place");
+  // Rank 0 sends 2 and 1, rank 1 sends 2 and 0.
+  const counts_t send = r == 0 ? counts_t{2, 1} : counts_t{2, 0};
+  const counts_t recv = r == 0 ? counts_t{2, 2} : counts_t{1, 0};
+  std::vector<int> received(r == 0 ? 4 : 1);
+  hvd::alltoall_v(comm, in.data(), send, received.data(), recv);
+  equal(received, r == 0 ? std::vector<int>{1, 2, 2, 3} : std::vector<int>{3}, "alltoall_v");
+
+  hvd::gather(comm, in.data(), r == 0 ? pair.data() : nullptr, 1);
+  if (r == 0) equal(pair, {1, 2}, "gather");
+  hvd::gather_v(comm, in.data(), r == 1 ? out.data() : nullptr, counts, 1);
+  if (r == 1) equal(out, {1, 2, 2}, "gather_v");
+
+  hvd::scatter(comm, r == 0 ? in.data() : nullptr, one.data(), 1);
+  equal(one, {1 + r}, "scatter");
+  hvd::scatter_v(comm, r == 1 ? in.data() : nullptr, block.data(), counts, 1);
+  equal(block, r == 0 ? std::vector<int>{2, 3} : std::vector<int>{4}, "scatter_v");
+}
+
+}  // namespace
+
+TEST_CASE("pointers with counts stand for spans") {
+  CHECK_NOTHROW(hvd::thread_run(2, all_forms));
+}
+
+TEST_CASE("a wrong number of counts is found before a pointer is followed") {
+  hvd::SelfTransport comm;
+  int value = 1;
+  const counts_t none, two{1, 1};
+  CHECK_THROWS_AS(hvd::allgather_v(comm, &value, &value, none), hvd::error);
+  CHECK_THROWS_AS(hvd::scatter_v(comm, &value, &value, two), hvd::error);
+}
