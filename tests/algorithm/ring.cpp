@@ -1,4 +1,6 @@
 // tests/algorithm/ring.cpp: the ring's collectives over a transport that has send, recv and exchange.
+#include <hvd/alltoall.hpp>
+#include <hvd/launch.hpp>
 #include <hvd/algorithm/ring.hpp>
 
 #include <algorithm/point_to_point.hpp>
@@ -7,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 using hvd::ring;
@@ -170,4 +173,19 @@ TEST_CASE("ranks that disagree on the count find out") {
     };
     CHECK_THROWS_AS(run(), hvd::error);
   }
+}
+
+TEST_CASE("alltoall: some ranks in place, others not") {
+  constexpr std::size_t block = 100003;  // several chunks
+  CHECK_NOTHROW(hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
+    const int r = comm.rank();
+    std::vector<int> in(3 * block), out(3 * block);
+    for (std::size_t i = 0; i != in.size(); ++i) in[i] = static_cast<int>(i) * 4 + r;
+    std::vector<int>& result = r == 1 ? in : out;
+    hvd::alltoall(comm, in, result, hvd::ring{.chunk_bytes = 4096});
+    for (std::size_t i = 0; i != result.size(); ++i) {
+      const std::size_t from = i / block, at = static_cast<std::size_t>(r) * block + i % block;
+      if (result[i] != static_cast<int>(at) * 4 + static_cast<int>(from)) throw std::runtime_error("wrong element");
+    }
+  }));
 }

@@ -19,15 +19,15 @@ namespace hvd::inline HVD_ABI {
 ///  * cells: large messages in private buffers. Pipelined through staging memory that stays in cache; 5 - 2/p
 ///    accesses for each byte of an allreduce on p ranks (direct_cells.hpp).
 ///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (direct_mapped.hpp).
-/// Tunables must be equal on all ranks; 0 derives them from rank count and staging memory.
+/// Tunables must be equal on all ranks.
 struct direct {
   static constexpr bool rank_ordered = true;
 
-  /// The largest payload, in bytes, that goes through lines in a reduction.
+  /// The largest payload, in bytes, that goes through lines in a reduction; 0 derives it from the number of ranks.
   std::size_t line_bytes = 0;
   /// The same where data is only copied.
   std::size_t copy_line_bytes = 4096;
-  /// Bytes that a rank stages at a time.
+  /// Bytes that a rank stages at a time; 0 derives them from the number of ranks.
   std::size_t chunk_bytes = 0;
   /// Buffers from alloc_shared are used in place from this size.
   std::size_t mapped_bytes = std::size_t{16} << 10;

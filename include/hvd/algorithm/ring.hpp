@@ -18,7 +18,7 @@ namespace hvd::inline HVD_ABI {
 /// | allreduce      | 2 S (p-1)/p    | 2 (p-1)         | one chunk                   |
 /// | reduce_scatter | S - a block    | p-1             | largest block and one chunk |
 /// | allgather      | S - a block    | p-1             | none                        |
-/// | alltoall       | S - own block  | p-1 (in place p)| in place: one chunk         |
+/// | alltoall       | S - own block  | p-1             | none; in place: S           |
 /// | broadcast      | S              | p-2 + S/chunk   | none                        |
 ///
 /// A step is one message, or one for each chunk where data is reduced. Optimal in bytes for allreduce: P.
@@ -61,17 +61,23 @@ struct ring {
     pass_around(t, c.out, c.blocks);
   }
 
-  /// Pairwise: in step s to rank + s and from rank - s. In place ranks i and j swap in step i + j mod p.
+  /// Pairwise: in step s to rank + s and from rank - s.
   template <PointToPoint T>
   void operator()(T& t, const alltoall_call& c) const {
-    if (c.in == c.out) return swap_all(t, c);
     const int p = t.size();
     const int rank = t.rank();
-    detail::copy_bytes(c.out + c.recv.offset(rank), c.in + c.send.offset(rank), c.send.bytes(rank));
+    // In place works on a copy, so that ranks in place and ranks out of place exchange the same messages.
+    const detail::temporary saved(c.in == c.out ? c.send.total_bytes() : 0);
+    const std::byte* in = c.in;
+    if (c.in == c.out) {
+      detail::copy_bytes(saved.data(), c.in, c.send.total_bytes());
+      in = saved.data();
+    }
+    detail::copy_bytes(c.out + c.recv.offset(rank), in + c.send.offset(rank), c.send.bytes(rank));
     for (int s = 1; s < p; ++s) {
       const int to = detail::around(rank + s, p);
       const int from = detail::around(rank - s, p);
-      t.exchange(c.in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from),
+      t.exchange(in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from),
                  c.recv.bytes(from), from);
     }
   }
@@ -167,25 +173,6 @@ struct ring {
       const int arriving = detail::around(rank - 1 - step, p);
       t.exchange(out + blocks.offset(leaving), blocks.bytes(leaving), to, out + blocks.offset(arriving),
                  blocks.bytes(arriving), from);
-    }
-  }
-
-  template <PointToPoint T>
-  void swap_all(T& t, const alltoall_call& c) const {
-    const int p = t.size();
-    const int rank = t.rank();
-    const std::size_t bytes = c.send.bytes(rank);
-    const std::size_t chunk = detail::chunk_elements(chunk_bytes, 1, bytes);
-    const detail::temporary received(std::min(chunk, bytes));
-    for (int step = 0; step < p; ++step) {
-      const int peer = detail::around(step - rank, p);
-      if (peer == rank) continue;
-      std::byte* const block = c.out + c.recv.offset(peer);
-      for (std::size_t at = 0; at == 0 || at < bytes; at += chunk) {
-        const std::size_t n = std::min(chunk, bytes - at);
-        t.exchange(block + at, n, peer, received.data(), n, peer);
-        detail::copy_bytes(block + at, received.data(), n);
-      }
     }
   }
 };

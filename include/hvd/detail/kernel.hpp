@@ -214,12 +214,8 @@ struct vector_kernel {
 #endif
   }
 
-  /// `N` inputs are known at compile time (0: only at run time), so that the common counts keep their
-  /// pointers in registers.
-  template <int N>
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins,
                                          int nins, std::size_t count, const scaling* scale) noexcept {
-    const int n = N != 0 ? N : nins;
     const factors s(scale);
     const std::size_t bytes = count * sizeof(typename Format::stored);
     std::size_t i = 0;
@@ -230,7 +226,7 @@ struct vector_kernel {
         Format::template load<Bytes>(ins[0] + i + static_cast<std::size_t>(u) * stored_bytes, a[u]);
         prepare(a[u], s);
       }
-      for (int k = 1; k < n; ++k) {
+      for (int k = 1; k < nins; ++k) {
         const std::byte* const in = ins[k] + i;
 #pragma GCC unroll 4
         for (int u = 0; u != unroll; ++u) {
@@ -257,7 +253,7 @@ struct vector_kernel {
       __builtin_memcpy(padded, ins[0] + i, here);
       Format::template load<Bytes>(padded, a);
       prepare(a, s);
-      for (int k = 1; k < n; ++k) {
+      for (int k = 1; k < nins; ++k) {
         __builtin_memcpy(padded, ins[k] + i, here);
         Format::template load<Bytes>(padded, b);
         prepare(b, s);
@@ -268,32 +264,26 @@ struct vector_kernel {
       for (int j = 0; j != nouts; ++j) __builtin_memcpy(outs[j] + i, padded, here);
     }
   }
-
-  [[gnu::always_inline]] static void dispatch(std::byte* const* outs, int nouts, const std::byte* const* ins,
-                                              int nins, std::size_t count, const scaling* s) noexcept {
-    if (nins == 2) return run<2>(outs, nouts, ins, nins, count, s);
-    run<0>(outs, nouts, ins, nins, count, s);
-  }
 };
 
 template <class Format, class Combine>
 void reduce_baseline(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
                      std::size_t count, const scaling* s) {
-  vector_kernel<Format, Combine, 16>::dispatch(outs, nouts, ins, nins, count, s);
+  vector_kernel<Format, Combine, 16>::run(outs, nouts, ins, nins, count, s);
 }
 
 #if defined(__x86_64__)
 template <class Format, class Combine>
 [[gnu::target("avx2")]] void reduce_avx2(std::byte* const* outs, int nouts, const std::byte* const* ins,
                                          int nins, std::size_t count, const scaling* s) {
-  vector_kernel<Format, Combine, 32>::dispatch(outs, nouts, ins, nins, count, s);
+  vector_kernel<Format, Combine, 32>::run(outs, nouts, ins, nins, count, s);
 }
 
 template <class Format, class Combine>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void reduce_avx512(
     std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
     const scaling* s) {
-  vector_kernel<Format, Combine, 64>::dispatch(outs, nouts, ins, nins, count, s);
+  vector_kernel<Format, Combine, 64>::run(outs, nouts, ins, nins, count, s);
 }
 #endif
 
