@@ -431,6 +431,7 @@ void odd_one_out(const act& usual, std::size_t n, const act& odd, std::size_t m,
     CAPTURE(r);
     CAPTURE(ranks[r].text());
     CHECK(WIFEXITED(ranks.status(r)));
+    CHECK(WEXITSTATUS(ranks.status(r)) == (ranks[r].kind == report::nothing ? 0 : 3));
     CHECK(ranks[r].kind != report::other);  // a guard zone
     if (must_fail) CHECK(ranks[r].kind != report::nothing);
     if (ranks[r].kind != report::nothing) {

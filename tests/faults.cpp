@@ -86,7 +86,10 @@ void any_operation(hvd::ShmTransport& comm, std::mt19937& dice) {
       try {
         hvd::allreduce(part, shared);
       } catch (const hvd::error& e) {
-        throw hvd::error(e.kind(), e.what(), 2 * e.rank() + r % 2);  // as the whole group counts
+        const int culprit = 2 * e.rank() + r % 2;  // as the whole group counts
+        throw hvd::error(e.kind(), "in a part, rank " + std::to_string(culprit) +
+                                       (e.kind() == error_kind::peer_lost ? " has exited or was killed: " : " is at fault: ") +
+                                       e.what(), culprit);
       }
       return;
     }
@@ -586,7 +589,7 @@ TEST_CASE("a rank that lives but never comes: a timeout that names operation, ra
   ranks.start_all([&](int r, report& mine) {
     hvd::ShmTransport comm(job, r, 3, opts);
     if (r == 2) {
-      pause_for(1.5);
+      while (ranks[0].progress + ranks[1].progress != 2) pause_for(0.001);
       return;
     }
     std::vector<float> data(100'000);
@@ -596,6 +599,7 @@ TEST_CASE("a rank that lives but never comes: a timeout that names operation, ra
     } catch (const hvd::error& e) {
       mine.keep(e);
     }
+    mine.progress = 1;
     require(now() - since < 10.0, "gave up much too late");
     try {
       hvd::barrier(comm);
@@ -625,7 +629,11 @@ TEST_CASE("a stopped rank is a timeout, not a lost one, and can go on with an er
   const auto opts = options_in(d, 0.5);
   const std::string job = new_job();
   children ranks(3);
-  ranks.start_all([&](int r, report& mine) { work(job, r, 3, opts, 5, mine); });
+  ranks.start_all([&](int r, report& mine) {
+    hvd::ShmTransport comm(job, r, 3, opts);
+    mine.progress = 2;
+    while (true) hvd::barrier(comm);  // where nobody can wait for anybody else than the stopped one
+  });
   REQUIRE(ranks.wait_while(20.0, [&] { return ranks[1].progress < 2; }));
   ranks.kill(1, SIGSTOP);
   REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(0) || ranks.running(2); }));

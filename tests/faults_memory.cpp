@@ -18,8 +18,10 @@
 namespace {
 
 using hvd::error_kind;
+using hvd::ShmTransport;
 using hvd::test::children;
 using hvd::test::now;
+using hvd::test::pause_for;
 using hvd::test::private_directory;
 using hvd::test::report;
 using hvd::test::require;
@@ -67,7 +69,7 @@ TEST_CASE("a directory with any number of pages too few: no_memory on every rank
   constexpr int size = 3;
   const std::size_t wanted = group_bytes(size);
   int failed = 0, joined = 0;
-  for (std::size_t bytes = page; bytes < wanted + 4 * page; bytes += 3 * page) {
+  for (std::size_t bytes = page; bytes < wanted + 3 * page; bytes += page) {
     const tiny_directory tiny(bytes);
     if (!tiny.problem().empty()) return hvd::test::skip(tiny.problem());
     CAPTURE(bytes);
@@ -110,6 +112,26 @@ TEST_CASE("a directory with any number of pages too few: no_memory on every rank
   }
   CHECK(failed > 5);
   CHECK(joined >= 1);
+}
+
+TEST_CASE("a rank that waits for others in a directory that is full by now touches nothing that has no memory") {
+  const tiny_directory tiny(group_bytes(2) - group_bytes(1) + hvd::detail::header_bytes);  // one window, exactly
+  if (!tiny.problem().empty()) return hvd::test::skip(tiny.problem());
+  const auto opts = options_in(tiny.path());
+  const std::string job = new_job();
+  children ranks(2);
+  const auto join = [&](int r) { ranks.start(r, [&, r](report&) { ShmTransport(job, r, 2, opts); }); };
+  join(0);
+  REQUIRE(ranks.wait_while(20.0, [&] { return std::filesystem::space(tiny.path()).available != 0; }));
+  pause_for(0.02);
+  join(1);
+  REQUIRE(ranks.wait(60.0));
+  for (int r = 0; r != 2; ++r) {
+    CAPTURE(ranks[r].text());
+    REQUIRE(WIFEXITED(ranks.status(r)));  // no SIGBUS
+    CHECK(ranks[r].is(error_kind::no_memory));
+  }
+  CHECK(std::filesystem::is_empty(tiny.path()));
 }
 
 TEST_CASE("alloc_shared and split that do not fit: no_memory on every rank, and the transport stays usable") {

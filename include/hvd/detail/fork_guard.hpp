@@ -17,7 +17,18 @@ namespace hvd::inline HVD_ABI::detail {
 /// Registers a descriptor for the time it is open. In a forked child the descriptor is closed and `forgotten`
 /// is called with `context`.
 class fork_guard {
+  struct registry;
+
  public:
+  /// While one exists no thread forks: for the moment between making a descriptor or a mapping and registering it.
+  class pause {
+   public:
+    pause() : lock_(registry::instance().pause) {}
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+  };
+
   fork_guard(int fd, void (*forgotten)(void*), void* context)
       : fd_(fd), forgotten_(forgotten), context_(context) {
     registry& all = registry::instance();
@@ -70,17 +81,6 @@ class fork_guard {
     }
   };
 
- public:
-  /// While one exists no thread forks: for the moment between making a descriptor or a mapping and registering it.
-  class pause {
-   public:
-    pause() : lock_(registry::instance().pause) {}
-
-   private:
-    std::lock_guard<std::mutex> lock_;
-  };
-
- private:
   int fd_;
   void (*forgotten_)(void*);
   void* context_;

@@ -35,7 +35,10 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
   h->check = opts.failure.check ? 1 : 0;
   h->windows = shape;
   h->launched = launched ? 1 : 0;
-  if (!s.lock(segment::creator_byte)) throw error(error_kind::system, "cannot lock " + s.path());
+  // Rank 0 has its place before anybody can find the segment: another that means to be rank 0 comes too late.
+  if (!s.lock(segment::creator_byte) || (!launched && !s.lock(0))) {
+    throw error(error_kind::system, "cannot lock " + s.path());
+  }
   // Alone and not launched by anybody: nobody looks for it.
   if ((size > 1 || launched) && !s.publish()) return std::nullopt;
   return s;

@@ -1,0 +1,174 @@
+#include <hvd/messages.hpp>
+
+#include <hvd/launch.hpp>
+
+#include "support/require.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+using hvd::error_kind;
+using hvd::ThreadTransport;
+using hvd::test::require;
+
+hvd::sharing_options options(double timeout = 30.0) {
+  hvd::sharing_options o;
+  o.memory.staging_bytes = 128 << 10;
+  o.failure.timeout = std::chrono::duration<double>(timeout);
+  o.failure.check = false;
+  return o;
+}
+
+std::vector<std::byte> message(std::size_t n, int from, int number) {
+  std::vector<std::byte> m(n);
+  for (std::size_t i = 0; i != n; ++i) {
+    m[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(from * 31 + number * 13));
+  }
+  return m;
+}
+
+// Around nothing, a fragment, the slots of a channel, and much more.
+std::vector<std::size_t> lengths(const hvd::detail::peer_memory& m) {
+  const std::size_t slot = m.shape().slot_bytes, all = slot * hvd::detail::slots_per_channel;
+  return {0, 1, 63, slot - 1, slot, slot + 1, all - 1, all, all + 1, 10 * all + 17};
+}
+
+TEST_CASE("messages of any length arrive whole and in order") {
+  hvd::thread_run(
+      2,
+      [](ThreadTransport& comm) {
+        const auto sizes = lengths(comm.peers());
+        for (int round = 0; round != 5; ++round) {
+          for (const int sender : {0, 1}) {
+            for (const std::size_t n : sizes) {
+              const auto wanted = message(n, sender, round);
+              if (comm.rank() == sender) {
+                comm.send(wanted.data(), n, 1 - sender);
+              } else {
+                std::vector<std::byte> got(n + 1, std::byte{0x5a});
+                comm.recv(got.data(), n, sender);
+                require(std::equal(wanted.begin(), wanted.end(), got.begin()), "another message");
+                require(got[n] == std::byte{0x5a}, "written past the end");
+              }
+            }
+          }
+        }
+      },
+      options());
+}
+
+TEST_CASE("exchange in a ring, with neighbours, and with oneself, more than the slots hold") {
+  hvd::thread_run(
+      4,
+      [](ThreadTransport& comm) {
+        const int p = comm.size(), r = comm.rank();
+        for (const std::size_t n : lengths(comm.peers())) {
+          for (const int step : {0, 1, 2, 3}) {
+            const int to = (r + step) % p, from = (r + p - step) % p;
+            const std::size_t out_bytes = n + static_cast<std::size_t>(r), in_bytes = n + static_cast<std::size_t>(from);
+            const auto out = message(out_bytes, r, step), wanted = message(in_bytes, from, step);
+            std::vector<std::byte> in(in_bytes);
+            comm.exchange(out.data(), out_bytes, to, in.data(), in_bytes, from);
+            require(in == wanted, "another message");
+          }
+        }
+      },
+      options());
+}
+
+TEST_CASE("a message of another length is a mismatch that says both, and the next one arrives") {
+  hvd::thread_run(
+      2,
+      [](ThreadTransport& comm) {
+        const auto sizes = lengths(comm.peers());
+        for (const std::size_t sent : sizes) {
+          for (const std::size_t expected : sizes) {
+            if (sent == expected) continue;
+            if (comm.rank() == 0) {
+              comm.send(message(sent, 0, 0).data(), sent, 1);
+              comm.send(message(100, 0, 1).data(), 100, 1);
+              continue;
+            }
+            std::vector<std::byte> got(expected + 64, std::byte{0x5a});
+            try {
+              comm.recv(got.data(), expected, 0);
+              require(false, "no error");
+            } catch (const hvd::error& e) {
+              const std::string text = e.what();
+              require(e.kind() == hvd::error_kind::mismatch && e.rank() == 0, text);
+              require(text.find("expected " + std::to_string(expected) + " bytes from rank 0 but it sent " +
+                                std::to_string(sent)) != std::string::npos, text);
+            }
+            for (const std::byte b : got) require(b == std::byte{0x5a}, "a dropped message was written");
+            std::vector<std::byte> next(100);
+            comm.recv(next.data(), 100, 0);
+            require(next == message(100, 0, 1), "the next message is another one");
+          }
+        }
+      },
+      options());
+}
+
+TEST_CASE("ranks that do not exist are refused, and nothing is sent") {
+  hvd::thread_run(
+      2,
+      [](ThreadTransport& comm) {
+        std::array<std::byte, 4> b{};
+        for (const int peer : {-1, 2, 1000}) {
+          const auto refused = [&](auto&& call) {
+            try {
+              call();
+            } catch (const hvd::error& e) {
+              require(e.kind() == hvd::error_kind::invalid_argument, e.what());
+              require(std::string(e.what()).find("there is no rank " + std::to_string(peer)) != std::string::npos,
+                      e.what());
+              return;
+            }
+            require(false, "no error");
+          };
+          refused([&] { comm.send(b.data(), 4, peer); });
+          refused([&] { comm.recv(b.data(), 4, peer); });
+          refused([&] { comm.exchange(b.data(), 4, peer, b.data(), 4, 1 - comm.rank()); });
+          refused([&] { comm.exchange(b.data(), 4, 1 - comm.rank(), b.data(), 4, peer); });
+        }
+        comm.exchange(b.data(), 4, 1 - comm.rank(), b.data(), 4, 1 - comm.rank());
+      },
+      options());
+}
+
+TEST_CASE("nobody takes, nobody sends: timeouts that say which") {
+  for (const bool sending : {true, false}) {
+    std::string said;
+    std::atomic<bool> ended{false};
+    CHECK_THROWS(hvd::thread_run(
+        2,
+        [&](ThreadTransport& comm) {
+          std::vector<std::byte> b(1 << 20);
+          if (comm.rank() == 1) {
+            while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            return;
+          }
+          try {
+            sending ? comm.send(b.data(), b.size(), 1) : comm.recv(b.data(), b.size(), 1);
+          } catch (const hvd::error& e) {
+            said = std::string(hvd::name(e.kind())) + " " + e.what();
+            ended = true;
+            throw;
+          }
+        },
+        options(0.1)));
+    CAPTURE(said);
+    CHECK(said.starts_with(sending ? "timeout hvd: send on rank 0 of 2" : "timeout hvd: recv on rank 0 of 2"));
+    CHECK(said.ends_with(sending ? "waiting for rank 1 to receive" : "waiting for rank 1 to send"));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,254 @@
+#include <hvd/peer_memory.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using hvd::error_kind;
+using hvd::detail::group_header;
+using hvd::detail::peer_memory;
+using hvd::detail::phase;
+using hvd::detail::shared_block;
+using namespace std::chrono_literals;
+
+// The memory of a group on the heap, and what says who lives.
+class memory {
+ public:
+  explicit memory(int size, std::size_t staging = 64 << 10)
+      : shape_(hvd::detail::make_geometry(size, staging)), bytes_(hvd::detail::group_bytes(size, shape_)),
+        data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t{4096}))) {
+    std::memset(data_, 0, bytes_);
+    auto* const h = new (data_) group_header;
+    h->size = size;
+    h->windows = shape_;
+    h->total_bytes = bytes_;
+    for (std::atomic<bool>& a : alive_) a = true;
+  }
+  memory(const memory&) = delete;
+  memory& operator=(const memory&) = delete;
+  ~memory() { ::operator delete(data_, std::align_val_t{4096}); }
+
+  group_header& header() { return *reinterpret_cast<group_header*>(data_); }
+  peer_memory::liveness live() {
+    peer_memory::liveness l;
+    l.alive = [](void* self, int peer) -> bool { return static_cast<memory*>(self)->alive_[static_cast<std::size_t>(peer)]; };
+    l.context = this;
+    return l;
+  }
+  void kill(int rank) { alive_[static_cast<std::size_t>(rank)] = false; }
+
+ private:
+  hvd::detail::geometry shape_;
+  std::size_t bytes_;
+  std::byte* data_;
+  std::array<std::atomic<bool>, 8> alive_{};
+};
+
+hvd::failure_policy within(std::chrono::duration<double> timeout) {
+  hvd::failure_policy f;
+  f.timeout = timeout;
+  f.check = false;
+  return f;
+}
+
+peer_memory rank_of(memory& m, int rank, std::chrono::duration<double> timeout = 30s) {
+  return {m.header(), rank, "rank " + std::to_string(rank), {}, within(timeout), m.live()};
+}
+
+template <class F>
+hvd::error caught(F&& f) {
+  try {
+    f();
+  } catch (const hvd::error& e) {
+    return e;
+  }
+  return {error_kind::unsupported, "no error"};
+}
+
+TEST_CASE("windows and their parts lie apart, inside the group's memory") {
+  for (const int size : {1, 2, 3, 8, 64}) {
+    for (const std::size_t staging : {std::size_t{256} << 10, std::size_t{1} << 20, (std::size_t{3} << 20) + 12345}) {
+      CAPTURE(size);
+      CAPTURE(staging);
+      const auto g = hvd::detail::make_geometry(size, staging);
+      CHECK(g.window_bytes + hvd::detail::header_bytes <= staging);
+      CHECK(g.lines_at >= sizeof(hvd::detail::control));
+      CHECK(g.channels_at >= g.lines_at + 2 * g.line_count * sizeof(hvd::detail::line));
+      CHECK(g.cells_at >= g.channels_at);
+      CHECK(g.cells_at + hvd::detail::cells_per_rank * g.cell_bytes <= g.window_bytes);
+      CHECK(hvd::detail::group_bytes(size, g) <= static_cast<std::size_t>(size) * staging);
+    }
+  }
+}
+
+TEST_CASE("a wait ends when the word has grown, however long the waiter has slept") {
+  memory m(2);
+  auto a = rank_of(m, 0), b = rank_of(m, 1);
+  for (const auto delay : {0ms, 1ms, 30ms}) {
+    const std::uint64_t next = b.mine().staged.value.load() + 1;
+    std::thread other([&] {
+      std::this_thread::sleep_for(delay);
+      b.store(b.mine().staged.value, next);
+    });
+    CHECK(a.await(b.mine().staged.value, next, 1, phase::stage) == next);
+    other.join();
+    CHECK(b.mine().bell.sleepers == 0);
+  }
+}
+
+TEST_CASE("what has been stored counts though the peer is gone") {
+  memory m(2);
+  auto a = rank_of(m, 0), b = rank_of(m, 1);
+  b.store(b.mine().done.value, 5);
+  m.kill(1);
+  CHECK(a.await(b.mine().done.value, 5, 1, phase::finish) == 5);
+  const hvd::error e = caught([&] { a.await(b.mine().done.value, 6, 1, phase::finish); });
+  CHECK(e.kind() == error_kind::peer_lost);
+  CHECK(e.rank() == 1);
+  CHECK(std::string(e.what()).ends_with("rank 1 has exited or was killed; was waiting for rank 1 to finish the call before"));
+}
+
+TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their own words") {
+  memory m(3);
+  {
+    auto a = rank_of(m, 0), b = rank_of(m, 1), c = rank_of(m, 2);
+    c.mine().self.state = hvd::detail::presence::left;
+    a.enter("allreduce");
+    const hvd::error left = caught([&] { a.await(c.mine().staged.value, 1, 2, phase::stage); });
+    CHECK(left.kind() == error_kind::peer_lost);
+    CHECK(left.rank() == 2);
+    // Rank 1 waits for somebody else and hears the same.
+    b.enter("reduce");
+    const hvd::error heard = caught([&] { b.await(a.mine().staged.value, 1, 0, phase::reduce); });
+    CHECK(heard.kind() == error_kind::peer_lost);
+    CHECK(heard.rank() == 2);
+    CHECK(std::string(heard.what()) ==
+          "hvd: reduce on rank 1: rank 2 has exited or was killed, as rank 0 found; was waiting for rank 0 to reduce its "
+          "slice");
+    const hvd::error then = caught([&] { b.enter("barrier"); });
+    CHECK(then.kind() == error_kind::peer_lost);
+    CHECK(then.rank() == 2);
+    CHECK(std::string(then.what()).starts_with("hvd: barrier on rank 1: the group failed before"));
+  }
+  memory fresh(3);
+  auto a = rank_of(fresh, 0, 50ms), b = rank_of(fresh, 1, 50ms);
+  a.enter("gather");
+  const hvd::error late = caught([&] { a.await(b.mine().staged.value, 1, 1, phase::stage); });
+  CHECK(late.kind() == error_kind::timeout);
+  CHECK(late.rank() == 1);
+  CHECK(std::string(late.what()).find("gather on rank 0: rank 1 did not answer within 0.05") != std::string::npos);
+}
+
+TEST_CASE("an exception between enter and leave ends the group; after leave it does not") {
+  memory m(2);
+  auto a = rank_of(m, 0), b = rank_of(m, 1);
+  try {
+    peer_memory::scope scope(a, "allreduce");
+    scope.leave();
+    throw 1;
+  } catch (int) {
+  }
+  CHECK(m.header().abort.value == 0);
+  try {
+    const peer_memory::scope scope(a, "allreduce");
+    throw 1;
+  } catch (int) {
+  }
+  const hvd::error e = caught([&] { b.await(a.mine().staged.value, 1, 0, phase::stage); });
+  CHECK(e.kind() == error_kind::aborted);
+  CHECK(e.rank() == 0);
+}
+
+TEST_CASE("the first reason stays") {
+  memory m(3);
+  auto a = rank_of(m, 0), b = rank_of(m, 1);
+  a.set_abort(error_kind::no_memory, 2);
+  b.set_abort(error_kind::timeout, 0);
+  const hvd::error e = caught([&] { b.give_up(error_kind::timeout, 0, phase::stage); });
+  CHECK(e.kind() == error_kind::no_memory);
+  CHECK(e.rank() == 2);
+}
+
+TEST_CASE("exchanges of any length, by ranks of any speed, are heard whole") {
+  constexpr int ranks = 3;
+  memory m(ranks);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int r = 0; r != ranks; ++r) {
+    threads.emplace_back([&, r] {
+      auto own = rank_of(m, r);
+      std::vector<std::byte> out(own.line_capacity()), in(own.line_capacity());
+      for (std::size_t i = 0; i != 400; ++i) {
+        const std::size_t n = i * 37 % (own.line_capacity() + 1);
+        const auto value = [&](int rank) { return static_cast<std::byte>(i * 5 + static_cast<std::size_t>(rank)); };
+        std::fill(out.begin(), out.end(), value(r));
+        if (i % 50 == static_cast<std::size_t>(r)) std::this_thread::sleep_for(2ms);
+        own.begin(static_cast<std::uint16_t>(n));
+        own.publish(out.data(), n);
+        // In some exchanges nobody hears everybody.
+        for (int q = 0; q != ranks; ++q) {
+          if (q == r || (i % 7 == 0 && q != 0)) continue;
+          own.hear(q, in.data(), 0, n);
+          for (std::size_t k = 0; k != n; ++k) wrong += in[k] != value(q);
+        }
+        if (i % 7 != 0) own.heard_all();
+        own.end();
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("another signature is a mismatch, on both sides") {
+  memory m(2);
+  auto a = rank_of(m, 0), b = rank_of(m, 1);
+  a.begin(1);
+  b.begin(2);
+  a.publish(nullptr, 0);
+  b.publish(nullptr, 0);
+  for (auto* const rank : {&a, &b}) {
+    const hvd::error e = caught([&] { rank->hear(1 - rank->rank()); });
+    CHECK(e.kind() == error_kind::mismatch);
+    CHECK(std::string(e.what()).find("are in different calls") != std::string::npos);
+  }
+}
+
+TEST_CASE("a buffer lies in a shared block if all of it does") {
+  memory m(2);
+  auto a = rank_of(m, 1);
+  std::vector<std::byte> data(3 * 4096);
+  a.add_block({1, data.data(), 4096, 4000});
+  a.add_block({2, data.data() + 2 * 4096 - 4096, 4096, 4096});  // rank 1's part is the third page
+  const std::byte* const part = data.data() + 4096;
+  CHECK(a.find_block(part, 4000)->id == 1);
+  CHECK(a.find_block(part + 3999, 1)->id == 1);
+  CHECK(a.find_block(part, 4001) == nullptr);
+  CHECK(a.find_block(part + 1, 4000) == nullptr);
+  CHECK(a.find_block(part - 1, 1) == nullptr);
+  CHECK(a.find_block(part + 4096, 4096)->id == 2);
+  a.remove_block(1);
+  CHECK(a.find_block(part, 1) == nullptr);
+  CHECK(a.block(1) == nullptr);
+  CHECK(a.block(2) != nullptr);
+}
+
+TEST_CASE("a process that was forked may not use it") {
+  memory m(2);
+  auto a = rank_of(m, 0);
+  a.orphan();
+  const hvd::error e = caught([&] { a.enter("broadcast"); });
+  CHECK(e.kind() == error_kind::invalid_argument);
+  CHECK(std::string(e.what()).find("broadcast on rank 0: this process was forked") != std::string::npos);
+}
+
+}  // namespace
