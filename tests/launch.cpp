@@ -297,6 +297,16 @@ TEST_CASE("ranks end with the process that called fork_run, and so do their file
   CHECK(d.files() == std::vector<std::string>{});
 }
 
+TEST_CASE("fork_run knows how ranks end where the caller ignores SIGCHLD, and leaves it ignored") {
+  struct sigaction ignore {}, before {}, after {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGCHLD, &ignore, &before);
+  CHECK(hvd::fork_run(2, [](hvd::ShmTransport&) {}) == 0);
+  CHECK(hvd::fork_run(2, [](hvd::ShmTransport& comm) { return comm.rank() * 7; }) == 7);
+  ::sigaction(SIGCHLD, &before, &after);
+  CHECK((after.sa_handler == SIG_IGN));
+}
+
 TEST_CASE("fork_run that cannot start all ranks ends those that it has started") {
   if (::geteuid() != 0) return hvd::test::skip("needs a user without processes");
   const private_directory d;

@@ -54,6 +54,14 @@ class signal_relay {
     };
     ::sigemptyset(&forward.sa_mask);
     for (std::size_t i = 0; i != std::size(signals); ++i) ::sigaction(signals[i], &forward, &before_[i]);
+    // Where a program ignores SIGCHLD the kernel throws away how its children ended. (A handler of its own stays: it
+    // may have other children.)
+    ::sigaction(SIGCHLD, nullptr, &child_before_);
+    if (child_before_.sa_handler == SIG_IGN || (child_before_.sa_flags & SA_NOCLDWAIT) != 0) {
+      struct sigaction keep {};
+      keep.sa_handler = SIG_DFL;
+      ::sigaction(SIGCHLD, &keep, nullptr);
+    }
   }
   signal_relay(const signal_relay&) = delete;
   signal_relay& operator=(const signal_relay&) = delete;
@@ -63,8 +71,10 @@ class signal_relay {
   void open() noexcept { ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr); }
   /// As it was before.
   void restore() noexcept {
-    for (std::size_t i = 0; i != std::size(signals) && !restored_; ++i) ::sigaction(signals[i], &before_[i], nullptr);
-    if (!restored_) open();
+    if (restored_) return;
+    for (std::size_t i = 0; i != std::size(signals); ++i) ::sigaction(signals[i], &before_[i], nullptr);
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+    open();
     restored_ = true;
   }
   [[nodiscard]] static int received() noexcept { return shared().received; }
@@ -80,6 +90,7 @@ class signal_relay {
     return s;
   }
   struct sigaction before_[std::size(signals)] {};
+  struct sigaction child_before_ {};
   sigset_t mask_{};
   bool restored_ = false;
 };
@@ -162,7 +173,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       int status = 0;
       const pid_t ended = ranks[r] > 0 ? ::waitpid(ranks[r], &status, WNOHANG) : 0;
       if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
-      // Without a status (the caller ignores SIGCHLD) nobody knows how the rank ended.
+      // Without a status (somebody else has collected the rank) nobody knows how it ended.
       codes[r] = ended < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       ranks[r] = 0;
       any = true;
