@@ -187,19 +187,24 @@ class staged_reduction {
   std::uint64_t base_;
 };
 
+/// Part k of the blocks for all peers into a cell, `stride` bytes apart.
+inline void stage_blocks(const peer_memory& m, std::byte* cell, std::size_t stride, const std::byte* in,
+                         const partition& blocks, std::uint64_t k, std::size_t each) {
+  const std::size_t e = blocks.element_bytes();
+  for (int q = 0; q != m.size(); ++q) {
+    if (q == m.rank()) continue;
+    const part_of_block part(blocks.count(q), k, each);
+    copy_bytes(cell + static_cast<std::size_t>(q) * stride, in + blocks.offset(q) + part.first * e, part.count * e);
+  }
+}
+
 inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes) {
   const std::size_t e = c.op.element_bytes;
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
   const std::byte** const ins = const_cast<const std::byte**>(m.pointers());
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) {
-        for (int q = 0; q != m.size(); ++q) {
-          const part_of_block part(c.blocks.count(q), k, each);
-          if (q == m.rank()) continue;
-          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.blocks.offset(q) + part.first * e, part.count * e);
-        }
-      },
+      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.blocks, k, each); },
       [&](std::uint64_t k, auto&& cell_of) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         for (int q = 0; q != m.size(); ++q) {
@@ -263,13 +268,7 @@ inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_b
   const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;
   if (root && own != c.out) copy_bytes(c.out, own, c.blocks.bytes(m.rank()));
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) {
-        for (int q = 0; q != m.size(); ++q) {
-          const part_of_block part(c.blocks.count(q), k, each);
-          if (q == m.rank()) continue;
-          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.blocks.offset(q) + part.first * e, part.count * e);
-        }
-      },
+      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.blocks, k, each); },
       [&](std::uint64_t k, auto&& cell_of) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         copy_bytes(c.out + part.first * e, cell_of(c.root) + static_cast<std::size_t>(m.rank()) * stride, part.count * e);
@@ -283,13 +282,7 @@ inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t larges
   const std::size_t stride = round_up(each * e, cache_line);
   if (c.in != c.out) copy_bytes(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
   staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) {
-        for (int q = 0; q != m.size(); ++q) {
-          const part_of_block part(c.send.count(q), k, each);
-          if (q == m.rank()) continue;
-          copy_bytes(cell + static_cast<std::size_t>(q) * stride, c.in + c.send.offset(q) + part.first * e, part.count * e);
-        }
-      },
+      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.send, k, each); },
       [&](std::uint64_t k, auto&& cell_of) {
         for (int q = 0; q != m.size(); ++q) {
           if (q == m.rank()) continue;
