@@ -91,3 +91,12 @@ TEST_CASE("a wrong number of counts is found before a pointer is followed") {
   CHECK_THROWS_AS(hvd::allgather_v(comm, &value, &value, none), hvd::error);
   CHECK_THROWS_AS(hvd::scatter_v(comm, &value, &value, two), hvd::error);
 }
+
+TEST_CASE("an array is a buffer and no pointer: a number behind it is a root") {
+  CHECK_NOTHROW(hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
+    int values[3] = {comm.rank() + 1, 5, comm.rank()};
+    const std::size_t root = 1;
+    hvd::broadcast(comm, values, root);
+    equal({values, values + 3}, {2, 5, 1}, "broadcast of an array from root 1");
+  }));
+}

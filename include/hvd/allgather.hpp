@@ -48,12 +48,12 @@ void allgather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> 
 }
 
 /// Pointers with the count of elements of one block: `out` has size() x count.
-template <Transport T, Element E, class Algorithm = automatic<>>
-void allgather(T& comm, const E* in, E* out, std::size_t count, const Algorithm& how = {}) {
-  allgather(comm, std::span<const E>(in, count), std::span<E>(out, count * static_cast<std::size_t>(comm.size())), how);
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void allgather(T& comm, In&& in, Out&& out, std::size_t count, const Algorithm& how = {}) {
+  allgather(comm, std::span(in, count), std::span(out, count * static_cast<std::size_t>(comm.size())), how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void allgather_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, const Algorithm& how = {}) {
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void allgather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, const Algorithm& how = {}) {
   allgather_v(comm, detail::one_block(in, counts, comm.rank()), detail::all_blocks(out, counts), counts, how);
 }
 

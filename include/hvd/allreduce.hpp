@@ -39,13 +39,13 @@ void allreduce(T& comm, B&& inout, const Op& op = {}, const Algorithm& how = {})
 }
 
 /// Pointers with a count of elements.
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void allreduce(T& comm, const E* in, E* out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
-  allreduce(comm, std::span<const E>(in, count), std::span<E>(out, count), op, how);
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
+void allreduce(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
+  allreduce(comm, std::span(in, count), std::span(out, count), op, how);
 }
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void allreduce(T& comm, E* inout, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
-  allreduce(comm, std::span<E>(inout, count), op, how);
+template <Transport T, detail::Pointer P, class Op = sum_t, class Algorithm = automatic<>>
+void allreduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
+  allreduce(comm, std::span(inout, count), op, how);
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -61,17 +61,17 @@ void alltoall_v(T& comm, const In& in, std::span<const std::size_t> send_counts,
 }
 
 /// Pointers with the count of elements of one block: `in` and `out` have size() x count.
-template <Transport T, Element E, class Algorithm = automatic<>>
-void alltoall(T& comm, const E* in, E* out, std::size_t count, const Algorithm& how = {}) {
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void alltoall(T& comm, In&& in, Out&& out, std::size_t count, const Algorithm& how = {}) {
   const std::size_t all = count * static_cast<std::size_t>(comm.size());
-  alltoall(comm, std::span<const E>(in, all), std::span<E>(out, all), how);
+  alltoall(comm, std::span(in, all), std::span(out, all), how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void alltoall(T& comm, E* inout, std::size_t count, const Algorithm& how = {}) {
-  alltoall(comm, std::span<E>(inout, count * static_cast<std::size_t>(comm.size())), how);
+template <Transport T, detail::Pointer P, class Algorithm = automatic<>>
+void alltoall(T& comm, P&& inout, std::size_t count, const Algorithm& how = {}) {
+  alltoall(comm, std::span(inout, count * static_cast<std::size_t>(comm.size())), how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void alltoall_v(T& comm, const E* in, std::span<const std::size_t> send_counts, E* out,
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void alltoall_v(T& comm, In&& in, std::span<const std::size_t> send_counts, Out&& out,
                 std::span<const std::size_t> recv_counts, const Algorithm& how = {}) {
   alltoall_v(comm, detail::all_blocks(in, send_counts), send_counts, detail::all_blocks(out, recv_counts), recv_counts,
              how);

@@ -33,13 +33,13 @@ void broadcast(T& comm, B&& inout, int root = 0, const Algorithm& how = {}) {
 }
 
 /// Pointers with a count of elements; `in` may be null but on the root.
-template <Transport T, Element E, class Algorithm = automatic<>>
-void broadcast(T& comm, const E* in, E* out, std::size_t count, int root = 0, const Algorithm& how = {}) {
-  broadcast(comm, std::span<const E>(in, comm.rank() == root ? count : 0), std::span<E>(out, count), root, how);
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void broadcast(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
+  broadcast(comm, std::span(in, comm.rank() == root ? count : 0), std::span(out, count), root, how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void broadcast(T& comm, E* inout, std::size_t count, int root = 0, const Algorithm& how = {}) {
-  broadcast(comm, std::span<E>(inout, count), root, how);
+template <Transport T, detail::Pointer P, class Algorithm = automatic<>>
+void broadcast(T& comm, P&& inout, std::size_t count, int root = 0, const Algorithm& how = {}) {
+  broadcast(comm, std::span(inout, count), root, how);
 }
 
 }  // namespace hvd::inline HVD_ABI

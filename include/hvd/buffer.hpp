@@ -32,6 +32,12 @@ concept range_buffer = std::ranges::range<B&> && !custom_buffer<B>;
 template <class B>
 concept Buffer = detail::custom_buffer<B> || detail::range_buffer<B>;
 
+namespace detail {
+/// A pointer and no array, which would also convert to one: arrays know their length and are buffers.
+template <class P>
+concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
+}  // namespace detail
+
 /// The elements of a buffer as a span (const if the buffer is). Compile-time errors for anything that is not
 /// contiguous memory of trivially copyable elements.
 template <Buffer B>

@@ -51,15 +51,16 @@ void gather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> cou
 }
 
 /// Pointers with the count of elements of one block; `out` has size() x count on the root and may be null elsewhere.
-template <Transport T, Element E, class Algorithm = automatic<>>
-void gather(T& comm, const E* in, E* out, std::size_t count, int root = 0, const Algorithm& how = {}) {
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void gather(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
   const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
-  gather(comm, std::span<const E>(in, count), std::span<E>(out, all), root, how);
+  gather(comm, std::span(in, count), std::span(out, all), root, how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void gather_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, int root = 0,
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void gather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, int root = 0,
               const Algorithm& how = {}) {
-  const std::span<E> all = comm.rank() == root ? detail::all_blocks(out, counts) : std::span<E>();
+  auto all = detail::all_blocks(out, counts);
+  if (comm.rank() != root) all = {};
   gather_v(comm, detail::one_block(in, counts, comm.rank()), all, counts, root, how);
 }
 

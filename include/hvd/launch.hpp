@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iostream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,7 +54,10 @@ class signal_relay {
       errno = saved;
     };
     ::sigemptyset(&forward.sa_mask);
-    for (std::size_t i = 0; i != std::size(signals); ++i) ::sigaction(signals[i], &forward, &before_[i]);
+    for (std::size_t i = 0; i != std::size(signals); ++i) {
+      ::sigaction(signals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &forward, nullptr);  // as under nohup
+    }
     // Where a program ignores SIGCHLD the kernel throws away how its children ended. (A handler of its own stays: it
     // may have other children.)
     ::sigaction(SIGCHLD, nullptr, &child_before_);
@@ -94,6 +98,13 @@ class signal_relay {
   sigset_t mask_{};
   bool restored_ = false;
 };
+
+/// Also what streams hold that are not synchronised with stdio.
+inline void flush_output() {
+  std::cout.flush();
+  std::clog.flush();
+  std::fflush(nullptr);
+}
 
 /// Runs one rank; returns its exit code.
 template <class F>
@@ -139,7 +150,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
     ~unlinker() { s.unlink(); }
   } const at_end{*memory};
 
-  std::fflush(nullptr);
+  detail::flush_output();
   const pid_t parent = ::getpid();
   for (int r = 0; r != np; ++r) {
     const pid_t pid = ::fork();
@@ -148,7 +159,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(1);
       const int code = detail::run_rank(r, np, job, opts, f);
-      std::fflush(nullptr);
+      detail::flush_output();
       ::_exit(code != 0 && code % 256 == 0 ? 1 : code);  // an exit code has 8 bits
     }
     if (pid < 0) {

@@ -127,6 +127,15 @@ inline void check_peer(const peer_memory& m, std::string_view operation, int pee
 inline void send_message(peer_memory& m, const std::byte* data, std::size_t bytes, int to) {
   check_peer(m, "send", to);
   peer_memory::scope scope(m, "send");
+  if (to == m.rank()) {
+    const std::uint64_t waiting = m.sent(to) - m.taken(to);
+    const std::uint64_t fragments = bytes == 0 ? 1 : (bytes + m.shape().slot_bytes - 1) / m.shape().slot_bytes;
+    if (waiting + fragments > slots_per_channel) {
+      scope.leave();
+      throw error(error_kind::invalid_argument, "send on " + m.label() + ": a message of " + std::to_string(bytes) +
+                                                    " bytes to itself would wait for itself; use exchange");
+    }
+  }
   for (outgoing o(m, data, bytes, to); !o.finished();) {
     if (!o.room()) m.await_until(to, phase::receive, [&] { return o.room(); });
     o.step();

@@ -20,7 +20,8 @@ namespace hvd::inline HVD_ABI {
 struct sum_t {
   friend constexpr bool operator==(sum_t, sum_t) = default;
 };
-/// The sum (as above), divided by the number of ranks; for integers the quotient is truncated toward zero.
+/// The sum (as above), divided by the number of ranks; for integers the sum wraps first, and the quotient is truncated
+/// toward zero.
 struct average_t {
   friend constexpr bool operator==(average_t, average_t) = default;
 };
@@ -343,6 +344,9 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
                   "for bool use hvd::min (and), for your own type pass a function object T operator()(T, T)");
     r.fold = detail::builtin_kernel<N, detail::multiply>();
   } else {
+    static_assert(!std::is_arithmetic_v<Op>,
+                  "hvd: a number stands where the reduction is expected: the root and the algorithm come after the "
+                  "reduction, and counts of elements only after pointers");
     static_assert(std::is_empty_v<Op> && std::is_default_constructible_v<Op>,
                   "hvd: a reduction's function object must be stateless (no captures, no members): every rank "
                   "must run the same function");

@@ -36,14 +36,14 @@ void reduce(T& comm, B&& inout, const Op& op = {}, int root = 0, const Algorithm
 }
 
 /// Pointers with a count of elements; `out` may be null but on the root.
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void reduce(T& comm, const E* in, E* out, std::size_t count, const Op& op = {}, int root = 0,
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
+void reduce(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, int root = 0,
             const Algorithm& how = {}) {
-  reduce(comm, std::span<const E>(in, count), std::span<E>(out, comm.rank() == root ? count : 0), op, root, how);
+  reduce(comm, std::span(in, count), std::span(out, comm.rank() == root ? count : 0), op, root, how);
 }
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void reduce(T& comm, E* inout, std::size_t count, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
-  reduce(comm, std::span<E>(inout, count), op, root, how);
+template <Transport T, detail::Pointer P, class Op = sum_t, class Algorithm = automatic<>>
+void reduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
+  reduce(comm, std::span(inout, count), op, root, how);
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -50,13 +50,13 @@ void reduce_scatter_v(T& comm, const In& in, Out&& out, std::span<const std::siz
 }
 
 /// Pointers with the count of elements of one block: `in` has size() x count.
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void reduce_scatter(T& comm, const E* in, E* out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
-  reduce_scatter(comm, std::span<const E>(in, count * static_cast<std::size_t>(comm.size())),
-                 std::span<E>(out, count), op, how);
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
+void reduce_scatter(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
+  reduce_scatter(comm, std::span(in, count * static_cast<std::size_t>(comm.size())),
+                 std::span(out, count), op, how);
 }
-template <Transport T, Element E, class Op = sum_t, class Algorithm = automatic<>>
-void reduce_scatter_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, const Op& op = {},
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
+void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, const Op& op = {},
                       const Algorithm& how = {}) {
   reduce_scatter_v(comm, detail::all_blocks(in, counts), detail::one_block(out, counts, comm.rank()), counts, op, how);
 }

@@ -51,15 +51,16 @@ void scatter_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> co
 }
 
 /// Pointers with the count of elements of one block; `in` has size() x count on the root and may be null elsewhere.
-template <Transport T, Element E, class Algorithm = automatic<>>
-void scatter(T& comm, const E* in, E* out, std::size_t count, int root = 0, const Algorithm& how = {}) {
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void scatter(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
   const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
-  scatter(comm, std::span<const E>(in, all), std::span<E>(out, count), root, how);
+  scatter(comm, std::span(in, all), std::span(out, count), root, how);
 }
-template <Transport T, Element E, class Algorithm = automatic<>>
-void scatter_v(T& comm, const E* in, E* out, std::span<const std::size_t> counts, int root = 0,
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
+void scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, int root = 0,
                const Algorithm& how = {}) {
-  const std::span<const E> all = comm.rank() == root ? detail::all_blocks(in, counts) : std::span<const E>();
+  auto all = detail::all_blocks(in, counts);
+  if (comm.rank() != root) all = {};
   scatter_v(comm, all, detail::one_block(out, counts, comm.rank()), counts, root, how);
 }
 

@@ -17,7 +17,10 @@ namespace hvd::inline HVD_ABI::detail {
 /// The buffers of all ranks, as `agree` found them.
 class mapped_buffers {
  public:
-  mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {}
+  /// Throws if somebody has given up: a rank that comes late must not write into buffers whose owners have left.
+  mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {
+    m.check_abort(-1, phase::enter);
+  }
 
   [[nodiscard]] bool all_inputs() const noexcept {
     return std::all_of(all_.begin(), all_.end(), [](const descriptor& d) { return d.in_block != 0; });

@@ -5,6 +5,7 @@
 #include <hvd/transport.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -55,7 +56,13 @@ class SelfTransport {
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     if (n == 0) return {};
     constexpr std::align_val_t page{4096};
-    std::shared_ptr<void> owner(::operator new(n * sizeof(T), page), [](void* p) { ::operator delete(p, page); });
+    const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
+    void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
+    if (memory == nullptr) {
+      throw error(error_kind::no_memory, "alloc_shared on rank 0 of 1: no memory for " + std::to_string(n) +
+                                             " elements of " + std::to_string(sizeof(T)) + " bytes");
+    }
+    std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
     T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
     return {data, n, std::move(owner)};
   }
