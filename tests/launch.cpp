@@ -307,6 +307,18 @@ TEST_CASE("fork_run knows how ranks end where the caller ignores SIGCHLD, and le
   CHECK((after.sa_handler == SIG_IGN));
 }
 
+TEST_CASE("a signal that the caller ignores, as under nohup, does not become the result") {
+  struct sigaction ignore {}, before {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGHUP, &ignore, &before);
+  const pid_t self = ::getpid();
+  CHECK(hvd::fork_run(2, [&](hvd::ShmTransport& comm) {
+          if (comm.rank() == 0) ::kill(self, SIGHUP);
+          comm.barrier();
+        }) == 0);
+  ::sigaction(SIGHUP, &before, nullptr);
+}
+
 TEST_CASE("fork_run that cannot start all ranks ends those that it has started") {
   if (::geteuid() != 0) return hvd::test::skip("needs a user without processes");
   const private_directory d;

@@ -79,3 +79,9 @@ TEST_CASE("shared memory is zero, on a page, and outlives the transport") {
     x = 1.0;
   }
 }
+
+TEST_CASE("more shared memory than can be addressed is refused") {
+  hvd::SelfTransport comm;
+  constexpr std::size_t wraps = (std::size_t{1} << 61) + 2;  // x 8 bytes is 16 in 64 bits
+  message_of(hvd::error_kind::no_memory, [&] { static_cast<void>(comm.alloc_shared<double>(wraps)); });
+}

@@ -10,6 +10,9 @@
 #include "support/require.hpp"
 #include "support/skip.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
 #include <doctest/doctest.h>
 
 #include <sys/resource.h>
@@ -240,3 +243,47 @@ TEST_CASE("split and alloc_shared without memory: no_memory on every rank, and t
 }
 
 }  // namespace
+
+TEST_CASE("a rank that comes after the others have given up does not write into their buffers") {
+  std::atomic<int> stage{0};
+  const auto reach = [&](int wanted) {
+    while (stage.load() < wanted) std::this_thread::yield();
+  };
+  bool untouched = false, late_threw = false;
+  hvd::thread_run(
+      2,
+      [&](hvd::ThreadTransport& comm) {
+        auto data = comm.alloc_shared<float>(100000);
+        try {
+          if (comm.rank() == 1) reach(1);
+          hvd::allreduce(comm, data);
+        } catch (const hvd::error&) {
+          late_threw = late_threw || comm.rank() == 1;
+        }
+        if (comm.rank() == 0) {
+          for (float& x : data) x = 7.0f;
+          stage = 1;
+          reach(2);
+          untouched = std::all_of(data.begin(), data.end(), [](float x) { return x == 7.0f; });
+        } else {
+          stage = 2;
+        }
+      },
+      {.failure = {.timeout = std::chrono::milliseconds(100)}});
+  CHECK(late_threw);
+  CHECK(untouched);
+}
+
+TEST_CASE("a message to oneself that cannot fit is refused, and the group stays usable") {
+  CHECK_NOTHROW(hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
+    std::vector<std::byte> large(std::size_t{1} << 20), got(large.size());
+    try {
+      comm.send(large.data(), large.size(), comm.rank());
+      throw std::runtime_error("it was sent");
+    } catch (const hvd::error& e) {
+      if (e.kind() != hvd::error_kind::invalid_argument) throw;
+    }
+    comm.exchange(large.data(), large.size(), comm.rank(), got.data(), got.size(), comm.rank());
+    comm.barrier();
+  }));
+}
