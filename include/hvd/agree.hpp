@@ -186,6 +186,17 @@ std::vector<T> share(peer_memory& m, const T& own, operation kind) {
   return all;
 }
 
+/// An exchange without payload, inside an operation: nobody leaves before everybody has come.
+inline void meet(peer_memory& m, const descriptor& d) {
+  m.begin(d.signature());
+  m.publish(nullptr, 0);
+  for (int q = 0; q != m.size(); ++q) {
+    if (q != m.rank()) m.hear(q);
+  }
+  m.heard_all();
+  m.end();
+}
+
 /// Returns when every rank of the group has called it. Cost: one line written, one read from every peer.
 inline void barrier(peer_memory& m) {
   peer_memory::scope scope(m, "barrier");
@@ -194,13 +205,7 @@ inline void barrier(peer_memory& m) {
   if (m.checks()) {
     agree(m, d, scope);  // is a barrier itself
   } else {
-    m.begin(d.signature());
-    m.publish(nullptr, 0);
-    for (int q = 0; q != m.size(); ++q) {
-      if (q != m.rank()) m.hear(q);
-    }
-    m.heard_all();
-    m.end();
+    meet(m, d);
   }
   scope.leave();
 }

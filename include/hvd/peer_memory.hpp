@@ -67,10 +67,7 @@ class peer_memory {
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
-  [[nodiscard]] bool crowded() const noexcept { return crowded_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
-  [[nodiscard]] const waiting_policy& waiting() const noexcept { return waiting_; }
-  [[nodiscard]] const failure_policy& failure() const noexcept { return failure_; }
 
   [[nodiscard]] std::byte* window(int r) const noexcept {
     return reinterpret_cast<std::byte*>(&header_ + 1) + static_cast<std::size_t>(r) * geometry_.window_bytes;

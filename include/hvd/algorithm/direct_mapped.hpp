@@ -65,13 +65,7 @@ inline void mapped_exit(peer_memory& m) {
   descriptor d;
   d.kind = operation::barrier;
   d.details = 1;
-  m.begin(d.signature());
-  m.publish(nullptr, 0);
-  for (int q = 0; q != m.size(); ++q) {
-    if (q != m.rank()) m.hear(q);
-  }
-  m.heard_all();
-  m.end();
+  meet(m, d);
 }
 
 /// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's.

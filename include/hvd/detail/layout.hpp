@@ -34,7 +34,7 @@ struct alignas(cache_line) line {
 };
 static_assert(sizeof(line) == cache_line);
 
-enum class presence : std::uint32_t { absent, joined, left, failed };
+enum class presence : std::uint32_t { absent, joined, left };
 
 inline constexpr int max_cpus = 2048;
 inline constexpr int max_ranks = 4096;
