@@ -59,7 +59,7 @@ class peer_memory {
   peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
               const failure_policy& failure, liveness live)
       : header_(header), geometry_(header.windows), checks_(header.check != 0), rank_(rank), size_(header.size), label_(std::move(label)),
-        waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), pointers_(2 * ranks()) {}
+        waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), inputs_(ranks()), outputs_(ranks()) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
 
@@ -291,8 +291,9 @@ class peer_memory {
     }
     return scratch_.get();
   }
-  /// 2 x size() pointers, for the inputs and outputs of a kernel.
-  [[nodiscard]] std::byte** pointers() noexcept { return pointers_.data(); }
+  /// size() pointers each, for the inputs and outputs of a kernel.
+  [[nodiscard]] const std::byte** inputs() noexcept { return inputs_.data(); }
+  [[nodiscard]] std::byte** outputs() noexcept { return outputs_.data(); }
 
  private:
   using clock = std::chrono::steady_clock;
@@ -369,7 +370,8 @@ class peer_memory {
   std::uint64_t next_chunk_ = 0;
   std::vector<shared_block> blocks_;
   std::vector<std::uint64_t> sent_, taken_;
-  std::vector<std::byte*> pointers_;
+  std::vector<const std::byte*> inputs_;
+  std::vector<std::byte*> outputs_;
   std::unique_ptr<std::byte[], aligned_delete> scratch_;
   std::size_t scratch_bytes_ = 0;
   std::optional<error> failed_;

@@ -142,7 +142,7 @@ class staged_reduction {
   void reduce(std::uint64_t k) {
     const int r = m_.rank();
     const range s = slice(k, r);
-    const std::byte** const ins = const_cast<const std::byte**>(m_.pointers());
+    const std::byte** const ins = m_.inputs();
     for (int q = 0; q != m_.size(); ++q) {
       if (q != r) m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
       ins[q] = q == r ? in_ + s.at : staged(q, k, r);
@@ -202,7 +202,7 @@ inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t 
   const std::size_t e = c.op.element_bytes;
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
-  const std::byte** const ins = const_cast<const std::byte**>(m.pointers());
+  const std::byte** const ins = m.inputs();
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1}.run(
       [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.blocks, k, each); },
       [&](std::uint64_t k, auto&& cell_of) {

@@ -32,14 +32,10 @@ inline void hear_inputs(peer_memory& m, const std::byte** ins, const std::byte* 
   m.heard_all();
 }
 
-inline const std::byte** input_pointers(peer_memory& m) {
-  return const_cast<const std::byte**>(m.pointers());
-}
-
 inline void run_lines(peer_memory& m, const allreduce_call& c) {
   m.begin(describe(c).signature());
   m.publish(c.in, c.count * c.op.element_bytes);
-  const std::byte** const ins = input_pointers(m);
+  const std::byte** const ins = m.inputs();
   hear_inputs(m, ins, c.in, 0, c.count * c.op.element_bytes);
   c.op.complete(&c.out, 1, ins, m.size(), c.count);
   m.end();
@@ -50,7 +46,7 @@ inline void run_lines(peer_memory& m, const reduce_call& c) {
   if (m.rank() != c.root) {
     m.publish(c.in, c.count * c.op.element_bytes);
   } else {
-    const std::byte** const ins = input_pointers(m);
+    const std::byte** const ins = m.inputs();
     hear_inputs(m, ins, c.in, 0, c.count * c.op.element_bytes);
     c.op.complete(&c.out, 1, ins, m.size(), c.count);
   }
@@ -61,7 +57,7 @@ inline void run_lines(peer_memory& m, const reduce_scatter_call& c) {
   const std::size_t offset = c.blocks.offset(m.rank());
   m.begin(describe(c).signature());
   m.publish(c.in, c.blocks.total_bytes());
-  const std::byte** const ins = input_pointers(m);
+  const std::byte** const ins = m.inputs();
   hear_inputs(m, ins, c.in + offset, offset, c.blocks.bytes(m.rank()));
   c.op.complete(&c.out, 1, ins, m.size(), c.blocks.count(m.rank()));
   m.end();

@@ -75,8 +75,8 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
   const std::size_t each = round_up((count + p - 1) / p, unit);
   const std::size_t first = std::min(count, each * static_cast<std::size_t>(m.rank()));
   const std::size_t mine = std::min(count - first, each);
-  std::byte** const outs = m.pointers();
-  const std::byte** const ins = const_cast<const std::byte**>(m.pointers() + p);
+  std::byte** const outs = m.outputs();
+  const std::byte** const ins = m.inputs();
   for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + first * op.element_bytes;
   int nouts = 0;
   for (int q = 0; q != m.size(); ++q) {
@@ -87,7 +87,7 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
 }
 
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c) {
-  const std::byte** const ins = const_cast<const std::byte**>(m.pointers());
+  const std::byte** const ins = m.inputs();
   for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + c.blocks.offset(m.rank());
   std::byte* const out = c.out;
   if (c.blocks.count(m.rank()) != 0) c.op.complete(&out, 1, ins, m.size(), c.blocks.count(m.rank()));
