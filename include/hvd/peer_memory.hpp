@@ -138,7 +138,10 @@ class peer_memory {
   // `publish` waits for the peers' `done` words instead.
 
   /// Starts the next exchange. `signature` is equal on ranks that mean the same call.
-  void begin(std::uint16_t signature) noexcept { stamp_ = ++sequence_ << 16 | signature; }
+  void begin(std::uint16_t signature) noexcept {
+    stamp_ = ++sequence_ << 16 | signature;
+    if (sequence_ % 2 == 0 && ++turn_ == size_) turn_ = 0;
+  }
 
   /// Lets the other ranks read `bytes` (at most line_capacity()) from this one.
   void publish(const std::byte* data, std::size_t bytes) {
@@ -303,8 +306,11 @@ class peer_memory {
 
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
+  /// The lines of rank r in this exchange. They go around the windows, so that with two ranks each writes lines that it
+  /// has read: a store into a line that only another rank reads costs several times as much (direct_cells.hpp).
   [[nodiscard]] line* lines(int r) const noexcept {
-    return reinterpret_cast<line*>(window(r) + geometry_.lines_at) + (sequence_ & 1) * geometry_.line_count;
+    const int home = r + turn_ < size_ ? r + turn_ : r + turn_ - size_;
+    return reinterpret_cast<line*>(window(home) + geometry_.lines_at) + (sequence_ & 1) * geometry_.line_count;
   }
 
   /// Wakes whoever sleeps until this rank stores. The load may pass the store before it, so a sleeper that
@@ -365,6 +371,7 @@ class peer_memory {
   bool orphaned_ = false;
   std::string_view operation_ = "join";
   std::uint64_t sequence_ = 0;  // exchanges begun
+  int turn_ = 0;                // rank r writes the lines of window r + turn_
   std::uint64_t stamp_ = 0;     // of the current exchange
   std::uint64_t known_ = 0;     // every peer has ended exchange known_
   std::uint64_t next_chunk_ = 0;

@@ -101,7 +101,7 @@ struct direct {
   /// equal at alpha / (beta (p - 2 + 2/p)): 6 KB at 2 ranks, 1 KB at 8.
   [[nodiscard]] std::size_t reduction_lines(const detail::peer_memory& m) const {
     const std::size_t p = static_cast<std::size_t>(m.size());
-    const std::size_t derived = 6144 * p / (p * p - 2 * p + 2);
+    const std::size_t derived = 1536 * p / (p * p - 2 * p + 2);
     return std::min(line_bytes != 0 ? line_bytes : derived, m.line_capacity());
   }
   [[nodiscard]] std::size_t copy_lines(const detail::peer_memory& m) const {
@@ -110,6 +110,11 @@ struct direct {
   [[nodiscard]] std::size_t chunk(const detail::peer_memory& m) const {
     const std::size_t derived = std::max<std::size_t>(std::size_t{64} << 10, static_cast<std::size_t>(m.size()) * 4096);
     return std::min<std::size_t>(chunk_bytes != 0 ? chunk_bytes : derived, m.shape().cell_bytes);
+  }
+  /// Outputs that fill the last-level cache, and were not just read as inputs, go past the caches: that saves the read
+  /// for ownership of each line.
+  [[nodiscard]] static bool streams(const detail::peer_memory& m, std::size_t bytes) {
+    return bytes * static_cast<std::size_t>(m.size()) > std::max<std::size_t>(host().l3, std::size_t{1} << 24) / 4 * 3;
   }
   template <class Call>
   void reduce_to(detail::peer_memory& m, const Call& c, const std::byte* in, std::byte* out, int root) const {
@@ -122,10 +127,9 @@ struct direct {
       if (bytes >= mapped_bytes) detail::locate(m, d, in, bytes, out, out != nullptr ? bytes : 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (buffers.all_inputs() && (root < 0 ? buffers.all_outputs() : buffers.output_of(root))) {
-        detail::run_mapped(m, buffers, c.count, c.op, root);
+        detail::run_mapped(m, buffers, c.count, c.op, root, streams(m, bytes));
       } else {
-        // Output that is larger than the last-level cache and was not just read as input goes past the caches.
-        const bool streaming = in != out && bytes > std::max<std::size_t>(host().l3, std::size_t{1} << 24);
+        const bool streaming = in != out && streams(m, bytes);
         detail::staged_reduction(m, in, out, c.count, c.op, root, chunk(m), streaming).run();
       }
     }

@@ -4,29 +4,36 @@
 // reduced, chunk k+1 is copied in and chunk k-1 copied out. There are no barriers, only two words for each rank
 // that grow with k: `staged` and `reduced` (or read).
 //
+// Who writes a line is, wherever a collective allows it, the rank that last read it. The other way round, where one
+// rank writes again and again what another reads, each store must first take the line back from a cache that shares it,
+// which costs several times as much as the read did (docs/performance.md has the measurement): a reduction pushes its
+// result into the cell that its input came from, and pairs of ranks that send to each other swap their cells.
+//
 // Why three cells suffice for allreduce with no further flag: before a rank copies chunk j in, it has copied chunk
-// j-3 out, for which it saw everybody's `reduced` pass j-3, so nobody reads its old input; before it writes the result
-// of chunk j into its cell it saw everybody's `staged` pass j, which each rank stores after it has copied j-3 out.
+// j-3 out of the same cell, for which it saw everybody's `reduced` pass j-3, so nobody else touches it any more.
 // Where not everybody waits for everybody anyway, staging waits for `reduced` of those who read the cell. The first
 // three chunks of an operation wait for nothing: `agree` has shown that all earlier operations are over. tests/model/
 // has the proof by exhaustion for 2 and 3 ranks.
 //
-// The reduction follows YHCCL (Peng et al., SC'23) in moving little: a rank does not stage its own slice; the result
-// lies in the hole that this leaves in its cell. 5 - 2/p accesses for each byte.
+// The reduction follows YHCCL (Peng et al., SC'23) in moving little: a rank does not stage its own slice. 6 - 4/p
+// accesses for each byte.
 #pragma once
 
 #include <hvd/agree.hpp>
+#include <hvd/detail/blocks.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 
 namespace hvd::inline HVD_ABI::detail {
 
 /// The order of steps that all staged collectives share: stage(k + 1), then consume(k). `writer` ranks stage;
-/// `reader` ranks consume and wait for staged data in `consume`. A chunk's cell is reused when all ranks in
-/// [first_reader, last_reader] have read it.
+/// `reader` ranks consume. A chunk's cell is reused when all ranks in [first_reader, last_reader] have read it.
+/// `stage` and `consume` get the chunk's number in this operation and, for its cell, in the group; `consume` also a
+/// function that waits until rank q has staged it.
 struct staged_copy {
   peer_memory& m;
   std::uint64_t chunks;
@@ -43,19 +50,28 @@ struct staged_copy {
         for (int q = first_reader; k >= cells_per_rank && q <= last_reader; ++q) {
           if (q != m.rank()) m.await(m.of(q).reduced.value, base + k - cells_per_rank + 1, q, phase::consume);
         }
-        stage(k, m.cell(m.rank(), base + k));
+        stage(k, base + k);
         m.store(m.mine().staged.value, base + k + 1);
       }
       if (reader && k != 0) {
-        consume(k - 1, [&](int q) -> const std::byte* {
-          m.await(m.of(q).staged.value, base + k, q, phase::stage);
-          return m.cell(q, base + k - 1);
-        });
+        consume(k - 1, base + k - 1,
+                [&](int q) { m.await(m.of(q).staged.value, base + k, q, phase::stage); });
         m.store(m.mine().reduced.value, base + k);
       }
     }
   }
 };
+
+/// The cell for what rank q sends to all in chunk n. Cells go around, so that with two ranks each writes where it read.
+inline std::byte* rotating_cell(const peer_memory& m, int q, std::uint64_t n) noexcept {
+  const auto turn = static_cast<int>(n / cells_per_rank % static_cast<unsigned>(m.size()));
+  return m.cell(around(q + turn, m.size()), n);
+}
+/// Where what rank `from` sends to rank `to` alone in chunk n lies. The two swap places each time around their cells.
+inline std::byte* mailbox(const peer_memory& m, int from, int to, std::uint64_t n, std::size_t stride) noexcept {
+  if (n / cells_per_rank % 2 != 0) std::swap(from, to);
+  return m.cell(from, n) + static_cast<std::size_t>(to) * stride;
+}
 
 /// How many elements of a block go through a cell at once, when a cell holds `parts` blocks' worth: whole lines where
 /// elements allow it, at most `chunk_bytes` for the cell. Throws if not even one element fits.
@@ -102,6 +118,7 @@ class staged_reduction {
       if (k != 0) copy_out(k - 1);
     }
     copy_out(chunks_ - 1);
+    if (streaming_) streaming_fence();
   }
 
  private:
@@ -139,23 +156,24 @@ class staged_reduction {
     m_.store(m_.mine().staged.value, base_ + k + 1);
   }
 
+  /// Reduces this rank's slice, and puts the result where each rank staged its part of it. (Also where nobody will read
+  /// it, in a reduction to a root: that leaves the lines with the rank that does not write them next.)
   void reduce(std::uint64_t k) {
     const int r = m_.rank();
     const range s = slice(k, r);
     const std::byte** const ins = m_.inputs();
-    for (int q = 0; q != m_.size(); ++q) {
-      if (q != r) m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
-      ins[q] = q == r ? in_ + s.at : staged(q, k, r);
-    }
-    std::byte* outs[2];
+    std::byte** const outs = m_.outputs();
     int n = 0;
-    if (r != root_) outs[n++] = staged(r, k, r);
-    if ((!rooted() || r == root_) && !streaming_) outs[n++] = out_ + s.at;
-    if (n == 0) outs[n++] = staged(r, k, r);  // the root's own slice, streamed below
-    if (s.count != 0) op_.complete(outs, n, ins, m_.size(), s.count);
-    if (streaming_ && (!rooted() || r == root_)) {
-      copy_streaming(out_ + s.at, staged(r, k, r), s.count * op_.element_bytes);
+    for (int q = 0; q != m_.size(); ++q) {
+      ins[q] = in_ + s.at;
+      if (q == r) continue;
+      m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
+      ins[q] = outs[n++] = staged(q, k, r);
     }
+    const bool mine = !rooted() || r == root_;
+    if (mine && !streaming_) outs[n++] = out_ + s.at;
+    if (s.count != 0) op_.complete(outs, n, ins, m_.size(), s.count);
+    if (mine && streaming_) copy_streaming(out_ + s.at, outs[0], s.count * op_.element_bytes);
     m_.store(m_.mine().reduced.value, base_ + k + 1);
   }
 
@@ -165,11 +183,11 @@ class staged_reduction {
       if (q == m_.rank()) continue;
       m_.await(m_.of(q).reduced.value, base_ + k + 1, q, phase::reduce);
       const range s = slice(k, q);
-      const std::size_t bytes = s.count * op_.element_bytes;
+      const std::byte* const result = staged(m_.rank(), k, q);
       if (streaming_) {
-        copy_streaming(out_ + s.at, staged(q, k, q), bytes);
+        copy_streaming(out_ + s.at, result, s.count * op_.element_bytes);
       } else {
-        copy_bytes(out_ + s.at, staged(q, k, q), bytes);
+        copy_bytes(out_ + s.at, result, s.count * op_.element_bytes);
       }
     }
   }
@@ -187,14 +205,15 @@ class staged_reduction {
   std::uint64_t base_;
 };
 
-/// Part k of the blocks for all peers into a cell, `stride` bytes apart.
-inline void stage_blocks(const peer_memory& m, std::byte* cell, std::size_t stride, const std::byte* in,
-                         const partition& blocks, std::uint64_t k, std::size_t each) {
+/// Part k of the blocks for all peers, `each` elements of a block at most, to where `place(q)` says.
+template <class Place>
+void stage_blocks(const peer_memory& m, const std::byte* in, const partition& blocks, std::uint64_t k, std::size_t each,
+                  Place&& place) {
   const std::size_t e = blocks.element_bytes();
   for (int q = 0; q != m.size(); ++q) {
     if (q == m.rank()) continue;
     const part_of_block part(blocks.count(q), k, each);
-    copy_bytes(cell + static_cast<std::size_t>(q) * stride, in + blocks.offset(q) + part.first * e, part.count * e);
+    copy_bytes(place(q), in + blocks.offset(q) + part.first * e, part.count * e);
   }
 }
 
@@ -204,12 +223,18 @@ inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t 
   const std::size_t stride = round_up(each * e, cache_line);
   const std::byte** const ins = m.inputs();
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.blocks, k, each); },
-      [&](std::uint64_t k, auto&& cell_of) {
+      [&](std::uint64_t k, std::uint64_t n) {
+        stage_blocks(m, c.in, c.blocks, k, each, [&](int q) { return mailbox(m, m.rank(), q, n, stride); });
+      },
+      [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         for (int q = 0; q != m.size(); ++q) {
-          ins[q] = q == m.rank() ? c.in + c.blocks.offset(q) + part.first * e
-                                 : cell_of(q) + static_cast<std::size_t>(m.rank()) * stride;
+          if (q == m.rank()) {
+            ins[q] = c.in + c.blocks.offset(q) + part.first * e;
+          } else {
+            arrived(q);
+            ins[q] = mailbox(m, q, m.rank(), n, stride);
+          }
         }
         std::byte* const out = c.out + part.first * e;
         if (part.count != 0) c.op.complete(&out, 1, ins, m.size(), part.count);
@@ -222,19 +247,21 @@ inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out
   const bool reader = root < 0 || root == m.rank();
   const std::size_t e = blocks.element_bytes();
   const std::size_t each = elements_per_part(m, chunk_bytes, 1, e);
+  const auto cell = [&](int q, std::uint64_t n) { return root < 0 ? rotating_cell(m, q, n) : m.cell(q, n); };
   if (reader && out + blocks.offset(m.rank()) != in) copy_bytes(out + blocks.offset(m.rank()), in, blocks.bytes(m.rank()));
   staged_copy{m, parts_in(blocks.max_bytes() / e, each), root != m.rank(), reader, root < 0 ? 0 : root,
               root < 0 ? m.size() - 1 : root}
       .run(
-          [&](std::uint64_t k, std::byte* cell) {
+          [&](std::uint64_t k, std::uint64_t n) {
             const part_of_block part(blocks.count(m.rank()), k, each);
-            copy_bytes(cell, in + part.first * e, part.count * e);
+            copy_bytes(cell(m.rank(), n), in + part.first * e, part.count * e);
           },
-          [&](std::uint64_t k, auto&& cell_of) {
+          [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
             for (int q = 0; q != m.size(); ++q) {
               if (q == m.rank()) continue;
               const part_of_block part(blocks.count(q), k, each);
-              copy_bytes(out + blocks.offset(q) + part.first * e, cell_of(q), part.count * e);
+              arrived(q);
+              copy_bytes(out + blocks.offset(q) + part.first * e, cell(q, n), part.count * e);
             }
           });
 }
@@ -250,13 +277,14 @@ inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk
   const bool root = m.rank() == c.root;
   if (root && c.in != c.out) copy_bytes(c.out, c.in, c.bytes);
   staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) {
+      [&](std::uint64_t k, std::uint64_t n) {
         const part_of_block part(c.bytes, k, each);
-        copy_bytes(cell, c.in + part.first, part.count);
+        copy_bytes(m.cell(c.root, n), c.in + part.first, part.count);
       },
-      [&](std::uint64_t k, auto&& cell_of) {
+      [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.bytes, k, each);
-        copy_bytes(c.out + part.first, cell_of(c.root), part.count);
+        arrived(c.root);
+        copy_bytes(c.out + part.first, m.cell(c.root, n), part.count);
       });
 }
 
@@ -266,12 +294,16 @@ inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_b
   const std::size_t stride = round_up(each * e, cache_line);
   const bool root = m.rank() == c.root;
   const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;
+  const auto place = [&](int q, std::uint64_t n) { return m.cell(c.root, n) + static_cast<std::size_t>(q) * stride; };
   if (root && own != c.out) copy_bytes(c.out, own, c.blocks.bytes(m.rank()));
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.blocks, k, each); },
-      [&](std::uint64_t k, auto&& cell_of) {
+      [&](std::uint64_t k, std::uint64_t n) {
+        stage_blocks(m, c.in, c.blocks, k, each, [&](int q) { return place(q, n); });
+      },
+      [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
-        copy_bytes(c.out + part.first * e, cell_of(c.root) + static_cast<std::size_t>(m.rank()) * stride, part.count * e);
+        arrived(c.root);
+        copy_bytes(c.out + part.first * e, place(m.rank(), n), part.count * e);
       });
 }
 
@@ -282,13 +314,15 @@ inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t larges
   const std::size_t stride = round_up(each * e, cache_line);
   if (c.in != c.out) copy_bytes(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
   staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1}.run(
-      [&](std::uint64_t k, std::byte* cell) { stage_blocks(m, cell, stride, c.in, c.send, k, each); },
-      [&](std::uint64_t k, auto&& cell_of) {
+      [&](std::uint64_t k, std::uint64_t n) {
+        stage_blocks(m, c.in, c.send, k, each, [&](int q) { return mailbox(m, m.rank(), q, n, stride); });
+      },
+      [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         for (int q = 0; q != m.size(); ++q) {
           if (q == m.rank()) continue;
           const part_of_block part(c.recv.count(q), k, each);
-          copy_bytes(c.out + c.recv.offset(q) + part.first * e, cell_of(q) + static_cast<std::size_t>(m.rank()) * stride,
-               part.count * e);
+          arrived(q);
+          copy_bytes(c.out + c.recv.offset(q) + part.first * e, mailbox(m, q, m.rank(), n, stride), part.count * e);
         }
       });
 }

@@ -68,8 +68,32 @@ inline void mapped_exit(peer_memory& m) {
   meet(m, d);
 }
 
-/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's.
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root) {
+/// As `op.complete`, with output that goes past the caches. A tile of the result stays in the first-level cache between
+/// the kernel and the copies. `ins` and `outs` are moved on.
+inline void complete_streaming(const reduction& op, std::byte** outs, int nouts, const std::byte** ins, int nins,
+                               std::size_t count) {
+  constexpr std::size_t tile_bytes = 4096;
+  alignas(cache_line) std::byte tile[tile_bytes];
+  if (op.element_bytes > tile_bytes) return op.complete(outs, nouts, ins, nins, count);
+  for (const std::size_t each = tile_bytes / op.element_bytes; count != 0;) {
+    const std::size_t n = std::min(count, each);
+    const std::size_t bytes = n * op.element_bytes;
+    std::byte* const to = tile;
+    op.complete(&to, 1, ins, nins, n);
+    for (int j = 0; j != nouts; ++j) {
+      copy_streaming(outs[j], tile, bytes);
+      outs[j] += bytes;
+    }
+    for (int k = 0; k != nins; ++k) ins[k] += bytes;
+    count -= n;
+  }
+  streaming_fence();
+}
+
+/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's; past the caches if
+/// `streaming`, unless it is in place.
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
+                       bool streaming) {
   const std::size_t p = static_cast<std::size_t>(m.size());
   const std::size_t unit = op.element_bytes < 128 ? 128 / op.element_bytes : 1;  // no line with two writers
   const std::size_t each = round_up((count + p - 1) / p, unit);
@@ -80,9 +104,15 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
   for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + first * op.element_bytes;
   int nouts = 0;
   for (int q = 0; q != m.size(); ++q) {
-    if (root < 0 || q == root) outs[nouts++] = b.out(q) + first * op.element_bytes;
+    if (root >= 0 && q != root) continue;
+    outs[nouts++] = b.out(q) + first * op.element_bytes;
+    if (outs[nouts - 1] == ins[q]) streaming = false;
   }
-  if (mine != 0) op.complete(outs, nouts, ins, m.size(), mine);
+  if (mine != 0 && streaming) {
+    complete_streaming(op, outs, nouts, ins, m.size(), mine);
+  } else if (mine != 0) {
+    op.complete(outs, nouts, ins, m.size(), mine);
+  }
   mapped_exit(m);
 }
 

@@ -49,8 +49,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-/// Copies past the caches: for output that is larger than they are and that nobody reads soon.
-/// Saves the read for ownership of every line. The fence makes it safe to publish afterwards.
+/// Copies past the caches: for output that is larger than they are and that nobody reads soon. Saves the read for
+/// ownership of every line. A `streaming_fence` must come before what is published afterwards.
 inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
 #if defined(__x86_64__)
   const std::size_t head = (cache_line - reinterpret_cast<std::uintptr_t>(to) % cache_line) % cache_line;
@@ -64,9 +64,15 @@ inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t byt
     }
   }
   copy_bytes(to + head + body, from + head + body, bytes - head - body);
-  _mm_sfence();
 #else
   copy_bytes(to, from, bytes);
+#endif
+}
+
+/// Orders all that was copied past the caches before later stores. (A fence for each piece would wait for memory.)
+inline void streaming_fence() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
 #endif
 }
 
