@@ -66,6 +66,7 @@ class peer_memory {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
+  [[nodiscard]] const cache_sizes& caches() const noexcept { return header_.caches; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
 

@@ -48,14 +48,27 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
+TEST_CASE("sizes are derived from ranks and caches alone") {
+  using hvd::direct_sizes;
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  static_assert(direct_sizes::derive(2, mib, 32 * mib) == direct_sizes{1024, 1024, 128 << 10, 1024, 12 * mib});
+  CHECK(direct_sizes::derive(2, 2 * mib, 60 * mib).chunk_bytes == 256 << 10);
+  CHECK(direct_sizes::derive(8, mib, 32 * mib) == direct_sizes{163, 1024, 64 << 10, 1024, 3 * mib});
+  // Caches that nobody knows of.
+  CHECK(direct_sizes::derive(2, 0, 0) == direct_sizes{1024, 1024, 64 << 10, 1024, 6 * mib});
+  // A chunk has a page for each rank's slice.
+  CHECK(direct_sizes::derive(256, mib, 32 * mib).chunk_bytes == mib);
+  for (int p = 1; p != 5000; ++p) CHECK(direct_sizes::derive(p, mib, mib).streaming_bytes > 0);
+}
+
 TEST_CASE("tunables by name, compared and printed") {
   CHECK(hvd::direct{} == hvd::direct{});
   const hvd::direct changed{.line_bytes = 128, .chunk_bytes = 4096};
   CHECK(changed != hvd::direct{});
   CHECK(changed.copy_line_bytes == hvd::direct{}.copy_line_bytes);
   CHECK(hvd::direct{.mapped_bytes = 1} != hvd::direct{});
-  CHECK(name(hvd::direct{}) == "direct(line_bytes=0, copy_line_bytes=4096, chunk_bytes=0, mapped_bytes=16384)");
-  CHECK(name(changed) == "direct(line_bytes=128, copy_line_bytes=4096, chunk_bytes=4096, mapped_bytes=16384)");
+  CHECK(name(hvd::direct{}) == "direct(line_bytes=0, copy_line_bytes=0, chunk_bytes=0, mapped_bytes=0, streaming_bytes=0)");
+  CHECK(name(changed) == "direct(line_bytes=128, copy_line_bytes=0, chunk_bytes=4096, mapped_bytes=0, streaming_bytes=0)");
 }
 
 TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank order") {
@@ -89,8 +102,8 @@ TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank or
 }
 
 TEST_CASE("tunables change no byte of what is copied") {
-  const hvd::direct ways[] = {{.copy_line_bytes = 1 << 20}, {.copy_line_bytes = 0},
-                              {.copy_line_bytes = 0, .chunk_bytes = 64}, {.copy_line_bytes = 1, .chunk_bytes = 4096}};
+  const hvd::direct ways[] = {{.copy_line_bytes = 1 << 20}, {.copy_line_bytes = 1},
+                              {.copy_line_bytes = 1, .chunk_bytes = 64}, {.copy_line_bytes = 1, .chunk_bytes = 4096}};
   hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
     for (const std::size_t each : {std::size_t{1}, std::size_t{300}, std::size_t{5001}}) {
       for (const hvd::direct& how : ways) {

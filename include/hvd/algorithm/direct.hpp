@@ -4,7 +4,6 @@
 #include <hvd/algorithm/direct_cells.hpp>
 #include <hvd/algorithm/direct_lines.hpp>
 #include <hvd/algorithm/direct_mapped.hpp>
-#include <hvd/topology.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,25 +11,51 @@
 
 namespace hvd::inline HVD_ABI {
 
+/// Where `direct` changes its protocol. Zeros in its tunables stand for what `derive` finds.
+struct direct_sizes {
+  std::size_t line_bytes = 0;       ///< the largest reduction that goes through lines
+  std::size_t copy_line_bytes = 0;  ///< the same where data is only copied
+  std::size_t chunk_bytes = 0;      ///< what a rank stages at a time
+  std::size_t mapped_bytes = 0;     ///< buffers from alloc_shared are used in place from here
+  std::size_t streaming_bytes = 0;  ///< output above this, and out of place, goes past the caches
+
+  friend constexpr bool operator==(const direct_sizes&, const direct_sizes&) = default;
+
+  /// From the number of ranks and the sizes of the caches (0 if unknown). A pure function: all ranks of a group find the
+  /// same. The measurements are in docs/performance.md, section "How the sizes were chosen".
+  [[nodiscard]] static constexpr direct_sizes derive(int ranks, std::size_t l2, std::size_t l3) noexcept {
+    const auto p = static_cast<std::size_t>(ranks);
+    direct_sizes s;
+    // Lines cost one synchronisation instead of three, and p + 1 accesses for each byte instead of 6 - 4/p, which
+    // come one line at a time: equal at 1 KiB for 2 ranks.
+    s.line_bytes = 1024 * p / (p * p - 2 * p + 2);
+    s.copy_line_bytes = 1024;
+    // Three cells of each of two ranks in the second-level cache, with room for the buffers; more ranks share it.
+    s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / (4 * p), p * 4096});
+    // One synchronisation more than lines, and no copy: better from about where lines end.
+    s.mapped_bytes = 1024;
+    // All outputs together against three quarters of the cache that they would fill (the rule of YHCCL, SC'23).
+    s.streaming_bytes = std::max<std::size_t>(l3, std::size_t{16} << 20) / 4 * 3 / p;
+    return s;
+  }
+};
+
 /// The algorithm for ranks with common memory. Inputs of all ranks are reduced at once by one n-ary kernel, in rank
 /// order: the same bits on every rank and in every run, and 16-bit floats are rounded once. Three protocols, by size
 /// and kind of buffer:
 ///  * lines: small messages. One synchronisation; every rank reads every payload (detail in direct_lines.hpp).
-///  * cells: large messages in private buffers. Pipelined through staging memory that stays in cache; 5 - 2/p
+///  * cells: large messages in private buffers. Pipelined through staging memory that stays in cache; 6 - 4/p
 ///    accesses for each byte of an allreduce on p ranks (direct_cells.hpp).
 ///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (direct_mapped.hpp).
-/// Tunables must be equal on all ranks.
+/// Tunables are bytes; 0 derives them (direct_sizes). They must be equal on all ranks.
 struct direct {
   static constexpr bool rank_ordered = true;
 
-  /// The largest payload, in bytes, that goes through lines in a reduction; 0 derives it from the number of ranks.
   std::size_t line_bytes = 0;
-  /// The same where data is only copied.
-  std::size_t copy_line_bytes = 4096;
-  /// Bytes that a rank stages at a time; 0 derives them from the number of ranks.
+  std::size_t copy_line_bytes = 0;
   std::size_t chunk_bytes = 0;
-  /// Buffers from alloc_shared are used in place from this size.
-  std::size_t mapped_bytes = std::size_t{16} << 10;
+  std::size_t mapped_bytes = 0;
+  std::size_t streaming_bytes = 0;
 
   friend constexpr bool operator==(const direct&, const direct&) = default;
 
@@ -45,111 +70,108 @@ struct direct {
   template <PeerMemory T>
   void operator()(T& t, const reduce_scatter_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.total_bytes(), reduction_lines(m), c.in, c.blocks.total_bytes(),
+    run(m, c, c.blocks.total_bytes(), &direct_sizes::line_bytes, c.in, c.blocks.total_bytes(),
         [](const auto& b) { return b.all_inputs(); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
   }
   template <PeerMemory T>
   void operator()(T& t, const allgather_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.max_bytes(), copy_lines(m), c.in, c.blocks.bytes(m.rank()),
+    run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
         [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, -1); });
   }
   template <PeerMemory T>
   void operator()(T& t, const gather_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.max_bytes(), copy_lines(m), c.in, c.blocks.bytes(m.rank()),
+    run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
         [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, c.root); });
   }
   template <PeerMemory T>
   void operator()(T& t, const broadcast_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.bytes, copy_lines(m), c.in, m.rank() == c.root ? c.bytes : 0,
+    run(m, c, c.bytes, &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.bytes : 0,
         [&](const auto& b) { return b.input_of(c.root); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
   }
   template <PeerMemory T>
   void operator()(T& t, const scatter_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.total_bytes(), copy_lines(m), c.in, m.rank() == c.root ? c.blocks.total_bytes() : 0,
+    run(m, c, c.blocks.total_bytes(), &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.blocks.total_bytes() : 0,
         [&](const auto& b) { return b.input_of(c.root); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
   }
   template <PeerMemory T>
   void operator()(T& t, const alltoall_call& c) const {
     detail::peer_memory& m = t.peers();
+    const direct_sizes limits = sizes(m);
     detail::peer_memory::scope scope(m, name(c.kind));
     if (!c.send.uniform() || !c.recv.uniform()) {
       const detail::count_matrix counts = detail::exchange_counts(m, c, scope);
-      detail::run_cells(m, c, counts.largest_block(), chunk(m));
-    } else if (c.send.total_bytes() <= copy_lines(m)) {
+      detail::run_cells(m, c, counts.largest_block(), limits.chunk_bytes);
+    } else if (c.send.total_bytes() <= limits.copy_line_bytes) {
       detail::run_lines(m, c);
     } else {
       detail::descriptor d = detail::describe(c);
       if (c.in != c.out) detail::locate(m, d, c.in, c.send.total_bytes(), nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
-      if (c.send.total_bytes() >= mapped_bytes && buffers.all_inputs()) {
+      if (c.send.total_bytes() >= limits.mapped_bytes && buffers.all_inputs()) {
         detail::run_mapped(m, buffers, c);
       } else {
-        detail::run_cells(m, c, c.send.count(0), chunk(m));
+        detail::run_cells(m, c, c.send.count(0), limits.chunk_bytes);
       }
     }
     scope.leave();
   }
 
  private:
-  /// One-shot against two-shot: with alpha for a synchronisation (0.3 us) and beta for an access (20 GB/s) they are
-  /// equal at alpha / (beta (p - 2 + 2/p)): 6 KB at 2 ranks, 1 KB at 8.
-  [[nodiscard]] std::size_t reduction_lines(const detail::peer_memory& m) const {
-    const std::size_t p = static_cast<std::size_t>(m.size());
-    const std::size_t derived = 1536 * p / (p * p - 2 * p + 2);
-    return std::min(line_bytes != 0 ? line_bytes : derived, m.line_capacity());
-  }
-  [[nodiscard]] std::size_t copy_lines(const detail::peer_memory& m) const {
-    return std::min(copy_line_bytes, m.line_capacity());
-  }
-  [[nodiscard]] std::size_t chunk(const detail::peer_memory& m) const {
-    const std::size_t derived = std::max<std::size_t>(std::size_t{64} << 10, static_cast<std::size_t>(m.size()) * 4096);
-    return std::min<std::size_t>(chunk_bytes != 0 ? chunk_bytes : derived, m.shape().cell_bytes);
-  }
-  /// Outputs that fill the last-level cache, and were not just read as inputs, go past the caches: that saves the read
-  /// for ownership of each line.
-  [[nodiscard]] static bool streams(const detail::peer_memory& m, std::size_t bytes) {
-    return bytes * static_cast<std::size_t>(m.size()) > std::max<std::size_t>(host().l3, std::size_t{1} << 24) / 4 * 3;
+  /// The tunables, with derived values for zeros, within what the group's memory can hold.
+  [[nodiscard]] direct_sizes sizes(const detail::peer_memory& m) const noexcept {
+    direct_sizes s = direct_sizes::derive(m.size(), m.caches().l2, m.caches().l3);
+    if (line_bytes != 0) s.line_bytes = line_bytes;
+    if (copy_line_bytes != 0) s.copy_line_bytes = copy_line_bytes;
+    if (chunk_bytes != 0) s.chunk_bytes = chunk_bytes;
+    if (mapped_bytes != 0) s.mapped_bytes = mapped_bytes;
+    if (streaming_bytes != 0) s.streaming_bytes = streaming_bytes;
+    s.line_bytes = std::min(s.line_bytes, m.line_capacity());
+    s.copy_line_bytes = std::min(s.copy_line_bytes, m.line_capacity());
+    s.chunk_bytes = std::min<std::size_t>(s.chunk_bytes, m.shape().cell_bytes);
+    return s;
   }
   template <class Call>
   void reduce_to(detail::peer_memory& m, const Call& c, const std::byte* in, std::byte* out, int root) const {
     const std::size_t bytes = c.count * c.op.element_bytes;
+    const direct_sizes limits = sizes(m);
     detail::peer_memory::scope scope(m, name(c.kind));
-    if (bytes <= reduction_lines(m)) {
+    if (bytes <= limits.line_bytes) {
       detail::run_lines(m, c);
     } else {
       detail::descriptor d = detail::describe(c);
-      if (bytes >= mapped_bytes) detail::locate(m, d, in, bytes, out, out != nullptr ? bytes : 0);
+      if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, bytes, out, out != nullptr ? bytes : 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (buffers.all_inputs() && (root < 0 ? buffers.all_outputs() : buffers.output_of(root))) {
-        detail::run_mapped(m, buffers, c.count, c.op, root, streams(m, bytes));
+        detail::run_mapped(m, buffers, c.count, c.op, root, bytes > limits.streaming_bytes);
       } else {
-        const bool streaming = in != out && streams(m, bytes);
-        detail::staged_reduction(m, in, out, c.count, c.op, root, chunk(m), streaming).run();
+        const bool streaming = in != out && bytes > limits.streaming_bytes;
+        detail::staged_reduction(m, in, out, c.count, c.op, root, limits.chunk_bytes, streaming).run();
       }
     }
     scope.leave();
   }
 
   template <class Call, class Mappable, class Mapped>
-  void run(detail::peer_memory& m, const Call& c, std::size_t bytes, std::size_t lines, const std::byte* in,
+  void run(detail::peer_memory& m, const Call& c, std::size_t bytes, std::size_t direct_sizes::*lines, const std::byte* in,
            std::size_t in_bytes, Mappable mappable, Mapped mapped) const {
+    const direct_sizes limits = sizes(m);
     detail::peer_memory::scope scope(m, name(c.kind));
-    if (bytes <= lines) {
+    if (bytes <= limits.*lines) {
       detail::run_lines(m, c);
     } else {
       detail::descriptor d = detail::describe(c);
-      if (bytes >= mapped_bytes) detail::locate(m, d, in, in_bytes, nullptr, 0);
+      if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, in_bytes, nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (mappable(buffers)) {
         mapped(buffers);
       } else {
-        detail::run_cells(m, c, chunk(m));
+        detail::run_cells(m, c, limits.chunk_bytes);
       }
     }
     scope.leave();
@@ -159,7 +181,8 @@ struct direct {
 /// The algorithm with its tunables, for messages and bench output.
 inline std::string name(const direct& a) {
   return "direct(line_bytes=" + std::to_string(a.line_bytes) + ", copy_line_bytes=" + std::to_string(a.copy_line_bytes) +
-         ", chunk_bytes=" + std::to_string(a.chunk_bytes) + ", mapped_bytes=" + std::to_string(a.mapped_bytes) + ")";
+         ", chunk_bytes=" + std::to_string(a.chunk_bytes) + ", mapped_bytes=" + std::to_string(a.mapped_bytes) +
+         ", streaming_bytes=" + std::to_string(a.streaming_bytes) + ")";
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -73,6 +73,20 @@ inline std::byte* mailbox(const peer_memory& m, int from, int to, std::uint64_t 
   return m.cell(from, n) + static_cast<std::size_t>(to) * stride;
 }
 
+/// Copies from a cell that this rank alone reads, and leaves its lines with this core, changed: for when the rank that
+/// wrote them will write them again. (Broadcast, scatter and gather have no other way to have lines change hands.)
+inline void copy_and_keep(std::byte* to, std::byte* from, std::size_t bytes) noexcept {
+  constexpr std::size_t tile = 1024;  // while it is in the first-level cache
+  for (std::size_t done = 0; done < bytes; done += tile) {
+    const std::size_t n = std::min(tile, bytes - done);
+    copy_bytes(to + done, from + done, n);
+    for (std::size_t i = done / cache_line * cache_line; i < done + n; i += cache_line) {
+      auto* const w = reinterpret_cast<volatile std::byte*>(from + i);
+      *w = *w;
+    }
+  }
+}
+
 /// How many elements of a block go through a cell at once, when a cell holds `parts` blocks' worth: whole lines where
 /// elements allow it, at most `chunk_bytes` for the cell. Throws if not even one element fits.
 inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_bytes, int parts,
@@ -260,8 +274,13 @@ inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out
             for (int q = 0; q != m.size(); ++q) {
               if (q == m.rank()) continue;
               const part_of_block part(blocks.count(q), k, each);
+              std::byte* const to = out + blocks.offset(q) + part.first * e;
               arrived(q);
-              copy_bytes(out + blocks.offset(q) + part.first * e, cell(q, n), part.count * e);
+              if (root < 0) {
+                copy_bytes(to, cell(q, n), part.count * e);
+              } else {
+                copy_and_keep(to, cell(q, n), part.count * e);
+              }
             }
           });
 }
@@ -284,7 +303,11 @@ inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk
       [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.bytes, k, each);
         arrived(c.root);
-        copy_bytes(c.out + part.first, m.cell(c.root, n), part.count);
+        if (m.size() == 2) {
+          copy_and_keep(c.out + part.first, m.cell(c.root, n), part.count);
+        } else {
+          copy_bytes(c.out + part.first, m.cell(c.root, n), part.count);
+        }
       });
 }
 
@@ -303,7 +326,7 @@ inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_b
       [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         arrived(c.root);
-        copy_bytes(c.out + part.first * e, place(m.rank(), n), part.count * e);
+        copy_and_keep(c.out + part.first * e, place(m.rank(), n), part.count * e);
       });
 }
 

@@ -66,6 +66,12 @@ struct geometry {
   friend bool operator==(const geometry&, const geometry&) = default;
 };
 
+/// What protocols are tuned by. In the group's memory because ranks that may use different CPUs must choose alike.
+struct cache_sizes {
+  std::uint64_t l2 = 0;  ///< bytes of a core's second level, 0 if unknown
+  std::uint64_t l3 = 0;  ///< bytes of a last-level domain, 0 if unknown
+};
+
 /// A fragment of a message; `stamp` counts the fragments of its channel.
 struct alignas(cache_line) slot {
   word stamp;
@@ -137,6 +143,7 @@ struct alignas(header_bytes) group_header {
   std::int32_t size = 0;
   std::uint32_t check = 0;
   geometry windows;
+  cache_sizes caches;
   std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
   rank_set entered;  ///< who has come, and holds its lock from then on while it lives
   rank_set ready;    ///< whose window has memory: until then nobody else may touch it

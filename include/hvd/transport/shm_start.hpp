@@ -4,6 +4,7 @@
 #include <hvd/detail/layout.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/policy.hpp>
+#include <hvd/topology.hpp>
 
 #include <cerrno>
 #include <chrono>
@@ -34,6 +35,7 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
   h->size = size;
   h->check = opts.failure.check ? 1 : 0;
   h->windows = shape;
+  h->caches = {host().l2, host().l3};
   h->launched = launched ? 1 : 0;
   // Rank 0 has its place before anybody can find the segment: another that means to be rank 0 comes too late.
   if (!s.lock(segment::creator_byte) || (!launched && !s.lock(0))) {

@@ -35,6 +35,7 @@ class ThreadTransport {
       auto* const h = new (memory_.data) detail::group_header;
       h->size = size;
       h->windows = geometry_;
+      h->caches = {host().l2, host().l3};
       h->total_bytes = memory_.bytes;
       h->check = opts.failure.check ? 1 : 0;
     }
