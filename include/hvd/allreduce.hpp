@@ -11,7 +11,7 @@ namespace hvd::inline HVD_ABI {
 ///
 /// Errors: invalid_argument (null with a count, different lengths, overlap), mismatch (ranks in different calls),
 /// peer_lost, timeout, aborted. Cost of the default in shared memory: one exchange of cache lines for small messages;
-/// for large ones 5 - 2/p memory accesses a byte in private buffers, 2 in buffers from alloc_shared.
+/// for large ones 6 - 4/p memory accesses a byte in private buffers, 2 in buffers from alloc_shared.
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void allreduce(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {

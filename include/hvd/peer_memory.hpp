@@ -2,7 +2,7 @@
 //
 // This is what a PeerMemory transport offers to algorithms. It knows nothing of where the memory comes from:
 // a mapped segment between processes, the heap between threads. Rules that every user of it keeps:
-//  * one writer per cache line; a word only grows; loads acquire and stores release, and there is no
+//  * one writer at a time for a cache line; a word only grows; loads acquire and stores release, and there is no
 //    read-modify-write and no fence on the way of data;
 //  * every wait names the peer it waits for, ends when that peer is gone, when anybody has given up, or at the
 //    deadline, and is then an hvd::error on every rank.

@@ -19,9 +19,10 @@ SECONDS = 500
 HOLDS = "holds"        # every state seen, no error
 DATA = "wrong data"    # an assertion about mem[] fails
 STUCK = "stuck"        # a state that nobody can leave and that is not the end
+SHARED = "shared line"  # an assertion about readers[] fails: a rank stores where others have read
 
 # Bits of cells.pml's KINDS.
-ALLREDUCE, REDUCE, REDUCE_SCATTER, FROM, TO, ALL = 2, 4 + 8, 16, 32 + 64, 128, 256
+ALLREDUCE, REDUCE, ALLGATHER, FROM, TO, ALLTOALL = 2, 4 + 8, 16, 32 + 64, 128, 256
 EVERY = 510
 
 # (model, what is checked, definitions, expected result). The last group runs with --deep only.
@@ -31,16 +32,22 @@ CASES = [
   ("lines", "3 ranks, 6 exchanges", "P=3", HOLDS),
   ("lines", "2 ranks, 6 exchanges, weak memory", "P=2 WORDS=1 WEAK", HOLDS),
   ("lines", "2 ranks, 4 exchanges, weak, two words", "P=2 EXCHANGES=4 WEAK", HOLDS),
+  ("lines", "2 ranks may be 4 exchanges apart", "P=2 EXCHANGES=12 WINDOW=4", HOLDS),
+  ("lines", "2 ranks, a line's writer read it last", "OWN KINDS=2 EXCHANGES=10", HOLDS),
   ("lines", "sequence word before payload", "SEQ_FIRST", DATA),
   ("lines", "sequence word not a release", "SEQ_RELAXED WEAK", DATA),
   ("lines", "payload read before sequence word", "LOAD_FIRST", DATA),
   ("lines", "no parity", "ONE_BUFFER", DATA),
   ("lines", "known not asked", "NO_KNOWN", DATA),
   ("lines", "known not asked: sequence word lost", "NO_KNOWN", STUCK),
-  ("lines", "window of 3 exchanges", "WINDOW=3", DATA),
+  ("lines", "window of 3 exchanges", "WINDOW=3 P=3", DATA),
+  ("lines", "2 ranks, window of 5 exchanges", "WINDOW=5 EXCHANGES=12", DATA),
   ("lines", "known set to s instead of s - 1", "KNOWN_S P=3", DATA),
-  ("lines", "done before reading", "DONE_FIRST", DATA),
-  ("lines", "done not a release", "DONE_RELAXED WEAK", DATA),
+  ("lines", "done before reading", "DONE_FIRST P=3", DATA),
+  ("lines", "done not a release", "DONE_RELAXED WEAK WORDS=1 EXCHANGES=5", DATA),
+  ("lines", "turns counted by writers only", "TURN_ON_WRITE", STUCK),
+  ("lines", "windows change every time, for speed", "TURN=1 OWN KINDS=2", SHARED),
+  ("lines", "windows never change, for speed", "TURN=0 OWN KINDS=2", SHARED),
 
   ("cells", "allreduce, 2 ranks, 5 + 4 chunks", f"P=2 KINDS={ALLREDUCE}", HOLDS),
   ("cells", "allreduce, 3 ranks, 5 + 4 chunks", f"P=3 KINDS={ALLREDUCE}", HOLDS),
@@ -49,9 +56,16 @@ CASES = [
   ("cells", "allreduce, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={ALLREDUCE} WEAK DEPTH=6", HOLDS),
   ("cells", "pairs, 2 ranks, 4 + 1, weak memory", f"P=2 N0=4 N1=1 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
   ("cells", "allreduce twice needs no rendezvous", f"P=3 KINDS={ALLREDUCE} NO_RENDEZVOUS", HOLDS),
-  ("cells", "with 4 cells reduce, all wait for nothing",
-   f"P=3 CELLS=4 KINDS={REDUCE + REDUCE_SCATTER + ALL} NO_STAGE_WAIT", HOLDS),
+  ("cells", "waits in stage that are not needed",
+   f"P=3 N1=5 KINDS={REDUCE + ALLGATHER + ALLTOALL} ASK_LESS SAME", HOLDS),
+  ("cells", "the same, 2 ranks, weak memory",
+   f"P=2 N0=4 N1=1 KINDS={ALLGATHER + ALLTOALL} ASK_LESS SAME WEAK DEPTH=6", HOLDS),
+  ("cells", "alltoall with 2 cells and no wait", f"P=3 CELLS=2 KINDS={ALLTOALL} NO_STAGE_WAIT", HOLDS),
+  ("cells", "2 ranks, a slot's writer read it last",
+   f"P=2 KINDS={ALLREDUCE + REDUCE + ALLGATHER + ALLTOALL} OWN SAME", HOLDS),
   ("cells", "two cells", f"CELLS=2 KINDS={ALLREDUCE}", DATA),
+  ("cells", "two cells, reduce", f"CELLS=2 KINDS={REDUCE}", DATA),
+  ("cells", "one cell, alltoall", f"CELLS=1 KINDS={ALLTOALL} NO_STAGE_WAIT", DATA),
   ("cells", "staged before the slots", f"STAGED_FIRST KINDS={ALLREDUCE}", DATA),
   ("cells", "reduced before the result", f"REDUCED_FIRST KINDS={ALLREDUCE}", DATA),
   ("cells", "staged not a release", f"STAGED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
@@ -59,7 +73,15 @@ CASES = [
   ("cells", "reduce without wait in stage", f"NO_STAGE_WAIT KINDS={REDUCE}", DATA),
   ("cells", "broadcast without wait in stage", f"NO_STAGE_WAIT KINDS={FROM}", DATA),
   ("cells", "gather without wait in stage", f"NO_STAGE_WAIT KINDS={TO}", DATA),
-  ("cells", "alltoall without wait in stage", f"NO_STAGE_WAIT KINDS={ALL}", DATA),
+  ("cells", "allgather without wait in stage", f"P=3 NO_STAGE_WAIT KINDS={ALLGATHER}", DATA),
+  ("cells", "no mailboxes, and no wait in stage", f"FIXED NO_STAGE_WAIT KINDS={ALLTOALL}", DATA),
+  ("cells", "copied out before reduced", f"NO_REDUCED_WAIT KINDS={ALLREDUCE}", DATA),
+  ("cells", "copied out before reduced, at a root", f"NO_REDUCED_WAIT KINDS={REDUCE}", DATA),
+  ("cells", "mailboxes swapped by writers only", f"READERS_STAY KINDS={ALLTOALL}", DATA),
+  ("cells", "mailboxes swapped by readers only", f"WRITERS_STAY KINDS={ALLTOALL}", DATA),
+  ("cells", "cells rotated by writers only", f"P=3 READERS_STAY KINDS={ALLGATHER}", DATA),
+  ("cells", "mailboxes not swapped, for speed", f"FIXED OWN SAME KINDS={ALLTOALL}", SHARED),
+  ("cells", "cells not rotated, for speed", f"FIXED OWN SAME KINDS={ALLGATHER}", SHARED),
   ("cells", "no rendezvous", f"NO_RENDEZVOUS KINDS={EVERY}", DATA),
   ("cells", "waits that reach into the last operation", f"WAIT_ALWAYS KINDS={EVERY}", STUCK),
 
@@ -80,6 +102,12 @@ CASES = [
   ("waiting", "fence, no time limit, rings read late", "P=2 FENCE NO_TIMEOUT LATE_RINGS", STUCK),
 ]
 DEEP = [
+  ("cells", "with 4 cells reduce, allgather do not wait",
+   f"P=3 CELLS=4 KINDS={REDUCE + ALLGATHER} NO_STAGE_WAIT SAME", HOLDS),
+  ("lines", "windows may change every time", "P=3 TURN=1 WORDS=1", HOLDS),
+  ("cells", "after allreduce: nor reduce, from, to",
+   f"P=3 KINDS={ALLREDUCE} KINDS1={REDUCE + FROM + TO} NO_RENDEZVOUS", HOLDS),
+  ("cells", "3 ranks, a slot's writer read it last", f"P=3 KINDS={ALLREDUCE + REDUCE + ALLTOALL} OWN SAME", HOLDS),
   ("lines", "3 ranks, endless", "P=3 EXCHANGES=0 WORDS=1", HOLDS),
   ("lines", "3 ranks, 3 exchanges, weak memory", "P=3 EXCHANGES=3 WORDS=1 WEAK", HOLDS),
   ("cells", "pairs, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
@@ -100,8 +128,8 @@ class Search:
     compile_ = [compiler(), "-O2" if expected == HOLDS else "-O0", "-w", "-DCOLLAPSE",
                 f"-DMEMLIM={MEMORY_MIB * (8 if deep else 1)}", "-o", "pan", "pan.c"]
     compile_ += [] if temporal else ["-DSAFETY"]
-    # -E: look for wrong data only; -A: for stuck states only, also past an assertion that fails
-    mode = ["-a", "-f"] if temporal else {HOLDS: [], DATA: ["-E"], STUCK: ["-A"]}[expected]
+    # -E: look for assertions that fail only; -A: for stuck states only, also past an assertion that fails
+    mode = ["-a", "-f"] if temporal else {HOLDS: [], DATA: ["-E"], SHARED: ["-E"], STUCK: ["-A"]}[expected]
     depth = DEPTH * (100 if deep else 1)
     for command in generate, compile_:
       self.call(command)
@@ -128,6 +156,8 @@ class Search:
       return HOLDS if self.complete else "not all states seen"
     if re.match(r"assertion violated \(mem\[", self.message):
       return DATA
+    if re.match(r"assertion violated \(+readers\[", self.message):
+      return SHARED
     if "invalid end state" in self.message:
       return STUCK
     return self.message or self.output[-500:]

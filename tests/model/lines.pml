@@ -1,17 +1,19 @@
 /* tests/model/lines.pml: one-shot exchanges over self-validating lines (parity buffers, no exit barrier).
  *
- * Exchange s = 1, 2, 3, ... of a group uses buffer s % 2 of each rank that writes: payload words, then the line's
- * sequence word. A reader waits for the sequence word to equal s, reads the payload, and at the end stores done = s.
- * `known` is a rank's own lower bound of what all its peers have completed: before it writes s it needs known >= s - 2,
- * and where that is not so it waits for the peers' done. The kind of every exchange is chosen freely, once, and is the
- * same on all ranks.
+ * Exchange s = 1, 2, 3, ... of a group uses buffer s % 2 of one window for each rank that writes: payload words, then
+ * the line's sequence word. The window changes every second exchange: rank r writes to that of rank r + s / 2. A reader
+ * waits for the sequence word to equal s, reads the payload, and at the end stores done = s. `known` is a rank's own
+ * lower bound of what all its peers have completed: before it writes s it needs known >= s - 2, and where that is not
+ * so it waits for the peers' done. The kind of every exchange is chosen freely, once, and is the same on all ranks.
  *
- * Claim: what is read is the payload of this exchange, whole; all ranks get to the end.
+ * Claim: what is read is the payload of this exchange, whole; all ranks get to the end. With OWN (memory.pml), 2 ranks
+ * and all-to-all exchanges only: lines are written by who last read them.
  *
- * Parameters: P ranks, EXCHANGES (0: endless), LINES per buffer, WORDS of payload per line,
- * WEAK (memory.pml).
+ * Parameters: P ranks, EXCHANGES (0: endless), LINES per buffer, WORDS of payload per line, KINDS (bit mask), WEAK,
+ * OWN.
  * Broken on purpose: SEQ_FIRST, SEQ_RELAXED, LOAD_FIRST, ONE_BUFFER, NO_KNOWN, WINDOW=3, DONE_FIRST, DONE_RELAXED,
- * KNOWN_S.
+ * KNOWN_S, TURN_ON_WRITE (a rank counts turns only where it writes), TURN=0 (windows never change).
+ * A change that does no harm but to OWN: TURN=1 (windows change with every exchange), and with 2 ranks WINDOW=4.
  */
 #ifndef P
 #define P 2
@@ -29,6 +31,13 @@
 #define WINDOW 2 /* before exchange s is written, all must have completed s - WINDOW */
 #endif
 
+#ifndef TURN
+#define TURN 2 /* exchanges until a rank writes to the next window; 0: never */
+#endif
+#ifndef KINDS
+#define KINDS 62
+#endif
+
 #ifdef ONE_BUFFER
 #define BUFFERS 1
 #else
@@ -40,12 +49,21 @@
 #define LAST EXCHANGES
 #endif
 
-/* The bytes of rank r: for each buffer and line its payload words and then its sequence word; at last done. A payload
- * word holds the number of its exchange; who wrote it follows from where it is. */
+/* The bytes in the window of rank r: for each buffer and line its payload words and then its sequence word; at last
+ * done. A payload word says in which exchange it was written, and by whom. */
 #define LINE (WORDS + 1)
 #define RANK (BUFFERS * LINES * LINE + 1)
 #define BYTES (P * RANK)
-#define PAYLOAD(r, l, w) ((r) * RANK + ((s % BUFFERS) * LINES + (l)) * LINE + (w))
+#if TURN == 0
+#define HOME(r) (r)
+#elif defined(TURN_ON_WRITE)
+byte turn[P];
+#define HOME(r) (((r) + turn[me] / TURN) % P)
+#else
+#define HOME(r) (((r) + s / TURN) % P)
+#endif
+#define PAYLOAD(r, l, w) (HOME(r) * RANK + ((s % BUFFERS) * LINES + (l)) * LINE + (w))
+#define VALUE(n, r) ((n) * P + (r))
 #define SEQ(r, l) PAYLOAD(r, l, WORDS)
 #define DONE(r) ((r) * RANK + RANK - 1)
 
@@ -85,6 +103,8 @@ byte known[P];
 #define STEP(w) (w)
 #endif
 
+#define OFFER(x) :: (KINDS >> x) & 1 -> k = x
+
 inline next_writer() {
   do
   :: q < P && !READS(q) -> q++
@@ -103,10 +123,11 @@ inline next_line() {
 
 #if EXCHANGES == 0
 /* Endless runs have finitely many states because numbers count from the slowest rank: when all have passed exchange 4,
- * 5 becomes 3, 6 becomes 4 and so on. Parity stays; a payload or sequence word that nobody can expect any more becomes
- * 0; `known` and done keep their distance to s as long as it matters. */
-#ifdef WEAK
-#error "endless runs do not renumber what is outstanding"
+ * 5 becomes 3, 6 becomes 4 and so on. Parity stays; windows are renumbered, too, as exchanges 3 and 5 use different
+ * ones; a payload or sequence word that nobody can expect any more becomes 0; `known` and done keep their distance to s
+ * as long as it matters. */
+#if defined(WEAK) || defined(OWN) || TURN != 2
+#error "endless runs do not renumber what is outstanding or who has read, and know of one way to rotate"
 #endif
 #define LOWER(x) x = (x < 2 -> 0 : x - 2)
 inline renumber() {
@@ -124,12 +145,28 @@ inline renumber() {
      do
      :: q < BYTES ->
         if
-        :: q % RANK != RANK - 1 && mem[q] <= 4 -> mem[q] = 0
-        :: else -> LOWER(mem[q])
+        :: q % RANK == RANK - 1 -> LOWER(mem[q])
+        :: q % RANK < RANK - 1 && q % RANK % LINE == WORDS -> mem[q] = (mem[q] <= 4 -> 0 : mem[q] - 2)
+        :: q % RANK < RANK - 1 && q % RANK % LINE < WORDS -> mem[q] = (mem[q] < VALUE(5, 0) -> 0 : mem[q] - VALUE(2, 0))
         fi;
         q++
      :: else -> break
      od;
+     q = 0;
+     do
+     :: q < RANK - 1 ->
+        w = mem[q];
+        i = 0;
+        do
+        :: i < P - 1 -> mem[i * RANK + q] = mem[(i + 1) * RANK + q]; i++
+        :: else -> break
+        od;
+        mem[i * RANK + q] = w;
+        q++
+     :: else -> break
+     od;
+     i = 0;
+     w = 0;
      q = 1;
      do
      :: q + 2 <= LAST -> kind[q] = kind[q + 2]; passed[q] = passed[q + 2]; q++
@@ -151,16 +188,19 @@ next:
     if
     :: k == 0 ->
        if
-       :: k = ALL
-       :: k = FROM0
-       :: k = FROM1
-       :: k = TO0
+       OFFER(ALL)
+       OFFER(FROM0)
+       OFFER(FROM1)
+       OFFER(TO0)
 #if P > 2
-       :: k = PAIR
+       OFFER(PAIR)
 #endif
        fi
     :: else
     fi;
+#ifdef TURN_ON_WRITE
+    turn[me] = (turn[me] + WRITES(me)) % (P * TURN);
+#endif
     if
     :: !WRITES(me) -> goto written
 #ifndef NO_KNOWN
@@ -179,7 +219,7 @@ writable:
   :: atomic {
        i < LINES ->
        if
-       :: STEP(w) < WORDS -> store(PAYLOAD(me, i, STEP(w)), s)
+       :: STEP(w) < WORDS -> store(PAYLOAD(me, i, STEP(w)), VALUE(s, me))
        :: else -> publish_seq(SEQ(me, i), s)
        fi;
        w++;
@@ -203,13 +243,13 @@ written:
   }
   do
 #ifdef LOAD_FIRST
-  :: atomic { q < P && w < WORDS -> load(PAYLOAD(q, i, w), s); w++ }
+  :: atomic { q < P && w < WORDS -> load(PAYLOAD(q, i, w), VALUE(s, q)); w++ }
   :: atomic { q < P && w == WORDS && mem[SEQ(q, i)] == s -> next_line() }
 #else
   :: atomic { q < P && w == 0 && mem[SEQ(q, i)] == s -> w = 1 }
   :: atomic {
        q < P && w > 0 ->
-       load(PAYLOAD(q, i, w - 1), s);
+       load(PAYLOAD(q, i, w - 1), VALUE(s, q));
        if
        :: w == WORDS -> next_line()
        :: else -> w++

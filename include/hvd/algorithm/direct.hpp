@@ -78,26 +78,28 @@ struct direct {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, -1); });
+        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, -1, output(sizes(m), c)); });
   }
   template <PeerMemory T>
   void operator()(T& t, const gather_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, c.root); });
+        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, c.root, output(sizes(m), c)); });
   }
   template <PeerMemory T>
   void operator()(T& t, const broadcast_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.bytes, &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.bytes : 0,
-        [&](const auto& b) { return b.input_of(c.root); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
+        [&](const auto& b) { return b.input_of(c.root); },
+        [&](const auto& b) { detail::run_mapped(m, b, c, output(sizes(m), c)); });
   }
   template <PeerMemory T>
   void operator()(T& t, const scatter_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.total_bytes(), &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.blocks.total_bytes() : 0,
-        [&](const auto& b) { return b.input_of(c.root); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
+        [&](const auto& b) { return b.input_of(c.root); },
+        [&](const auto& b) { detail::run_mapped(m, b, c, output(sizes(m), c)); });
   }
   template <PeerMemory T>
   void operator()(T& t, const alltoall_call& c) const {
@@ -106,7 +108,7 @@ struct direct {
     detail::peer_memory::scope scope(m, name(c.kind));
     if (!c.send.uniform() || !c.recv.uniform()) {
       const detail::count_matrix counts = detail::exchange_counts(m, c, scope);
-      detail::run_cells(m, c, counts.largest_block(), limits.chunk_bytes);
+      detail::run_cells(m, c, counts.largest_block(), limits.chunk_bytes, output(limits, c));
     } else if (c.send.total_bytes() <= limits.copy_line_bytes) {
       detail::run_lines(m, c);
     } else {
@@ -114,9 +116,9 @@ struct direct {
       if (c.in != c.out) detail::locate(m, d, c.in, c.send.total_bytes(), nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (c.send.total_bytes() >= limits.mapped_bytes && buffers.all_inputs()) {
-        detail::run_mapped(m, buffers, c);
+        detail::run_mapped(m, buffers, c, output(limits, c));
       } else {
-        detail::run_cells(m, c, c.send.count(0), limits.chunk_bytes);
+        detail::run_cells(m, c, c.send.count(0), limits.chunk_bytes, output(limits, c));
       }
     }
     scope.leave();
@@ -135,6 +137,20 @@ struct direct {
     s.copy_line_bytes = std::min(s.copy_line_bytes, m.line_capacity());
     s.chunk_bytes = std::min<std::size_t>(s.chunk_bytes, m.shape().cell_bytes);
     return s;
+  }
+  /// How a collective that moves data writes its output.
+  template <class Call>
+  [[nodiscard]] static detail::copier output(const direct_sizes& limits, const Call& c) noexcept {
+    std::size_t bytes = 0;
+    if constexpr (requires { c.recv; }) {
+      bytes = c.recv.total_bytes();
+    } else if constexpr (requires { c.bytes; }) {
+      bytes = c.bytes;
+    } else {
+      constexpr bool all = Call::kind == operation::allgather || Call::kind == operation::gather;
+      bytes = all ? c.blocks.total_bytes() : c.blocks.max_bytes();
+    }
+    return bytes > limits.streaming_bytes ? &detail::copy_streaming : &detail::copy_bytes;
   }
   template <class Call>
   void reduce_to(detail::peer_memory& m, const Call& c, const std::byte* in, std::byte* out, int root) const {
@@ -171,7 +187,7 @@ struct direct {
       if (mappable(buffers)) {
         mapped(buffers);
       } else {
-        detail::run_cells(m, c, limits.chunk_bytes);
+        detail::run_cells(m, c, limits.chunk_bytes, output(limits, c));
       }
     }
     scope.leave();

@@ -59,6 +59,7 @@ struct staged_copy {
         m.store(m.mine().reduced.value, base + k);
       }
     }
+    streaming_fence();
   }
 };
 
@@ -73,17 +74,27 @@ inline std::byte* mailbox(const peer_memory& m, int from, int to, std::uint64_t 
   return m.cell(from, n) + static_cast<std::size_t>(to) * stride;
 }
 
+inline constexpr std::size_t copy_tile = 1024;  // stays in the first-level cache for a second use
+
 /// Copies from a cell that this rank alone reads, and leaves its lines with this core, changed: for when the rank that
 /// wrote them will write them again. (Broadcast, scatter and gather have no other way to have lines change hands.)
-inline void copy_and_keep(std::byte* to, std::byte* from, std::size_t bytes) noexcept {
-  constexpr std::size_t tile = 1024;  // while it is in the first-level cache
-  for (std::size_t done = 0; done < bytes; done += tile) {
-    const std::size_t n = std::min(tile, bytes - done);
-    copy_bytes(to + done, from + done, n);
-    for (std::size_t i = done / cache_line * cache_line; i < done + n; i += cache_line) {
+inline void copy_and_keep(copier copy, std::byte* to, std::byte* from, std::size_t bytes) noexcept {
+  for (std::size_t done = 0; done < bytes; done += copy_tile) {
+    const std::size_t n = std::min(copy_tile, bytes - done);
+    copy(to + done, from + done, n);
+    for (std::size_t i = done; i < done + n; i += cache_line) {
       auto* const w = reinterpret_cast<volatile std::byte*>(from + i);
       *w = *w;
     }
+  }
+}
+
+/// Stages `bytes` and copies them to this rank's own output, with one reading of the input.
+inline void stage_and_copy(copier copy, std::byte* cell, std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
+  for (std::size_t done = 0; done < bytes; done += copy_tile) {
+    const std::size_t n = std::min(copy_tile, bytes - done);
+    copy_bytes(cell + done, in + done, n);
+    copy(out + done, in + done, n);
   }
 }
 
@@ -132,7 +143,7 @@ class staged_reduction {
       if (k != 0) copy_out(k - 1);
     }
     copy_out(chunks_ - 1);
-    if (streaming_) streaming_fence();
+    streaming_fence();
   }
 
  private:
@@ -231,7 +242,7 @@ void stage_blocks(const peer_memory& m, const std::byte* in, const partition& bl
   }
 }
 
-inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes) {
+inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes, copier /*copy*/) {
   const std::size_t e = c.op.element_bytes;
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
@@ -257,18 +268,23 @@ inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t 
 
 /// Blocks of every rank to some ranks: allgather (root < 0) and gather.
 inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out, const partition& blocks, int root,
-                             std::size_t chunk_bytes) {
-  const bool reader = root < 0 || root == m.rank();
+                             std::size_t chunk_bytes, copier copy) {
+  const bool writer = root != m.rank(), reader = root < 0 || root == m.rank();
   const std::size_t e = blocks.element_bytes();
   const std::size_t each = elements_per_part(m, chunk_bytes, 1, e);
   const auto cell = [&](int q, std::uint64_t n) { return root < 0 ? rotating_cell(m, q, n) : m.cell(q, n); };
-  if (reader && out + blocks.offset(m.rank()) != in) copy_bytes(out + blocks.offset(m.rank()), in, blocks.bytes(m.rank()));
-  staged_copy{m, parts_in(blocks.max_bytes() / e, each), root != m.rank(), reader, root < 0 ? 0 : root,
+  std::byte* const own = reader && out + blocks.offset(m.rank()) != in ? out + blocks.offset(m.rank()) : nullptr;
+  if (own != nullptr && !writer) copy(own, in, blocks.bytes(m.rank()));
+  staged_copy{m, parts_in(blocks.max_bytes() / e, each), writer, reader, root < 0 ? 0 : root,
               root < 0 ? m.size() - 1 : root}
       .run(
           [&](std::uint64_t k, std::uint64_t n) {
             const part_of_block part(blocks.count(m.rank()), k, each);
-            copy_bytes(cell(m.rank(), n), in + part.first * e, part.count * e);
+            if (own != nullptr) {
+              stage_and_copy(copy, cell(m.rank(), n), own + part.first * e, in + part.first * e, part.count * e);
+            } else {
+              copy_bytes(cell(m.rank(), n), in + part.first * e, part.count * e);
+            }
           },
           [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
             for (int q = 0; q != m.size(); ++q) {
@@ -277,48 +293,51 @@ inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out
               std::byte* const to = out + blocks.offset(q) + part.first * e;
               arrived(q);
               if (root < 0) {
-                copy_bytes(to, cell(q, n), part.count * e);
+                copy(to, cell(q, n), part.count * e);
               } else {
-                copy_and_keep(to, cell(q, n), part.count * e);
+                copy_and_keep(copy, to, cell(q, n), part.count * e);
               }
             }
           });
 }
-inline void run_cells(peer_memory& m, const allgather_call& c, std::size_t chunk_bytes) {
-  run_cells_gather(m, c.in, c.out, c.blocks, -1, chunk_bytes);
+inline void run_cells(peer_memory& m, const allgather_call& c, std::size_t chunk_bytes, copier copy) {
+  run_cells_gather(m, c.in, c.out, c.blocks, -1, chunk_bytes, copy);
 }
-inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_bytes) {
-  run_cells_gather(m, c.in, c.out, c.blocks, c.root, chunk_bytes);
+inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_bytes, copier copy) {
+  run_cells_gather(m, c.in, c.out, c.blocks, c.root, chunk_bytes, copy);
 }
 
-inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes) {
+inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes, copier copy) {
   const std::size_t each = elements_per_part(m, chunk_bytes, 1, 1);
   const bool root = m.rank() == c.root;
-  if (root && c.in != c.out) copy_bytes(c.out, c.in, c.bytes);
   staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         const part_of_block part(c.bytes, k, each);
-        copy_bytes(m.cell(c.root, n), c.in + part.first, part.count);
+        if (c.in != c.out) {
+          stage_and_copy(copy, m.cell(c.root, n), c.out + part.first, c.in + part.first, part.count);
+        } else {
+          copy_bytes(m.cell(c.root, n), c.in + part.first, part.count);
+        }
       },
       [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.bytes, k, each);
         arrived(c.root);
         if (m.size() == 2) {
-          copy_and_keep(c.out + part.first, m.cell(c.root, n), part.count);
+          copy_and_keep(copy, c.out + part.first, m.cell(c.root, n), part.count);
         } else {
-          copy_bytes(c.out + part.first, m.cell(c.root, n), part.count);
+          copy(c.out + part.first, m.cell(c.root, n), part.count);
         }
       });
 }
 
-inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes) {
+inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes, copier copy) {
   const std::size_t e = c.blocks.element_bytes();
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
   const bool root = m.rank() == c.root;
   const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;
   const auto place = [&](int q, std::uint64_t n) { return m.cell(c.root, n) + static_cast<std::size_t>(q) * stride; };
-  if (root && own != c.out) copy_bytes(c.out, own, c.blocks.bytes(m.rank()));
+  if (root && own != c.out) copy(c.out, own, c.blocks.bytes(m.rank()));
   staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         stage_blocks(m, c.in, c.blocks, k, each, [&](int q) { return place(q, n); });
@@ -326,16 +345,17 @@ inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_b
       [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         arrived(c.root);
-        copy_and_keep(c.out + part.first * e, place(m.rank(), n), part.count * e);
+        copy_and_keep(copy, c.out + part.first * e, place(m.rank(), n), part.count * e);
       });
 }
 
 /// `largest_block`: the most elements that any rank sends to any other.
-inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t largest_block, std::size_t chunk_bytes) {
+inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t largest_block, std::size_t chunk_bytes,
+                      copier copy) {
   const std::size_t e = c.send.element_bytes();
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
-  if (c.in != c.out) copy_bytes(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
+  if (c.in != c.out) copy(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
   staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         stage_blocks(m, c.in, c.send, k, each, [&](int q) { return mailbox(m, m.rank(), q, n, stride); });
@@ -345,7 +365,7 @@ inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t larges
           if (q == m.rank()) continue;
           const part_of_block part(c.recv.count(q), k, each);
           arrived(q);
-          copy_bytes(c.out + c.recv.offset(q) + part.first * e, mailbox(m, q, m.rank(), n, stride), part.count * e);
+          copy(c.out + c.recv.offset(q) + part.first * e, mailbox(m, q, m.rank(), n, stride), part.count * e);
         }
       });
 }

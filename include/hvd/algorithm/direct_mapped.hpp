@@ -62,6 +62,7 @@ inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std
 
 /// Ends a collective on mapped buffers: nobody leaves before everybody is done.
 inline void mapped_exit(peer_memory& m) {
+  streaming_fence();
   descriptor d;
   d.kind = operation::barrier;
   d.details = 1;
@@ -87,7 +88,6 @@ inline void complete_streaming(const reduction& op, std::byte** outs, int nouts,
     for (int k = 0; k != nins; ++k) ins[k] += bytes;
     count -= n;
   }
-  streaming_fence();
 }
 
 /// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's; past the caches if
@@ -125,31 +125,32 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_sca
 }
 
 /// Allgather (root < 0) and gather.
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root,
+                       copier copy) {
   // Each rank starts with its neighbour, so that not all read the same memory at once.
   for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
     const int q = (m.rank() + step) % m.size();
     std::byte* const to = out + blocks.offset(q);
-    if (to != b.in(q)) copy_bytes(to, b.in(q), blocks.bytes(q));
+    if (to != b.in(q)) copy(to, b.in(q), blocks.bytes(q));
   }
   mapped_exit(m);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c) {
-  if (c.out != b.in(c.root)) copy_bytes(c.out, b.in(c.root), c.bytes);
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, copier copy) {
+  if (c.out != b.in(c.root)) copy(c.out, b.in(c.root), c.bytes);
   mapped_exit(m);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, copier copy) {
   const std::byte* const from = b.in(c.root) + c.blocks.offset(m.rank());
-  if (c.out != from) copy_bytes(c.out, from, c.blocks.bytes(m.rank()));
+  if (c.out != from) copy(c.out, from, c.blocks.bytes(m.rank()));
   mapped_exit(m);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, copier copy) {
   for (int step = 0; step != m.size(); ++step) {
     const int q = (m.rank() + step) % m.size();
-    copy_bytes(c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
+    copy(c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
   }
   mapped_exit(m);
 }

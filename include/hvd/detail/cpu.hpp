@@ -69,6 +69,9 @@ inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t byt
 #endif
 }
 
+/// How output is written: by copy_bytes, or past the caches by copy_streaming.
+using copier = void (*)(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
+
 /// Orders all that was copied past the caches before later stores. (A fence for each piece would wait for memory.)
 inline void streaming_fence() noexcept {
 #if defined(__x86_64__)

@@ -1,0 +1,75 @@
+// bench/algorithms.hpp: hvd's algorithms by name, with tunables.
+#pragma once
+
+#include <hvd/algorithm/automatic.hpp>
+
+#include <bench/sizes.hpp>
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace hvd::bench {
+
+using any_algorithm = std::variant<automatic<>, direct, ring, tree, recursive_doubling, halving_doubling>;
+
+/// Sets the tunable with this name; false if the algorithm has none such.
+template <class A>
+bool set_tunable(A& a, std::string_view key, std::size_t value) {
+  const auto is = [&](std::string_view name) { return key == name; };
+  if constexpr (requires { a.chunk_bytes; }) {
+    if (is("chunk_bytes")) return a.chunk_bytes = value, true;
+  }
+  if constexpr (requires { a.line_bytes; }) {
+    if (is("line_bytes")) return a.line_bytes = value, true;
+  }
+  if constexpr (requires { a.copy_line_bytes; }) {
+    if (is("copy_line_bytes")) return a.copy_line_bytes = value, true;
+  }
+  if constexpr (requires { a.mapped_bytes; }) {
+    if (is("mapped_bytes")) return a.mapped_bytes = value, true;
+  }
+  return false;
+}
+
+/// "NAME" or "NAME:tunable=value,...". Throws std::runtime_error with a sentence.
+inline any_algorithm parse_algorithm(std::string_view text) {
+  const std::string_view head = text.substr(0, text.find(':'));
+  any_algorithm a;
+  if (head == "direct") {
+    a = direct{};
+  } else if (head == "ring") {
+    a = ring{};
+  } else if (head == "tree") {
+    a = tree{};
+  } else if (head == "recursive_doubling") {
+    a = recursive_doubling{};
+  } else if (head == "halving_doubling") {
+    a = halving_doubling{};
+  } else if (!head.empty() && head != "automatic") {
+    throw std::runtime_error("there is no algorithm \"" + std::string(head) +
+                             "\"; allowed: automatic, direct, ring, tree, recursive_doubling, halving_doubling");
+  }
+  std::string_view rest = head.size() < text.size() ? text.substr(head.size() + 1) : std::string_view();
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(item.size() < rest.size() ? item.size() + 1 : rest.size());
+    const std::size_t equals = item.find('=');
+    const std::optional<std::size_t> value =
+        equals == std::string_view::npos ? std::nullopt : parse_size(item.substr(equals + 1));
+    if (!value) {
+      throw std::runtime_error("\"" + std::string(item) + "\" in --algorithm " + std::string(text) +
+                               " is no tunable with a value; write NAME:tunable=64K,...");
+    }
+    const std::string_view key = item.substr(0, equals);
+    if (!std::visit([&](auto& x) { return set_tunable(x, key, *value); }, a)) {
+      throw std::runtime_error(std::string(head) + " has no tunable \"" + std::string(key) + "\"");
+    }
+  }
+  return a;
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,142 @@
+"""Runs hvd-bench for each series, with progress, and collects what it wrote. Needs no tqdm, but uses it."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+
+from comparison import children, tables
+from comparison.plan import MODELS, ROOT, cost, runs_of
+
+PROGRAM = ROOT / "build" / "bench" / "bench" / "hvd-bench"
+
+
+class Lines:
+    """Progress without tqdm: a line for each series."""
+
+    def __init__(self, total, **_):
+        self.total, self.n, self.text = total, 0.0, ""
+
+    def set_description_str(self, text, refresh=True):
+        if text.split(":")[0] != self.text:
+            self.text = text.split(":")[0]
+            print(f"{100 * self.n / self.total:3.0f} %  {self.text}", file=sys.stderr, flush=True)
+
+    def update(self, amount):
+        self.n += amount
+
+    def close(self):
+        pass
+
+
+def progress(total):
+    if importlib.util.find_spec("tqdm") is None:
+        return Lines(total)
+    from tqdm import tqdm
+
+    form = "{percentage:3.0f} %|{bar}| {elapsed} gone, {remaining} left  {desc}"
+    interval = 0.2 if sys.stderr.isatty() else 30  # where nobody watches, as in a log, now and then is enough
+    return tqdm(total=total, file=sys.stderr, bar_format=form, mininterval=interval, dynamic_ncols=True)
+
+
+def without_paths(value, folders):
+    """The same with the paths of this checkout and of the temporary folder made relative: results are published."""
+    if isinstance(value, str):
+        for folder in folders:
+            value = value.replace(f"{folder}/", "").replace(str(folder), ".")
+        return value
+    if isinstance(value, dict):
+        return {key: without_paths(item, folders) for key, item in value.items()}
+    return [without_paths(item, folders) for item in value] if isinstance(value, list) else value
+
+
+def last_sentence(text, code):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{lines[-1].removeprefix('hvd-bench: ')} ({how})" if lines else how
+
+
+def call(arguments, one, selection, file):
+    """The command line of hvd-bench for a part of a series."""
+    command = [str((arguments.program or PROGRAM).resolve()), one["collective"], *selection]
+    command += [
+        "--ranks",
+        str(one["ranks"]),
+        "--buffers",
+        one["buffers"],
+        "--mode",
+        arguments.mode,
+        f"--{arguments.cadence}",
+        "--limit",
+    ]
+    if arguments.quick:
+        command += ["--seconds-per-cell", "0.1"]
+    if not arguments.in_place:
+        command.append("--out-of-place-only")
+    for peer in arguments.peers:
+        command += ["--peer", peer]
+    return [*command, "--json", str(file)]
+
+
+def environment():
+    """Without what a launcher would tell a rank: hvd-bench is to start its own."""
+    told = ("PMI", "OMPI_COMM", "HVD_", "HOROVOD_", "NCCL_TESTS_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(told)}
+
+
+def measure(arguments, one, folder, bar):
+    """Measures a series: its config, libraries, results, and what went wrong."""
+    parts = [(["--model", model], [MODELS[model]], model) for model in one["models"]]
+    for begin, end, factor in runs_of(one["sizes"]):
+        covered = [value for value in one["sizes"] if begin <= value <= end]
+        parts.append((["-b", str(begin), "-e", str(end), "-f", str(factor)], covered, None))
+    measured = {**one, "error": None, "config": {}, "libraries": [], "results": []}
+    for number, (selection, covered, model) in enumerate(parts):
+        waiting = list(covered)
+        file = folder / f"{one['name']}-{number}.json"
+
+        def show():
+            if waiting:
+                bar.set_description_str(f"{one['name']}: {model or tables.size_text(waiting[0])}", refresh=True)
+
+        def on_line(line):
+            if waiting and re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
+                bar.update(cost(one, waiting.pop(0)))
+                show()
+
+        show()
+        command = call(arguments, one, selection, file)
+        # hvd-bench limits each library itself; this is for hvd-bench.
+        silence = 120 + 60 * (len(arguments.peers) + 2)
+        code = None
+        try:
+            code, errors = children.run(command, on_line, silence, cwd=ROOT, env=environment())
+            problem = last_sentence(errors, code) if code else None
+        except children.Silent:
+            problem = f"it was killed, because it printed nothing for {silence} s"
+        except OSError as failure:
+            problem = f"{command[0]} cannot be started: {failure.strerror}"
+        try:
+            part = json.loads(file.read_text(encoding="utf-8"))
+            if code == 1 and part.get("out_of_bounds"):
+                problem = f"{part['out_of_bounds']} elements are wrong"
+            measured["config"] = measured["config"] or part["config"]
+            measured["libraries"] = merged(measured["libraries"], part["libraries"])
+            measured["results"] += [{**result, "model": model} if model else result for result in part["results"]]
+        except (OSError, ValueError, KeyError, TypeError) as failure:
+            problem = problem or f"it wrote no results that can be read ({type(failure).__name__})"
+        measured["error"] = measured["error"] or problem
+        for value in waiting:
+            bar.update(cost(one, value))
+    return without_paths(measured, [folder, ROOT])
+
+
+def merged(before, more):
+    """Libraries of several calls: what one has said about itself once, stays."""
+    found = {item["name"]: item for item in before}
+    for item in more:
+        if item["name"] not in found or not found[item["name"]].get("description"):
+            found[item["name"]] = item
+    return list(found.values())

@@ -1,0 +1,330 @@
+"""What bench/compare has measured, and its Markdown. Standard library only.
+
+A run is a dictionary, stored as NAME.json: `name`, `date`, `machine`, `commit`, `command`, `options`, and `series`. A
+series is one collective with one number of ranks and one kind of buffers: `name`, `collective`, `buffers`, `ranks`,
+`error` (None, or why it has no results), `config`, `libraries` and `results` as hvd-bench writes them.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FORMAT = 1
+
+TITLES = {
+    "mpich": "MPICH",
+    "openmpi": "Open MPI",
+    "openmpi-cma": "Open MPI (CMA)",
+    "intelmpi": "Intel MPI",
+    "gloo": "Gloo",
+}
+MODELS = {"resnet50": "ResNet-50", "transformer124m": "transformer, 124 M"}
+LARGE = 64 << 10  # from here on bytes decide, below latency does
+
+
+class BadRun(Exception):
+    """A file that is not a run; the text says which and why."""
+
+
+def title(library):
+    return TITLES.get(library, library)
+
+
+def size_text(size):
+    """Bytes in binary units, as short as is exact."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << shift and size % (1 << shift) == 0:
+            return f"{size >> shift} {unit}"
+    return f"{size} B" if size < 1 << 20 else f"{size / 1e6:.1f} MB"
+
+
+def time_text(microseconds):
+    """Three digits that count; nobody needs more of a benchmark."""
+    if microseconds >= 1000:
+        return f"{float(f'{microseconds:.3g}'):.0f}"
+    digits = 2 - max(0, math.floor(math.log10(microseconds))) if microseconds > 0 else 2
+    return f"{microseconds:.{max(0, digits)}f}"
+
+
+def ratio_text(ratio):
+    """A ratio below one is where somebody else is faster, and must not be overlooked."""
+    text = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
+    return f"**{text}**" if float(text) < 1 else text
+
+
+def geometric_mean(values):
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+@dataclass
+class Row:
+    """One size: the times of each library, and why some have none."""
+
+    size: int
+    label: str
+    times: dict = field(default_factory=dict)  # library: (median, p99) in microseconds
+    reasons: dict = field(default_factory=dict)  # library: a sentence
+
+    def time(self, library):
+        return self.times[library][0] if library in self.times else None
+
+    def best_peer(self):
+        peers = {name: times[0] for name, times in self.times.items() if name not in ("hvd", "limit")}
+        return min(peers, key=peers.get) if peers else None
+
+    def ratio(self):
+        """Time of the best peer / time of hvd: how many times hvd is faster."""
+        best = self.best_peer()
+        return self.time(best) / self.time("hvd") if best and "hvd" in self.times else None
+
+    def share(self):
+        """Time of the limit / time of hvd."""
+        return self.time("limit") / self.time("hvd") if {"hvd", "limit"} <= self.times.keys() else None
+
+
+@dataclass
+class Table:
+    """A series, row by row."""
+
+    name: str
+    heading: str
+    rows: list
+    peers: list  # in the order of the command line
+    missing: dict  # library: why
+    error: str = ""
+
+    def usable(self, smallest=0):
+        return [row for row in self.rows if row.size >= smallest and row.ratio() is not None]
+
+    def mean_ratio(self, smallest=0):
+        return geometric_mean(row.ratio() for row in self.usable(smallest))
+
+    def worst(self, smallest=0):
+        return min(self.usable(smallest), key=Row.ratio, default=None)
+
+    def has_limit(self):
+        return any(row.share() is not None for row in self.rows)
+
+
+def heading(series):
+    """What was measured, for people."""
+    if series["collective"] == "fused":
+        what = "gradients of a model, fused"
+    else:
+        what = f"{series['collective']}, {series['buffers']} buffers"
+    cpus = series.get("cpus") or series["ranks"]
+    where = f" on {cpus} CPU{'s' if cpus > 1 else ''} (oversubscribed)" if series["ranks"] > cpus else ""
+    return f"{what}, {series['ranks']} ranks{where}"
+
+
+def measured(result, placement):
+    """The times of a result, or None and why there are none."""
+    if result.get("error"):
+        return None, result["error"]
+    for place in (placement, "out_of_place", "in_place"):
+        cell = result.get(place)
+        if not cell:
+            continue
+        wrong = cell.get("nwrong")
+        if isinstance(wrong, (int, float)) and wrong > 0:
+            return None, f"{wrong:.0f} wrong elements"
+        if not isinstance(cell.get("time"), (int, float)) or cell["time"] <= 0:
+            return None, "no time was reported"
+        return (cell["time"], cell.get("p99") or cell["time"]), ""
+    return None, "no time was reported"
+
+
+def table(series, placement="out_of_place"):
+    """A series of a run as a Table. Times are out of place, or in place where there is nothing else."""
+    libraries = series.get("libraries", [])
+    # One that has described itself was there; where it ended later, its results say so.
+    missing = {
+        item["name"]: item["missing"] for item in libraries if item.get("missing") and not item.get("description")
+    }
+    peers = [item["name"] for item in libraries if item["name"] not in ("hvd", "limit")]
+    rows = {}
+    for result in series.get("results", []):
+        label = MODELS.get(result.get("model"), result.get("model")) or size_text(result["size"])
+        row = rows.setdefault((result["size"], label), Row(result["size"], label))
+        times, why = measured(result, placement)
+        if times:
+            row.times[result["library"]] = times
+        elif result["library"] not in missing:
+            row.reasons[result["library"]] = why
+    ordered = [rows[key] for key in sorted(rows)]
+    return Table(series["name"], heading(series), ordered, peers, missing, series["error"] or "")
+
+
+def tables(run):
+    return [table(series) for series in run["series"]]
+
+
+def grid(header, rows, align="r"):
+    """A Markdown table; the first column is text."""
+    rule = ["---"] + ["---:" if align == "r" else "---"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *rows])
+
+
+def ranges(labels):
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def notes(one):
+    """What has no time, and why; one sentence each."""
+    found = {}
+    for row in one.rows:
+        for library, why in row.reasons.items():
+            found.setdefault((library, why), []).append(row.label)
+    lines = [f"* {title(name)} is missing: {why}" for name, why in one.missing.items()]
+    lines += [f"* {title(library)}, {ranges(labels)}: {why}" for (library, why), labels in found.items()]
+    return [line if line.endswith(".") else line + "." for line in lines]
+
+
+def mean_and_worst(one, smallest):
+    worst = one.worst(smallest)
+    return f"{ratio_text(one.mean_ratio(smallest))}, the worst {ratio_text(worst.ratio())} at {worst.label}"
+
+
+def details(one):
+    """The table of one series with what follows it."""
+    if not one.rows:
+        return f"Not measured: {one.error or 'hvd-bench reported no size'}."
+    limit = one.has_limit()
+    first = "model" if one.name.startswith("fused") else "size"
+    head = [first, "hvd", "p99", *map(title, one.peers), "best peer", "ratio"]
+    lines = []
+    for row in one.rows:
+
+        def text(library, which=0, row=row):
+            if library in row.times:
+                return time_text(row.times[library][which])
+            return "missing" if library in one.missing else "failed" if library in row.reasons else "-"
+
+        best, ratio, share = row.best_peer(), row.ratio(), row.share()
+        line = [row.label, text("hvd"), text("hvd", 1), *map(text, one.peers)]
+        line += [title(best) if best else "-", ratio_text(ratio) if ratio else "-"]
+        lines.append(line + ([text("limit"), f"{100 * share:.0f} %" if share else "-"] if limit else []))
+    parts = [grid(head + (["limit", "share of limit"] if limit else []), lines)]
+    if one.usable():
+        text = f"Geometric mean of the ratios: {mean_and_worst(one, 0)}."
+        if 0 < len(one.usable(LARGE)) < len(one.usable()):
+            text += f" From {size_text(LARGE)}: {mean_and_worst(one, LARGE)}."
+        shares = [row for row in one.rows if row.share() is not None]
+        if shares:
+            lowest = min(shares, key=Row.share)
+            mean = geometric_mean(row.share() for row in shares)
+            text += (
+                f" Share of the limit: {100 * mean:.0f} %, the lowest {100 * lowest.share():.0f} % at {lowest.label}."
+            )
+        parts.append(text)
+    if one.error:
+        parts.append(f"hvd-bench failed: {one.error}")
+    if notes(one):
+        parts.append("\n".join(notes(one)))
+    return "\n\n".join(parts)
+
+
+def summary(run):
+    """One line for each series."""
+    head = ["", "ratio, mean", "worst", "at", f"from {size_text(LARGE)}: mean", "worst", "at", "share of limit, mean"]
+    lines = []
+    for one in tables(run):
+        line = [one.heading]
+        for smallest in (0, LARGE):
+            worst = one.worst(smallest)
+            mean = one.mean_ratio(smallest)
+            line += [ratio_text(mean), ratio_text(worst.ratio()), worst.label] if worst else ["-"] * 3
+        share = geometric_mean(row.share() for row in one.rows if row.share() is not None)
+        lines.append([*line, f"{100 * share:.0f} %" if share else "-"])
+    text = "Ratio: time of the best peer / time of hvd at the same size, so above 1 hvd is faster; means are geometric."
+    parts = [grid(head, lines), text, "\n".join(f"* {line}" for line in gaps(run))]
+    return "\n\n".join(filter(None, parts))
+
+
+def gaps(run):
+    """What is missing or failed in the whole run: a sentence each, without repetition."""
+    lines = {}
+    for one in tables(run):
+        for name, why in one.missing.items():
+            lines.setdefault(f"{title(name)} is missing: {why}".rstrip("."), []).append(one.heading)
+        if one.error:
+            lines.setdefault(f"hvd-bench failed: {one.error}".rstrip("."), []).append(one.heading)
+        for library in dict.fromkeys(name for row in one.rows for name in row.reasons):
+            sizes = [row.label for row in one.rows if library in row.reasons]
+            why = next(row.reasons[library] for row in one.rows if library in row.reasons)
+            lines.setdefault(f"{title(library)}: {why}".rstrip("."), []).append(f"{one.heading}, {ranges(sizes)}")
+    every = len(run["series"])
+    return [f"{line}." if len(where) == every else f"{line} ({'; '.join(where)})." for line, where in lines.items()]
+
+
+def versions(run):
+    """Each library with what it says about itself, and that is its version and its settings."""
+    found = {}
+    for series in run["series"]:
+        for item in series.get("libraries", []):
+            if item.get("description"):
+                entry = found.setdefault(item["name"], {})
+                entry.setdefault(item["description"], []).append(series["name"])
+    lines = []
+    for name, texts in found.items():
+        for text, names in texts.items():
+            where = "" if len(texts) == 1 else f" ({', '.join(names)})"
+            lines.append(f"* {title(name)}: {text}{where}")
+    return "\n".join(lines)
+
+
+def header(run):
+    """Date, machine, commit, command, options, libraries."""
+    machine = run["machine"]
+    caches = ", ".join(f"{level.capitalize()} {machine[level]}" for level in ("l1d", "l2", "l3") if machine.get(level))
+    options = run["options"]
+    about = f"{machine['cpu']}, {machine['cores']} usable CPUs, {caches or 'caches unknown'}, {machine['kernel']}"
+    lines = [
+        ["date", run["date"]],
+        ["machine", about],
+        ["commit", f"`{run['commit']}`"],
+        ["command", f"`{run['command']}`"],
+        ["ranks", ", ".join(map(str, sorted({series["ranks"] for series in run["series"]})))],
+        ["inputs", f"{options['mode']}, {options['cadence']} calls, float, sum"],
+        ["times", "microseconds; median and p99 over the calls, each call that of its slowest rank; out of place"],
+    ]
+    return grid(["", ""], lines, "l") + "\n\n" + versions(run)
+
+
+def markdown(run, plots=()):
+    """NAME.md."""
+    parts = [f"# {run['name']}", header(run), "## Summary", summary(run)]
+    parts += [f"![Time against size for each library, and the ratio]({plot})" for plot in plots]
+    for one in tables(run):
+        parts += [f"## {one.heading}", details(one)]
+    return "\n\n".join(parts) + "\n"
+
+
+def read(path):
+    """A run from its file. Raises BadRun."""
+    try:
+        run = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise BadRun(f"{path} cannot be read: {failure.strerror}") from None
+    except ValueError as failure:
+        raise BadRun(f"{path} is not JSON: {failure}") from None
+    if not isinstance(run, dict) or run.get("format") != FORMAT:
+        raise BadRun(f'{path} is not a result of bench/compare (it has no "format": {FORMAT})')
+    try:
+        markdown(run)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
+        raise BadRun(f"{path} is not a whole result of bench/compare: {type(failure).__name__} {failure}") from None
+    return run
+
+
+def dump(run):
+    """JSON with one result a line, so that a difference between two runs can be read."""
+    text = json.dumps({**run, "series": []}, indent=1, ensure_ascii=False)
+    series = []
+    for one in run["series"]:
+        rest = json.dumps({**one, "results": []}, ensure_ascii=False)
+        results = ",\n   ".join(json.dumps(result, ensure_ascii=False) for result in one["results"])
+        series.append("  " + rest.replace('"results": []', f'"results": [\n   {results}\n  ]'))
+    return text.replace('"series": []', '"series": [\n' + ",\n".join(series) + "\n ]") + "\n"

@@ -1,0 +1,48 @@
+"""Where a measurement was taken: machine and commit. Standard library only."""
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+from comparison.plan import ROOT, usable_cpus
+from comparison.tables import size_text
+
+
+def machine():
+    """CPU model, usable CPUs, caches of a core, kernel."""
+    cpu = ""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+        cpu = found[1].strip() if found else ""
+    except OSError:
+        pass
+    kernel = f"{platform.system()} {platform.release()}"
+    about = {"cpu": cpu or platform.machine(), "cores": usable_cpus(), "kernel": kernel}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, amount = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            bytes_ = int(amount.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(amount[-1], 0)
+            about[f"l{level}" + ("d" if kind == "Data" else "")] = size_text(bytes_)
+    return about
+
+
+def slug(cpu):
+    text = re.sub(r"\((R|TM|C)\)|@.*|\bCPU\b|\bProcessor\b|\b\d+-Core\b", " ", cpu, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown-cpu"
+
+
+def commit():
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # The results themselves do not count: they come after what they measure.
+        dirty = git("status", "--porcelain", "--", ".", ":!bench/results")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

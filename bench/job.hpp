@@ -1,0 +1,163 @@
+// bench/job.hpp: what is measured: one collective on buffers of one size, as plain data that fits into shared memory.
+//
+// Only names, sizes and factors, so that a peer's program can include it and still runs none of hvd's code.
+#pragma once
+
+#include <hvd/dtype.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+
+namespace hvd::bench {
+
+enum class collective : std::uint8_t {
+  allreduce,
+  reduce,
+  reduce_scatter,
+  allgather,
+  broadcast,
+  alltoall,
+  gather,
+  scatter,
+  send_recv,  ///< every rank sends to the next and receives from the one before
+  barrier,
+  fused,  ///< the gradients of a model: packed, reduced, unpacked
+};
+inline constexpr std::string_view collective_names[] = {"allreduce", "reduce",   "reduce_scatter", "allgather",
+                                                        "broadcast", "alltoall", "gather",         "scatter",
+                                                        "send_recv", "barrier",  "fused"};
+constexpr std::string_view name(collective c) noexcept { return collective_names[static_cast<unsigned char>(c)]; }
+
+enum class redop : std::uint8_t { sum, prod, min, max, avg };
+inline constexpr std::string_view redop_names[] = {"sum", "prod", "min", "max", "avg"};
+constexpr std::string_view name(redop op) noexcept { return redop_names[static_cast<unsigned char>(op)]; }
+
+enum class buffers : std::uint8_t { private_, shared };
+inline constexpr std::string_view buffers_names[] = {"private", "shared"};
+constexpr std::string_view name(buffers b) noexcept { return buffers_names[static_cast<unsigned char>(b)]; }
+
+/// Which memory a call finds: dirty buffers have just been rewritten by their rank, clean ones were written once,
+/// rotating ones are together larger than the last-level cache and take turns.
+enum class mode : std::uint8_t { dirty, clean, rotating };
+inline constexpr std::string_view mode_names[] = {"dirty", "clean", "rotating"};
+constexpr std::string_view name(mode m) noexcept { return mode_names[static_cast<unsigned char>(m)]; }
+
+/// Isolated calls have a barrier before each and are timed one by one; streaming calls follow each other.
+enum class cadence : std::uint8_t { isolated, streaming };
+inline constexpr std::string_view cadence_names[] = {"isolated", "streaming"};
+constexpr std::string_view name(cadence c) noexcept { return cadence_names[static_cast<unsigned char>(c)]; }
+
+enum class model : std::uint8_t { resnet50, transformer124m };
+inline constexpr std::string_view model_names[] = {"resnet50", "transformer124m"};
+constexpr std::string_view name(model m) noexcept { return model_names[static_cast<unsigned char>(m)]; }
+
+/// nccl-tests' name of a type.
+constexpr std::string_view type_name(dtype type) noexcept {
+  switch (type) {
+    case dtype::float16: return "half";
+    case dtype::float32: return "float";
+    case dtype::float64: return "double";
+    default: return hvd::name(type);
+  }
+}
+
+/// What a backend's `run` gets, in the counts of nccl-tests: the elements of the whole vector for allreduce, reduce,
+/// broadcast and send_recv; those of one rank's block for the others, whose larger buffer has `count` times ranks.
+///
+/// In place, as in NCCL: in == out for allreduce, alltoall, and on the root for reduce and broadcast (elsewhere too,
+/// where the other buffer has no meaning); in == out + rank blocks for allgather and (on the root) gather; out == in +
+/// rank blocks for reduce_scatter and (on the root) scatter. MPI calls it MPI_IN_PLACE. `fused` comes as an allreduce.
+struct call {
+  collective kind{};
+  dtype type{};
+  redop op{};
+  int root = 0;
+  std::size_t count = 0;
+  const void* in = nullptr;
+  void* out = nullptr;
+};
+
+struct job {
+  collective kind{};
+  dtype type = dtype::float32;
+  redop op = redop::sum;
+  buffers memory = buffers::private_;
+  mode state = mode::dirty;
+  cadence pace = cadence::isolated;
+  bool in_place = false;
+  bool check = false;  ///< compare results instead of measuring; `iterations` times
+  int root = 0;
+  std::uint64_t count = 0;
+  std::uint32_t warmup = 0;
+  std::uint32_t iterations = 0;
+  std::uint32_t unalign = 0;           ///< elements by which buffers are off their alignment
+  std::uint64_t rotating_bytes = 0;    ///< of all ranks' buffers together, in mode rotating
+  model parameters = model::resnet50;  ///< for fused
+  std::uint64_t fusion_bytes = 0;      ///< for fused
+  char algorithm[96] = {};             ///< for hvd; empty is automatic
+};
+static_assert(std::is_trivially_copyable_v<job>);
+
+constexpr bool reduces(collective c) noexcept {
+  return c == collective::allreduce || c == collective::reduce || c == collective::reduce_scatter ||
+         c == collective::fused;
+}
+constexpr bool has_root(collective c) noexcept {
+  return c == collective::reduce || c == collective::broadcast || c == collective::gather || c == collective::scatter;
+}
+/// Whether `count` is one rank's block of a buffer that holds one for each rank.
+constexpr bool has_blocks(collective c) noexcept {
+  return c == collective::reduce_scatter || c == collective::allgather || c == collective::alltoall ||
+         c == collective::gather || c == collective::scatter;
+}
+constexpr bool works_in_place(collective c) noexcept {
+  return c != collective::send_recv && c != collective::barrier && c != collective::fused;
+}
+
+/// Elements of one rank's input and output.
+struct extent {
+  std::size_t in, out;
+};
+constexpr extent extent_of(collective c, std::size_t count, int ranks) noexcept {
+  const std::size_t all = count * static_cast<std::size_t>(ranks);
+  switch (c) {
+    case collective::reduce_scatter:
+    case collective::scatter: return {all, count};
+    case collective::allgather:
+    case collective::gather: return {count, all};
+    case collective::alltoall: return {all, all};
+    case collective::barrier: return {0, 0};
+    default: return {count, count};
+  }
+}
+
+/// What the column "size" says: the larger of both buffers, in bytes.
+constexpr std::size_t size_of_message(collective c, std::size_t count, int ranks, dtype type) noexcept {
+  const extent e = extent_of(c, count, ranks);
+  return (e.in > e.out ? e.in : e.out) * hvd::size_of(type);
+}
+/// nccl-tests' way from a size to a count: rounded down to whole elements, or blocks.
+constexpr std::size_t count_of(collective c, std::size_t bytes, int ranks, dtype type) noexcept {
+  return bytes / hvd::size_of(type) / (has_blocks(c) ? static_cast<std::size_t>(ranks) : 1);
+}
+
+/// Bus bandwidth over algorithm bandwidth: what a link must carry, whatever the number of ranks.
+constexpr double bus_factor(collective c, int ranks) noexcept {
+  const double n = ranks;
+  if (c == collective::allreduce || c == collective::fused) return 2.0 * (n - 1.0) / n;
+  return has_blocks(c) ? (n - 1.0) / n : 1.0;
+}
+
+/// The value with this name; nothing if there is none.
+template <class E, std::size_t N>
+constexpr std::optional<E> find(const std::string_view (&names)[N], std::string_view text) noexcept {
+  for (std::size_t i = 0; i != N; ++i) {
+    if (names[i] == text) return static_cast<E>(i);
+  }
+  return std::nullopt;
+}
+
+}  // namespace hvd::bench

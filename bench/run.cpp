@@ -1,0 +1,290 @@
+// bench/run.cpp: the order of measurements, so that all libraries see the same sizes in the same minutes.
+#include <bench/run.hpp>
+
+#include <bench/fused.hpp>
+#include <bench/inputs.hpp>
+#include <bench/library.hpp>
+#include <bench/report.hpp>
+#include <bench/sizes.hpp>
+#include <bench/worker.hpp>
+
+#include <hvd/topology.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include <unistd.h>
+
+namespace hvd::bench {
+namespace {
+
+constexpr unsigned fewest = 20, most = 2000, probes = 3;
+
+/// Rotating buffers are together twice the last-level cache, or 1 GiB where that is less or nobody knows.
+std::size_t rotating_bytes() {
+  constexpr std::size_t gib = std::size_t{1} << 30;
+  const std::size_t cache = hvd::host().l3;
+  return cache == 0 ? gib : std::min(gib, 2 * cache);
+}
+
+/// What the largest size needs, against what there is.
+void check_memory(const options& o, std::size_t libraries) {
+  std::size_t worst = 0;
+  const std::size_t size = sizes_of(o).empty() ? 0 : sizes_of(o).back();
+  for (const dtype type : o.types) {
+    const extent e = extent_of(o.kind, count_of(o.kind, size, o.ranks, type), o.ranks);
+    worst = std::max(worst, std::max(e.in, e.out) * hvd::size_of(type));
+  }
+  const auto ranks = static_cast<std::size_t>(o.ranks);
+  std::size_t each = worst;  // of one rank, in one direction
+  if (o.state == mode::rotating) each = std::max(each * 2, rotating_bytes() / ranks / 2);
+  if (o.kind == collective::fused) each = (worst + o.fusion_bytes) / 2;
+  const std::size_t limit = std::numeric_limits<std::size_t>::max() / (4 * ranks);
+  const std::size_t need = each > limit ? std::numeric_limits<std::size_t>::max()
+                                        : 2 * ranks * (each + (libraries - 1) * std::min(each, kept_bytes));
+  const bool shared = o.memory == buffers::shared && o.transport == "shm";
+  const std::size_t have = available_memory();
+  if (need > have) {
+    throw usage_error(std::to_string(o.ranks) + " ranks with buffers for " + size_text(size) + " need " +
+                      size_text(need) + ", and this machine has " + size_text(have) +
+                      " of memory left; take a smaller -e or fewer ranks");
+  }
+  if (shared && need > available_shared()) {
+    throw usage_error(std::to_string(o.ranks) + " ranks with shared buffers for " + size_text(size) + " need " +
+                      size_text(need) + ", and where they lie (HVD_SHM_DIR, or /dev/shm) are " +
+                      size_text(available_shared()) + " left; take a smaller -e or fewer ranks");
+  }
+}
+
+class runner {
+ public:
+  runner(const options& o, std::vector<std::unique_ptr<Library>>& libraries) : o_(o), libraries_(libraries) {}
+
+  row measure(std::size_t size, dtype type, redop op, int root) {
+    row r;
+    r.type = type;
+    r.op = op;
+    r.root = root;
+    r.count = o_.kind == collective::barrier ? 0
+              : o_.kind == collective::fused ? parameters_of(o_.parameters)
+                                             : count_of(o_.kind, size, o_.ranks, type);
+    r.size = size_of_message(o_.kind, r.count, o_.ranks, type);
+    job j;
+    j.kind = o_.kind;
+    j.type = type;
+    j.op = op;
+    j.root = root;
+    j.count = r.count;
+    j.memory = o_.memory;
+    j.state = o_.state;
+    j.pace = o_.pace;
+    j.unalign = o_.unalign;
+    j.rotating_bytes = rotating_bytes();
+    j.parameters = o_.parameters;
+    j.fusion_bytes = o_.fusion_bytes;
+    std::strncpy(j.algorithm, o_.algorithm.c_str(), sizeof j.algorithm - 1);
+
+    std::vector<state> all(libraries_.size());
+    for (unsigned round = 0; round != o_.rounds; ++round) {
+      for (std::size_t l = 0; l != all.size(); ++l) {
+        for (const bool in_place : {false, true}) turn(*libraries_[l], all[l], j, in_place, round);
+      }
+    }
+    for (std::size_t l = 0; l != all.size(); ++l) {
+      for (const bool in_place : {false, true}) check(*libraries_[l], all[l], j, in_place);
+      measured m;
+      m.error = all[l].error;
+      if (!all[l].of[0].samples.empty()) m.out_of_place = finish(all[l].of[0]);
+      if (!all[l].of[1].samples.empty()) m.in_place = finish(all[l].of[1]);
+      r.libraries.push_back(std::move(m));
+    }
+    return r;
+  }
+
+ private:
+  struct half {
+    std::vector<double> samples;
+    std::optional<std::uint64_t> wrong;
+    unsigned iterations = 0, warmup = 0;  ///< of each round
+  };
+  struct state {
+    half of[2];
+    std::string error;
+    bool failed = false;
+  };
+
+  [[nodiscard]] bool wanted(const state& s, bool in_place) const {
+    return !s.failed && (in_place ? o_.in_place && works_in_place(o_.kind) : o_.out_of_place);
+  }
+
+  job_result submit(Library& library, state& s, const job& j) {
+    if (!library.missing().empty() && library.description().empty()) {  // never ran; the head of the table says why
+      s.failed = true;
+      s.error = library.missing();
+      return {};
+    }
+    job_result result = library.run(j);
+    if (result.state == outcome::done) return result;
+    if (s.error.empty() || result.state == outcome::failed) s.error = result.problem;
+    s.failed = s.failed || result.state == outcome::failed;
+    return result;
+  }
+
+  void turn(Library& library, state& s, job j, bool in_place, unsigned round) {
+    half& h = s.of[in_place ? 1 : 0];
+    if (!wanted(s, in_place)) return;
+    j.in_place = in_place;
+    if (round == 0) {
+      plan(library, s, h, j);
+    }
+    if (h.iterations == 0 || s.failed) return;
+    j.warmup = h.warmup;
+    j.iterations = h.iterations;
+    const job_result result = submit(library, s, j);
+    h.samples.insert(h.samples.end(), result.samples.begin(), result.samples.end());
+  }
+
+  /// How many calls fit into the time for a cell.
+  void plan(Library& library, state& s, half& h, job j) {
+    if (o_.iterations) {
+      h.iterations = std::max(1U, *o_.iterations / o_.rounds);
+      h.warmup = o_.warmup.value_or(5);
+      // The library must still say whether it can.
+      j.check = true;
+      j.iterations = 0;
+      if (submit(library, s, j).state != outcome::done) h.iterations = 0;
+      return;
+    }
+    j.warmup = 2;
+    j.iterations = probes;
+    const job_result probe = submit(library, s, j);
+    if (probe.state != outcome::done) return;
+    const double each = std::max(probe.seconds / probes, 1e-8);
+    const double affordable = std::max(std::min(o_.seconds * 16 / each, double{fewest}), 5.0);
+    const double total = std::clamp(o_.seconds / each, affordable, double{most});
+    h.iterations = std::max(1U, static_cast<unsigned>(std::ceil(total / o_.rounds)));
+    h.warmup = o_.warmup.value_or(std::clamp(h.iterations / 4, 1U, 20U));
+  }
+
+  void check(Library& library, state& s, job j, bool in_place) {
+    half& h = s.of[in_place ? 1 : 0];
+    if (o_.checks == 0 || h.samples.empty() || !wanted(s, in_place)) return;
+    if (reduces(j.kind) && !verifiable(j.type, j.op, o_.ranks)) return;
+    j.in_place = in_place;
+    j.check = true;
+    j.iterations = o_.checks;
+    const job_result result = submit(library, s, j);
+    if (result.state == outcome::done) h.wrong = result.wrong;
+  }
+
+  static timing finish(half& h) {
+    timing t = summarise(std::move(h.samples));
+    t.wrong = h.wrong;
+    return t;
+  }
+
+  const options& o_;
+  std::vector<std::unique_ptr<Library>>& libraries_;
+};
+
+std::string cpu_list(const options& o, const machine& m) {
+  std::string list;
+  for (const int cpu : m.cpus) list += (list.empty() ? "" : ",") + std::to_string(cpu);
+  return o.pin ? list : "";
+}
+
+std::vector<library_line> lines_of(const std::vector<std::unique_ptr<Library>>& libraries) {
+  std::vector<library_line> lines;
+  for (const auto& l : libraries) lines.push_back({l->name(), l->description(), l->missing()});
+  return lines;
+}
+
+}  // namespace
+
+int run(const options& o, const std::optional<launched>& inside) {
+  const machine m = machine::of_this_process();
+  Report report(o, m);
+  check_memory(o, 1 + o.peers.size() + (o.limit ? 1 : 0));
+  if (inside) check_launched(*inside, o);
+  if (inside && inside->rank > 0) {
+    return serve_launched(*inside, {o.transport, o.algorithm, inside->key}, cpu_list(o, m));
+  }
+  library_settings settings;
+  settings.ranks = o.ranks;
+  settings.cpus = hvd::host().cpus;
+  // A launcher may have bound this rank to one CPU, and the others to others.
+  if (inside) settings.cpus = std::max(settings.cpus, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  settings.cpu_list = cpu_list(o, m);
+  settings.over_ranks = o.over_ranks;
+  settings.limit_seconds = o.limit_seconds;
+  settings.start_seconds = std::min(settings.start_seconds, std::max(o.limit_seconds, 2.0));
+  settings.capacity = std::max<std::uint64_t>(most, o.iterations.value_or(0));
+  const hvd_settings own{o.transport, o.algorithm, {}};
+
+  std::vector<launch> launches(1);
+  launches[0].name = "hvd";
+  for (const peer_option& p : o.peers) launches.push_back(launch_of(p, o.ranks, settings.cpus));
+  if (o.limit) {
+    launches.emplace_back().name = "limit";
+    launches.back().how = launch::kind::limit;
+  }
+  catch_signals();
+  std::vector<std::unique_ptr<Library>> libraries;
+  for (launch& l : launches) libraries.push_back(std::make_unique<Library>(std::move(l), settings, own));
+  if (inside) libraries[0]->expect_others(inside->key);
+  for (const auto& l : libraries) l->start();
+  if (!libraries[0]->missing().empty()) throw std::runtime_error("hvd " + libraries[0]->missing());
+  report.head(lines_of(libraries), libraries[0]->cpus());
+
+  runner each(o, libraries);
+  bool failed = false;
+  for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {
+    for (const dtype type : o.types) {
+      for (const redop op : o.ops) {
+        if (reduces(o.kind) && !defined(type, op)) continue;
+        for (const int root : o.roots) {
+          for (const std::size_t size : sizes_of(o)) {
+            const row r = each.measure(size, type, op, root);
+            report.add(r);
+            failed = failed || !r.libraries[0].error.empty();
+          }
+        }
+      }
+    }
+  }
+  const std::vector<library_line> lines = lines_of(libraries);
+  for (const auto& l : libraries) l->stop();
+  report.finish(lines);
+  if (o.min_bandwidth > 0 && report.average_bandwidth() < 0.9 * o.min_bandwidth) {
+    std::fprintf(stderr,
+                 "hvd-bench: the average bus bandwidth, %g GB/s, is less than 90 %% of NCCL_TESTS_MIN_BW, %g GB/s\n",
+                 report.average_bandwidth(), o.min_bandwidth);
+    return 1;
+  }
+  return failed || report.wrong() != 0 ? 1 : 0;
+}
+
+void list() {
+  const auto line = [](const char* what, const auto& names) {
+    std::printf("%-12s", what);
+    for (const auto& n : names) std::printf(" %s", std::string(n).c_str());
+    std::printf("\n");
+  };
+  line("collectives", collective_names);
+  std::vector<std::string> types;
+  for (int t = 0; t != static_cast<int>(dtype::user); ++t) types.emplace_back(type_name(static_cast<dtype>(t)));
+  line("types", types);
+  line("reductions", redop_names);
+  line("transports", transport_names);
+  line("algorithms", algorithm_names);
+  line("models", model_names);
+  for (const std::string& name : known_peers()) {
+    const launch l = launch_of({name, ""}, 2, 2);
+    std::printf("peer         %s: %s\n", name.c_str(), l.missing.empty() ? "found" : l.missing.c_str());
+  }
+}
+
+}  // namespace hvd::bench

@@ -1,0 +1,557 @@
+#!/usr/bin/env python3
+"""Runs hvd-bench as a user would, and as a user would not.
+
+usage: bench.py HVD_BENCH WRONG_BENCH TEST_PEER [CLASS...]   (all classes below, unless some are named)
+
+WRONG_BENCH is hvd-bench with kernels that make mistakes, TEST_PEER a library that can misbehave.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+PROGRAM = WRONG = PEER = ""
+LAUNCHER = re.compile(r"^(HVD_|HOROVOD_|NCCL_TESTS_|PMI_|PMIX_|OMPI_|MPI_|SLURM_)")
+# Only what a test sets; a launcher's variables would turn the program into one rank of somebody else's job.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not LAUNCHER.match(name)}
+QUICK = ("--seconds-per-cell", "0.002", "-T", "60")
+COLLECTIVES = (
+    "allreduce",
+    "reduce",
+    "reduce_scatter",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "gather",
+    "scatter",
+    "send_recv",
+)
+
+
+def run(*arguments, program=None, env=None, timeout=100, before=()):
+    return subprocess.run(
+        [*before, program or PROGRAM, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, **(env or {})},
+        timeout=timeout,
+    )
+
+
+def rows(output):
+    return [line.split() for line in output.splitlines() if line and not line.startswith("#")]
+
+
+def segments():
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("hvd")}
+
+
+def ranks_of(parent):
+    """The processes of all descendants."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return sorted(found) + [pid for child in found for pid in ranks_of(child)]
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def measure(self, *arguments, **keywords):
+        """A run that must succeed and say nothing on stderr."""
+        result = run(*arguments, *QUICK, **keywords)
+        self.assertEqual((result.returncode, result.stderr), (0, ""), f"{arguments}\n{result.stdout}")
+        return result.stdout
+
+    def refused(self, *arguments, words=(), **keywords):
+        """A run that must end with code 2 and one sentence that has all of `words`."""
+        result = run(*arguments, **keywords)
+        self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments}\n{result.stdout}{result.stderr}")
+        self.assertRegex(result.stderr, r"^hvd-bench: [^\n]+\n$")
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def eventually(self, condition, seconds=10):
+        end = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), end, "it did not come to pass")
+            time.sleep(0.02)
+
+
+class Table(Case):
+    """Columns as nccl-tests prints them, ours at the right."""
+
+    def test_columns(self):
+        output = self.measure("allreduce", "-b", "8", "-e", "128K", "-f", "128", "-n", "2")
+        # What parsers of nccl-tests expect of a row.
+        row = re.compile(
+            r"^ *(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)(?: +([\d.]+) +([\d.]+) +([\d.]+) +(\d+|N/A)){2} +[\d.]+ +[\d.]+$"
+        )
+        lines = [line for line in output.splitlines() if not line.startswith("#")]
+        self.assertEqual([int(line.split()[0]) for line in lines], [8, 1024, 131072])
+        for line in lines:
+            self.assertRegex(line, row)
+            widths = (12, 12, 8, 6, 6, 7, 6, 6, 6, 7, 6, 6, 6, 8, 8)
+            self.assertEqual(line, "  ".join(word.rjust(width) for word, width in zip(line.split(), widths)))
+        for size, count, kind, op, root, *_ in rows(output):
+            self.assertEqual((int(count) * 4, kind, op, root), (int(size), "float", "sum", "-1"))
+        self.assertIn("# Out of bounds values : 0 OK\n", output)
+        self.assertRegex(output, r"(?m)^# Avg bus bandwidth    : [\d.e+-]+$")
+        heads = [line for line in output.splitlines() if "algbw" in line]
+        self.assertRegex(heads[0], r"^# +size +count +type +redop +root( +time +algbw +busbw +#wrong){2} +p99 +p99 in$")
+
+    def test_what_was_in_force_is_said(self):
+        options = ("--mode", "clean", "--buffers", "shared", "--streaming")
+        output = self.measure("allreduce", "-b", "1K", "-e", "1K", *options)
+        for words in ("clean", "shared buffers", "streaming", "shm", "ranks on CPUs: 0 on", "algorithm automatic"):
+            self.assertIn(words, output)
+
+    def test_bus_bandwidth(self):
+        for kind, factor in (("allreduce", 4 / 3), ("allgather", 2 / 3), ("alltoall", 2 / 3), ("broadcast", 1)):
+            with self.subTest(kind=kind):
+                [row] = rows(self.measure(kind, "-b", "3M", "-e", "3M", "-n", "3", "--iters", "3"))
+                time_us, algorithm, bus = map(float, row[5:8])
+                self.assertLess(abs(bus - algorithm * factor), 0.02 + 0.02 * bus)
+                self.assertLess(abs(algorithm - int(row[0]) / time_us * 1e-3), 0.02 + 0.02 * algorithm)
+
+    def test_sizes(self):
+        output = self.measure("allgather", "-b", "1000", "-e", "3000", "-i", "1000", "-n", "3", "--iters", "2")
+        # Blocks of whole elements, one for each rank.
+        self.assertEqual([(int(r[0]), int(r[1])) for r in rows(output)], [(996, 83), (1992, 166), (3000, 250)])
+
+    def test_run_cycles_and_roots(self):
+        output = self.measure("broadcast", "-b", "64", "-e", "64", "-N", "2", "-r", "all", "-n", "2", "--iters", "2")
+        self.assertEqual([row[4] for row in rows(output)], ["0", "1", "0", "1"])
+
+    def test_one_half(self):
+        out = rows(self.measure("allreduce", "-b", "64", "-e", "64", "--out-of-place-only", "--iters", "2"))[0]
+        self.assertEqual(out[9:13], ["N/A"] * 4)
+        within = rows(self.measure("allreduce", "-b", "64", "-e", "64", "--in-place-only", "--iters", "2"))[0]
+        self.assertEqual(within[5:9], ["N/A"] * 4)
+
+    def test_unchecked(self):
+        [row] = rows(self.measure("allreduce", "-b", "64", "-e", "64", "-c", "0", "--iters", "2"))
+        self.assertEqual((row[8], row[12]), ("N/A", "N/A"))
+
+    def test_list_and_help(self):
+        output = run("--list").stdout
+        for word in ("reduce_scatter", "bfloat16", "avg", "thread", "halving_doubling", "mpich", "gloo"):
+            self.assertIn(word, output)
+        self.assertIn("--stepfactor", run("--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^hvd-bench \d")
+
+
+class Correct(Case):
+    """Results are checked, and the check finds mistakes."""
+
+    def right(self, *arguments):
+        output = self.measure(*arguments)
+        self.assertTrue(rows(output), output)
+        for row in rows(output):
+            self.assertEqual({row[8], row[12]} - {"N/A"}, {"0"}, output)
+        return rows(output)
+
+    def test_wrong_kernel(self):
+        result = run("allreduce", "-b", "1K", "-e", "64K", "-f", "64", "-n", "2", *QUICK, program=WRONG)
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        for row in rows(result.stdout):
+            self.assertGreater(int(row[8]), 0)
+            self.assertGreater(int(row[12]), 0)
+        self.assertRegex(result.stdout, r"# Out of bounds values : [1-9]\d* FAILED")
+
+    def test_all_collectives(self):
+        for kind in COLLECTIVES:
+            for memory in ("private", "shared"):
+                for ranks, kind_of in ((2, "float"), (3, "bfloat16")):
+                    with self.subTest(kind=kind, memory=memory, ranks=ranks):
+                        common = ("-b", "1000", "-e", "600000", "-f", "24", "-n", ranks, "-d", kind_of)
+                        self.right(kind, *common, "--buffers", memory, "--iters", 3)
+
+    def test_all_roots(self):
+        for kind in ("reduce", "broadcast", "gather", "scatter"):
+            with self.subTest(kind=kind):
+                self.right(kind, "-b", "64K", "-e", "64K", "-r", "all", "-n", "3", "--iters", "2")
+
+    def test_all_types_and_operations(self):
+        found = self.right("allreduce", "-b", "4000", "-e", "4000", "-d", "all", "-o", "all", "-n", "2", "--iters", "2")
+        self.assertEqual(len(found), 12 * 5)
+        for kind, op in (("bool", "max"), ("complex64", "prod"), ("complex128", "avg")):
+            self.right("reduce", "-b", "4000", "-e", "4000", "-d", kind, "-o", op, "-n", "2", "--iters", "2")
+
+    def test_modes_transports_algorithms(self):
+        for options in (
+            ("--mode", "clean"),
+            ("--mode", "rotating"),
+            ("--mode", "rotating", "--buffers", "shared"),
+            ("--streaming",),
+            ("--transport", "thread"),
+            ("-t", "2"),
+            ("--transport", "self"),
+            ("--unalign", "3"),
+            ("--no-pin",),
+            ("--algorithm", "ring:chunk_bytes=16K"),
+            ("--algorithm", "recursive_doubling"),
+            ("--limit",),
+            ("--limit", "--buffers", "shared"),
+        ):
+            with self.subTest(options=options):
+                self.right("allreduce", "-b", "8", "-e", "512K", "-f", "256", "--iters", "5", *options)
+
+    def test_an_algorithm_that_cannot(self):
+        result = run("alltoall", "-b", "1K", "-e", "1K", "--algorithm", "tree", *QUICK)
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertIn("tree on shm cannot do alltoall", result.stdout)
+
+    def test_limit_of_all_collectives(self):
+        for kind in COLLECTIVES:
+            with self.subTest(kind=kind):
+                output = self.measure(kind, "-b", "90K", "-e", "90K", "--limit", "-n", "2", "--iters", "3")
+                self.assertNotIn("wrong elements", output)
+                self.assertRegex(rows(output)[0][-1], r"^\d+$")
+
+    def test_barrier(self):
+        [row] = rows(self.measure("barrier", "-n", "2"))
+        self.assertEqual((row[0], row[1], row[9]), ("0", "0", "N/A"))
+
+    def test_fused(self):
+        for model, parameters in (("resnet50", 25_557_032), ("transformer124m", 124_439_808)):
+            with self.subTest(model=model):
+                [row] = self.right("fused", "--model", model, "--iters", "1", "-w", "1", "-d", "half", "-n", "2")
+                self.assertEqual((int(row[1]), int(row[0])), (parameters, 2 * parameters))
+
+
+class BadInput(Case):
+    def test_one_sentence_and_exit_code_2(self):
+        for arguments, words in (
+            ([], ("which collective", "allreduce")),
+            (["allsum"], ('"allsum"', "reduce_scatter")),
+            (["allreduce", "--no-such-flag"], ("--no-such-flag", "--help")),
+            (["allreduce", "broadcast"], ("broadcast",)),
+            (["allreduce", "-b", "12Q"], ("-b", "12Q")),
+            (["allreduce", "-e", "-5"], ("-e", "-5")),
+            (["allreduce", "-b", "2M", "-e", "1M"], ("2 MiB", "1 MiB", "beyond")),
+            (["allreduce", "-b", "0", "-e", "8", "-f", "2"], ("-b 0",)),
+            (["allreduce", "-b", "1", "-e", "8", "-i", "0"], ("-i 0",)),
+            (["allreduce", "-b", "64T", "-e", "64T"], ("64 TiB", "memory")),
+            (["allreduce", "-b", "99999999999999999999"], ("-b",)),
+            (["allreduce", "-d", "quad"], ("quad", "bfloat16")),
+            (["allreduce", "-o", "xor"], ("xor", "prod")),
+            (["allreduce", "-d", "bool", "-o", "sum"], ("sum", "bool")),
+            (["reduce", "-r", "2", "-n", "2"], ("-r 2", "0 to 1")),
+            (["allreduce", "-n", "0"], ("-n 0",)),
+            (["allreduce", "-n", "two"], ("two",)),
+            (["allreduce", "-n", "20", "-t", "2"], ("-n is the number of ranks", "--iters")),
+            (["allreduce", "--iters", "0"], ("--iters 0",)),
+            (["allreduce", "-m", "4"], ("-m 4",)),
+            (["allreduce", "-G", "1"], ("-G 1", "CUDA")),
+            (["allreduce", "-R", "1"], ("-R 1",)),
+            (["allreduce", "--transport", "tcp"], ("tcp", "shm, thread, self")),
+            (["allreduce", "--transport", "self", "-n", "2"], ("self",)),
+            (["allreduce", "--algorithm", "magic"], ("magic", "ring")),
+            (["allreduce", "--algorithm", "ring:lanes=3"], ("lanes",)),
+            (["allreduce", "--buffers", "huge"], ("huge", "private, shared")),
+            (["allreduce", "--mode", "wet"], ("wet", "dirty, clean, rotating")),
+            (["allreduce", "--isolated", "--streaming"], ("--isolated",)),
+            (["send_recv", "--in-place-only"], ("in place",)),
+            (["fused", "--model", "bert"], ("bert", "resnet50")),
+            (["allreduce", "--peer", "nobody"], ("nobody", "mpich")),
+            (["allreduce", "--peer", "a=true", "--peer", "a=true"], ("two libraries",)),
+        ):
+            with self.subTest(arguments=arguments):
+                self.refused(*arguments, words=words)
+
+    def test_files_that_cannot_be_written(self):
+        for path in ("/nonexistent/a.json", str(self.folder), "/proc/a.json"):
+            with self.subTest(path=path):
+                self.refused("allreduce", "-b", "8", "-e", "8", "--json", path, words=(path,))
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_bad_input_leaves_an_old_file_alone(self):
+        file = self.folder / "old.json"
+        file.write_text("old")
+        self.refused("allreduce", "-b", "x", "--json", file)
+        self.assertEqual((file.read_text(), list(self.folder.iterdir())), ("old", [file]))
+
+    def test_environment(self):
+        self.refused("allreduce", "-b", "8", "-e", "8", env={"NCCL_TESTS_MIN_BW": "fast"}, words=("NCCL_TESTS_MIN_BW",))
+
+    def test_flags_of_nccl_tests_at_their_neutral_value(self):
+        flags = "-m 1 -p 0 -z 0 -y 0 -G 0 -C 0 -x 0 -D 0 -V 0 -M 0 -R 0 -u 0 -K 0 -g 2 -t 1 -a 1".split()
+        self.measure("all_reduce_perf", "-b", "64", "-e", "64", *flags, "--iters", "2")
+        for other in ("all_gather", "sendrecv", "reduce_scatter_perf", "alltoall_perf"):
+            self.measure(other, "-b", "64", "-e", "64", "--iters", "2")
+
+    def test_least_bandwidth(self):
+        options = ("allreduce", "-b", "1M", "-e", "1M", *QUICK)
+        self.assertEqual(run(*options, env={"NCCL_TESTS_MIN_BW": "0.001"}).returncode, 0)
+        result = run(*options, env={"NCCL_TESTS_MIN_BW": "1000000"})
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("NCCL_TESTS_MIN_BW", result.stderr)
+
+
+class Json(Case):
+    def test_schema(self):
+        file = self.folder / "x.json"
+        command = ("allreduce", "-b", "1K", "-e", "64K", "-f", "64", "-n", "2", "--limit", "--peer", f"test={PEER}")
+        self.measure(*command, "--json", file)
+        self.assertEqual(list(self.folder.iterdir()), [file])
+        data = json.loads(file.read_text())
+        config = data["config"]
+        for key in ("version", "date", "command"):
+            self.assertIsInstance(config[key], str)
+        self.assertEqual(set(config["machine"]), {"cpu", "cores", "l2", "l3", "kernel"})
+        for key, value in (
+            ("collective", "allreduce"),
+            ("ranks", 2),
+            ("transport", "shm"),
+            ("algorithm", "automatic"),
+            ("buffers", "private"),
+            ("mode", "dirty"),
+            ("cadence", "isolated"),
+        ):
+            self.assertEqual(config[key], value)
+        self.assertEqual([library["name"] for library in data["libraries"]], ["hvd", "test", "limit"])
+        for library in data["libraries"]:
+            self.assertIsNone(library["missing"])
+            self.assertTrue(library["description"])
+        self.assertEqual(len(data["results"]), 2 * 3)
+        for result in data["results"]:
+            self.assertEqual((result["type"], result["redop"], result["error"]), ("float", "sum", None))
+            for half in ("out_of_place", "in_place"):
+                times = result[half]
+                self.assertEqual(times["nwrong"], 0)
+                self.assertLessEqual(times["min"], times["time"])
+                self.assertLessEqual(times["time"], times["p99"])
+                self.assertGreater(times["iterations"], 0)
+                bandwidth = result["size"] / times["time"] * 1e-3
+                self.assertLess(abs(times["alg_bw"] - bandwidth), 1e-6 * bandwidth)
+                self.assertEqual(times["alg_bw"], times["bus_bw"])  # 2 ranks
+        self.assertEqual(data["out_of_bounds"], 0)
+        self.assertGreater(data["average_bus_bandwidth"], 0)
+
+    def test_replaced_whole(self):
+        file = self.folder / "x.json"
+        file.write_text("old")
+        self.measure("allreduce", "-b", "64", "-e", "64", "--iters", "2", "-J", file)
+        self.assertEqual(json.loads(file.read_text())["config"]["ranks"] >= 2, True)
+        self.assertEqual(list(self.folder.iterdir()), [file])
+
+
+class Peers(Case):
+    """Other libraries, whatever they do, do not stop the run."""
+
+    def with_peer(self, how, *options, code=0, sizes=("-b", "1K", "-e", "16K", "-f", "4")):
+        file = self.folder / "x.json"
+        before = segments()
+        result = run("allreduce", *sizes, "-n", "2", "--peer", f"test={PEER} {how}", "--json", file, *QUICK, *options)
+        self.assertEqual((result.returncode, result.stderr), (code, ""), result.stdout)
+        self.eventually(lambda: segments() <= before)
+        data = json.loads(file.read_text())
+        return result.stdout, [r for r in data["results"] if r["library"] == "test"], data
+
+    def test_good(self):
+        output, results, _ = self.with_peer("good")
+        self.assertIn("# test: test peer, good\n", output)
+        for row in rows(output):
+            self.assertEqual(row[-2], "test")
+            self.assertLess(abs(float(row[-1]) - float(row[-3]) / float(row[5])), 0.02 + 0.02 * float(row[-1]))
+        self.assertTrue(all(r["error"] is None for r in results))
+
+    def test_wrong(self):
+        for how in ("wrong", "overflow"):
+            with self.subTest(how=how):
+                output, results, data = self.with_peer(how, code=1)
+                self.assertRegex(output, r"# test has \d+ wrong elements")
+                self.assertTrue(all(r["out_of_place"]["nwrong"] > 0 for r in results))
+                self.assertTrue(all(r["out_of_place"]["nwrong"] == 0 for r in data["results"] if r["library"] == "hvd"))
+
+    def broken(self, how, words, *options):
+        output, results, _ = self.with_peer(how, *options)
+        self.assertEqual(len(rows(output)), 3)
+        self.assertIsNone(results[0]["error"])  # 1 KiB goes well
+        for r in results[1:]:
+            self.assertIn(words, r["error"])
+            self.assertIsNone(r["out_of_place"])
+        self.assertIn(words, output)
+
+    def test_crash(self):
+        self.broken("crash", "rank 1 was killed by SIGKILL")
+
+    def test_throw(self):
+        self.broken("throw", "rank 1: the test peer gives up")
+
+    def test_hang(self):
+        start = time.monotonic()
+        self.broken("hang", "did not finish within 2 s", "-T", "2")
+        self.assertLess(time.monotonic() - start, 40)
+
+    def test_no_start(self):
+        for how, words in (
+            (f"{PEER} refuse", "does not like this machine"),
+            ("/bin/false", "exit code 1"),
+            ("/nonexistent/program", "not found"),
+            ("echo some words; exit 3", "some words"),
+        ):
+            with self.subTest(how=how):
+                result = run("allreduce", "-b", "64", "-e", "64", "--peer", f"test={how}", *QUICK)
+                self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+                self.assertRegex(result.stdout, rf"# test is MISSING: .*{words}")
+
+    def test_never_comes(self):
+        result = run("allreduce", "-b", "64", "-e", "64", "--peer", "test=sleep 1000", *QUICK, "-T", "2")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("# test is MISSING: could not be started: rank(s) 0, 1 did not start within 2 s", result.stdout)
+
+    def test_unsupported(self):
+        result = run("allreduce", "-b", "64", "-e", "64", "-d", "int8", "--peer", f"test={PEER}", *QUICK)
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertIn("# test: the test peer has only sums of float", result.stdout)
+
+    def test_not_installed(self):
+        # A copy of the program has no peers beside it.
+        alone = self.folder / "hvd-bench"
+        shutil.copy(PROGRAM, alone)
+        result = run("allreduce", "-b", "64", "-e", "64", "--peer", "gloo", *QUICK, program=alone)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"# gloo is MISSING: .*tools/setup --bench")
+
+
+class Ends(Case):
+    """However a run ends, nothing is left behind."""
+
+    def start(self, *options):
+        long = "allreduce -b 256K -e 512K -i 256K --iters 20000 -n 2 -T 300".split()
+        process = subprocess.Popen(
+            [PROGRAM, *long, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        self.addCleanup(process.kill)
+        for line in process.stdout:
+            if "algbw" in line:
+                break
+        self.eventually(lambda: len(ranks_of(process.pid)) >= (1 if "thread" in options else 2))
+        time.sleep(0.2)  # into the first size
+        return process, ranks_of(process.pid)
+
+    def finish(self, process, ranks, before):
+        output, errors = process.communicate(timeout=30)
+        self.eventually(lambda: all(map(gone, ranks)))
+        self.eventually(lambda: segments() <= before)
+        return output, errors
+
+    def test_signals(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for options in ((), ("--peer", f"test={PEER}"), ("--transport", "thread")):
+                with self.subTest(signal=number, options=options):
+                    before = segments()
+                    process, ranks = self.start(*options, "--json", str(self.folder / "x.json"))
+                    process.send_signal(number)
+                    _, errors = self.finish(process, ranks, before)
+                    self.assertEqual(process.returncode, 128 + number, errors)
+                    self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_coordinator_killed(self):
+        for options in ((), ("--peer", f"test={PEER}")):
+            with self.subTest(options=options):
+                before = segments()
+                process, ranks = self.start(*options)
+                process.kill()
+                self.finish(process, ranks, before)
+
+    def test_rank_killed(self):
+        before = segments()
+        file = self.folder / "x.json"
+        process, ranks = self.start("--json", str(file))
+        os.kill(ranks[-1], signal.SIGKILL)
+        output, errors = self.finish(process, ranks, before)
+        self.assertEqual((process.returncode, errors), (1, ""))
+        self.assertRegex(output, r"# hvd: rank \d was killed by SIGKILL")
+        # The next size was measured by new ranks, and the file says what happened.
+        results = json.loads(file.read_text())["results"]
+        self.assertEqual(len(results), 2)
+        self.assertIn("SIGKILL", results[0]["error"])
+        self.assertIsNone(results[1]["error"])
+
+    def test_hvd_cannot_start(self):
+        result = run("allreduce", "-b", "64", "-e", "64", "-n", "2", env={"HVD_SHM_DIR": "/nonexistent"})
+        self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
+        self.assertRegex(result.stderr, r"^hvd-bench: hvd could not be started: rank \d: [^\n]*/nonexistent[^\n]*\n$")
+
+
+class Launched(Case):
+    """Inside mpiexec every process is one rank."""
+
+    def launcher(self):
+        for name, options in (("mpiexec.hydra", []), ("mpirun.openmpi", ["--oversubscribe"])):
+            path = shutil.which(name)
+            if path:
+                root = ["--allow-run-as-root"] if "openmpi" in name and os.geteuid() == 0 else []
+                return [path, *root, *options]
+        print("SKIP: Launched: there is no mpiexec.hydra and no mpirun.openmpi", flush=True)
+        return None
+
+    def test_two_ranks(self):
+        launcher = self.launcher()
+        if not launcher:
+            return
+        before = segments()
+        file = self.folder / "x.json"
+        sizes = ("-b", "1K", "-e", "64K", "-f", "64")
+        output = self.measure("allreduce", *sizes, "-J", file, before=(*launcher, "-n", "2"))
+        self.assertEqual(len(rows(output)), 2)
+        self.assertEqual(output.count("hvd-bench version"), 1)
+        self.assertIn("2 ranks", output)
+        self.assertEqual(json.loads(file.read_text())["config"]["ranks"], 2)
+        self.eventually(lambda: segments() <= before)
+
+    def test_what_does_not_go_together(self):
+        launcher = self.launcher()
+        if not launcher:
+            return
+        for options, words in (
+            (("-n", "3"), "the launcher has started 2 ranks"),
+            (("--peer", "gloo"), "--peer"),
+            (("-b", "x"), "-b x"),
+        ):
+            with self.subTest(options=options):
+                result = run("allreduce", *options, before=(*launcher, "-n", "2"))
+                self.assertEqual(result.stderr.count("hvd-bench: "), 1, result.stderr)
+                self.assertIn(words, result.stderr)
+                self.assertNotEqual(result.returncode, 0)
+
+    def test_several_hosts_are_refused(self):
+        variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}
+        self.refused("allreduce", env=variables, words=("one host",))
+
+
+if __name__ == "__main__":
+    PROGRAM, WRONG, PEER = map(os.path.abspath, sys.argv[1:4])
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]], verbosity=2)

@@ -1,0 +1,461 @@
+#!/usr/bin/env python3
+"""Runs bench/compare as a user would, on an hvd-bench that only pretends to measure, and checks its arithmetic.
+
+usage: compare.py [CLASS...]   (all classes below, unless some are named)
+"""
+
+import copy
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import unittest.mock
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMPARE = ROOT / "bench" / "compare"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "bench"))
+
+from comparison import documents, measure, plan, tables, where  # noqa: E402
+
+# Stands in for hvd-bench: prints a row for each size and writes JSON. PRETEND says what goes wrong.
+STAND_IN = r"""#!/usr/bin/env python3
+import json, os, signal, subprocess, sys, time
+
+words, pretend = sys.argv[1:], os.environ.get("PRETEND", "")
+value = lambda name, usual=None: words[words.index(name) + 1] if name in words else usual
+if folder := os.environ.get("PRETEND_LOG"):
+    with open(os.path.join(folder, "calls"), "a") as log:
+        print(*words, file=log)
+peers = [words[i + 1] for i, word in enumerate(words) if word == "--peer"]
+if "dies" in pretend:
+    sys.exit("hvd-bench: /dev/shm is full")
+if "hangs" in pretend:
+    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)  # as an MPI's own processes may
+    with open(os.path.join(folder, "pids"), "w") as file:
+        print(os.getpid(), left.pid, file=file, flush=True)
+    if "deaf" in pretend:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1000)
+if words[0] == "fused":
+    sizes = [{"resnet50": 102228128, "transformer124m": 497759232}[value("--model")]]
+else:
+    sizes = [int(value("-b"))]
+    while sizes[-1] * int(value("-f")) <= int(value("-e")):
+        sizes.append(sizes[-1] * int(value("-f")))
+speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "openmpi": 2.0, "intelmpi": 1.5, "gloo": 100.0}
+missing = {"gloo": "Debian's libgloo-dev is not installed"} if "missing" in pretend else {}
+libraries = [{"name": name, "description": "" if name in missing else name + " 1.0; " + os.getcwd() + "/x",
+              "missing": missing.get(name)}
+             for name in ["hvd", *peers, "limit"]]
+results = []
+for size in sizes:
+    print("# a comment")
+    print(f"{size:12}  {size // 4:12}  {'float':>8}  {'sum':>6}  {-1:6}", flush=True)
+    for library in libraries:
+        name = library["name"]
+        if not library["description"]:
+            continue
+        time_us = (0.5 + size / 2000) * speed[name]
+        if name == "intelmpi" and size == 1 << 20:
+            time_us /= 2
+        result = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1, "library": name,
+                  "error": None, "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
+        if "crash" in pretend and name == "mpich":
+            result["error"] = library["missing"] = "rank 1 was killed by SIGSEGV"  # times until then may be there
+        if "wrong" in pretend and name == "intelmpi":
+            result["out_of_place"]["nwrong"] = 3
+        results.append(result)
+wrong = sum(result["out_of_place"]["nwrong"] for result in results if result["out_of_place"])
+with open(value("--json"), "w") as file:
+    json.dump({"config": {"command": " ".join(sys.argv)}, "libraries": libraries, "results": results,
+               "out_of_bounds": wrong}, file)
+sys.exit(1 if wrong else 0)
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Program(unittest.TestCase):
+    """What is common: a folder for everything, and a stand-in."""
+
+    def setUp(self):
+        kept = tempfile.TemporaryDirectory(prefix="hvd-test-")
+        self.addCleanup(kept.cleanup)
+        self.folder = Path(kept.name)
+        self.output = self.folder / "results"
+        self.stand_in = self.folder / "stand-in"
+        self.stand_in.write_text(STAND_IN)
+        self.stand_in.chmod(0o755)
+
+    def command(self, *words):
+        return [sys.executable, COMPARE, *map(str, words)]
+
+    def environment(self, pretend):
+        return {**os.environ, "PRETEND": pretend, "PRETEND_LOG": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run_program(self, *words, pretend=""):
+        environment = self.environment(pretend)
+        return subprocess.run(self.command(*words), capture_output=True, text=True, env=environment, timeout=50)
+
+    def measure(self, *words, pretend="", code=0):
+        usual = ["--no-build", "--program", self.stand_in, "--no-plots", "--output", self.output]
+        done = self.run_program(*usual, *words, pretend=pretend)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done
+
+    def files(self):
+        return sorted(file.name for file in self.output.iterdir()) if self.output.exists() else []
+
+    def run_file(self):
+        return next(self.output.glob("*.json"))
+
+    def result(self):
+        return json.loads(self.run_file().read_text())
+
+
+class Measuring(Program):
+    def test_a_run_has_json_and_markdown_with_everything_in_the_header(self):
+        done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8,64K,1M")
+        self.assertEqual([Path(name).suffix for name in self.files()], [".json", ".md"])
+        run, text = self.result(), self.run_file().with_suffix(".md").read_text()
+        self.assertRegex(run["name"], r"^\d{4}-\d\d-\d\d-[a-z0-9-]+$")
+        self.assertRegex(run["date"], r"^\d{4}-\d\d-\d\d \d\d:\d\d UTC$")
+        for part in (run["machine"]["cpu"], run["commit"], "--collectives allreduce", "MPICH: mpich 1.0", "dirty"):
+            self.assertIn(part, text)
+        self.assertIn("| 64 KiB |", text)
+        self.assertIn("allreduce, private buffers, 2 ranks", done.stdout)
+        self.assertIn("allreduce-private-2", done.stderr)  # progress
+
+    def test_no_path_of_this_machine_is_published(self):
+        self.measure("--collectives", "allreduce,fused", "--ranks", "2", "--sizes", "8")
+        for file in self.output.iterdir():
+            text = file.read_text().replace(str(self.folder), "")  # of the stand-in and the output, named by the test
+            self.assertNotIn(str(ROOT), text)
+            self.assertNotIn("hvd-compare-", text)
+
+    def test_hvd_bench_gets_sizes_ranks_buffers_and_peers(self):
+        self.measure("--collectives", "allreduce,allreduce_shared", "--ranks", "2,3", "--sizes", "8,16:256")
+        calls = (self.folder / "calls").read_text().splitlines()
+        self.assertEqual(len(calls), 8)  # two calls each, as 8, 16, 64, 256 is no geometric series
+        for words in (
+            "allreduce -b 8 -e 16 -f 2 --ranks 2 --buffers private --mode dirty --isolated --limit",
+            "allreduce -b 64 -e 256 -f 4 --ranks 3 --buffers shared --mode dirty --isolated --limit",
+        ):
+            self.assertEqual(sum(call.startswith(words) for call in calls), 1, calls)
+        self.assertTrue(all("--peer mpich --peer openmpi --peer intelmpi --peer gloo" in call for call in calls))
+        names = [series["name"] for series in self.result()["series"]]
+        self.assertEqual(names, [f"allreduce-{kind}-{n}" for n in (2, 3) for kind in ("private", "shared")])
+
+    def test_everything_by_default(self):
+        self.measure("--quick", "--peers", "none")
+        names = {series["name"] for series in self.result()["series"]}
+        two = {f"{word}-private-2" for word in ("allgather", "reduce_scatter", "broadcast", "alltoall", "reduce")}
+        more = {"allreduce-private-2", "allreduce-shared-2", "allreduce-private-4", "allreduce-private-8", "fused-2"}
+        self.assertEqual(names, two | more)
+        self.assertIn("-quick", self.result()["name"])
+
+    def test_a_second_run_on_the_same_day_gets_its_own_name(self):
+        for _ in range(2):
+            self.measure("--collectives", "reduce", "--sizes", "8")
+        self.assertEqual(len(self.files()), 4)
+        self.assertEqual(len(list(self.output.glob("*-2.json"))), 1)
+
+    def test_a_missing_peer_is_said_to_be_missing_and_is_no_failure(self):
+        done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8,64", pretend="missing")
+        for text in (done.stdout, self.run_file().with_suffix(".md").read_text()):
+            self.assertIn("Gloo is missing: Debian's libgloo-dev is not installed", text)
+        self.assertIn("| missing |", self.run_file().with_suffix(".md").read_text())
+
+    def test_a_peer_that_crashes_is_named_and_the_others_are_kept(self):
+        done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8,64", pretend="crash")
+        for text in (done.stdout, self.run_file().with_suffix(".md").read_text()):
+            self.assertIn("rank 1 was killed by SIGSEGV", text)
+        row = tables.tables(self.result())[0].rows[0]
+        self.assertEqual((row.best_peer(), row.time("mpich")), ("intelmpi", None))
+
+    def test_wrong_results_do_not_count_as_times(self):
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="wrong", code=1)
+        row = tables.tables(self.result())[0].rows[0]
+        self.assertEqual(row.best_peer(), "openmpi")
+        text = self.run_file().with_suffix(".md").read_text()
+        self.assertIn("Intel MPI, 8 B: 3 wrong elements.", text)
+        self.assertIn("hvd-bench failed: 3 elements are wrong", text)
+
+    def test_an_hvd_bench_that_fails_is_reported(self):
+        done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="dies", code=1)
+        self.assertIn("/dev/shm is full (exit code 1)", done.stdout)
+        self.assertIn("Not measured: /dev/shm is full", self.run_file().with_suffix(".md").read_text())
+
+    def test_an_interrupt_ends_all_children_and_leaves_no_file(self):
+        for number, pretend in ((signal.SIGINT, "hangs"), (signal.SIGTERM, "hangs deaf")):
+            with self.subTest(signal=number):
+                pids = self.folder / "pids"
+                pids.unlink(missing_ok=True)
+                words = ["--no-build", "--program", self.stand_in, "--no-plots", "--output", self.output]
+                environment = self.environment(pretend)
+                program = subprocess.Popen(
+                    self.command(*words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+                end = time.monotonic() + 30
+                while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < end:
+                    time.sleep(0.05)
+                program.send_signal(number)
+                text, _ = program.communicate(timeout=30)
+                self.assertEqual(program.returncode, 128 + number, text)
+                self.assertNotIn("Traceback", text)
+                self.assertEqual(self.files(), [])
+                self.assertEqual([pid for pid in pids.read_text().split() if alive(pid)], [])
+
+
+class Refusing(Program):
+    def refused(self, *words, says, output=True):
+        where_to = ["--output", self.output] if output else []
+        done = self.run_program("--no-build", "--program", self.stand_in, "--no-plots", *where_to, *words)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, says)
+        self.assertRegex(done.stderr, r"\Abench/compare: [^\n]+\.\n\Z")
+        self.assertFalse((self.folder / "calls").exists(), "it has measured")
+        self.assertEqual(self.files(), [])
+
+    def test_unknown_names(self):
+        self.refused("--collectives", "allreduce,allreduse", says="no 'allreduse'; choose from allreduce, ")
+        self.refused("--collectives", ",", says="names none")
+        self.refused("--peers", "mpich,nccl", says="no 'nccl'; choose from mpich, openmpi, intelmpi, gloo")
+        self.refused("--mode", "filthy", says="filthy")
+        self.refused("--fast", says="--fast")
+
+    def test_sizes(self):
+        for text in ("8,", "64Q", "-8", "0", "1M:2M:1", "1M:2M:4:5", "1.5K", "", "9999999999999999999G"):
+            with self.subTest(text=text):
+                self.refused(f"--sizes={text}", says="sizes|memory")
+        self.refused("--sizes", "1M:64K", says="'1M:64K' begins beyond its end")
+
+    def test_ranks(self):
+        for text in ("0", "1", "two", "2,", "100000"):
+            with self.subTest(text=text):
+                self.refused("--ranks", text, says=f"--ranks: '{text.split(',')[-1]}' is not a whole number from 2 to")
+
+    def test_more_memory_than_there_is(self):
+        self.refused("--sizes", "64G", "--ranks", "256", says="allreduce-private-256 needs at least .* MiB of memory")
+
+    def test_an_output_folder_that_cannot_be_written(self):
+        self.refused("--output", "/proc/nowhere", says="--output: /proc/nowhere cannot be written", output=False)
+        self.refused("--output", self.stand_in, says="--output: .*stand-in cannot be written", output=False)
+
+    def test_a_program_that_is_not_there(self):
+        self.refused("--program", self.folder / "nothing", says="nothing is not a program")
+        done = self.run_program("--program", self.stand_in)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--program needs --no-build", done.stderr)
+
+    def test_a_document_that_is_not_there(self):
+        self.refused("--update-docs", self.folder / "no.md", says="no.md is not a file that can be written")
+
+    def test_a_json_file_that_is_no_run(self):
+        file = self.folder / "x.json"
+        for text, says in (("{", "is not JSON"), ("{}", "is not a result"), ('{"format": 1}', "is not a whole result")):
+            file.write_text(text)
+            done = self.run_program("--from-json", file, "--no-plots")
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr, rf"\Abench/compare: [^\n]*{says}[^\n]*\.\n\Z")
+        done = self.run_program("--from-json", self.folder / "none.json")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("cannot be read", done.stderr)
+        done = self.run_program("--from-json", file, "--sizes", "8")
+        self.assertIn("--sizes and --from-json exclude each other", done.stderr)
+
+
+class Documents(Program):
+    def setUp(self):
+        super().setUp()
+        self.document = self.folder / "page.md"
+        self.document.write_text(
+            "before\n<!-- table: allreduce-private-2 -->\nNot measured yet.\n<!-- end -->\nbetween\n"
+            "<!-- table: summary -->\nNot measured yet.\n<!-- end -->\n<!-- table: reduce-private-2 -->\n"
+            "Not measured yet.\n<!-- end -->\nafter\n"
+        )
+
+    def test_parts_are_filled_and_filled_again(self):
+        words = ["--collectives", "allreduce", "--ranks", "2", "--sizes", "8,1M"]
+        done = self.measure(*words, "--update-docs", self.document)
+        text, name = self.document.read_text(), self.result()["name"]
+        self.assertIn(f"From [`{name}`](results/{name}.md)", text)
+        self.assertIn("this run has no reduce-private-2", done.stderr)
+        self.assertTrue(text.startswith("before\n") and text.endswith("Not measured yet.\n<!-- end -->\nafter\n"))
+        self.assertIn("<!-- end -->\nbetween\n<!-- table: summary -->", text)
+        self.assertEqual(documents.stale(text, self.output, self.document), [])
+        again = self.run_program("--from-json", self.run_file(), "--no-plots", "--update-docs", self.document)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(self.document.read_text(), text)
+
+    def test_what_was_edited_by_hand_is_found(self):
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", "--update-docs", self.document)
+        text = self.document.read_text().replace("| 8 B | 0.", "| 8 B | 0.0")
+        self.assertEqual(documents.stale(text, self.output, self.document), ["allreduce-private-2"])
+        text = self.document.read_text().replace("Not measured yet.", "hvd is fast.")
+        self.assertEqual(documents.stale(text, self.output, self.document), ["reduce-private-2"])
+
+    def test_a_part_of_a_named_run_stays_with_it(self):
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8")
+        first = self.run_file().stem
+        self.document.write_text(f"<!-- table: allreduce-private-2 of {first} -->\n<!-- end -->\n")
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "64", "--update-docs", self.document)
+        self.assertIn("| 8 B |", self.document.read_text())
+        self.document.write_text("<!-- table: summary of nothing -->\n<!-- end -->\n")
+        (self.folder / "calls").unlink()
+        self.measure("--update-docs", self.document, code=2)
+        self.assertFalse((self.folder / "calls").exists(), "it has measured")
+
+    def test_documents_of_this_checkout_are_what_their_results_give(self):
+        for name in ("README.md", "docs/performance.md"):
+            text = (ROOT / name).read_text()
+            self.assertEqual(documents.stale(text, ROOT / "bench" / "results", ROOT / name), [], name)
+            self.assertEqual(text.count("<!-- table:"), len(documents.MARKER.findall(text)), f"{name}: broken markers")
+
+    def test_tables_of_this_checkout_are_what_their_data_give(self):
+        for file in (ROOT / "bench" / "results").glob("*.json"):
+            shown = [f"{file.stem}.svg"] if file.with_suffix(".svg").exists() else []
+            expected = tables.markdown(tables.read(file), shown)
+            self.assertEqual(file.with_suffix(".md").read_text(), expected, file.name)
+
+
+class Rendering(Program):
+    def test_the_same_data_give_the_same_text(self):
+        self.measure("--collectives", "allreduce,fused", "--ranks", "2", "--sizes", "8,1M")
+        before = {file.name: file.read_bytes() for file in self.output.iterdir()}
+        again = self.run_program("--from-json", self.run_file(), "--no-plots")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual({file.name: file.read_bytes() for file in self.output.iterdir()}, before)
+
+    def test_plots(self):
+        python = ROOT / ".venv" / "bin" / "python3"
+        here = python if python.exists() else sys.executable
+        if subprocess.run([here, "-c", "import matplotlib"], capture_output=True).returncode != 0:
+            print("SKIP: no plots without matplotlib, which tools/setup --bench installs", flush=True)
+            self.skipTest("no matplotlib")
+        self.measure("--collectives", "allreduce,fused", "--ranks", "2,4", "--quick")
+        done = self.run_program("--from-json", self.run_file())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        pictures = [name for name in self.files() if name.endswith((".svg", ".png"))]
+        name = self.result()["name"]
+        self.assertEqual(
+            sorted(pictures), sorted(f"{name}{end}" for end in (".svg", ".png", "-headline.svg", "-headline.png"))
+        )
+        drawn = (self.output / f"{name}.svg").read_text()
+        for word in ("MPICH", "Open MPI", "Intel MPI", "Gloo", "limit", "hvd", "best peer / hvd"):
+            self.assertIn(word, drawn)
+        self.assertEqual((self.output / f"{name}.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        self.run_program("--from-json", self.run_file())
+        self.assertEqual((self.output / f"{name}.svg").read_text(), drawn)
+
+
+class Arithmetic(unittest.TestCase):
+    @staticmethod
+    def series(*results, libraries=("hvd", "mpich", "gloo", "limit"), **more):
+        known = [{"name": name, "description": "", "missing": None} for name in libraries]
+        about = {"name": "allreduce-private-2", "collective": "allreduce", "buffers": "private", "ranks": 2, "cpus": 2}
+        return {**about, "error": None, "libraries": known, "results": list(results), **more}
+
+    @staticmethod
+    def cell(size, library, time_us, **more):
+        cell = {"time": time_us, "p99": 2 * time_us, "nwrong": 0}
+        return {"size": size, "library": library, "error": None, "out_of_place": cell, "in_place": None, **more}
+
+    def test_ratios_share_and_means(self):
+        cells = [("hvd", 2.0), ("mpich", 6.0), ("gloo", 5.0), ("limit", 1.5)]
+        small = [self.cell(8, name, value) for name, value in cells]
+        cells = [("hvd", 10.0), ("mpich", 8.0), ("gloo", 50.0), ("limit", 9.0)]
+        large = [self.cell(1 << 20, name, value) for name, value in cells]
+        one = tables.table(self.series(*large, *small))
+        self.assertEqual([row.size for row in one.rows], [8, 1 << 20])
+        self.assertEqual([row.best_peer() for row in one.rows], ["gloo", "mpich"])
+        self.assertEqual([row.ratio() for row in one.rows], [2.5, 0.8])
+        self.assertEqual([row.share() for row in one.rows], [0.75, 0.9])
+        self.assertTrue(math.isclose(one.mean_ratio(), math.sqrt(2.0)))
+        self.assertTrue(math.isclose(one.mean_ratio(tables.LARGE), 0.8))
+        self.assertEqual(one.worst().size, 1 << 20)
+        text = tables.details(one)
+        self.assertIn("| 8 B | 2.00 | 4.00 | 6.00 | 5.00 | Gloo | 2.50 | 1.50 | 75 % |", text)
+        self.assertIn("| MPICH | **0.80** | 9.00 | 90 % |", text)
+        self.assertIn("Geometric mean of the ratios: 1.41, the worst **0.80** at 1 MiB.", text)
+
+    def test_nothing_is_made_up_where_nothing_was_measured(self):
+        one = tables.table(self.series(self.cell(8, "hvd", 1.0), libraries=("hvd",)))
+        self.assertIsNone(one.rows[0].ratio())
+        self.assertIsNone(one.mean_ratio())
+        self.assertIsNone(one.worst())
+        self.assertEqual(tables.details(one).splitlines()[-1], "| 8 B | 1.00 | 2.00 | - | - |")
+        empty = tables.details(tables.table(self.series(error="it was killed")))
+        self.assertEqual(empty, "Not measured: it was killed.")
+
+    def test_in_place_stands_in_where_there_is_nothing_else(self):
+        cell = self.cell(8, "hvd", 1.0)
+        cell["in_place"], cell["out_of_place"] = cell["out_of_place"], None
+        self.assertEqual(tables.table(self.series(cell)).rows[0].time("hvd"), 1.0)
+
+    def test_a_time_of_nothing_is_not_a_time(self):
+        for bad in (0, None, -1):
+            cell = self.cell(8, "mpich", 1.0)
+            cell["out_of_place"]["time"] = bad
+            one = tables.table(self.series(self.cell(8, "hvd", 1.0), copy.deepcopy(cell)))
+            self.assertEqual(one.rows[0].reasons, {"mpich": "no time was reported"})
+
+    def test_numbers_are_short(self):
+        times = {0.0512: "0.05", 0.48: "0.48", 9.99: "9.99", 23.64: "23.6", 131.4: "131", 15612.0: "15600"}
+        self.assertEqual({value: tables.time_text(value) for value in times}, times)
+        sizes = {8: "8 B", 1000: "1000 B", 4096: "4 KiB", 1 << 20: "1 MiB", 3 << 30: "3 GiB", 102228128: "102.2 MB"}
+        self.assertEqual({value: tables.size_text(value) for value in sizes}, sizes)
+        self.assertEqual(
+            [tables.ratio_text(x) for x in (0.994, 0.996, 1.0, 12.34)], ["**0.99**", "1.00", "1.00", "12.3"]
+        )
+
+    def test_sizes_become_few_calls_that_cover_them_once(self):
+        self.assertEqual(plan.sizes("8,16:256M")[:4], [8, 16, 64, 256])
+        self.assertEqual(len(plan.sizes("8,16:256M")), 14)
+        self.assertEqual(plan.sizes("1KiB,1k,2K:16K:2"), [1024, 2048, 4096, 8192, 16384])
+        for text in ("8", "8,16:256M", plan.CROWDED_SIZES, plan.QUICK_SIZES, "8,9,10", "3,8,64,512"):
+            covered = []
+            for begin, end, factor in plan.runs_of(plan.sizes(text)):
+                while begin <= end:
+                    covered.append(begin)
+                    begin *= factor
+            self.assertEqual(covered, plan.sizes(text))
+        self.assertLessEqual(len(plan.runs_of(plan.sizes(plan.SIZES))), 2)
+
+    def test_what_a_launcher_tells_its_ranks_does_not_reach_hvd_bench(self):
+        told = {"PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "HVD_JOB": "x", "NCCL_TESTS_MIN_BW": "1", "LANG": "C"}
+        with unittest.mock.patch.dict(os.environ, told, clear=True):
+            self.assertEqual(measure.environment(), {"LANG": "C"})
+
+    def test_names_of_machines(self):
+        names = {
+            "Intel(R) Xeon(R) Platinum 8488C": "intel-xeon-platinum-8488c",
+            "Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz": "intel-xeon-e5-2680-v4",
+            "AMD EPYC 9755 128-Core Processor": "amd-epyc-9755",
+            "???": "unknown-cpu",
+        }
+        self.assertEqual({cpu: where.slug(cpu) for cpu in names}, names)
+
+    def test_json_is_one_result_a_line(self):
+        run = {"format": 1, "series": [self.series(self.cell(8, "hvd", 1.0), self.cell(64, "hvd", 1.0)), self.series()]}
+        text = tables.dump(run)
+        self.assertEqual(json.loads(text), run)
+        self.assertEqual(len(re.findall(r"^   \{\"size\"", text, re.MULTILINE)), 2)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
