@@ -73,11 +73,13 @@ def runs_of(sizes):
 
 
 def names(option, text, known):
+    """The known names in a comma-separated text; '-' and '_' are the same."""
+    spelled = {name.replace("-", "_"): name for name in known}
     chosen = [name.strip().lower().replace("-", "_") for name in text.split(",") if name.strip()]
     for name in chosen:
-        if name not in known:
+        if name not in spelled:
             raise Refused(f"{option}: there is no '{name}'; choose from {', '.join(known)}")
-    return list(dict.fromkeys(chosen))
+    return [spelled[name] for name in dict.fromkeys(chosen)]
 
 
 def rank_counts(text):
