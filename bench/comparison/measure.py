@@ -10,6 +10,7 @@ import sys
 from comparison import children, tables
 from comparison.plan import MODELS, ROOT, cost, runs_of
 
+PLACES = ("out_of_place", "in_place")
 PROGRAM = ROOT / "build" / "bench" / "bench" / "hvd-bench"
 
 
@@ -121,7 +122,9 @@ def measure(arguments, one, folder, bar):
         try:
             part = json.loads(file.read_text(encoding="utf-8"))
             if code == 1 and part.get("out_of_bounds"):
-                problem = f"{part['out_of_bounds']} elements are wrong"
+                # A peer's wrong results are the peer's; its table says so.
+                ours = wrong_elements(part["results"])
+                problem = f"{ours} elements are wrong" if ours else None
             measured["config"] = measured["config"] or part["config"]
             measured["libraries"] = merged(measured["libraries"], part["libraries"])
             measured["results"] += [{**result, "model": model} if model else result for result in part["results"]]
@@ -131,6 +134,12 @@ def measure(arguments, one, folder, bar):
         for value in waiting:
             bar.update(cost(one, value))
     return without_paths(measured, [folder, ROOT])
+
+
+def wrong_elements(results):
+    """Of hvd and of the limit, in and out of place."""
+    cells = [one.get(place) for one in results if one["library"] in ("hvd", "limit") for place in PLACES]
+    return sum(int(cell.get("nwrong") or 0) for cell in cells if cell)
 
 
 def merged(before, more):

@@ -66,6 +66,8 @@ class peer_memory {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
+  /// More ranks than CPUs; the same on all ranks.
+  [[nodiscard]] bool crowded() const noexcept { return crowded_; }
   [[nodiscard]] const cache_sizes& caches() const noexcept { return header_.caches; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
@@ -179,6 +181,16 @@ class peer_memory {
       to += n;
       offset += n;
       bytes -= n;
+    }
+  }
+
+  /// As `hear`, where this rank alone reads what `peer` will write again: a store of what is there leaves the lines with
+  /// this core, changed, which spares the writer the slow store (direct_cells.hpp).
+  void hear_and_keep(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
+    hear(peer, to, offset, bytes);
+    line* const all = lines(peer);
+    for (std::size_t i = offset / line::capacity; i * line::capacity < offset + bytes; ++i) {
+      all[i].stamp.store(stamp_, std::memory_order_relaxed);
     }
   }
 

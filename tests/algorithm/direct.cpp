@@ -51,14 +51,16 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("sizes are derived from ranks and caches alone") {
   using hvd::direct_sizes;
   constexpr std::size_t mib = std::size_t{1} << 20;
-  static_assert(direct_sizes::derive(2, mib, 32 * mib) == direct_sizes{1024, 1024, 128 << 10, 1024, 12 * mib});
-  CHECK(direct_sizes::derive(2, 2 * mib, 60 * mib).chunk_bytes == 256 << 10);
-  CHECK(direct_sizes::derive(8, mib, 32 * mib) == direct_sizes{163, 1024, 64 << 10, 1024, 3 * mib});
+  static_assert(direct_sizes::derive(2, false, mib, 32 * mib) == direct_sizes{1024, 1024, 128 << 10, 1024, 12 * mib});
+  CHECK(direct_sizes::derive(2, false, 2 * mib, 60 * mib).chunk_bytes == 256 << 10);
+  CHECK(direct_sizes::derive(8, false, mib, 32 * mib) == direct_sizes{163, 1024, 64 << 10, 1024, 3 * mib});
+  // Ranks that have to share CPUs save synchronisations.
+  CHECK(direct_sizes::derive(4, true, mib, 32 * mib) == direct_sizes{4096, 4096, 64 << 10, 1024, 6 * mib});
   // Caches that nobody knows of.
-  CHECK(direct_sizes::derive(2, 0, 0) == direct_sizes{1024, 1024, 64 << 10, 1024, 6 * mib});
+  CHECK(direct_sizes::derive(2, false, 0, 0) == direct_sizes{1024, 1024, 64 << 10, 1024, 6 * mib});
   // A chunk has a page for each rank's slice.
-  CHECK(direct_sizes::derive(256, mib, 32 * mib).chunk_bytes == mib);
-  for (int p = 1; p != 5000; ++p) CHECK(direct_sizes::derive(p, mib, mib).streaming_bytes > 0);
+  CHECK(direct_sizes::derive(256, false, mib, 32 * mib).chunk_bytes == mib);
+  for (int p = 1; p != 5000; ++p) CHECK(direct_sizes::derive(p, p % 2 == 0, mib, mib).streaming_bytes > 0);
 }
 
 TEST_CASE("tunables by name, compared and printed") {

@@ -51,7 +51,7 @@ else:
     sizes = [int(value("-b"))]
     while sizes[-1] * int(value("-f")) <= int(value("-e")):
         sizes.append(sizes[-1] * int(value("-f")))
-speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "openmpi": 2.0, "intelmpi": 1.5, "gloo": 100.0}
+speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "openmpi": 2.0, "openmpi-cma": 2.5, "intelmpi": 1.5, "gloo": 100.0}
 missing = {"gloo": "Debian's libgloo-dev is not installed"} if "missing" in pretend else {}
 libraries = [{"name": name, "description": "" if name in missing else name + " 1.0; " + os.getcwd() + "/x",
               "missing": missing.get(name)}
@@ -71,7 +71,7 @@ for size in sizes:
                   "error": None, "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
         if "crash" in pretend and name == "mpich":
             result["error"] = library["missing"] = "rank 1 was killed by SIGSEGV"  # times until then may be there
-        if "wrong" in pretend and name == "intelmpi":
+        if f"wrong {name}" == pretend:
             result["out_of_place"]["nwrong"] = 3
         results.append(result)
 wrong = sum(result["out_of_place"]["nwrong"] for result in results if result["out_of_place"])
@@ -188,12 +188,16 @@ class Measuring(Program):
         self.assertEqual((row.best_peer(), row.time("mpich")), ("intelmpi", None))
 
     def test_wrong_results_do_not_count_as_times(self):
-        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="wrong", code=1)
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="wrong intelmpi")
         row = tables.tables(self.result())[0].rows[0]
         self.assertEqual(row.best_peer(), "openmpi")
         text = self.run_file().with_suffix(".md").read_text()
         self.assertIn("Intel MPI, 8 B: 3 wrong elements.", text)
-        self.assertIn("hvd-bench failed: 3 elements are wrong", text)
+        self.assertNotIn("hvd-bench failed", text)
+
+    def test_wrong_results_of_hvd_fail(self):
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="wrong hvd", code=1)
+        self.assertIn("hvd-bench failed: 3 elements are wrong", self.run_file().with_suffix(".md").read_text())
 
     def test_an_hvd_bench_that_fails_is_reported(self):
         done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", pretend="dies", code=1)

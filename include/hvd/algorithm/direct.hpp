@@ -21,15 +21,16 @@ struct direct_sizes {
 
   friend constexpr bool operator==(const direct_sizes&, const direct_sizes&) = default;
 
-  /// From the number of ranks and the sizes of the caches (0 if unknown). A pure function: all ranks of a group find the
-  /// same. The measurements are in docs/performance.md, section "How the sizes were chosen".
-  [[nodiscard]] static constexpr direct_sizes derive(int ranks, std::size_t l2, std::size_t l3) noexcept {
+  /// From the number of ranks, whether they are more than CPUs, and the sizes of the caches (0 if unknown). A pure
+  /// function: all ranks of a group find the same. The measurements are in docs/performance.md, section "How the sizes
+  /// were chosen".
+  [[nodiscard]] static constexpr direct_sizes derive(int ranks, bool crowded, std::size_t l2, std::size_t l3) noexcept {
     const auto p = static_cast<std::size_t>(ranks);
     direct_sizes s;
     // Lines cost one synchronisation instead of three, and p + 1 accesses for each byte instead of 6 - 4/p, which
-    // come one line at a time: equal at 1 KiB for 2 ranks.
-    s.line_bytes = 1024 * p / (p * p - 2 * p + 2);
-    s.copy_line_bytes = 1024;
+    // come one line at a time: equal at 1 KiB for 2 ranks. Where a synchronisation has to wait for a CPU it counts more.
+    s.line_bytes = crowded ? 4096 : 1024 * p / (p * p - 2 * p + 2);
+    s.copy_line_bytes = crowded ? 4096 : 1024;
     // Three cells of each of two ranks in the second-level cache, with room for the buffers; more ranks share it.
     s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / (4 * p), p * 4096});
     // One synchronisation more than lines, and no copy: better from about where lines end.
@@ -127,7 +128,7 @@ struct direct {
  private:
   /// The tunables, with derived values for zeros, within what the group's memory can hold.
   [[nodiscard]] direct_sizes sizes(const detail::peer_memory& m) const noexcept {
-    direct_sizes s = direct_sizes::derive(m.size(), m.caches().l2, m.caches().l3);
+    direct_sizes s = direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);
     if (line_bytes != 0) s.line_bytes = line_bytes;
     if (copy_line_bytes != 0) s.copy_line_bytes = copy_line_bytes;
     if (chunk_bytes != 0) s.chunk_bytes = chunk_bytes;

@@ -115,6 +115,11 @@ inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_byt
                   " ranks); raise memory_policy::staging_bytes");
 }
 
+/// Where data goes one way only, ranks overlap by chunks: at least four, of at most 32 KiB.
+inline std::size_t one_way_chunk(std::size_t chunk_bytes, std::size_t bytes) noexcept {
+  return std::min(chunk_bytes, std::clamp<std::size_t>(round_up(bytes / 4, 4096), 4096, std::size_t{32} << 10));
+}
+
 /// Part k of a block of `count` elements when `each` go at once.
 struct part_of_block {
   std::size_t first, count;
@@ -271,6 +276,7 @@ inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out
                              std::size_t chunk_bytes, copier copy) {
   const bool writer = root != m.rank(), reader = root < 0 || root == m.rank();
   const std::size_t e = blocks.element_bytes();
+  if (root >= 0) chunk_bytes = one_way_chunk(chunk_bytes, blocks.max_bytes());
   const std::size_t each = elements_per_part(m, chunk_bytes, 1, e);
   const auto cell = [&](int q, std::uint64_t n) { return root < 0 ? rotating_cell(m, q, n) : m.cell(q, n); };
   std::byte* const own = reader && out + blocks.offset(m.rank()) != in ? out + blocks.offset(m.rank()) : nullptr;
@@ -308,7 +314,7 @@ inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_by
 }
 
 inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes, copier copy) {
-  const std::size_t each = elements_per_part(m, chunk_bytes, 1, 1);
+  const std::size_t each = elements_per_part(m, one_way_chunk(chunk_bytes, c.bytes), 1, 1);
   const bool root = m.rank() == c.root;
   staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1}.run(
       [&](std::uint64_t k, std::uint64_t n) {
@@ -332,7 +338,7 @@ inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk
 
 inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes, copier copy) {
   const std::size_t e = c.blocks.element_bytes();
-  const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
+  const std::size_t each = elements_per_part(m, one_way_chunk(chunk_bytes, c.blocks.total_bytes()), m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
   const bool root = m.rank() == c.root;
   const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;

@@ -13,8 +13,9 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// Points `ins` at every rank's `bytes` at `offset` of its payload, in rank order; this rank's own are at `own`.
+/// `alone`: no other rank hears them.
 inline void hear_inputs(peer_memory& m, const std::byte** ins, const std::byte* own, std::size_t offset,
-                        std::size_t bytes) {
+                        std::size_t bytes, bool alone = false) {
   const bool in_place = offset == 0 && bytes <= line::capacity;  // one line: the kernel reads it where it lies
   const std::size_t stride = round_up(bytes, cache_line);
   std::byte* const scratch = in_place ? nullptr : m.scratch(static_cast<std::size_t>(m.size()) * stride);
@@ -25,7 +26,11 @@ inline void hear_inputs(peer_memory& m, const std::byte** ins, const std::byte* 
       ins[q] = m.hear(q);
     } else {
       std::byte* const to = scratch + static_cast<std::size_t>(q) * stride;
-      m.hear(q, to, offset, bytes);
+      if (alone) {
+        m.hear_and_keep(q, to, offset, bytes);
+      } else {
+        m.hear(q, to, offset, bytes);
+      }
       ins[q] = to;
     }
   }
@@ -47,7 +52,7 @@ inline void run_lines(peer_memory& m, const reduce_call& c) {
     m.publish(c.in, c.count * c.op.element_bytes);
   } else {
     const std::byte** const ins = m.inputs();
-    hear_inputs(m, ins, c.in, 0, c.count * c.op.element_bytes);
+    hear_inputs(m, ins, c.in, 0, c.count * c.op.element_bytes, true);
     c.op.complete(&c.out, 1, ins, m.size(), c.count);
   }
   m.end();
@@ -83,6 +88,8 @@ inline void run_lines(peer_memory& m, const broadcast_call& c) {
   if (m.rank() == c.root) {
     m.publish(c.in, c.bytes);
     if (c.out != c.in) copy_bytes(c.out, c.in, c.bytes);
+  } else if (m.size() == 2) {
+    m.hear_and_keep(c.root, c.out, 0, c.bytes);
   } else {
     m.hear(c.root, c.out, 0, c.bytes);
   }
@@ -97,7 +104,7 @@ inline void run_lines(peer_memory& m, const gather_call& c) {
     for (int q = 0; q != m.size(); ++q) {
       std::byte* const to = c.out + c.blocks.offset(q);
       if (q != c.root) {
-        m.hear(q, to, 0, c.blocks.bytes(q));
+        m.hear_and_keep(q, to, 0, c.blocks.bytes(q));
       } else if (to != c.in) {
         copy_bytes(to, c.in, c.blocks.bytes(q));
       }
