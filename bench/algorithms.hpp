@@ -32,6 +32,9 @@ bool set_tunable(A& a, std::string_view key, std::size_t value) {
   if constexpr (requires { a.mapped_bytes; }) {
     if (is("mapped_bytes")) return a.mapped_bytes = value, true;
   }
+  if constexpr (requires { a.streaming_bytes; }) {
+    if (is("streaming_bytes")) return a.streaming_bytes = value, true;
+  }
   return false;
 }
 

@@ -156,7 +156,8 @@ class Measuring(Program):
             "allreduce -b 64 -e 256 -f 4 --ranks 3 --buffers shared --mode dirty --isolated --limit",
         ):
             self.assertEqual(sum(call.startswith(words) for call in calls), 1, calls)
-        self.assertTrue(all("--peer mpich --peer openmpi --peer intelmpi --peer gloo" in call for call in calls))
+        peers = "--peer mpich --peer openmpi --peer openmpi-cma --peer intelmpi --peer gloo"
+        self.assertTrue(all(peers in call for call in calls), calls)
         names = [series["name"] for series in self.result()["series"]]
         self.assertEqual(names, [f"allreduce-{kind}-{n}" for n in (2, 3) for kind in ("private", "shared")])
 
@@ -238,7 +239,7 @@ class Refusing(Program):
     def test_unknown_names(self):
         self.refused("--collectives", "allreduce,allreduse", says="no 'allreduse'; choose from allreduce, ")
         self.refused("--collectives", ",", says="names none")
-        self.refused("--peers", "mpich,nccl", says="no 'nccl'; choose from mpich, openmpi, intelmpi, gloo")
+        self.refused("--peers", "mpich,nccl", says="no 'nccl'; choose from mpich, openmpi, openmpi-cma, intelmpi, gloo")
         self.refused("--mode", "filthy", says="filthy")
         self.refused("--fast", says="--fast")
 
