@@ -58,7 +58,7 @@ class peer_memory {
 
   peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
               const failure_policy& failure, liveness live)
-      : header_(header), geometry_(header.windows), checks_(header.check != 0), rank_(rank), size_(header.size), label_(std::move(label)),
+      : header_(header), geometry_(header.windows), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(header.size), label_(std::move(label)),
         waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), inputs_(ranks()), outputs_(ranks()) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
@@ -66,9 +66,8 @@ class peer_memory {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
-  /// More ranks than CPUs; the same on all ranks.
-  [[nodiscard]] bool crowded() const noexcept { return crowded_; }
-  [[nodiscard]] const cache_sizes& caches() const noexcept { return header_.caches; }
+  [[nodiscard]] bool crowded() const noexcept { return crowded_; }  ///< more ranks than CPUs; the same on all ranks
+  [[nodiscard]] const cache_sizes& caches() const noexcept { return caches_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
 
@@ -373,6 +372,7 @@ class peer_memory {
 
   group_header& header_;
   const geometry geometry_;  // a copy: nothing another process writes can move our accesses
+  const cache_sizes caches_;
   const bool checks_;        // and a forked child, which does not have the memory, may ask
   const int rank_;
   const int size_;
