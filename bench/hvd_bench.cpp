@@ -23,7 +23,12 @@ int main(int argc, char** argv) {
       list();
       return 0;
     }
-    return run(*o, inside);
+    const int code = run(*o, inside);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      say("the table could not be written to standard output");
+      return 1;
+    }
+    return code;
   } catch (const usage_error& e) {
     say(e.what());
     return 2;

@@ -78,7 +78,16 @@ timing summarise(std::vector<double> samples) {
 Report::Report(const options& o, machine m)
     : options_(o), machine_(std::move(m)), results_(std::make_unique<json>(json::array())) {
   if (o.json.empty()) return;
-  if (std::filesystem::is_directory(o.json)) throw usage_error("cannot write " + o.json + ": it is a folder");
+  std::error_code none;
+  const std::filesystem::file_status is = std::filesystem::status(o.json, none);
+  if (std::filesystem::is_directory(is)) throw usage_error("cannot write " + o.json + ": it is a folder");
+  // It is replaced as a whole at the end; a device or a pipe must not be.
+  if (std::filesystem::exists(is) && !std::filesystem::is_regular_file(is)) {
+    throw usage_error("cannot write " + o.json + ": it is not a regular file");
+  }
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(o.json, none))) {
+    throw usage_error("cannot write " + o.json + ": it is a link; name the file that it leads to");
+  }
   const std::string draft = draft_of(o.json);
   const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   const int why = errno;
@@ -210,6 +219,7 @@ void Report::add(const row& r) {
   for (std::size_t l = 0; l != r.libraries.size(); ++l) {
     const measured& m = r.libraries[l];
     for (const auto* t : {&m.out_of_place, &m.in_place}) {
+      if (*t && (*t)->wrong) checked_ = true;
       if (!*t || !(*t)->wrong || *(*t)->wrong == 0) continue;
       wrong_ += *(*t)->wrong;
       if (l == 0) continue;
@@ -253,7 +263,7 @@ json Report::json_of(const std::optional<timing>& t, const row& r) const {
 void Report::finish(const std::vector<library_line>& libraries) {
   const options& o = options_;
   std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_),
-              wrong_ == 0 ? "OK" : "FAILED");
+              wrong_ != 0 ? "FAILED" : checked_ ? "OK" : "(nothing was checked)");
   std::printf("# Avg bus bandwidth    : %g\n#\n", average_bandwidth());
   std::fflush(stdout);
   if (o.json.empty()) return;

@@ -65,6 +65,7 @@ class Report {
   std::vector<library_line> libraries_;
   std::unique_ptr<nlohmann::ordered_json> results_;
   std::uint64_t wrong_ = 0;
+  bool checked_ = false;
   double bandwidth_ = 0;
   int averaged_ = 0;
 };

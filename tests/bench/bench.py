@@ -284,6 +284,23 @@ class BadInput(Case):
             with self.subTest(arguments=arguments):
                 self.refused(*arguments, words=words)
 
+    def test_devices_and_links_are_not_replaced(self):
+        link = self.folder / "link.json"
+        link.symlink_to(self.folder / "real.json")
+        self.refused("allreduce", "-b", "8", "-e", "8", "--json", link, words=("it is a link",))
+        self.assertTrue(link.is_symlink())
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.refused("allreduce", "-b", "8", "-e", "8", "--json", pipe, words=("not a regular file",))
+
+    def test_a_table_that_is_lost_is_an_error(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            command = [PROGRAM, "allreduce", "-n", "2", "-b", "8", "-e", "8", "--iters", "5"]
+            kept = {"stdout": full, "stderr": subprocess.PIPE, "env": ENVIRONMENT, "text": True}
+            result = subprocess.run(command, **kept, timeout=60)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("standard output", result.stderr)
+
     def test_files_that_cannot_be_written(self):
         for path in ("/nonexistent/a.json", str(self.folder), "/proc/a.json"):
             with self.subTest(path=path):

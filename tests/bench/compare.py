@@ -325,6 +325,12 @@ class Documents(Program):
         self.measure("--update-docs", self.document, code=2)
         self.assertFalse((self.folder / "calls").exists(), "it has measured")
 
+    def test_only_a_whole_run_fills_the_documents_of_the_project(self):
+        for words in (("--quick",), ("--sizes", "8"), ("--peers", "mpich"), ("--no-plots",), ("--mode", "clean")):
+            done = self.run_program(*words, "--update-docs")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"{words[0]} asks for something else", done.stderr)
+
     def test_documents_of_this_checkout_are_what_their_results_give(self):
         for name in ("README.md", "docs/performance.md"):
             text = (ROOT / name).read_text()
