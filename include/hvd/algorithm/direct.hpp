@@ -72,35 +72,35 @@ struct direct {
   void operator()(T& t, const reduce_scatter_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.total_bytes(), &direct_sizes::line_bytes, c.in, c.blocks.total_bytes(),
-        [](const auto& b) { return b.all_inputs(); }, [&](const auto& b) { detail::run_mapped(m, b, c); });
+        [](const auto& b) { return b.all_inputs(); }, [&](const auto& b, auto) { detail::run_mapped(m, b, c); });
   }
   template <PeerMemory T>
   void operator()(T& t, const allgather_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, -1, output(sizes(m), c)); });
+        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c.out, c.blocks, -1, copy); });
   }
   template <PeerMemory T>
   void operator()(T& t, const gather_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b) { detail::run_mapped(m, b, c.out, c.blocks, c.root, output(sizes(m), c)); });
+        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c.out, c.blocks, c.root, copy); });
   }
   template <PeerMemory T>
   void operator()(T& t, const broadcast_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.bytes, &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.bytes : 0,
         [&](const auto& b) { return b.input_of(c.root); },
-        [&](const auto& b) { detail::run_mapped(m, b, c, output(sizes(m), c)); });
+        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c, copy); });
   }
   template <PeerMemory T>
   void operator()(T& t, const scatter_call& c) const {
     detail::peer_memory& m = t.peers();
     run(m, c, c.blocks.total_bytes(), &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.blocks.total_bytes() : 0,
         [&](const auto& b) { return b.input_of(c.root); },
-        [&](const auto& b) { detail::run_mapped(m, b, c, output(sizes(m), c)); });
+        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c, copy); });
   }
   template <PeerMemory T>
   void operator()(T& t, const alltoall_call& c) const {
@@ -186,7 +186,7 @@ struct direct {
       if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, in_bytes, nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (mappable(buffers)) {
-        mapped(buffers);
+        mapped(buffers, output(limits, c));
       } else {
         detail::run_cells(m, c, limits.chunk_bytes, output(limits, c));
       }
