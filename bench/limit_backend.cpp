@@ -1,19 +1,19 @@
 // bench/limit_backend.cpp: the limit: the loads and stores that a collective cannot do without, and nothing else.
 //
 // All buffers can be reached by all ranks. Each byte of input is read as often as it must be, each byte of output
-// written once, with hvd's vector kernel or memcpy; nobody waits for anybody. What is left of the time in a real
-// collective is synchronisation, staging, and what could be better.
+// written once, with hvd's vector kernel or memcpy, past the caches where hvd would; nobody waits for anybody. What is
+// left of the time in a real collective is synchronisation, staging, and what could be better.
 #include <bench/hvd_backend.hpp>
 #include <bench/inputs.hpp>
 #include <bench/kernels.hpp>
 #include <bench/worker.hpp>
 
+#include <hvd/algorithm/direct.hpp>
 #include <hvd/broadcast.hpp>
 #include <hvd/transport/shm.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <vector>
 
@@ -25,7 +25,7 @@ namespace hvd::bench {
 namespace {
 
 class limit_backend {
- public:
+public:
   static constexpr bool synchronises = false;
 
   explicit limit_backend(ShmTransport& comm) : comm_(comm) {}
@@ -85,45 +85,59 @@ class limit_backend {
     const auto root = static_cast<std::size_t>(c.root);
     const std::size_t block = c.count * unit;
     const peers in(*this, c.in), out(*this, c.out);
+    const bool large = extent_of(c.kind, c.count, size()).out * unit > streaming_bytes();
+    const auto how = large && c.in != c.out ? detail::output::streaming : detail::output::cached;
     switch (c.kind) {
-      case collective::fused:
-      case collective::allreduce:  // a slice of all inputs into all outputs
-      case collective::reduce: {   // or into the root's alone
-        const std::size_t line = std::max<std::size_t>(64 / unit, 1);
-        const auto start = [&](std::size_t q) { return std::min(c.count, (c.count * q / p + line - 1) / line * line); };
-        const std::size_t first = start(me), n = start(me + 1) - first;
-        const bool all = c.kind != collective::reduce;
-        for (std::size_t q = 0; q != p; ++q) {
-          sources_[q] = in.of(q) + first * unit;
-          targets_[q] = out.of(all ? q : root) + first * unit;
-        }
-        return op_.complete(targets_.data(), all ? size() : 1, sources_.data(), size(), n);
+    case collective::fused:
+    case collective::allreduce:  // a slice of all inputs into all outputs
+    case collective::reduce: {   // or into the root's alone
+      const std::size_t line = std::max<std::size_t>(64 / unit, 1);
+      const auto start = [&](std::size_t q) { return std::min(c.count, (c.count * q / p + line - 1) / line * line); };
+      const std::size_t first = start(me), n = start(me + 1) - first;
+      const bool all = c.kind != collective::reduce;
+      for (std::size_t q = 0; q != p; ++q) {
+        sources_[q] = in.of(q) + first * unit;
+        targets_[q] = out.of(all ? q : root) + first * unit;
       }
-      case collective::reduce_scatter:
-        for (std::size_t q = 0; q != p; ++q) sources_[q] = in.of(q) + me * block;
-        targets_[0] = out.of(me);
-        return op_.complete(targets_.data(), 1, sources_.data(), size(), c.count);
-      case collective::allgather:
-        for (std::size_t k = 0; k != p; ++k) {
-          const std::size_t q = (me + k) % p;  // ranks start at different places
-          copy(out.of(me) + q * block, in.of(q), block);
-        }
-        return;
-      case collective::gather: return copy(out.of(root) + me * block, in.of(me), block);
-      case collective::broadcast: return copy(out.of(me), in.of(root), block);
-      case collective::alltoall:
-        for (std::size_t k = 0; k != p; ++k) {
-          const std::size_t q = (me + k) % p;
-          copy(out.of(me) + q * block, in.of(q) + me * block, block);
-        }
-        return;
-      case collective::scatter: return copy(out.of(me), in.of(root) + me * block, block);
-      case collective::send_recv: return copy(out.of(me), in.of((me + p - 1) % p), block);
-      case collective::barrier: return;
+      detail::complete_to(how, op_, targets_.data(), all ? size() : 1, sources_.data(), size(), n);
+      break;
     }
+    case collective::reduce_scatter:
+      for (std::size_t q = 0; q != p; ++q) sources_[q] = in.of(q) + me * block;
+      targets_[0] = out.of(me);
+      detail::complete_to(how, op_, targets_.data(), 1, sources_.data(), size(), c.count);
+      break;
+    case collective::allgather:
+      for (std::size_t k = 0; k != p; ++k) {
+        const std::size_t q = (me + k) % p;  // ranks start at different places
+        copy(how, out.of(me) + q * block, in.of(q), block);
+      }
+      break;
+    case collective::gather:
+      copy(how, out.of(root) + me * block, in.of(me), block);
+      break;
+    case collective::broadcast:
+      copy(how, out.of(me), in.of(root), block);
+      break;
+    case collective::alltoall:
+      for (std::size_t k = 0; k != p; ++k) {
+        const std::size_t q = (me + k) % p;
+        copy(how, out.of(me) + q * block, in.of(q) + me * block, block);
+      }
+      break;
+    case collective::scatter:
+      copy(how, out.of(me), in.of(root) + me * block, block);
+      break;
+    case collective::send_recv:
+      copy(how, out.of(me), in.of((me + p - 1) % p), block);
+      break;
+    case collective::barrier:
+      break;
+    }
+    detail::output_fence(how);
   }
 
- private:
+private:
   struct region {
     std::byte* base;
     std::size_t stride, all;
@@ -141,8 +155,12 @@ class limit_backend {
     std::size_t stride, offset;
   };
 
-  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    if (to != from) std::memcpy(to, from, bytes);
+  static void copy(detail::output how, std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (to != from) detail::copy_to(how, to, from, bytes);
+  }
+  [[nodiscard]] std::size_t streaming_bytes() const {
+    const auto& m = comm_.peers();
+    return direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3).streaming_bytes;
   }
 
   ShmTransport& comm_;

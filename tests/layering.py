@@ -28,7 +28,7 @@ LEVELS = [
         ["agree.hpp"],
     ],
     [
-        ["transport/shm_start.hpp"],
+        ["transport/shm_start.hpp", "algorithm/direct_output.hpp"],
         [
             "transport/shm_group.hpp",
             "algorithm/direct_lines.hpp",
@@ -78,6 +78,7 @@ PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, nam
 
 # A part of a header, in a file of its own only for length, and the headers that may include it.
 PARTS = {
+    "algorithm/direct_output.hpp": ("algorithm/direct_cells.hpp", "algorithm/direct_mapped.hpp"),
     "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),

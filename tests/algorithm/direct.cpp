@@ -5,15 +5,21 @@
 #include <hvd/allreduce.hpp>
 #include <hvd/alltoall.hpp>
 #include <hvd/broadcast.hpp>
+#include <hvd/gather.hpp>
+#include <hvd/reduce.hpp>
 #include <hvd/reduce_scatter.hpp>
+#include <hvd/scatter.hpp>
 #include <support/front_door.hpp>
 #include <support/queue_transport.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -69,8 +75,10 @@ TEST_CASE("tunables by name, compared and printed") {
   CHECK(changed != hvd::direct{});
   CHECK(changed.copy_line_bytes == hvd::direct{}.copy_line_bytes);
   CHECK(hvd::direct{.mapped_bytes = 1} != hvd::direct{});
-  CHECK(name(hvd::direct{}) == "direct(line_bytes=0, copy_line_bytes=0, chunk_bytes=0, mapped_bytes=0, streaming_bytes=0)");
-  CHECK(name(changed) == "direct(line_bytes=128, copy_line_bytes=0, chunk_bytes=4096, mapped_bytes=0, streaming_bytes=0)");
+  CHECK(name(hvd::direct{}) ==
+        "direct(line_bytes=0, copy_line_bytes=0, chunk_bytes=0, mapped_bytes=0, streaming_bytes=0)");
+  CHECK(name(changed) ==
+        "direct(line_bytes=128, copy_line_bytes=0, chunk_bytes=4096, mapped_bytes=0, streaming_bytes=0)");
 }
 
 TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank order") {
@@ -104,8 +112,10 @@ TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank or
 }
 
 TEST_CASE("tunables change no byte of what is copied") {
-  const hvd::direct ways[] = {{.copy_line_bytes = 1 << 20}, {.copy_line_bytes = 1},
-                              {.copy_line_bytes = 1, .chunk_bytes = 64}, {.copy_line_bytes = 1, .chunk_bytes = 4096}};
+  const hvd::direct ways[] = {{.copy_line_bytes = 1 << 20},
+                              {.copy_line_bytes = 1},
+                              {.copy_line_bytes = 1, .chunk_bytes = 64},
+                              {.copy_line_bytes = 1, .chunk_bytes = 4096}};
   hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
     for (const std::size_t each : {std::size_t{1}, std::size_t{300}, std::size_t{5001}}) {
       for (const hvd::direct& how : ways) {
@@ -122,6 +132,119 @@ TEST_CASE("tunables change no byte of what is copied") {
         hvd::reduce_scatter(comm, ramp(comm.rank(), 3 * each), block, hvd::sum, how);
         CHECK(block.back() == ramp_sum(3, 3 * each)[static_cast<std::size_t>(comm.rank() + 1) * each - 1]);
       }
+    }
+  });
+}
+
+namespace {
+
+// Longer than what lies between reading and writing in turns.
+struct long_element {
+  std::int32_t part[400];
+  friend bool operator==(const long_element&, const long_element&) = default;
+};
+struct add_long {
+  long_element operator()(const long_element& a, const long_element& b) const {
+    long_element c{};
+    for (std::size_t i = 0; i != 400; ++i) c.part[i] = a.part[i] + b.part[i];
+    return c;
+  }
+};
+
+/// A place for `count` floats at an odd address, with marks before and behind it.
+class framed {
+public:
+  framed(float* memory, std::size_t count) : all_(memory, count + 3) { std::fill(all_.begin(), all_.end(), -7.0f); }
+  [[nodiscard]] std::span<float> inside() const { return all_.subspan(1, all_.size() - 3); }
+  /// Whether the output is exactly that, and nothing beside it was written.
+  [[nodiscard]] bool holds(std::span<const float> want) const {
+    return std::equal(want.begin(), want.end(), inside().begin(), inside().end()) && all_.front() == -7.0f &&
+           all_[all_.size() - 2] == -7.0f && all_.back() == -7.0f;
+  }
+
+private:
+  std::span<float> all_;
+};
+
+}  // namespace
+
+TEST_CASE("output past the caches is whole, has the same bits, and leaves what is beside it alone") {
+  constexpr std::size_t far = std::size_t{1} << 40;
+  const hvd::direct ways[] = {
+      {.line_bytes = 1, .copy_line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = far, .streaming_bytes = 1},
+      {.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = far, .streaming_bytes = 1},
+      {.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = 1, .streaming_bytes = 1}};
+  for (const int ranks : {2, 3}) {
+    hvd::thread_run(ranks, [&](hvd::ThreadTransport& comm) {
+      const auto p = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+      const int last = comm.size() - 1;
+      for (const std::size_t each :
+           {std::size_t{1}, std::size_t{17}, std::size_t{255}, std::size_t{1000}, std::size_t{9001}}) {
+        const std::size_t all = each * p;
+        auto in = comm.alloc_shared<float>(all);
+        auto memory = comm.alloc_shared<float>(all + 3);
+        const std::span<const float> in_all(in.data(), all), in_block(in.data(), each);
+        const std::vector<float> mine = ramp(comm.rank(), all), sum = ramp_sum(comm.size(), all);
+        std::copy(mine.begin(), mine.end(), in.begin());
+        const std::vector<float> gathered = ramps(comm.size(), each);
+        for (const hvd::direct& how : ways) {
+          CAPTURE(each);
+          CAPTURE(name(how));
+          const auto check = [&](const char* what, std::size_t count, std::span<const float> want, bool written,
+                                 auto&& collective) {
+            CAPTURE(what);
+            const framed out(memory.data(), count);
+            comm.barrier();  // all have marked their own
+            collective(out.inside());
+            if (written) CHECK(out.holds(want));
+            comm.barrier();
+          };
+          check("allreduce", all, sum, true, [&](auto out) { hvd::allreduce(comm, in_all, out, hvd::sum, how); });
+          check("reduce", all, sum, comm.rank() == last,
+                [&](auto out) { hvd::reduce(comm, in_all, out, hvd::sum, last, how); });
+          check("reduce_scatter", each, std::span(sum).subspan(me * each, each), true,
+                [&](auto out) { hvd::reduce_scatter(comm, in_all, out, hvd::sum, how); });
+          check("allgather", all, gathered, true, [&](auto out) { hvd::allgather(comm, in_block, out, how); });
+          check("gather", all, gathered, comm.rank() == last,
+                [&](auto out) { hvd::gather(comm, in_block, out, last, how); });
+          check("broadcast", all, ramp(last, all), true, [&](auto out) {
+            if (comm.rank() == last) std::copy(mine.begin(), mine.end(), out.begin());
+            hvd::broadcast(comm, out, last, how);
+          });
+          const std::vector<float> roots = ramp(last, all);
+          check("scatter", each, std::span(roots).subspan(me * each, each), true,
+                [&](auto out) { hvd::scatter(comm, in_all, out, last, how); });
+          std::vector<float> exchanged;
+          for (int q = 0; q != comm.size(); ++q) {
+            const std::vector<float> theirs = ramp(q, all);
+            exchanged.insert(exchanged.end(), theirs.begin() + static_cast<std::ptrdiff_t>(me * each),
+                             theirs.begin() + static_cast<std::ptrdiff_t>((me + 1) * each));
+          }
+          check("alltoall", all, exchanged, true, [&](auto out) { hvd::alltoall(comm, in_all, out, how); });
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("output past the caches of elements longer than a tile") {
+  hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
+    auto in = comm.alloc_shared<long_element>(3), out = comm.alloc_shared<long_element>(3);
+    for (const std::size_t mapped_bytes : {std::size_t{1}, std::size_t{1} << 40}) {
+      for (std::size_t i = 0; i != 3; ++i) {
+        for (std::size_t k = 0; k != 400; ++k) {
+          in[i].part[k] = static_cast<std::int32_t>(i * 1000 + k) * (comm.rank() + 1);
+          out[i].part[k] = -1;
+        }
+      }
+      hvd::allreduce(comm, in, out, add_long{},
+                     hvd::direct{.line_bytes = 1, .mapped_bytes = mapped_bytes, .streaming_bytes = 1});
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i != 3; ++i) {
+        for (std::size_t k = 0; k != 400; ++k) wrong += out[i].part[k] != static_cast<std::int32_t>(i * 1000 + k) * 3;
+      }
+      CHECK(wrong == 0);
+      comm.barrier();
     }
   });
 }

@@ -28,7 +28,8 @@ struct direct_sizes {
     const auto p = static_cast<std::size_t>(ranks);
     direct_sizes s;
     // Lines cost one synchronisation instead of three, and p + 1 accesses for each byte instead of 6 - 4/p, which
-    // come one line at a time: equal at 1 KiB for 2 ranks. Where a synchronisation has to wait for a CPU it counts more.
+    // come one line at a time: equal at 1 KiB for 2 ranks. Where a synchronisation has to wait for a CPU it counts
+    // more.
     s.line_bytes = crowded ? 4096 : 1024 * p / (p * p - 2 * p + 2);
     s.copy_line_bytes = crowded ? 4096 : 1024;
     // Three cells of each of two ranks in the second-level cache, with room for the buffers; more ranks share it.
@@ -71,36 +72,42 @@ struct direct {
   template <PeerMemory T>
   void operator()(T& t, const reduce_scatter_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.total_bytes(), &direct_sizes::line_bytes, c.in, c.blocks.total_bytes(),
-        [](const auto& b) { return b.all_inputs(); }, [&](const auto& b, auto) { detail::run_mapped(m, b, c); });
+    run(
+        m, c, c.blocks.total_bytes(), &direct_sizes::line_bytes, c.in, c.blocks.total_bytes(),
+        [](const auto& b) { return b.all_inputs(); },
+        [&](const auto& b, detail::output how) { detail::run_mapped(m, b, c, how); });
   }
   template <PeerMemory T>
   void operator()(T& t, const allgather_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
+    run(
+        m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c.out, c.blocks, -1, copy); });
+        [&](const auto& b, detail::output how) { detail::run_mapped(m, b, c.out, c.blocks, -1, how); });
   }
   template <PeerMemory T>
   void operator()(T& t, const gather_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
+    run(
+        m, c, c.blocks.max_bytes(), &direct_sizes::copy_line_bytes, c.in, c.blocks.bytes(m.rank()),
         [](const auto& b) { return b.all_inputs(); },
-        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c.out, c.blocks, c.root, copy); });
+        [&](const auto& b, detail::output how) { detail::run_mapped(m, b, c.out, c.blocks, c.root, how); });
   }
   template <PeerMemory T>
   void operator()(T& t, const broadcast_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.bytes, &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.bytes : 0,
+    run(
+        m, c, c.bytes, &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.bytes : 0,
         [&](const auto& b) { return b.input_of(c.root); },
-        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c, copy); });
+        [&](const auto& b, detail::output how) { detail::run_mapped(m, b, c, how); });
   }
   template <PeerMemory T>
   void operator()(T& t, const scatter_call& c) const {
     detail::peer_memory& m = t.peers();
-    run(m, c, c.blocks.total_bytes(), &direct_sizes::copy_line_bytes, c.in, m.rank() == c.root ? c.blocks.total_bytes() : 0,
-        [&](const auto& b) { return b.input_of(c.root); },
-        [&](const auto& b, auto copy) { detail::run_mapped(m, b, c, copy); });
+    run(
+        m, c, c.blocks.total_bytes(), &direct_sizes::copy_line_bytes, c.in,
+        m.rank() == c.root ? c.blocks.total_bytes() : 0, [&](const auto& b) { return b.input_of(c.root); },
+        [&](const auto& b, detail::output how) { detail::run_mapped(m, b, c, how); });
   }
   template <PeerMemory T>
   void operator()(T& t, const alltoall_call& c) const {
@@ -109,7 +116,7 @@ struct direct {
     detail::peer_memory::scope scope(m, name(c.kind));
     if (!c.send.uniform() || !c.recv.uniform()) {
       const detail::count_matrix counts = detail::exchange_counts(m, c, scope);
-      detail::run_cells(m, c, counts.largest_block(), limits.chunk_bytes, output(limits, c));
+      detail::run_cells(m, c, counts.largest_block(), limits.chunk_bytes, output_of(limits, c));
     } else if (c.send.total_bytes() <= limits.copy_line_bytes) {
       detail::run_lines(m, c);
     } else {
@@ -117,15 +124,15 @@ struct direct {
       if (c.in != c.out) detail::locate(m, d, c.in, c.send.total_bytes(), nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (c.send.total_bytes() >= limits.mapped_bytes && buffers.all_inputs()) {
-        detail::run_mapped(m, buffers, c, output(limits, c));
+        detail::run_mapped(m, buffers, c, output_of(limits, c));
       } else {
-        detail::run_cells(m, c, c.send.count(0), limits.chunk_bytes, output(limits, c));
+        detail::run_cells(m, c, c.send.count(0), limits.chunk_bytes, output_of(limits, c));
       }
     }
     scope.leave();
   }
 
- private:
+private:
   /// The tunables, with derived values for zeros, within what the group's memory can hold.
   [[nodiscard]] direct_sizes sizes(const detail::peer_memory& m) const noexcept {
     direct_sizes s = direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);
@@ -139,9 +146,9 @@ struct direct {
     s.chunk_bytes = std::min<std::size_t>(s.chunk_bytes, m.shape().cell_bytes);
     return s;
   }
-  /// How a collective that moves data writes its output.
+  /// How a collective writes its output.
   template <class Call>
-  [[nodiscard]] static detail::copier output(const direct_sizes& limits, const Call& c) noexcept {
+  [[nodiscard]] static detail::output output_of(const direct_sizes& limits, const Call& c) noexcept {
     std::size_t bytes = 0;
     if constexpr (requires { c.recv; }) {
       bytes = c.recv.total_bytes();
@@ -151,12 +158,13 @@ struct direct {
       constexpr bool all = Call::kind == operation::allgather || Call::kind == operation::gather;
       bytes = all ? c.blocks.total_bytes() : c.blocks.max_bytes();
     }
-    return bytes > limits.streaming_bytes ? &detail::copy_streaming : &detail::copy_bytes;
+    return bytes > limits.streaming_bytes ? detail::output::streaming : detail::output::cached;
   }
   template <class Call>
   void reduce_to(detail::peer_memory& m, const Call& c, const std::byte* in, std::byte* out, int root) const {
     const std::size_t bytes = c.count * c.op.element_bytes;
     const direct_sizes limits = sizes(m);
+    const detail::output how = bytes > limits.streaming_bytes ? detail::output::streaming : detail::output::cached;
     detail::peer_memory::scope scope(m, name(c.kind));
     if (bytes <= limits.line_bytes) {
       detail::run_lines(m, c);
@@ -165,18 +173,18 @@ struct direct {
       if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, bytes, out, out != nullptr ? bytes : 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (buffers.all_inputs() && (root < 0 ? buffers.all_outputs() : buffers.output_of(root))) {
-        detail::run_mapped(m, buffers, c.count, c.op, root, bytes > limits.streaming_bytes);
+        detail::run_mapped(m, buffers, c.count, c.op, root, how);
       } else {
-        const bool streaming = in != out && bytes > limits.streaming_bytes;
-        detail::staged_reduction(m, in, out, c.count, c.op, root, limits.chunk_bytes, streaming).run();
+        const detail::output staged = in != out ? how : detail::output::cached;
+        detail::staged_reduction(m, in, out, c.count, c.op, root, limits.chunk_bytes, staged).run();
       }
     }
     scope.leave();
   }
 
   template <class Call, class Mappable, class Mapped>
-  void run(detail::peer_memory& m, const Call& c, std::size_t bytes, std::size_t direct_sizes::*lines, const std::byte* in,
-           std::size_t in_bytes, Mappable mappable, Mapped mapped) const {
+  void run(detail::peer_memory& m, const Call& c, std::size_t bytes, std::size_t direct_sizes::*lines,
+           const std::byte* in, std::size_t in_bytes, Mappable mappable, Mapped mapped) const {
     const direct_sizes limits = sizes(m);
     detail::peer_memory::scope scope(m, name(c.kind));
     if (bytes <= limits.*lines) {
@@ -186,9 +194,9 @@ struct direct {
       if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, in_bytes, nullptr, 0);
       const detail::mapped_buffers buffers(m, detail::agree(m, d, scope));
       if (mappable(buffers)) {
-        mapped(buffers, output(limits, c));
+        mapped(buffers, output_of(limits, c));
       } else {
-        detail::run_cells(m, c, limits.chunk_bytes, output(limits, c));
+        detail::run_cells(m, c, limits.chunk_bytes, output_of(limits, c));
       }
     }
     scope.leave();
@@ -197,9 +205,10 @@ struct direct {
 
 /// The algorithm with its tunables, for messages and bench output.
 inline std::string name(const direct& a) {
-  return "direct(line_bytes=" + std::to_string(a.line_bytes) + ", copy_line_bytes=" + std::to_string(a.copy_line_bytes) +
-         ", chunk_bytes=" + std::to_string(a.chunk_bytes) + ", mapped_bytes=" + std::to_string(a.mapped_bytes) +
-         ", streaming_bytes=" + std::to_string(a.streaming_bytes) + ")";
+  return "direct(line_bytes=" + std::to_string(a.line_bytes) +
+         ", copy_line_bytes=" + std::to_string(a.copy_line_bytes) + ", chunk_bytes=" + std::to_string(a.chunk_bytes) +
+         ", mapped_bytes=" + std::to_string(a.mapped_bytes) + ", streaming_bytes=" + std::to_string(a.streaming_bytes) +
+         ")";
 }
 
 }  // namespace hvd::inline HVD_ABI

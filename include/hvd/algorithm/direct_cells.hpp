@@ -20,6 +20,7 @@
 #pragma once
 
 #include <hvd/agree.hpp>
+#include <hvd/algorithm/direct_output.hpp>
 #include <hvd/detail/blocks.hpp>
 
 #include <algorithm>
@@ -41,6 +42,7 @@ struct staged_copy {
   bool reader;
   int first_reader;
   int last_reader;
+  output how;  ///< for the fence at the end
 
   template <class Stage, class Consume>
   void run(Stage&& stage, Consume&& consume) {
@@ -54,12 +56,11 @@ struct staged_copy {
         m.store(m.mine().staged.value, base + k + 1);
       }
       if (reader && k != 0) {
-        consume(k - 1, base + k - 1,
-                [&](int q) { m.await(m.of(q).staged.value, base + k, q, phase::stage); });
+        consume(k - 1, base + k - 1, [&](int q) { m.await(m.of(q).staged.value, base + k, q, phase::stage); });
         m.store(m.mine().reduced.value, base + k);
       }
     }
-    streaming_fence();
+    output_fence(how);
   }
 };
 
@@ -74,14 +75,12 @@ inline std::byte* mailbox(const peer_memory& m, int from, int to, std::uint64_t 
   return m.cell(from, n) + static_cast<std::size_t>(to) * stride;
 }
 
-inline constexpr std::size_t copy_tile = 1024;  // stays in the first-level cache for a second use
-
 /// Copies from a cell that this rank alone reads, and leaves its lines with this core, changed: for when the rank that
 /// wrote them will write them again. (Broadcast, scatter and gather have no other way to have lines change hands.)
-inline void copy_and_keep(copier copy, std::byte* to, std::byte* from, std::size_t bytes) noexcept {
-  for (std::size_t done = 0; done < bytes; done += copy_tile) {
-    const std::size_t n = std::min(copy_tile, bytes - done);
-    copy(to + done, from + done, n);
+inline void copy_and_keep(output how, std::byte* to, std::byte* from, std::size_t bytes) noexcept {
+  for (std::size_t done = 0; done < bytes; done += output_tile) {
+    const std::size_t n = std::min(output_tile, bytes - done);
+    copy_to(how, to + done, from + done, n);
     for (std::size_t i = done; i < done + n; i += cache_line) {
       auto* const w = reinterpret_cast<volatile std::byte*>(from + i);
       *w = *w;
@@ -90,11 +89,12 @@ inline void copy_and_keep(copier copy, std::byte* to, std::byte* from, std::size
 }
 
 /// Stages `bytes` and copies them to this rank's own output, with one reading of the input.
-inline void stage_and_copy(copier copy, std::byte* cell, std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
-  for (std::size_t done = 0; done < bytes; done += copy_tile) {
-    const std::size_t n = std::min(copy_tile, bytes - done);
+inline void stage_and_copy(output how, std::byte* cell, std::byte* out, const std::byte* in,
+                           std::size_t bytes) noexcept {
+  for (std::size_t done = 0; done < bytes; done += output_tile) {
+    const std::size_t n = std::min(output_tile, bytes - done);
     copy_bytes(cell + done, in + done, n);
-    copy(out + done, in + done, n);
+    copy_to(how, out + done, in + done, n);
   }
 }
 
@@ -108,11 +108,11 @@ inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_byt
   const std::size_t line_of_elements = std::lcm(element_bytes, cache_line);
   if (room >= line_of_elements) return room / line_of_elements * line_of_elements / element_bytes;
   if (room >= element_bytes) return room / element_bytes;
-  throw error(error_kind::unsupported,
-              std::string(m.operation_name()) + " on " + m.label() + ": an element of " +
-                  std::to_string(element_bytes) + " bytes does not fit into the staging memory (" +
-                  std::to_string(m.shape().cell_bytes) + " bytes a cell for " + std::to_string(parts) +
-                  " ranks); raise memory_policy::staging_bytes");
+  throw error(error_kind::unsupported, std::string(m.operation_name()) + " on " + m.label() + ": an element of " +
+                                           std::to_string(element_bytes) +
+                                           " bytes does not fit into the staging memory (" +
+                                           std::to_string(m.shape().cell_bytes) + " bytes a cell for " +
+                                           std::to_string(parts) + " ranks); raise memory_policy::staging_bytes");
 }
 
 /// Where data goes one way only, ranks overlap by chunks: at least four, of at most 32 KiB.
@@ -131,12 +131,19 @@ inline std::uint64_t parts_in(std::size_t count, std::size_t each) { return (cou
 
 /// Allreduce (root < 0), or reduce to a root: two-shot over chunks of all ranks' slices.
 class staged_reduction {
- public:
+public:
   staged_reduction(peer_memory& m, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
-                   int root, std::size_t chunk_bytes, bool streaming)
-      : m_(m), in_(in), out_(out), count_(count), op_(op), root_(root), streaming_(streaming),
+                   int root, std::size_t chunk_bytes, output how)
+      : m_(m),
+        in_(in),
+        out_(out),
+        count_(count),
+        op_(op),
+        root_(root),
+        how_(how),
         slice_(elements_per_part(m, chunk_bytes, m.size(), op.element_bytes)),
-        stride_(round_up(slice_ * op.element_bytes, cache_line)), chunks_(parts_in(count, slice_ * ranks())),
+        stride_(round_up(slice_ * op.element_bytes, cache_line)),
+        chunks_(parts_in(count, slice_ * ranks())),
         base_(m.take_chunks(chunks_)) {}
 
   void run() {
@@ -148,10 +155,10 @@ class staged_reduction {
       if (k != 0) copy_out(k - 1);
     }
     copy_out(chunks_ - 1);
-    streaming_fence();
+    output_fence(how_);
   }
 
- private:
+private:
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(m_.size()); }
   [[nodiscard]] bool rooted() const noexcept { return root_ >= 0; }
 
@@ -200,10 +207,13 @@ class staged_reduction {
       m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
       ins[q] = outs[n++] = staged(q, k, r);
     }
-    const bool mine = !rooted() || r == root_;
-    if (mine && !streaming_) outs[n++] = out_ + s.at;
-    if (s.count != 0) op_.complete(outs, n, ins, m_.size(), s.count);
-    if (mine && streaming_) copy_streaming(out_ + s.at, outs[0], s.count * op_.element_bytes);
+    const int staged = n;
+    if (!rooted() || r == root_) outs[n++] = out_ + s.at;
+    if (n != staged && how_ == output::streaming) {
+      complete_streaming(op_, outs, n, staged, ins, m_.size(), s.count);
+    } else if (s.count != 0) {
+      op_.complete(outs, n, ins, m_.size(), s.count);
+    }
     m_.store(m_.mine().reduced.value, base_ + k + 1);
   }
 
@@ -213,12 +223,7 @@ class staged_reduction {
       if (q == m_.rank()) continue;
       m_.await(m_.of(q).reduced.value, base_ + k + 1, q, phase::reduce);
       const range s = slice(k, q);
-      const std::byte* const result = staged(m_.rank(), k, q);
-      if (streaming_) {
-        copy_streaming(out_ + s.at, result, s.count * op_.element_bytes);
-      } else {
-        copy_bytes(out_ + s.at, result, s.count * op_.element_bytes);
-      }
+      copy_to(how_, out_ + s.at, staged(m_.rank(), k, q), s.count * op_.element_bytes);
     }
   }
 
@@ -228,7 +233,7 @@ class staged_reduction {
   std::size_t count_;
   const reduction& op_;
   int root_;
-  bool streaming_;
+  output how_;
   std::size_t slice_;   // elements of a rank's slice of a chunk
   std::size_t stride_;  // bytes between slices in a cell
   std::uint64_t chunks_;
@@ -247,12 +252,12 @@ void stage_blocks(const peer_memory& m, const std::byte* in, const partition& bl
   }
 }
 
-inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes, copier /*copy*/) {
+inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t chunk_bytes, output how) {
   const std::size_t e = c.op.element_bytes;
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
   const std::byte** const ins = m.inputs();
-  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1}.run(
+  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), true, true, 0, m.size() - 1, how}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         stage_blocks(m, c.in, c.blocks, k, each, [&](int q) { return mailbox(m, m.rank(), q, n, stride); });
       },
@@ -266,28 +271,29 @@ inline void run_cells(peer_memory& m, const reduce_scatter_call& c, std::size_t 
             ins[q] = mailbox(m, q, m.rank(), n, stride);
           }
         }
-        std::byte* const out = c.out + part.first * e;
-        if (part.count != 0) c.op.complete(&out, 1, ins, m.size(), part.count);
+        std::byte* out = c.out + part.first * e;
+        complete_to(out == ins[m.rank()] ? output::cached : how, c.op, &out, 1, ins, m.size(), part.count);
       });
 }
 
 /// Blocks of every rank to some ranks: allgather (root < 0) and gather.
 inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out, const partition& blocks, int root,
-                             std::size_t chunk_bytes, copier copy) {
+                             std::size_t chunk_bytes, output how) {
   const bool writer = root != m.rank(), reader = root < 0 || root == m.rank();
   const std::size_t e = blocks.element_bytes();
   if (root >= 0) chunk_bytes = one_way_chunk(chunk_bytes, blocks.max_bytes());
   const std::size_t each = elements_per_part(m, chunk_bytes, 1, e);
   const auto cell = [&](int q, std::uint64_t n) { return root < 0 ? rotating_cell(m, q, n) : m.cell(q, n); };
   std::byte* const own = reader && out + blocks.offset(m.rank()) != in ? out + blocks.offset(m.rank()) : nullptr;
-  if (own != nullptr && !writer) copy(own, in, blocks.bytes(m.rank()));
-  staged_copy{m, parts_in(blocks.max_bytes() / e, each), writer, reader, root < 0 ? 0 : root,
-              root < 0 ? m.size() - 1 : root}
+  if (own != nullptr && !writer) copy_to(how, own, in, blocks.bytes(m.rank()));
+  staged_copy{
+      m,  parts_in(blocks.max_bytes() / e, each), writer, reader, root < 0 ? 0 : root, root < 0 ? m.size() - 1 : root,
+      how}
       .run(
           [&](std::uint64_t k, std::uint64_t n) {
             const part_of_block part(blocks.count(m.rank()), k, each);
             if (own != nullptr) {
-              stage_and_copy(copy, cell(m.rank(), n), own + part.first * e, in + part.first * e, part.count * e);
+              stage_and_copy(how, cell(m.rank(), n), own + part.first * e, in + part.first * e, part.count * e);
             } else {
               copy_bytes(cell(m.rank(), n), in + part.first * e, part.count * e);
             }
@@ -299,28 +305,28 @@ inline void run_cells_gather(peer_memory& m, const std::byte* in, std::byte* out
               std::byte* const to = out + blocks.offset(q) + part.first * e;
               arrived(q);
               if (root < 0) {
-                copy(to, cell(q, n), part.count * e);
+                copy_to(how, to, cell(q, n), part.count * e);
               } else {
-                copy_and_keep(copy, to, cell(q, n), part.count * e);
+                copy_and_keep(how, to, cell(q, n), part.count * e);
               }
             }
           });
 }
-inline void run_cells(peer_memory& m, const allgather_call& c, std::size_t chunk_bytes, copier copy) {
-  run_cells_gather(m, c.in, c.out, c.blocks, -1, chunk_bytes, copy);
+inline void run_cells(peer_memory& m, const allgather_call& c, std::size_t chunk_bytes, output how) {
+  run_cells_gather(m, c.in, c.out, c.blocks, -1, chunk_bytes, how);
 }
-inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_bytes, copier copy) {
-  run_cells_gather(m, c.in, c.out, c.blocks, c.root, chunk_bytes, copy);
+inline void run_cells(peer_memory& m, const gather_call& c, std::size_t chunk_bytes, output how) {
+  run_cells_gather(m, c.in, c.out, c.blocks, c.root, chunk_bytes, how);
 }
 
-inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes, copier copy) {
+inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk_bytes, output how) {
   const std::size_t each = elements_per_part(m, one_way_chunk(chunk_bytes, c.bytes), 1, 1);
   const bool root = m.rank() == c.root;
-  staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1}.run(
+  staged_copy{m, parts_in(c.bytes, each), root, !root, 0, m.size() - 1, how}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         const part_of_block part(c.bytes, k, each);
         if (c.in != c.out) {
-          stage_and_copy(copy, m.cell(c.root, n), c.out + part.first, c.in + part.first, part.count);
+          stage_and_copy(how, m.cell(c.root, n), c.out + part.first, c.in + part.first, part.count);
         } else {
           copy_bytes(m.cell(c.root, n), c.in + part.first, part.count);
         }
@@ -329,40 +335,41 @@ inline void run_cells(peer_memory& m, const broadcast_call& c, std::size_t chunk
         const part_of_block part(c.bytes, k, each);
         arrived(c.root);
         if (m.size() == 2) {
-          copy_and_keep(copy, c.out + part.first, m.cell(c.root, n), part.count);
+          copy_and_keep(how, c.out + part.first, m.cell(c.root, n), part.count);
         } else {
-          copy(c.out + part.first, m.cell(c.root, n), part.count);
+          copy_to(how, c.out + part.first, m.cell(c.root, n), part.count);
         }
       });
 }
 
-inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes, copier copy) {
+inline void run_cells(peer_memory& m, const scatter_call& c, std::size_t chunk_bytes, output how) {
   const std::size_t e = c.blocks.element_bytes();
   const std::size_t each = elements_per_part(m, one_way_chunk(chunk_bytes, c.blocks.total_bytes()), m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
   const bool root = m.rank() == c.root;
   const std::byte* const own = root ? c.in + c.blocks.offset(m.rank()) : nullptr;
   const auto place = [&](int q, std::uint64_t n) { return m.cell(c.root, n) + static_cast<std::size_t>(q) * stride; };
-  if (root && own != c.out) copy(c.out, own, c.blocks.bytes(m.rank()));
-  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1}.run(
+  if (root && own != c.out) copy_to(how, c.out, own, c.blocks.bytes(m.rank()));
+  staged_copy{m, parts_in(c.blocks.max_bytes() / e, each), root, !root, 0, m.size() - 1, how}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         stage_blocks(m, c.in, c.blocks, k, each, [&](int q) { return place(q, n); });
       },
       [&](std::uint64_t k, std::uint64_t n, auto&& arrived) {
         const part_of_block part(c.blocks.count(m.rank()), k, each);
         arrived(c.root);
-        copy_and_keep(copy, c.out + part.first * e, place(m.rank(), n), part.count * e);
+        copy_and_keep(how, c.out + part.first * e, place(m.rank(), n), part.count * e);
       });
 }
 
 /// `largest_block`: the most elements that any rank sends to any other.
 inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t largest_block, std::size_t chunk_bytes,
-                      copier copy) {
+                      output how) {
   const std::size_t e = c.send.element_bytes();
   const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), e);
   const std::size_t stride = round_up(each * e, cache_line);
-  if (c.in != c.out) copy(c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
-  staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1}.run(
+  if (c.in != c.out)
+    copy_to(how, c.out + c.recv.offset(m.rank()), c.in + c.send.offset(m.rank()), c.send.bytes(m.rank()));
+  staged_copy{m, parts_in(largest_block, each), true, true, 0, m.size() - 1, how}.run(
       [&](std::uint64_t k, std::uint64_t n) {
         stage_blocks(m, c.in, c.send, k, each, [&](int q) { return mailbox(m, m.rank(), q, n, stride); });
       },
@@ -371,7 +378,7 @@ inline void run_cells(peer_memory& m, const alltoall_call& c, std::size_t larges
           if (q == m.rank()) continue;
           const part_of_block part(c.recv.count(q), k, each);
           arrived(q);
-          copy(c.out + c.recv.offset(q) + part.first * e, mailbox(m, q, m.rank(), n, stride), part.count * e);
+          copy_to(how, c.out + c.recv.offset(q) + part.first * e, mailbox(m, q, m.rank(), n, stride), part.count * e);
         }
       });
 }

@@ -200,8 +200,8 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
       if (counts.send(from, to) == counts.receive(to, from)) continue;
       scope.leave();
       throw error(error_kind::mismatch,
-                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(from) +
-                      " sends " + std::to_string(counts.send(from, to)) + " elements to rank " + std::to_string(to) +
+                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(from) + " sends " +
+                      std::to_string(counts.send(from, to)) + " elements to rank " + std::to_string(to) +
                       ", which expects " + std::to_string(counts.receive(to, from)),
                   to);
     }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <hvd/agree.hpp>
+#include <hvd/algorithm/direct_output.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// The buffers of all ranks, as `agree` found them.
 class mapped_buffers {
- public:
+public:
   /// Throws if somebody has given up: a rank that comes late must not write into buffers whose owners have left.
   mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {
     m.check_abort(-1, phase::enter);
@@ -34,7 +35,7 @@ class mapped_buffers {
   [[nodiscard]] const std::byte* in(int q) const { return at(q, of(q).in_block, of(q).in_offset); }
   [[nodiscard]] std::byte* out(int q) const { return at(q, of(q).out_block, of(q).out_offset); }
 
- private:
+private:
   [[nodiscard]] const descriptor& of(int q) const noexcept { return all_[static_cast<std::size_t>(q)]; }
   [[nodiscard]] std::byte* at(int q, std::uint32_t id, std::uint64_t offset) const {
     const shared_block* const b = m_.block(id);
@@ -48,8 +49,8 @@ class mapped_buffers {
 };
 
 /// Which shared blocks a call's buffers lie in, for the descriptor.
-inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std::size_t in_bytes,
-                   const std::byte* out, std::size_t out_bytes) {
+inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std::size_t in_bytes, const std::byte* out,
+                   std::size_t out_bytes) {
   if (const shared_block* b = in_bytes == 0 ? nullptr : m.find_block(in, in_bytes)) {
     d.in_block = b->id;
     d.in_offset = static_cast<std::uint64_t>(in - b->part(m.rank()));
@@ -61,39 +62,18 @@ inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std
 }
 
 /// Ends a collective on mapped buffers: nobody leaves before everybody is done.
-inline void mapped_exit(peer_memory& m) {
-  streaming_fence();
+inline void mapped_exit(peer_memory& m, output how) {
+  output_fence(how);
   descriptor d;
   d.kind = operation::barrier;
   d.details = 1;
   meet(m, d);
 }
 
-/// As `op.complete`, with output that goes past the caches. A tile of the result stays in the first-level cache between
-/// the kernel and the copies. `ins` and `outs` are moved on.
-inline void complete_streaming(const reduction& op, std::byte** outs, int nouts, const std::byte** ins, int nins,
-                               std::size_t count) {
-  constexpr std::size_t tile_bytes = 4096;
-  alignas(cache_line) std::byte tile[tile_bytes];
-  if (op.element_bytes > tile_bytes) return op.complete(outs, nouts, ins, nins, count);
-  for (const std::size_t each = tile_bytes / op.element_bytes; count != 0;) {
-    const std::size_t n = std::min(count, each);
-    const std::size_t bytes = n * op.element_bytes;
-    std::byte* const to = tile;
-    op.complete(&to, 1, ins, nins, n);
-    for (int j = 0; j != nouts; ++j) {
-      copy_streaming(outs[j], tile, bytes);
-      outs[j] += bytes;
-    }
-    for (int k = 0; k != nins; ++k) ins[k] += bytes;
-    count -= n;
-  }
-}
-
-/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's; past the caches if
-/// `streaming`, unless it is in place.
+/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's. (In place the
+/// lines of the output are in the cache anyway.)
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
-                       bool streaming) {
+                       output how) {
   const std::size_t p = static_cast<std::size_t>(m.size());
   const std::size_t unit = op.element_bytes < 128 ? 128 / op.element_bytes : 1;  // no line with two writers
   const std::size_t each = round_up((count + p - 1) / p, unit);
@@ -106,53 +86,50 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
   for (int q = 0; q != m.size(); ++q) {
     if (root >= 0 && q != root) continue;
     outs[nouts++] = b.out(q) + first * op.element_bytes;
-    if (outs[nouts - 1] == ins[q]) streaming = false;
+    if (outs[nouts - 1] == ins[q]) how = output::cached;
   }
-  if (mine != 0 && streaming) {
-    complete_streaming(op, outs, nouts, ins, m.size(), mine);
-  } else if (mine != 0) {
-    op.complete(outs, nouts, ins, m.size(), mine);
-  }
-  mapped_exit(m);
+  complete_to(how, op, outs, nouts, ins, m.size(), mine);
+  mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c, output how) {
   const std::byte** const ins = m.inputs();
   for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + c.blocks.offset(m.rank());
-  std::byte* const out = c.out;
-  if (c.blocks.count(m.rank()) != 0) c.op.complete(&out, 1, ins, m.size(), c.blocks.count(m.rank()));
-  mapped_exit(m);
+  std::byte* out = c.out;
+  if (out == ins[m.rank()]) how = output::cached;
+  complete_to(how, c.op, &out, 1, ins, m.size(), c.blocks.count(m.rank()));
+  mapped_exit(m, how);
 }
 
 /// Allgather (root < 0) and gather.
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root,
-                       copier copy) {
+                       output how) {
   // Each rank starts with its neighbour, so that not all read the same memory at once.
   for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
     const int q = (m.rank() + step) % m.size();
     std::byte* const to = out + blocks.offset(q);
-    if (to != b.in(q)) copy(to, b.in(q), blocks.bytes(q));
+    if (to != b.in(q)) copy_to(how, to, b.in(q), blocks.bytes(q));
   }
-  mapped_exit(m);
+  mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, copier copy) {
-  if (c.out != b.in(c.root)) copy(c.out, b.in(c.root), c.bytes);
-  mapped_exit(m);
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, output how) {
+  if (c.out != b.in(c.root)) copy_to(how, c.out, b.in(c.root), c.bytes);
+  mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, copier copy) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, output how) {
   const std::byte* const from = b.in(c.root) + c.blocks.offset(m.rank());
-  if (c.out != from) copy(c.out, from, c.blocks.bytes(m.rank()));
-  mapped_exit(m);
+  if (c.out != from) copy_to(how, c.out, from, c.blocks.bytes(m.rank()));
+  mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, copier copy) {
+inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, output how) {
   for (int step = 0; step != m.size(); ++step) {
     const int q = (m.rank() + step) % m.size();
-    copy(c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
+    copy_to(how, c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
   }
-  mapped_exit(m);
+  mapped_exit(m, how);
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -1,4 +1,4 @@
-// hvd/detail/cpu.hpp: what this CPU can do: vector width, pause, copies that bypass the caches.
+// hvd/detail/cpu.hpp: what this CPU can do: vector width, pause.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -47,36 +47,6 @@ inline void cpu_pause() noexcept {
 /// A copy for zero lengths too: memcpy's pointers may not be null even then.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (bytes != 0) std::memcpy(to, from, bytes);
-}
-
-/// Copies past the caches: for output that is larger than they are and that nobody reads soon. Saves the read for
-/// ownership of every line. A `streaming_fence` must come before what is published afterwards.
-inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-#if defined(__x86_64__)
-  const std::size_t head = (cache_line - reinterpret_cast<std::uintptr_t>(to) % cache_line) % cache_line;
-  if (bytes < head + cache_line) return copy_bytes(to, from, bytes);
-  copy_bytes(to, from, head);
-  const std::size_t body = (bytes - head) / cache_line * cache_line;
-  for (std::size_t i = head; i != head + body; i += cache_line) {
-    for (std::size_t j = 0; j != cache_line; j += sizeof(__m128i)) {
-      const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + j));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + j), v);
-    }
-  }
-  copy_bytes(to + head + body, from + head + body, bytes - head - body);
-#else
-  copy_bytes(to, from, bytes);
-#endif
-}
-
-/// How output is written: by copy_bytes, or past the caches by copy_streaming.
-using copier = void (*)(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
-
-/// Orders all that was copied past the caches before later stores. (A fence for each piece would wait for memory.)
-inline void streaming_fence() noexcept {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
 }
 
 }  // namespace hvd::inline HVD_ABI::detail
