@@ -15,7 +15,7 @@ PROGRAM = ROOT / "build" / "bench" / "bench" / "hvd-bench"
 
 
 class Lines:
-    """Progress without tqdm: a line for each series."""
+    """Progress without tqdm, or where nobody watches: a line for each series."""
 
     def __init__(self, total, **_):
         self.total, self.n, self.text = total, 0.0, ""
@@ -33,13 +33,12 @@ class Lines:
 
 
 def progress(total):
-    if importlib.util.find_spec("tqdm") is None:
+    if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():  # a bar draws over itself, a log cannot
         return Lines(total)
     from tqdm import tqdm
 
     form = "{percentage:3.0f} %|{bar}| {elapsed} gone, {remaining} left  {desc}"
-    interval = 0.2 if sys.stderr.isatty() else 30  # where nobody watches, as in a log, now and then is enough
-    return tqdm(total=total, file=sys.stderr, bar_format=form, mininterval=interval, dynamic_ncols=True)
+    return tqdm(total=total, file=sys.stderr, bar_format=form, mininterval=0.2, dynamic_ncols=True)
 
 
 def without_paths(value, folders):
@@ -72,7 +71,9 @@ def call(arguments, one, selection, file):
         f"--{arguments.cadence}",
         "--limit",
     ]
-    if arguments.quick:
+    if one["collective"] == "fused":  # a step of a large model takes long, and each is measured with several buffers
+        command += ["--seconds-per-cell", "0.05"]
+    elif arguments.quick:
         command += ["--seconds-per-cell", "0.1"]
     if not arguments.in_place:
         command.append("--out-of-place-only")
@@ -89,18 +90,22 @@ def environment():
 
 def measure(arguments, one, folder, bar):
     """Measures a series: its config, libraries, results, and what went wrong."""
-    parts = [(["--model", model], [MODELS[model]], model) for model in one["models"]]
+    parts = []
+    for model, fusion in ((model, fusion) for model, each in one["fusions"].items() for fusion in each):
+        selection = ["--model", model, "--fusion-bytes", str(fusion)]
+        parts.append((selection, [MODELS[model]], {"model": model, "fusion_bytes": fusion}))
     for begin, end, factor in runs_of(one["sizes"]):
         covered = [value for value in one["sizes"] if begin <= value <= end]
-        parts.append((["-b", str(begin), "-e", str(end), "-f", str(factor)], covered, None))
+        parts.append((["-b", str(begin), "-e", str(end), "-f", str(factor)], covered, {}))
     measured = {**one, "error": None, "config": {}, "libraries": [], "results": []}
-    for number, (selection, covered, model) in enumerate(parts):
+    for number, (selection, covered, about) in enumerate(parts):
         waiting = list(covered)
         file = folder / f"{one['name']}-{number}.json"
 
         def show():
             if waiting:
-                bar.set_description_str(f"{one['name']}: {model or tables.size_text(waiting[0])}", refresh=True)
+                what = about.get("model") or tables.size_text(waiting[0])
+                bar.set_description_str(f"{one['name']}: {what}", refresh=True)
 
         def on_line(line):
             if waiting and re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
@@ -127,13 +132,13 @@ def measure(arguments, one, folder, bar):
                 problem = f"{ours} elements are wrong" if ours else None
             measured["config"] = measured["config"] or part["config"]
             measured["libraries"] = merged(measured["libraries"], part["libraries"])
-            measured["results"] += [{**result, "model": model} if model else result for result in part["results"]]
+            measured["results"] += [{**result, **about} for result in part["results"]]
         except (OSError, ValueError, KeyError, TypeError) as failure:
             problem = problem or f"it wrote no results that can be read ({type(failure).__name__})"
         measured["error"] = measured["error"] or problem
         for value in waiting:
             bar.update(cost(one, value))
-    return without_paths(measured, [folder, ROOT])
+    return without_paths(measured, [folder])
 
 
 def wrong_elements(results):

@@ -16,6 +16,7 @@ COLLECTIVES = {
     "alltoall": ("alltoall", "private", (2,)),
     "reduce": ("reduce", "private", (2,)),
     "fused": ("fused", "private", (2,)),
+    "fused_shared": ("fused", "shared", (2,)),
 }
 MODELS = {"resnet50": 102_228_128, "transformer124m": 497_759_232}  # bytes, for the estimate of the time left
 
@@ -24,6 +25,10 @@ QUICK_SIZES = "8,4K,64K,1M,16M"
 # Where ranks outnumber CPUs, a call takes up to several milliseconds whatever its size: fewer sizes tell as much.
 CROWDED_SIZES = "8,1K,16K,256K,1M,4M,16M"
 QUICK_CROWDED_SIZES = "8,64K,1M"
+# Bytes of the fusion buffer: each library is shown with the one that is best for it. A step of the transformer takes so
+# long that it is measured with one.
+FUSIONS = {"resnet50": (256 << 10, 1 << 20, 4 << 20), "transformer124m": (1 << 20,)}
+QUICK_FUSIONS = {"resnet50": (1 << 20,)}
 MOST_RANKS = 256
 
 
@@ -115,14 +120,16 @@ def plan(arguments):
             elif text is None:
                 text = CROWDED_SIZES if crowded else SIZES
             fused = collective == "fused"
+            fusions = {} if not fused else QUICK_FUSIONS if arguments.quick else FUSIONS
+            kind = "fused" if word == "fused" else f"{collective}-{buffers}"
             series.append(
                 {
-                    "name": f"fused-{count}" if fused else f"{collective}-{buffers}-{count}",
+                    "name": f"{kind}-{count}",
                     "collective": collective,
                     "buffers": buffers,
                     "ranks": count,
                     "cpus": cpus,
-                    "models": (list(MODELS)[: 1 if arguments.quick else None]) if fused else [],
+                    "fusions": {model: list(each) for model, each in fusions.items()},
                     "sizes": [] if fused else sizes(text),
                 }
             )
@@ -131,7 +138,7 @@ def plan(arguments):
 
 def values(series):
     """The bytes of each thing that is measured."""
-    return series["sizes"] or [MODELS[model] for model in series["models"]]
+    return series["sizes"] or [MODELS[model] for model, each in series["fusions"].items() for _ in each]
 
 
 def cost(series, value):

@@ -2,7 +2,8 @@
 
 A run is a dictionary, stored as NAME.json: `name`, `date`, `machine`, `commit`, `command`, `options`, and `series`. A
 series is one collective with one number of ranks and one kind of buffers: `name`, `collective`, `buffers`, `ranks`,
-`error` (None, or why it has no results), `config`, `libraries` and `results` as hvd-bench writes them.
+`error` (None, or why it has no results), `config`, `libraries` and `results` as hvd-bench writes them; results of fused
+gradients also have their `model` and `fusion_bytes`. A run that ended early has `interrupted`, which says where.
 """
 
 import json
@@ -66,6 +67,8 @@ class Row:
     label: str
     times: dict = field(default_factory=dict)  # library: (median, p99) in microseconds
     reasons: dict = field(default_factory=dict)  # library: a sentence
+    fusions: dict = field(default_factory=dict)  # library: bytes of the fusion buffer that was the fastest for it
+    tried: list = field(default_factory=list)  # bytes of all fusion buffers
 
     def time(self, library):
         return self.times[library][0] if library in self.times else None
@@ -111,7 +114,7 @@ class Table:
 def heading(series):
     """What was measured, for people."""
     if series["collective"] == "fused":
-        what = "gradients of a model, fused"
+        what = "gradients of a model, fused" + (", shared buffer" if series["buffers"] == "shared" else "")
     else:
         what = f"{series['collective']}, {series['buffers']} buffers"
     cpus = series.get("cpus") or series["ranks"]
@@ -137,7 +140,8 @@ def measured(result, placement):
 
 
 def table(series, placement="out_of_place"):
-    """A series of a run as a Table. Times are out of place, or in place where there is nothing else."""
+    """A series of a run as a Table. Times are out of place, or in place where there is nothing else, and those with the
+    best fusion buffer for each library."""
     libraries = series.get("libraries", [])
     # One that has described itself was there; where it ended later, its results say so.
     missing = {
@@ -148,11 +152,16 @@ def table(series, placement="out_of_place"):
     for result in series.get("results", []):
         label = MODELS.get(result.get("model"), result.get("model")) or size_text(result["size"])
         row = rows.setdefault((result["size"], label), Row(result["size"], label))
+        library, fusion = result["library"], result.get("fusion_bytes")
+        if fusion and fusion not in row.tried:
+            row.tried.append(fusion)
         times, why = measured(result, placement)
-        if times:
-            row.times[result["library"]] = times
-        elif result["library"] not in missing:
-            row.reasons[result["library"]] = why
+        if times and (library not in row.times or times[0] < row.time(library)):
+            row.times[library] = times
+            row.fusions[library] = fusion
+        elif not times and library not in missing:
+            where = f" with a fusion buffer of {size_text(fusion)}" if fusion else ""
+            row.reasons.setdefault(library, why.rstrip(".") + where)
     ordered = [rows[key] for key in sorted(rows)]
     return Table(series["name"], heading(series), ordered, peers, missing, series["error"] or "")
 
@@ -199,7 +208,8 @@ def details(one):
 
         def text(library, which=0, row=row):
             if library in row.times:
-                return time_text(row.times[library][which])
+                fusion = row.fusions[library] if which == 0 else None
+                return time_text(row.times[library][which]) + (f" ({size_text(fusion)})" if fusion else "")
             return "missing" if library in one.missing else "failed" if library in row.reasons else "-"
 
         best, ratio, share = row.best_peer(), row.ratio(), row.share()
@@ -219,6 +229,12 @@ def details(one):
                 f" Share of the limit: {100 * mean:.0f} %, the lowest {100 * lowest.share():.0f} % at {lowest.label}."
             )
         parts.append(text)
+    tried = [f"{', '.join(map(size_text, row.tried))} ({row.label})" for row in one.rows if row.tried]
+    if tried:
+        parts.append(
+            "In parentheses: the size of the fusion buffer, the fastest for each library of those measured: "
+            f"{'; '.join(tried)}."
+        )
     if one.error:
         parts.append(f"hvd-bench failed: {one.error}")
     if notes(one):
@@ -290,6 +306,8 @@ def header(run):
         ["inputs", f"{options['mode']}, {options['cadence']} calls, float, sum"],
         ["times", "microseconds; median and p99 over the calls, each call that of its slowest rank; out of place"],
     ]
+    if run.get("interrupted"):
+        lines.insert(0, ["interrupted", run["interrupted"]])
     return grid(["", ""], lines, "l") + "\n\n" + versions(run)
 
 

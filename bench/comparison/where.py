@@ -1,5 +1,6 @@
-"""Where a measurement was taken: machine and commit. Standard library only."""
+"""Where a measurement was taken: machine, commit and folder. Standard library only."""
 
+import os
 import platform
 import re
 import subprocess
@@ -29,6 +30,11 @@ def machine():
             bytes_ = int(amount.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(amount[-1], 0)
             about[f"l{level}" + ("d" if kind == "Data" else "")] = size_text(bytes_)
     return about
+
+
+def shown(path):
+    """A path for people: from where they are, or whole if that is shorter."""
+    return min(os.path.relpath(path), str(Path(path).absolute()), key=len)
 
 
 def slug(cpu):

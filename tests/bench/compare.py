@@ -5,6 +5,8 @@ usage: compare.py [CLASS...]   (all classes below, unless some are named)
 """
 
 import copy
+import importlib.machinery
+import io
 import json
 import math
 import os
@@ -14,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 import unittest.mock
+from contextlib import redirect_stderr
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,7 +41,7 @@ if folder := os.environ.get("PRETEND_LOG"):
 peers = [words[i + 1] for i, word in enumerate(words) if word == "--peer"]
 if "dies" in pretend:
     sys.exit("hvd-bench: /dev/shm is full")
-if "hangs" in pretend:
+if "hangs" in pretend and words[0] in (pretend.split(" on ")[1:] or words):
     left = subprocess.Popen(["sleep", "1000"], start_new_session=True)  # as an MPI's own processes may
     with open(os.path.join(folder, "pids"), "w") as file:
         print(os.getpid(), left.pid, file=file, flush=True)
@@ -53,6 +57,10 @@ else:
         sizes.append(sizes[-1] * int(value("-f")))
 speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "openmpi": 2.0, "openmpi-cma": 2.5, "intelmpi": 1.5, "gloo": 100.0}
 missing = {"gloo": "Debian's libgloo-dev is not installed"} if "missing" in pretend else {}
+if pretend == "lost":
+    missing = {"gloo": os.getcwd() + "/build/gloo is gone"}
+fusion = int(value("--fusion-bytes", 0))
+favourite = {"hvd": 1 << 20, "mpich": 256 << 10}  # of the sizes of the fusion buffer
 libraries = [{"name": name, "description": "" if name in missing else name + " 1.0; " + os.getcwd() + "/x",
               "missing": missing.get(name)}
              for name in ["hvd", *peers, "limit"]]
@@ -67,11 +75,13 @@ for size in sizes:
         time_us = (0.5 + size / 2000) * speed[name]
         if name == "intelmpi" and size == 1 << 20:
             time_us /= 2
+        if fusion not in (0, favourite.get(name, 4 << 20)):
+            time_us *= 2
         result = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1, "library": name,
                   "error": None, "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
         if "crash" in pretend and name == "mpich":
             result["error"] = library["missing"] = "rank 1 was killed by SIGSEGV"  # times until then may be there
-        if f"wrong {name}" == pretend:
+        if pretend in (f"wrong {name}", f"wrong {name} {fusion}"):
             result["out_of_place"]["nwrong"] = 3
         results.append(result)
 wrong = sum(result["out_of_place"]["nwrong"] for result in results if result["out_of_place"])
@@ -107,13 +117,13 @@ class Program(unittest.TestCase):
     def environment(self, pretend):
         return {**os.environ, "PRETEND": pretend, "PRETEND_LOG": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run_program(self, *words, pretend=""):
-        environment = self.environment(pretend)
-        return subprocess.run(self.command(*words), capture_output=True, text=True, env=environment, timeout=50)
+    def run_program(self, *words, pretend="", cwd=None):
+        how = {"capture_output": True, "text": True, "env": self.environment(pretend), "timeout": 50, "cwd": cwd}
+        return subprocess.run(self.command(*words), **how)
 
-    def measure(self, *words, pretend="", code=0):
+    def measure(self, *words, pretend="", code=0, cwd=None):
         usual = ["--no-build", "--program", self.stand_in, "--no-plots", "--output", self.output]
-        done = self.run_program(*usual, *words, pretend=pretend)
+        done = self.run_program(*usual, *words, pretend=pretend, cwd=cwd)
         self.assertEqual(done.returncode, code, done.stderr)
         return done
 
@@ -165,8 +175,8 @@ class Measuring(Program):
         self.measure("--quick", "--peers", "none")
         names = {series["name"] for series in self.result()["series"]}
         two = {f"{word}-private-2" for word in ("allgather", "reduce_scatter", "broadcast", "alltoall", "reduce")}
-        more = {"allreduce-private-2", "allreduce-shared-2", "allreduce-private-4", "allreduce-private-8", "fused-2"}
-        self.assertEqual(names, two | more)
+        more = {"allreduce-private-2", "allreduce-shared-2", "allreduce-private-4", "allreduce-private-8"}
+        self.assertEqual(names, two | more | {"fused-2", "fused-shared-2"})
         self.assertIn("-quick", self.result()["name"])
 
     def test_a_second_run_on_the_same_day_gets_its_own_name(self):
@@ -174,6 +184,41 @@ class Measuring(Program):
             self.measure("--collectives", "reduce", "--sizes", "8")
         self.assertEqual(len(self.files()), 4)
         self.assertEqual(len(list(self.output.glob("*-2.json"))), 1)
+
+    def test_fused_gradients_with_several_buffers_and_the_best_for_each_library(self):
+        self.measure("--collectives", "fused,fused_shared")
+        calls = [call.split() for call in (self.folder / "calls").read_text().splitlines()]
+        asked = [[call[call.index(word) + 1] for word in ("--buffers", "--model", "--fusion-bytes")] for call in calls]
+        each = [("resnet50", str(bytes_)) for bytes_ in (256 << 10, 1 << 20, 4 << 20)]
+        each += [("transformer124m", str(1 << 20))]
+        self.assertEqual(asked, [[kind, *one] for kind in ("private", "shared") for one in each])
+        self.assertTrue(all("--limit" in call and call.count("--peer") == 5 for call in calls), calls)
+        text = self.run_file().with_suffix(".md").read_text()
+        self.assertIn("\n## gradients of a model, fused, shared buffer, 2 ranks\n", text)
+        row = r"\| ResNet-50 \| T \(1 MiB\) \| T \| T \(256 KiB\) \| T \(4 MiB\) \|".replace("T ", r"\d+ ")
+        self.assertEqual(len(re.findall(row, text)), 2, text)
+        measured = "256 KiB, 1 MiB, 4 MiB (ResNet-50); 1 MiB (transformer, 124 M)"
+        self.assertIn(f"the fastest for each library of those measured: {measured}.", text)
+
+    def test_wrong_results_with_one_fusion_buffer_leave_the_times_with_others(self):
+        self.measure("--collectives", "fused", pretend=f"wrong mpich {256 << 10}")
+        row = tables.tables(self.result())[0].rows[0]
+        self.assertEqual((row.fusions["mpich"], row.fusions["openmpi"]), (1 << 20, 4 << 20))
+        text = self.run_file().with_suffix(".md").read_text()
+        self.assertIn("MPICH, ResNet-50: 3 wrong elements with a fusion buffer of 256 KiB.", text)
+
+    def test_progress_in_a_file_is_a_line_for_each_series(self):
+        done = self.measure("--collectives", "allreduce,reduce", "--ranks", "2", "--sizes", "8,64")
+        progress = re.findall(r"^ *\d+ %  ([a-z0-9-]+)$", done.stderr, re.MULTILINE)
+        self.assertEqual(progress, ["allreduce-private-2", "reduce-private-2"])
+        self.assertNotIn("\r", done.stderr)
+
+    def test_paths_that_are_printed_lead_there_from_where_the_user_is(self):
+        done = self.measure("--collectives", "reduce", "--sizes", "8", pretend="lost", cwd=self.folder)
+        self.assertIn(f"Gloo is missing: {ROOT}/build/gloo is gone", done.stdout)
+        self.assertIn("Gloo is missing: build/gloo is gone", self.run_file().with_suffix(".md").read_text())
+        wrote = re.search(r"wrote (\S+\.json)", done.stderr)[1]
+        self.assertEqual((self.folder / wrote).resolve(), self.run_file().resolve())
 
     def test_a_missing_peer_is_said_to_be_missing_and_is_no_failure(self):
         done = self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8,64", pretend="missing")
@@ -205,25 +250,54 @@ class Measuring(Program):
         self.assertIn("/dev/shm is full (exit code 1)", done.stdout)
         self.assertIn("Not measured: /dev/shm is full", self.run_file().with_suffix(".md").read_text())
 
-    def test_an_interrupt_ends_all_children_and_leaves_no_file(self):
+    def interrupt(self, number, pretend, *words):
+        """Starts a run, sends the signal when the stand-in hangs, and returns what was printed."""
+        pids = self.folder / "pids"
+        pids.unlink(missing_ok=True)
+        usual = ["--no-build", "--program", self.stand_in, "--output", self.output]
+        program = subprocess.Popen(
+            self.command(*usual, *words),
+            env=self.environment(pretend),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        end = time.monotonic() + 30
+        while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < end:
+            time.sleep(0.05)
+        program.send_signal(number)
+        text, _ = program.communicate(timeout=30)
+        self.assertEqual(program.returncode, 128 + number, text)
+        self.assertNotIn("Traceback", text)
+        self.assertEqual([pid for pid in pids.read_text().split() if alive(pid)], [])
+        return text
+
+    def test_an_interrupt_ends_all_children_and_leaves_no_file_before_a_series_is_whole(self):
         for number, pretend in ((signal.SIGINT, "hangs"), (signal.SIGTERM, "hangs deaf")):
             with self.subTest(signal=number):
-                pids = self.folder / "pids"
-                pids.unlink(missing_ok=True)
-                words = ["--no-build", "--program", self.stand_in, "--no-plots", "--output", self.output]
-                environment = self.environment(pretend)
-                program = subprocess.Popen(
-                    self.command(*words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-                end = time.monotonic() + 30
-                while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < end:
-                    time.sleep(0.05)
-                program.send_signal(number)
-                text, _ = program.communicate(timeout=30)
-                self.assertEqual(program.returncode, 128 + number, text)
-                self.assertNotIn("Traceback", text)
+                self.interrupt(number, pretend, "--no-plots")
                 self.assertEqual(self.files(), [])
-                self.assertEqual([pid for pid in pids.read_text().split() if alive(pid)], [])
+
+    def test_an_interrupt_keeps_the_series_that_are_whole_and_touches_no_document(self):
+        page = self.folder / "page.md"
+        page.write_text("<!-- table: allreduce-private-2 -->\nNot measured yet.\n<!-- end -->\n")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number):
+                before = page.read_text()
+                words = ["--no-plots", "--collectives", "allreduce,reduce,fused", "--ranks", "2", "--sizes", "8,64"]
+                text = self.interrupt(number, "hangs on reduce", *words, "--update-docs", page)
+                how = f"by {signal.Signals(number).name}, after 1 of 3 series"
+                file = next(file for file in self.output.glob("*.json") if how in file.read_text())
+                run = json.loads(file.read_text())
+                self.assertEqual((run["interrupted"], run["options"]["partial"]), (how, True))
+                self.assertEqual([series["name"] for series in run["series"]], ["allreduce-private-2"])
+                self.assertEqual(len(run["series"][0]["results"]), 2 * 7)
+                self.assertIn(f"| interrupted | {how} |", file.with_suffix(".md").read_text())
+                self.assertIn("-interrupted", file.stem)
+                self.assertIn(file.name, text)
+                self.assertEqual(page.read_text(), before)
+                again = self.run_program("--from-json", file, "--update-docs", "--no-plots")
+                self.assertEqual(again.returncode, 2, "a part of a run has filled the documents of the project")
 
 
 class Refusing(Program):
@@ -372,6 +446,20 @@ class Rendering(Program):
         self.assertEqual((self.output / f"{name}.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
         self.run_program("--from-json", self.run_file())
         self.assertEqual((self.output / f"{name}.svg").read_text(), drawn)
+
+
+    def test_an_interrupt_while_plots_are_drawn_costs_only_them(self):
+        self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8")
+        run, before = self.result(), self.run_file().read_text()
+        loader = importlib.machinery.SourceFileLoader("compare_program", str(COMPARE))
+        program = types.ModuleType("compare_program")
+        loader.exec_module(program)
+        interrupt = unittest.mock.Mock(side_effect=program.children.Interrupted(signal.SIGINT))
+        drawing = types.SimpleNamespace(write=interrupt)
+        with unittest.mock.patch.dict(sys.modules, {"comparison.plots": drawing}), redirect_stderr(io.StringIO()):
+            with self.assertRaises(program.children.Interrupted):
+                program.write(run, self.folder, run["name"], True)
+        self.assertEqual((self.folder / self.run_file().name).read_text(), before)
 
 
 class Arithmetic(unittest.TestCase):
