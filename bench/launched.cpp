@@ -4,6 +4,7 @@
 #include <bench/worker.hpp>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -29,6 +30,28 @@ std::string start_time(pid_t pid) {
   std::string word;
   for (int field = 3; field <= 22; ++field) words >> word;
   return word;
+}
+
+volatile std::sig_atomic_t received = 0;
+
+/// Launchers pass a signal on to all ranks, and kill all others when one is ended by it; but rank 0 has results to
+/// write and ends this rank when that is done. If rank 0 does not, this rank ends by itself.
+void leave_signals_to_rank_0() {
+  constexpr unsigned patience_s = 5;
+  struct sigaction action {};
+  ::sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int) { ::_exit(128 + received); };
+  ::sigaction(SIGALRM, &action, nullptr);
+  action.sa_handler = [](int signal) {
+    received = signal;
+    ::alarm(patience_s);
+  };
+  for (const int s : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    ::sigaction(s, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(s, &action, nullptr);  // as under nohup
+  }
 }
 
 }  // namespace
@@ -64,6 +87,7 @@ void check_launched(const launched& inside, const options& o) {
 
 int serve_launched(const launched& inside, const hvd_settings& settings, const std::string& cpu_list) {
   using clock = std::chrono::steady_clock;
+  leave_signals_to_rank_0();
   const std::string notice = "/dev/shm/" + inside.key;
   std::string path;
   for (const auto start = clock::now(); path.empty();) {
@@ -78,7 +102,8 @@ int serve_launched(const launched& inside, const hvd_settings& settings, const s
   const Stage stage = Stage::open(path);
   ::setenv(cpus_variable, cpu_list.c_str(), 1);
   // How it went is for rank 0 to say: a launcher has much to tell about ranks that end with another code.
-  return hvd_process(stage, settings, inside.rank) == 1 ? 1 : 0;
+  const int code = hvd_process(stage, settings, inside.rank);
+  return received != 0 ? 128 + received : code == 1 ? 1 : 0;
 }
 
 }  // namespace hvd::bench

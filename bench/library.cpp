@@ -34,11 +34,7 @@ std::string replace_all(std::string text, std::string_view what, std::string_vie
 }
 
 std::string how_it_ended(int status) {
-  if (WIFSIGNALED(status)) {
-    const char* const name = ::sigabbrev_np(WTERMSIG(status));
-    return std::string("was killed by ") + (name != nullptr ? "SIG" : "signal ") +
-           (name != nullptr ? name : std::to_string(WTERMSIG(status)).c_str());
-  }
+  if (WIFSIGNALED(status)) return "was killed by " + signal_name(WTERMSIG(status));
   return "ended with exit code " + std::to_string(WEXITSTATUS(status));
 }
 
@@ -75,6 +71,11 @@ class notice {
 };
 
 }  // namespace
+
+std::string signal_name(int signal) {
+  const char* const name = ::sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
 
 void catch_signals() {
   struct sigaction action {};
@@ -118,8 +119,8 @@ bool Library::start() {
     return false;
   }
   description_ = stage_->header().description.get();
-  cpus_.clear();
-  for (int r = 0; r != settings_.ranks; ++r) cpus_.push_back(stage_->slot(r).cpu.load());
+  ranks_.clear();
+  for (int r = 0; r != settings_.ranks; ++r) ranks_.push_back({stage_->slot(r).pid.load(), stage_->slot(r).cpu.load()});
   return true;
 }
 

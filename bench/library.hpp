@@ -4,6 +4,7 @@
 #include <bench/hvd_backend.hpp>
 #include <bench/janitor.hpp>
 #include <bench/launchers.hpp>
+#include <bench/machine.hpp>
 #include <bench/options.hpp>
 #include <bench/stage.hpp>
 
@@ -18,9 +19,13 @@
 
 namespace hvd::bench {
 
+/// As "SIGINT".
+std::string signal_name(int signal);
+
 /// A signal ended the run; exit code 128 + signal.
 struct interrupted : std::runtime_error {
-  explicit interrupted(int s) : std::runtime_error("interrupted by signal " + std::to_string(s)), signal(s) {}
+  explicit interrupted(int s, const std::string& kept = "")
+      : std::runtime_error("interrupted by " + signal_name(s) + kept), signal(s) {}
   int signal;
 };
 /// From now on SIGINT, SIGTERM and SIGHUP end waits of this process by `interrupted`.
@@ -53,8 +58,7 @@ class Library {
 
   [[nodiscard]] const std::string& name() const { return how_.name; }
   [[nodiscard]] const std::string& description() const { return description_; }
-  /// CPU of each rank, -1 where it is not pinned.
-  [[nodiscard]] const std::vector<int>& cpus() const { return cpus_; }
+  [[nodiscard]] const std::vector<rank_line>& ranks() const { return ranks_; }
   /// Why it is not measured (any more); empty if it runs.
   [[nodiscard]] const std::string& missing() const { return missing_; }
 
@@ -92,7 +96,7 @@ class Library {
   std::vector<child> children_;
   std::unique_ptr<Janitor> janitor_;  ///< of a command
   std::string description_, missing_, key_, stage_path_;
-  std::vector<int> cpus_;
+  std::vector<rank_line> ranks_;
   int output_ = -1;  ///< what a command printed
   int failures_ = 0;
 };

@@ -15,6 +15,12 @@ struct machine {
   static machine of_this_process();
 };
 
+/// Where one rank of hvd runs.
+struct rank_line {
+  int pid = 0;
+  int cpu = -1;  ///< -1: on several
+};
+
 /// Bytes that programs can still get; those of a control group's limit, if less.
 std::size_t available_memory();
 /// Free bytes where shared buffers lie.

@@ -12,8 +12,10 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <iostream>
+#include <system_error>
 
 namespace hvd::bench {
 namespace {
@@ -28,7 +30,22 @@ std::string join(const Names& names) {
 std::size_t size_option(const char* flag, const std::string& text) {
   if (const auto size = parse_size(text)) return *size;
   throw usage_error(std::string(flag) + " " + text +
-                    " is no size; write a number of bytes, or one with K, M or G (1024)");
+                    " is no size; write a whole number of bytes, or one with K, M, G or T (powers of 1024)");
+}
+
+template <class T>
+bool is_number(const std::string& text, T& value) {
+  const char* const end = text.data() + text.size();
+  const auto [at, code] = std::from_chars(text.data(), end, value);
+  return code == std::errc{} && at == end;
+}
+
+double seconds_option(const char* flag, const std::string& text) {
+  constexpr int day = 86'400;
+  double value = 0;
+  if (is_number(text, value) && value > 0 && value <= day) return value;
+  throw usage_error(std::string(flag) + " " + text + " is no time; allowed: more than 0 and at most " +
+                    std::to_string(day) + " seconds");
 }
 
 template <class E, std::size_t N>
@@ -82,6 +99,41 @@ std::vector<redop> op_option(const std::string& text) {
   throw usage_error("-o " + text + " is no reduction; allowed: " + join(redop_names) + ", all");
 }
 
+/// A flag with a whole number, read as text so that one sentence says what is wrong with it.
+struct whole_flag {
+  const char *names, *flag;
+  unsigned* value;
+  unsigned least, most;
+  const char* meaning;
+  std::string text{};
+  const CLI::Option* option = nullptr;
+
+  [[nodiscard]] bool given() const { return option->count() != 0; }
+  void read() const {
+    unsigned number = 0;
+    if (!given()) return;
+    if (!is_number(text, number) || number < least || number > most) {
+      throw usage_error(std::string(flag) + " " + text + " is not allowed; allowed: whole numbers from " +
+                        std::to_string(least) + " to " + std::to_string(most));
+    }
+    *value = number;
+  }
+};
+
+/// What is on the command line and belongs to nothing: an unknown flag with its value, or a word too many.
+std::string unknown_words(const std::vector<std::string>& extras, int argc, char** argv, const std::string& kind) {
+  const auto extra = [&](const char* word) { return std::find(extras.begin(), extras.end(), word) != extras.end(); };
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (!word.starts_with('-') || !extra(argv[i])) continue;
+    const bool has_value = i + 1 < argc && argv[i + 1][0] != '-' && word.find('=') == std::string::npos;
+    return word + (has_value ? std::string(" ") + argv[i + 1] : "") + " is not known: there is no flag " +
+           word.substr(0, word.find('=')) + "; hvd-bench --help lists the allowed ones";
+  }
+  return (extras.empty() ? "a word" : extras.front()) + " is too much after " + kind +
+         "; write hvd-bench COLLECTIVE and then flags, as hvd-bench --help lists them";
+}
+
 /// Flags of nccl-tests that mean nothing without a GPU: accepted at the value that changes nothing.
 struct neutral_flag {
   const char *names, *flag;
@@ -110,16 +162,12 @@ void check(options& o, bool ranks_given, int threads, int gpus, int launched) {
     o.ranks = launched;
   }
   const int most = 256;
-  if (o.ranks < 1 || o.ranks > most) {
-    throw usage_error("-n " + std::to_string(o.ranks) + " ranks cannot be started; allowed: 1 to " +
+  if (o.ranks > most) {  // of -t times -g, or of a launcher
+    throw usage_error(std::to_string(o.ranks) + " ranks are more than hvd-bench measures; allowed: 1 to " +
                       std::to_string(most));
   }
   if (o.transport == "self" && o.ranks != 1) {
     throw usage_error("--transport self has one rank, not " + std::to_string(o.ranks) + "; leave out -n or take shm");
-  }
-  if (o.min_bytes > o.max_bytes) {
-    throw usage_error("the sizes begin (-b, " + size_text(o.min_bytes) + ") beyond their end (-e, " +
-                      size_text(o.max_bytes) + ")");
   }
   if (o.step_factor < 2 && o.step_bytes == 0 && o.min_bytes != o.max_bytes) {
     throw usage_error("-i 0 never comes from -b to -e; give a step in bytes, or a factor (-f)");
@@ -134,10 +182,6 @@ void check(options& o, bool ranks_given, int threads, int gpus, int launched) {
     throw usage_error(std::string(name(o.ops[0])) + " is not defined for " + std::string(type_name(o.types[0])) +
                       "; see --list");
   }
-  if (o.iterations && *o.iterations == 0) throw usage_error("--iters 0 measures nothing; give at least 1");
-  if (o.iterations && *o.iterations > 1'000'000) throw usage_error("--iters is more than 1000000");
-  if (!(o.seconds > 0)) throw usage_error("--seconds-per-cell must be more than 0");
-  if (!(o.limit_seconds > 0)) throw usage_error("-T must be more than 0 seconds");
   if (o.fusion_bytes < 1024) throw usage_error("--fusion-bytes must be at least 1K");
   if (!reduces(o.kind)) o.ops = {redop::sum};
   if (o.rounds == 0) o.rounds = o.peers.empty() && !o.limit ? 1 : 3;
@@ -154,42 +198,49 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   app.get_formatter()->column_width(34);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as getopt
 
-  std::string kind, begin, end, step, factor, type = "float", op = "sum", root = "0", memory, state, transport = "shm",
-                                              fusion, model_text = "resnet50", registration;
-  int ranks = 0, threads = 1, gpus = 1, average = 3;
-  unsigned warmup = 0, iterations = 0;
+  std::string kind, begin, end, step, type = "float", op = "sum", root = "0", memory, state, transport = "shm", fusion,
+                                      model_text = "resnet50", registration, limit, seconds;
+  unsigned ranks = 0, factor = 1, threads = 1, gpus = 1, average = 3, warmup = 0, iterations = 0;
   bool streaming = false, isolated = false, in_only = false, out_only = false, no_pin = false;
-  int cpu_time = 0, stamps = 0, spread = 0, parallel_init = 0;
+  unsigned ignored = 0, stamps = 0, spread = 0;
   std::vector<std::string> peers;
 
   app.add_option("collective", kind, join(collective_names));
-  app.add_option("-n,--ranks", ranks, "Ranks to start (default: one for each usable CPU, 2 to 8)");
+  constexpr unsigned million = 1'000'000;
+  enum { ranks_, warmup_, iterations_ };
+  std::vector<whole_flag> whole = {
+      {"-n,--ranks", "-n", &ranks, 1, 256, "Ranks to start (default: one for each usable CPU, 2 to 8)"},
+      {"-w,--warmup_iters", "-w", &warmup, 0, million, "Calls before timing (default: by size; 5 with --iters)"},
+      {"--iters", "--iters", &iterations, 1, million, "Calls that are timed (default: by size)"},
+      {"-f,--stepfactor", "-f", &factor, 1, million, "Factor between sizes, instead of a step"},
+      {"-c,--check", "-c", &o.checks, 0, million, "Checks of each result, 0 for none (default: 1)"},
+      {"-N,--run_cycles", "-N", &o.cycles, 1, million, "Run the whole table this often (default: 1)"},
+      {"-a,--average", "-a", &average, 0, 3, "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max (default: 3)"},
+      {"-t,--nthreads", "-t", &threads, 1, 256,
+       "As in nccl-tests: -t times -g ranks; more than 1 takes --transport thread"},
+      {"-g,--ngpus", "-g", &gpus, 1, 256, "See -t"},
+      {"-S,--report_timestamps", "-S", &stamps, 0, 1, "1: the time of day at the end of each row"},
+      {"-I,--report_iterations", "-I", &spread, 0, 1, "1: minimum, maximum and variation over iterations"},
+      {"-u,--unalign", "-u", &o.unalign, 0, 4096, "Elements by which buffers are off their alignment"},
+      {"-p,--parallel_init", "-p", &ignored, 0, 1, "Accepted: ranks always start in parallel"},
+      {"-C,--report_cputime", "-C", &ignored, 0, 1, "Accepted: ranks are processes on the CPU"},
+      {"--rounds", "--rounds", &o.rounds, 1, million,
+       "Turns of all libraries at each size (default: 1 alone, 3 with others)"}};
+  for (whole_flag& f : whole) f.option = app.add_option(f.names, f.text, f.meaning)->type_name("N");
   app.add_option("-b,--minbytes", begin, "Smallest size, as 8, 64K, 1M (default: 32M)");
   app.add_option("-e,--maxbytes", end, "Largest size (default: 32M)");
   app.add_option("-i,--stepbytes", step, "Step between sizes (default: 1M)");
-  app.add_option("-f,--stepfactor", factor, "Factor between sizes, instead of a step");
-  auto* const warmup_option = app.add_option("-w,--warmup_iters", warmup, "Calls before timing (default: by size)");
-  auto* const iterations_option = app.add_option("--iters", iterations, "Calls that are timed (default: by size)");
-  app.add_option("-c,--check", o.checks, "Checks of each result, 0 for none (default: 1)");
   app.add_option("-o,--op", op, "sum, prod, min, max, avg, all (default: sum)");
   app.add_option("-d,--datatype", type, "Element type, or all (default: float); see --list");
   app.add_option("-r,--root", root, "Root, or all (default: 0)");
-  app.add_option("-N,--run_cycles", o.cycles, "Run the whole table this often (default: 1)");
-  app.add_option("-a,--average", average, "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max (default: 3)")
-      ->check(CLI::Range(0, 3));
-  app.add_option("-t,--nthreads", threads, "As in nccl-tests: -t times -g ranks; more than 1 takes --transport thread")
-      ->check(CLI::Range(1, 256));
-  app.add_option("-g,--ngpus", gpus, "See -t")->check(CLI::Range(1, 256));
-  app.add_option("-T,--timeout,--limit-seconds", o.limit_seconds,
-                 "End a library that takes longer for a cell (default: 20)");
-  app.add_option("-S,--report_timestamps", stamps, "1: the time of day at the end of each row");
-  app.add_option("-I,--report_iterations", spread, "1: minimum, maximum and variation over iterations");
-  app.add_option("-u,--unalign", o.unalign, "Elements by which buffers are off their alignment")
-      ->check(CLI::Range(0, 4096));
+  app.add_option("-T,--timeout,--limit-seconds", limit,
+                 "End a library that takes longer for a cell (default: 80 times --seconds-per-cell, at least 20)")
+      ->type_name("SECONDS");
+  app.add_option("--seconds-per-cell", seconds,
+                 "Measuring time for each number (default: 0.25); more of it also allows more calls")
+      ->type_name("SECONDS");
   app.add_option("-J,--output_file,--json", o.json, "Write the results to this file, as JSON");
   app.add_option("-R,--local_register", registration, "0: --buffers private; 2: --buffers shared");
-  app.add_option("-p,--parallel_init", parallel_init, "Accepted: ranks always start in parallel");
-  app.add_option("-C,--report_cputime", cpu_time, "Accepted: ranks are processes on the CPU");
   std::vector<neutral_flag> neutral = {{"-m,--agg_iters", "-m", "1", "calls are not aggregated"},
                                        {"-z,--blocking", "-z", "0", "calls return when they are done"},
                                        {"-y,--stream_null", "-y", "0", "there are no CUDA streams"},
@@ -215,8 +266,6 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       ->take_all()
       ->allow_extra_args(false);
   app.add_flag("--limit", o.limit, "Also measure a loop that only moves the bytes that must move");
-  app.add_option("--rounds", o.rounds, "Turns of all libraries at each size (default: 1 alone, 3 with others)");
-  app.add_option("--seconds-per-cell", o.seconds, "Measuring time for each number (default: 0.25)");
   app.add_option("--model", model_text, "For fused: resnet50 or transformer124m");
   app.add_option("--fusion-bytes", fusion, "For fused: size of the fusion buffer (default: 4M)");
   app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");
@@ -224,6 +273,8 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
 
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    throw usage_error(unknown_words(app.remaining(), argc, argv, kind));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) {
       app.exit(e, std::cout, std::cerr);
@@ -244,10 +295,25 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   if (!begin.empty()) o.min_bytes = size_option("-b", begin);
   if (!end.empty()) o.max_bytes = size_option("-e", end);
   if (!step.empty()) o.step_bytes = size_option("-i", step);
-  if (!factor.empty()) o.step_factor = size_option("-f", factor);
   if (!fusion.empty()) o.fusion_bytes = size_option("--fusion-bytes", fusion);
-  if (warmup_option->count() != 0) o.warmup = warmup;
-  if (iterations_option->count() != 0) o.iterations = iterations;
+  if (o.min_bytes > o.max_bytes) {
+    throw usage_error("-b " + size_text(o.min_bytes) + (begin.empty() ? " (its default)" : "") + " is beyond -e " +
+                      size_text(o.max_bytes) + (end.empty() ? " (its default)" : "") +
+                      "; allowed: a smallest size (-b) up to the largest (-e)");
+  }
+  for (const whole_flag& f : whole) f.read();
+  o.step_factor = factor;
+  if (whole[iterations_].given()) {
+    o.iterations = iterations;
+    o.warmup = 5;
+  }
+  if (whole[warmup_].given()) o.warmup = warmup;
+  if (!seconds.empty()) o.seconds = seconds_option("--seconds-per-cell", seconds);
+  o.limit_seconds = limit.empty() ? std::max(o.limit_seconds, 80 * o.seconds) : seconds_option("-T", limit);
+  if (!limit.empty() && !seconds.empty() && o.limit_seconds < o.seconds) {
+    throw usage_error("-T " + limit + " would end a library before --seconds-per-cell " + seconds +
+                      " is over; allowed: a limit (-T) of at least that time");
+  }
   o.types = type_option(type);
   o.ops = op_option(op);
   o.over_ranks = static_cast<averaging>(average);
@@ -280,7 +346,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
     throw usage_error("--transport " + transport + " is not known; allowed: " + join(transport_names));
   }
   o.transport = transport;
-  o.ranks = ranks;
+  o.ranks = static_cast<int>(ranks);
   for (const std::string& p : peers) {
     const std::size_t equals = p.find('=');
     peer_option peer{p.substr(0, equals), equals == std::string::npos ? "" : p.substr(equals + 1)};
@@ -300,7 +366,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       throw usage_error(std::string("NCCL_TESTS_MIN_BW is \"") + least + "\"; expected a bandwidth in GB/s");
     }
   }
-  check(o, app.count("--ranks") != 0, threads, gpus, launched);
+  check(o, whole[ranks_].given(), static_cast<int>(threads), static_cast<int>(gpus), launched);
   if (root == "all") {
     o.roots.clear();
     for (int r = 0; r != (has_root(o.kind) ? o.ranks : 1); ++r) o.roots.push_back(r);
@@ -314,6 +380,8 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   }
   return o;
 }
+
+unsigned most_iterations(const options& o) { return static_cast<unsigned>(std::clamp(o.seconds * 8000, 2000.0, 1e6)); }
 
 std::vector<std::size_t> sizes_of(const options& o) {
   if (o.kind == collective::barrier) return {0};

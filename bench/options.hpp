@@ -34,7 +34,7 @@ struct options {
   std::vector<dtype> types{dtype::float32};
   std::vector<redop> ops{redop::sum};
   std::vector<int> roots{0};
-  std::optional<unsigned> warmup;      ///< nothing: chosen for each size
+  std::optional<unsigned> warmup;      ///< nothing: chosen for each size; there if iterations are
   std::optional<unsigned> iterations;  ///< nothing: chosen for each size
   unsigned checks = 1;
   unsigned cycles = 1;
@@ -66,6 +66,9 @@ struct options {
 /// `launched` is the number of ranks that a launcher started, 0 outside of one. Errors: usage_error. After --help,
 /// --version: nothing, and the text has been printed.
 std::optional<options> parse_options(int argc, char** argv, int launched);
+
+/// Timed calls in a cell, where their number is chosen by `seconds`; grows with those.
+unsigned most_iterations(const options& o);
 
 /// The sizes of the table, in bytes.
 std::vector<std::size_t> sizes_of(const options& o);

@@ -1,6 +1,7 @@
 // bench/report.cpp: nccl-tests' columns, ours at the right of them, and the JSON file.
 #include <bench/report.hpp>
 
+#include <bench/settings.hpp>
 #include <bench/sizes.hpp>
 
 #include <hvd/version.hpp>
@@ -53,6 +54,21 @@ bandwidth bandwidth_of(const row& r, double us, const options& o) {
 std::string op_text(const options& o, redop op) { return reduces(o.kind) ? std::string(name(op)) : "none"; }
 int root_number(const options& o, int root) { return has_root(o.kind) ? root : -1; }
 
+/// What to say once if rows have other sizes than asked for; empty if none has.
+std::string rounding_note(const options& o) {
+  if (o.kind == collective::barrier || o.kind == collective::fused) return {};
+  for (const dtype type : o.types) {
+    for (const std::size_t size : sizes_of(o)) {
+      const std::size_t real = size_of_message(o.kind, count_of(o.kind, size, o.ranks, type), o.ranks, type);
+      if (real == size) continue;
+      return format("sizes are rounded down to whole elements%s: %zu bytes of %s become %zu",
+                    has_blocks(o.kind) ? ", as many for each rank" : "", size, std::string(type_name(type)).c_str(),
+                    real);
+    }
+  }
+  return {};
+}
+
 /// A file that appears whole or not at all.
 std::string draft_of(const std::string& path) { return path + ".part-" + std::to_string(::getpid()); }
 
@@ -101,8 +117,36 @@ Report::Report(const options& o, machine m)
 
 Report::~Report() = default;
 
-void Report::head(const std::vector<library_line>& libraries, const std::vector<int>& cpus) {
+/// nccl-tests' block of devices, a CPU in the place of a GPU, and what of it makes times worse.
+void Report::print_ranks() const {
+  std::printf("#\n# Using devices\n");
+  std::set<int> bound;
+  bool all_bound = true;
+  for (std::size_t r = 0; r != ranks_.size(); ++r) {
+    const int cpu = ranks_[r].cpu;
+    std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2s [%s] %s\n", r, ranks_[r].pid, machine_.host.c_str(),
+                cpu < 0 ? "any" : std::to_string(cpu).c_str(), cpu < 0 ? "not pinned" : "CPU", machine_.cpu.c_str());
+    bound.insert(cpu);
+    all_bound = all_bound && cpu >= 0;
+  }
+  const std::size_t cpus = all_bound ? bound.size() : machine_.cpus.size();
+  if (ranks_.size() > cpus) std::printf("# more ranks than CPUs: %zu ranks on %zu\n", ranks_.size(), cpus);
+  if (!all_bound) {
+    std::printf("# ranks are not pinned%s: the system moves them between CPUs, which makes times and ratios noisy\n",
+                options_.pin ? "" : " (--no-pin)");
+  }
+  std::printf("#\n");
+}
+
+void Report::head(const std::vector<library_line>& libraries, const std::vector<rank_line>& ranks) {
   libraries_ = libraries;
+  ranks_ = ranks;
+  // A launcher may have bound this process to one CPU, and other ranks to others.
+  std::set<int> usable(machine_.cpus.begin(), machine_.cpus.end());
+  for (const rank_line& r : ranks) {
+    if (r.cpu >= 0) usable.insert(r.cpu);
+  }
+  machine_.cpus.assign(usable.begin(), usable.end());
   const options& o = options_;
   std::printf("# hvd-bench version %s\n", std::string(version).c_str());
   std::printf(
@@ -110,20 +154,15 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
       std::string(name(o.kind)).c_str(), o.ranks, o.min_bytes, o.max_bytes,
       o.step_factor > 1 ? o.step_factor : o.step_bytes, o.step_factor > 1 ? "factor" : "bytes",
       o.warmup ? std::to_string(*o.warmup).c_str() : "by size",
-      o.iterations ? std::to_string(*o.iterations).c_str() : "by size", o.checks, o.unalign);
+      o.iterations ? std::to_string(*o.iterations).c_str() : format("by size (at most %u)", most_iterations(o)).c_str(),
+      o.checks, o.unalign);
   std::printf("# transport %s, algorithm %s, %s buffers, %s, %s; time: %s, median over iterations\n",
               o.transport.c_str(), o.algorithm.empty() ? "automatic" : o.algorithm.c_str(),
               std::string(name(o.memory)).c_str(), std::string(name(o.state)).c_str(),
               std::string(name(o.pace)).c_str(), std::string(averaging_names[static_cast<int>(o.over_ranks)]).c_str());
   std::printf("# %s, %zu usable CPUs, L2 %s, L3 %s, %s\n", machine_.cpu.c_str(), machine_.cpus.size(),
               size_text(machine_.l2).c_str(), size_text(machine_.l3).c_str(), machine_.kernel.c_str());
-  std::string places;
-  for (std::size_t r = 0; r != cpus.size(); ++r) {
-    places += format("%s%zu on %s", r == 0 ? "" : ", ", r, cpus[r] < 0 ? "any" : std::to_string(cpus[r]).c_str());
-  }
-  const bool crowded =
-      o.pin ? std::set<int>(cpus.begin(), cpus.end()).size() < cpus.size() : cpus.size() > machine_.cpus.size();
-  std::printf("# ranks on CPUs: %s%s\n", places.c_str(), crowded ? " (more ranks than CPUs)" : "");
+  print_ranks();
   for (const library_line& l : libraries) {
     if (l.missing.empty()) {
       std::printf("# %s: %s\n", l.name.c_str(), l.description.c_str());
@@ -131,6 +170,7 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
       std::printf("# %s is MISSING: %s\n", l.name.c_str(), l.missing.c_str());
     }
   }
+  if (const std::string note = rounding_note(o); !note.empty()) std::printf("# %s\n", note.c_str());
   const bool peers = std::any_of(libraries.begin(), libraries.end(),
                                  [](const auto& l) { return l.name != "hvd" && l.name != "limit"; });
   std::string names = format("  %8s  %8s", "p99", "p99 in"), units = format("  %8s  %8s", "(us)", "(us)");
@@ -179,7 +219,7 @@ void Report::print_extras(const row& r) {
   if (options_.spread) {
     const auto& t = compared(own);
     std::printf("  %8s  %8s  %6s", show(t, &timing::least).c_str(), show(t, &timing::most).c_str(),
-                t ? format("%.1f", 100 * t->deviation / t->mean).c_str() : "N/A");
+                t && t->mean > 0 ? format("%.1f", 100 * t->deviation / t->mean).c_str() : "N/A");
   }
   const timing* best = nullptr;
   const timing* limit = nullptr;
@@ -197,18 +237,20 @@ void Report::print_extras(const row& r) {
     best_name = libraries_[l].name;
   }
   const auto& mine = compared(own);
+  const bool divides = mine && mine->median > 0;  // a clock may tick too slowly for one rank alone
   if (peers) {
     std::printf("  %8s  %11s  %6s", best != nullptr ? number(best->median).c_str() : "N/A", best_name.c_str(),
-                best != nullptr && mine ? format("%.2f", best->median / mine->median).c_str() : "N/A");
+                best != nullptr && divides ? format("%.2f", best->median / mine->median).c_str() : "N/A");
   }
   if (options_.limit) {
     std::printf("  %8s  %6s", limit != nullptr ? number(limit->median).c_str() : "N/A",
-                limit != nullptr && mine ? format("%.0f", 100 * limit->median / mine->median).c_str() : "N/A");
+                limit != nullptr && divides ? format("%.0f", 100 * limit->median / mine->median).c_str() : "N/A");
   }
   if (options_.timestamps) std::printf("  %s", timestamp().c_str());
 }
 
 void Report::add(const row& r) {
+  ++rows_;
   const measured& own = r.libraries.front();
   std::printf("%12zu  %12zu  %8s  %6s  %6d", r.size, r.count, std::string(type_name(r.type)).c_str(),
               op_text(options_, r.op).c_str(), root_number(options_, r.root));
@@ -257,38 +299,35 @@ json Report::json_of(const std::optional<timing>& t, const row& r) const {
           {"alg_bw", b.algorithm},
           {"bus_bw", b.bus},
           {"nwrong", t->wrong ? json(*t->wrong) : json()},
-          {"iterations", t->iterations}};
+          {"iterations", t->iterations},
+          {"warmup", t->warmup}};
 }
 
-void Report::finish(const std::vector<library_line>& libraries) {
-  const options& o = options_;
+json Report::devices() const {
+  json all = json::array();
+  for (std::size_t r = 0; r != ranks_.size(); ++r) {
+    const int cpu = ranks_[r].cpu;
+    all.push_back({{"rank", r},
+                   {"group", 0},
+                   {"pid", ranks_[r].pid},
+                   {"host", machine_.host},
+                   {"device", cpu < 0 ? json() : json(cpu)},
+                   {"name", machine_.cpu}});
+  }
+  return all;
+}
+
+void Report::finish(const std::vector<library_line>& libraries, const std::string& interruption) {
+  const bool whole = interruption.empty();
+  if (!whole) std::printf("# Interrupted          : by %s, after %zu rows\n", interruption.c_str(), rows_);
   std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_),
               wrong_ != 0 ? "FAILED" : checked_ ? "OK" : "(nothing was checked)");
   std::printf("# Avg bus bandwidth    : %g\n#\n", average_bandwidth());
   std::fflush(stdout);
-  if (o.json.empty()) return;
+  if (options_.json.empty() || (!whole && rows_ == 0)) return;
   json all;
-  json& c = all["config"];
-  c = {{"version", version}, {"date", timestamp()}, {"command", o.command}};
-  c["machine"] = {{"cpu", machine_.cpu},
-                  {"cores", machine_.cpus.size()},
-                  {"l2", machine_.l2},
-                  {"l3", machine_.l3},
-                  {"kernel", machine_.kernel}};
-  c["collective"] = name(o.kind);
-  c["ranks"] = o.ranks;
-  c["transport"] = o.transport;
-  c["algorithm"] = o.algorithm.empty() ? "automatic" : o.algorithm;
-  c["buffers"] = name(o.memory);
-  c["mode"] = name(o.state);
-  c["cadence"] = name(o.pace);
-  c["over_ranks"] = averaging_names[static_cast<int>(o.over_ranks)];
-  c["pinned"] = o.pin;
-  c["rounds"] = o.rounds;
-  if (o.kind == collective::fused) {
-    c["model"] = name(o.parameters);
-    c["fusion_bytes"] = o.fusion_bytes;
-  }
+  all["config"] = settings_of(options_, machine_);
+  all["devices"] = devices();
   all["libraries"] = json::array();
   for (const auto& l : libraries) {
     all["libraries"].push_back(
@@ -297,14 +336,20 @@ void Report::finish(const std::vector<library_line>& libraries) {
   all["results"] = *results_;
   all["out_of_bounds"] = wrong_;
   all["average_bus_bandwidth"] = average_bandwidth();
-  const std::string draft = draft_of(o.json);
+  all["interrupted"] = whole ? json() : json(interruption);
+  write(all);
+}
+
+void Report::write(const json& all) const {
+  const std::string& path = options_.json;
+  const std::string draft = draft_of(path);
   std::ofstream file(draft);
   file << all.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
   file.close();
-  if (!file || ::rename(draft.c_str(), o.json.c_str()) != 0) {
+  if (!file || ::rename(draft.c_str(), path.c_str()) != 0) {
     const int why = errno;
     ::unlink(draft.c_str());
-    throw std::runtime_error("cannot write " + o.json + ": " + std::strerror(why));
+    throw std::runtime_error("cannot write " + path + ": " + std::strerror(why));
   }
 }
 

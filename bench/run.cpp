@@ -21,7 +21,7 @@
 namespace hvd::bench {
 namespace {
 
-constexpr unsigned fewest = 20, most = 2000, probes = 3;
+constexpr unsigned fewest = 20, probes = 3;
 
 /// Rotating buffers are together twice the last-level cache, or 1 GiB where that is less or nobody knows.
 std::size_t rotating_bytes() {
@@ -151,7 +151,7 @@ class runner {
   void plan(Library& library, state& s, half& h, job j) {
     if (o_.iterations) {
       h.iterations = std::max(1U, *o_.iterations / o_.rounds);
-      h.warmup = o_.warmup.value_or(5);
+      h.warmup = *o_.warmup;
       // The library must still say whether it can.
       j.check = true;
       j.iterations = 0;
@@ -164,7 +164,7 @@ class runner {
     if (probe.state != outcome::done) return;
     const double each = std::max(probe.seconds / probes, 1e-8);
     const double affordable = std::max(std::min(o_.seconds * 16 / each, double{fewest}), 5.0);
-    const double total = std::clamp(o_.seconds / each, affordable, double{most});
+    const double total = std::clamp(o_.seconds / each, affordable, static_cast<double>(most_iterations(o_)));
     h.iterations = std::max(1U, static_cast<unsigned>(std::ceil(total / o_.rounds)));
     h.warmup = o_.warmup.value_or(std::clamp(h.iterations / 4, 1U, 20U));
   }
@@ -183,6 +183,7 @@ class runner {
   static timing finish(half& h) {
     timing t = summarise(std::move(h.samples));
     t.wrong = h.wrong;
+    t.warmup = h.warmup;
     return t;
   }
 
@@ -200,6 +201,27 @@ std::vector<library_line> lines_of(const std::vector<std::unique_ptr<Library>>& 
   std::vector<library_line> lines;
   for (const auto& l : libraries) lines.push_back({l->name(), l->description(), l->missing()});
   return lines;
+}
+
+/// All rows of the table. Whether hvd gave every number.
+bool measure_all(const options& o, std::vector<std::unique_ptr<Library>>& libraries, Report& report) {
+  runner each(o, libraries);
+  bool good = true;
+  for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {
+    for (const dtype type : o.types) {
+      for (const redop op : o.ops) {
+        if (reduces(o.kind) && !defined(type, op)) continue;
+        for (const int root : o.roots) {
+          for (const std::size_t size : sizes_of(o)) {
+            const row r = each.measure(size, type, op, root);
+            report.add(r);
+            good = good && r.libraries[0].error.empty();
+          }
+        }
+      }
+    }
+  }
+  return good;
 }
 
 }  // namespace
@@ -221,7 +243,7 @@ int run(const options& o, const std::optional<launched>& inside) {
   settings.over_ranks = o.over_ranks;
   settings.limit_seconds = o.limit_seconds;
   settings.start_seconds = std::min(settings.start_seconds, std::max(o.limit_seconds, 2.0));
-  settings.capacity = std::max<std::uint64_t>(most, o.iterations.value_or(0));
+  settings.capacity = std::max(most_iterations(o), o.iterations.value_or(0));
   const hvd_settings own{o.transport, o.algorithm, {}};
 
   std::vector<launch> launches(1);
@@ -237,27 +259,27 @@ int run(const options& o, const std::optional<launched>& inside) {
   if (inside) libraries[0]->expect_others(inside->key);
   for (const auto& l : libraries) l->start();
   if (!libraries[0]->missing().empty()) throw std::runtime_error("hvd " + libraries[0]->missing());
-  report.head(lines_of(libraries), libraries[0]->cpus());
+  report.head(lines_of(libraries), libraries[0]->ranks());
 
-  runner each(o, libraries);
   bool failed = false;
-  for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {
-    for (const dtype type : o.types) {
-      for (const redop op : o.ops) {
-        if (reduces(o.kind) && !defined(type, op)) continue;
-        for (const int root : o.roots) {
-          for (const std::size_t size : sizes_of(o)) {
-            const row r = each.measure(size, type, op, root);
-            report.add(r);
-            failed = failed || !r.libraries[0].error.empty();
-          }
-        }
-      }
-    }
+  int signal = 0;
+  try {
+    failed = !measure_all(o, libraries, report);
+  } catch (const interrupted& e) {
+    signal = e.signal;
   }
   const std::vector<library_line> lines = lines_of(libraries);
   for (const auto& l : libraries) l->stop();
-  report.finish(lines);
+  report.finish(lines, signal == 0 ? "" : signal_name(signal));
+  if (signal != 0) {
+    const bool kept = !o.json.empty() && report.rows() != 0;
+    throw interrupted(signal, kept ? "; " + o.json + " has what was measured until then" : "");
+  }
+  for (const library_line& l : lines) {
+    if (!l.description.empty()) continue;
+    std::fprintf(stderr, "hvd-bench: %s was not measured: %s\n", l.name.c_str(), l.missing.c_str());
+    failed = true;
+  }
   if (o.min_bandwidth > 0 && report.average_bandwidth() < 0.9 * o.min_bandwidth) {
     std::fprintf(stderr,
                  "hvd-bench: the average bus bandwidth, %g GB/s, is less than 90 %% of NCCL_TESTS_MIN_BW, %g GB/s\n",

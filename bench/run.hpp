@@ -9,7 +9,8 @@
 namespace hvd::bench {
 
 /// Measures and prints; inside a launcher, ranks above 0 only serve. Returns the exit code: 0, or 1 where a result is
-/// wrong, hvd failed, or the bandwidth is less than was asked for. Errors: usage_error, interrupted.
+/// wrong, hvd failed, another library could not be started, or the bandwidth is less than was asked for. Errors:
+/// usage_error, interrupted.
 int run(const options& o, const std::optional<launched>& inside);
 
 /// What `--list` prints.

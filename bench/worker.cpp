@@ -242,6 +242,15 @@ class cell {
   std::byte* out_ = nullptr;
 };
 
+/// The CPU that this thread is bound to, by us or by a launcher; -1 if it may use several.
+int bound_cpu() {
+  cpu_set_t set;
+  if (pinned_cpu() >= 0 || ::sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != 1) return pinned_cpu();
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &set)) ++cpu;
+  return cpu;
+}
+
 }  // namespace
 
 int serve(const Stage& stage, erased_backend b) {
@@ -252,7 +261,7 @@ int serve(const Stage& stage, erased_backend b) {
   }
   rank_slot& mine = stage.slot(b.rank);
   if (b.rank == 0) stage.header().description.set(b.describe());
-  stage.attach(b.rank, pinned_cpu());
+  stage.attach(b.rank, bound_cpu());
   memory_pool pool(b);
   std::uint64_t epoch = 0;
   for (std::uint32_t number = 0;;) {

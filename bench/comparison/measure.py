@@ -126,10 +126,13 @@ def measure(arguments, one, folder, bar):
             problem = f"{command[0]} cannot be started: {failure.strerror}"
         try:
             part = json.loads(file.read_text(encoding="utf-8"))
-            if code == 1 and part.get("out_of_bounds"):
-                # A peer's wrong results are the peer's; its table says so.
+            if code == 1:
+                # A peer that is wrong or cannot be started is the peer's; its table says so.
                 ours = wrong_elements(part["results"])
-                problem = f"{ours} elements are wrong" if ours else None
+                if ours:
+                    problem = f"{ours} elements are wrong"
+                elif part.get("out_of_bounds") or never_started(part["libraries"]):
+                    problem = failure_of_hvd(part["results"])
             measured["config"] = measured["config"] or part["config"]
             measured["libraries"] = merged(measured["libraries"], part["libraries"])
             measured["results"] += [{**result, **about} for result in part["results"]]
@@ -139,6 +142,15 @@ def measure(arguments, one, folder, bar):
         for value in waiting:
             bar.update(cost(one, value))
     return without_paths(measured, [folder])
+
+
+def never_started(libraries):
+    return [one["name"] for one in libraries if one["name"] not in ("hvd", "limit") and not one["description"]]
+
+
+def failure_of_hvd(results):
+    """What hvd or the limit says went wrong, or None."""
+    return next((one["error"] for one in results if one["library"] == "hvd" and one["error"]), None)
 
 
 def wrong_elements(results):

@@ -127,8 +127,49 @@ class Table(Case):
     def test_what_was_in_force_is_said(self):
         options = ("--mode", "clean", "--buffers", "shared", "--streaming")
         output = self.measure("allreduce", "-b", "1K", "-e", "1K", *options)
-        for words in ("clean", "shared buffers", "streaming", "shm", "ranks on CPUs: 0 on", "algorithm automatic"):
+        for words in ("clean", "shared buffers", "streaming", "shm", "# Using devices\n", "algorithm automatic"):
             self.assertIn(words, output)
+
+    def test_a_line_for_each_rank(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        for options, processes in (((), 3), (("--transport", "thread"), 1)):
+            output = self.measure("allreduce", "-b", "64", "-e", "64", "-n", "3", "--iters", "2", *options)
+            line = re.compile(r"(?m)^#  Rank +(\d+) Group  0 Pid +(\d+) on +(\S+) device +(\d+) \[CPU\] \S.*$")
+            found = line.findall(output)
+            self.assertEqual([int(rank) for rank, *_ in found], [0, 1, 2], output)
+            self.assertEqual([int(cpu) for *_, cpu in found], [cpus[rank % len(cpus)] for rank in range(3)])
+            self.assertEqual(len({pid for _, pid, *_ in found}), processes)
+            self.assertEqual({host for _, _, host, _ in found}, {os.uname().nodename})
+            self.assertEqual("more ranks than CPUs" in output, len(cpus) < 3)
+
+    def test_unpinned_ranks_are_said_to_be_noisy(self):
+        options = ("allreduce", "-b", "64", "-e", "64", "-n", "2", "--iters", "2")
+        self.assertNotIn("not pinned", self.measure(*options))
+        if len(os.sched_getaffinity(0)) == 1:
+            print("SKIP: Table: one CPU leaves ranks nowhere to move", flush=True)
+            return
+        output = self.measure(*options, "--no-pin")
+        self.assertRegex(output, r"(?m)^# ranks are not pinned \(--no-pin\): .*noisy$")
+        self.assertEqual(len(re.findall(r"device any \[not pinned\]", output)), 2)
+
+    def test_send_to_oneself(self):
+        file = self.folder / "x.json"
+        output = self.measure("send_recv", "-b", "64K", "-e", "64K", "-n", "1", "--iters", "5", "--json", file)
+        [row] = rows(output)
+        self.assertEqual(row[6], row[7])  # nccl-tests' factor is 1
+        times = json.loads(file.read_text())["results"][0]["out_of_place"]
+        self.assertEqual(times["bus_bw"], times["alg_bw"])
+        self.assertGreater(times["bus_bw"], 0)
+
+    def test_more_time_allows_more_calls(self):
+        file = self.folder / "x.json"
+        options = ("-b", "8", "-e", "8", "--transport", "self", "--out-of-place-only", "--json", file)
+        for seconds, most in (("0.1", 2000), ("2", 16000)):
+            result = run("allreduce", *options, "--seconds-per-cell", seconds)
+            self.assertIn(f"iters: by size (at most {most}) ", result.stdout, result.stderr)
+            data = json.loads(file.read_text())
+            self.assertEqual(data["config"]["most_iterations"], most)
+        self.assertGreater(data["results"][0]["out_of_place"]["iterations"], 2000)
 
     def test_bus_bandwidth(self):
         for kind, factor in (("allreduce", 4 / 3), ("allgather", 2 / 3), ("alltoall", 2 / 3), ("broadcast", 1)):
@@ -142,6 +183,10 @@ class Table(Case):
         output = self.measure("allgather", "-b", "1000", "-e", "3000", "-i", "1000", "-n", "3", "--iters", "2")
         # Blocks of whole elements, one for each rank.
         self.assertEqual([(int(r[0]), int(r[1])) for r in rows(output)], [(996, 83), (1992, 166), (3000, 250)])
+        self.assertEqual(output.count("rounded down"), 1)
+        self.assertRegex(output, r"(?m)^# sizes are rounded down to whole elements, .* 1000 bytes of float become 996$")
+        output = self.measure("allreduce", "-b", "1000", "-e", "1000", "-n", "2", "--iters", "2")
+        self.assertNotIn("rounded", output)
 
     def test_run_cycles_and_roots(self):
         output = self.measure("broadcast", "-b", "64", "-e", "64", "-N", "2", "-r", "all", "-n", "2", "--iters", "2")
@@ -253,6 +298,21 @@ class BadInput(Case):
             (["allreduce", "broadcast"], ("broadcast",)),
             (["allreduce", "-b", "12Q"], ("-b", "12Q")),
             (["allreduce", "-e", "-5"], ("-e", "-5")),
+            (["allreduce", "-b", "1.5K"], ("-b 1.5K", "K, M, G or T")),
+            (["allreduce", "-b", "1T"], ("-b 1 TiB", "-e 32 MiB (its default)", "allowed")),
+            (["allreduce", "-e", "1M"], ("-b 32 MiB (its default)", "-e 1 MiB", "allowed")),
+            (["allreduce", "-f", "1.5"], ("-f 1.5", "allowed: whole numbers from 1")),
+            (["allreduce", "-f", "2K"], ("-f 2K", "allowed: whole numbers from 1")),
+            (["allreduce", "-n", ""], ("-n ", "allowed: whole numbers from 1 to 256")),
+            (["allreduce", "-w", "-1"], ("-w -1", "allowed: whole numbers from 0")),
+            (["allreduce", "-N", "0"], ("-N 0", "allowed: whole numbers from 1")),
+            (["allreduce", "-a", "4"], ("-a 4", "from 0 to 3")),
+            (["allreduce", "-Z", "3"], ("-Z 3", "no flag -Z", "--help")),
+            (["-Z", "3", "allreduce"], ("-Z 3", "no flag -Z", "--help")),
+            (["allreduce", "-T", "soon"], ("-T soon", "seconds")),
+            (["allreduce", "--seconds-per-cell", "nan"], ("--seconds-per-cell nan", "more than 0")),
+            (["allreduce", "--seconds-per-cell", "3", "-T", "2"], ("-T 2", "--seconds-per-cell 3")),
+            (["allreduce", "-t", "200", "-g", "2"], ("400 ranks", "1 to 256")),
             (["allreduce", "-b", "2M", "-e", "1M"], ("2 MiB", "1 MiB", "beyond")),
             (["allreduce", "-b", "0", "-e", "8", "-f", "2"], ("-b 0",)),
             (["allreduce", "-b", "1", "-e", "8", "-i", "0"], ("-i 0",)),
@@ -351,6 +411,9 @@ class Json(Case):
             ("cadence", "isolated"),
         ):
             self.assertEqual(config[key], value)
+        self.assertIsNone(data["interrupted"])
+        ranks = [(one["rank"], one["group"], one["host"]) for one in data["devices"]]
+        self.assertEqual(ranks, [(rank, 0, os.uname().nodename) for rank in (0, 1)])
         self.assertEqual([library["name"] for library in data["libraries"]], ["hvd", "test", "limit"])
         for library in data["libraries"]:
             self.assertIsNone(library["missing"])
@@ -364,11 +427,47 @@ class Json(Case):
                 self.assertLessEqual(times["min"], times["time"])
                 self.assertLessEqual(times["time"], times["p99"])
                 self.assertGreater(times["iterations"], 0)
+                self.assertGreater(times["warmup"], 0)
                 bandwidth = result["size"] / times["time"] * 1e-3
                 self.assertLess(abs(times["alg_bw"] - bandwidth), 1e-6 * bandwidth)
                 self.assertEqual(times["alg_bw"], times["bus_bw"])  # 2 ranks
         self.assertEqual(data["out_of_bounds"], 0)
         self.assertGreater(data["average_bus_bandwidth"], 0)
+
+    def test_every_setting(self):
+        file = self.folder / "x.json"
+        sizes = ("-b", "64", "-e", "192", "-i", "128")
+        calls = ("-w", "3", "--iters", "4", "-c", "2", "-N", "2", "--rounds", "2", "-a", "1", "-u", "1")
+        how = ("-d", "half", "-o", "max", "-r", "1", "--mode", "clean", "--streaming", "--no-pin", "--in-place-only")
+        self.measure("reduce", "-n", "2", *sizes, *calls, *how, "--json", file, env={"HVD_CHECK": "1"})
+        config = json.loads(file.read_text())["config"]
+        expected = {
+            "environment": {"HVD_CHECK": "1"},
+            "types": ["half"],
+            "redops": ["max"],
+            "roots": [1],
+            "min_bytes": 64,
+            "max_bytes": 192,
+            "step_bytes": 128,
+            "step_factor": None,
+            "warmup": 3,
+            "iterations": 4,
+            "seconds_per_cell": 0.002,
+            "limit_seconds": 60,
+            "checks": 2,
+            "cycles": 2,
+            "rounds": 2,
+            "mode": "clean",
+            "cadence": "streaming",
+            "over_ranks": "mean of ranks",
+            "out_of_place": False,
+            "in_place": True,
+            "unalign": 1,
+            "pinned": False,
+            "peers": [],
+            "limit": False,
+        }
+        self.assertEqual({key: config[key] for key in expected}, expected)
 
     def test_replaced_whole(self):
         file = self.folder / "x.json"
@@ -434,13 +533,19 @@ class Peers(Case):
             ("echo some words; exit 3", "some words"),
         ):
             with self.subTest(how=how):
-                result = run("allreduce", "-b", "64", "-e", "64", "--peer", f"test={how}", *QUICK)
-                self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+                file = self.folder / "x.json"
+                result = run("allreduce", "-b", "64", "-e", "64", "--peer", f"test={how}", "--json", file, *QUICK)
+                self.assertEqual(result.returncode, 1, result.stdout)
                 self.assertRegex(result.stdout, rf"# test is MISSING: .*{words}")
+                self.assertRegex(result.stderr, rf"^hvd-bench: test was not measured: .*{words}[^\n]*\n$")
+                # All others were measured nevertheless.
+                self.assertEqual(len(rows(result.stdout)), 1)
+                [library] = [one for one in json.loads(file.read_text())["libraries"] if one["name"] == "test"]
+                self.assertRegex(library["missing"], words)
 
     def test_never_comes(self):
         result = run("allreduce", "-b", "64", "-e", "64", "--peer", "test=sleep 1000", *QUICK, "-T", "2")
-        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.returncode, 1)
         self.assertIn("# test is MISSING: could not be started: rank(s) 0, 1 did not start within 2 s", result.stdout)
 
     def test_unsupported(self):
@@ -453,8 +558,9 @@ class Peers(Case):
         alone = self.folder / "hvd-bench"
         shutil.copy(PROGRAM, alone)
         result = run("allreduce", "-b", "64", "-e", "64", "--peer", "gloo", *QUICK, program=alone)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.returncode, 1, result.stderr)
         self.assertRegex(result.stdout, r"# gloo is MISSING: .*tools/setup --bench")
+        self.assertRegex(result.stderr, r"^hvd-bench: gloo was not measured: .*tools/setup --bench.*\n$")
 
 
 class Ends(Case):
@@ -484,16 +590,67 @@ class Ends(Case):
         self.eventually(lambda: segments() <= before)
         return output, errors
 
+    def interrupt(self, number, *before):
+        """Interrupts a run in the middle of its table; the process, and what it left in its file."""
+        file = self.folder / "x.json"
+        many = "allreduce -b 8 -e 8 -n 2 --iters 1000 -N 1000000 --json".split()
+        process = subprocess.Popen(
+            [*before, PROGRAM, *many, str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        self.addCleanup(process.kill)
+        for line in process.stdout:
+            if rows(line):
+                break
+        process.send_signal(number)
+        self.output, self.errors = process.communicate(timeout=60)
+        self.assertEqual(list(self.folder.iterdir()), [file], self.errors)
+        return process, json.loads(file.read_text())
+
+    def test_what_was_measured_before_a_signal_is_kept(self):
+        before = segments()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number):
+                name = signal.Signals(number).name
+                process, data = self.interrupt(number)
+                self.assertEqual(process.returncode, 128 + number)
+                self.assertEqual(data["interrupted"], name)
+                self.assertEqual(len(data["results"]), 1 + len(rows(self.output)))  # a row was read before
+                self.assertTrue(all(result["in_place"]["nwrong"] == 0 for result in data["results"]))
+                self.assertIn(f"# Interrupted          : by {name}, after {len(data['results'])} rows\n", self.output)
+                self.assertRegex(self.errors, rf"^hvd-bench: interrupted by {name}; .*x\.json has [^\n]*\n$")
+        self.eventually(lambda: segments() <= before)
+
+    def test_a_signal_to_mpiexec(self):
+        before = segments()
+        launcher = shutil.which("mpiexec.hydra")
+        if not launcher:
+            print("SKIP: Ends: there is no mpiexec.hydra", flush=True)
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number):
+                process, data = self.interrupt(number, launcher, "-n", "2")
+                self.assertEqual(process.returncode, 128 + number, self.output + self.errors)
+                self.assertEqual(data["interrupted"], signal.Signals(number).name)
+        self.eventually(lambda: segments() <= before)
+
     def test_signals(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             for options in ((), ("--peer", f"test={PEER}"), ("--transport", "thread")):
                 with self.subTest(signal=number, options=options):
                     before = segments()
-                    process, ranks = self.start(*options, "--json", str(self.folder / "x.json"))
+                    file = self.folder / "x.json"
+                    file.write_text("old")
+                    process, ranks = self.start(*options, "--json", str(file))
                     process.send_signal(number)
                     _, errors = self.finish(process, ranks, before)
                     self.assertEqual(process.returncode, 128 + number, errors)
-                    self.assertEqual(list(self.folder.iterdir()), [])
+                    # Before the first row there is nothing to keep.
+                    self.assertEqual((file.read_text(), list(self.folder.iterdir())), ("old", [file]))
 
     def test_coordinator_killed(self):
         for options in ((), ("--peer", f"test={PEER}")):
@@ -548,6 +705,28 @@ class Launched(Case):
         self.assertIn("2 ranks", output)
         self.assertEqual(json.loads(file.read_text())["config"]["ranks"], 2)
         self.eventually(lambda: segments() <= before)
+
+    def test_ranks_that_the_launcher_binds(self):
+        launcher = self.launcher()
+        cpus = sorted(os.sched_getaffinity(0))[-2:]
+        if not launcher:
+            return
+        if len(cpus) < 2 or not shutil.which("taskset"):
+            print("SKIP: Launched: there are no two CPUs, or no taskset", flush=True)
+            return
+        command = [PROGRAM, "allreduce", "-b", "64", "-e", "64", "--iters", "2"]
+        for options in ((), ("--no-pin",)):
+            with self.subTest(options=options):
+                each = [["-n", "1", "taskset", "-c", str(cpu), *command, *options] for cpu in reversed(cpus)]
+                words = [*launcher, *each[0], ":", *each[1]]
+                kept = {"capture_output": True, "text": True, "env": ENVIRONMENT, "stdin": subprocess.DEVNULL}
+                result = subprocess.run(words, **kept, timeout=60)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                devices = re.findall(r"(?m)^#  Rank +\d+ .* device +(\w+) \[CPU\]", result.stdout)
+                self.assertEqual(devices, [str(cpu) for cpu in reversed(cpus)], result.stdout)
+                self.assertIn(", 2 usable CPUs, ", result.stdout)
+                self.assertNotIn("more ranks than CPUs", result.stdout)
+                self.assertNotIn("not pinned", result.stdout)
 
     def test_what_does_not_go_together(self):
         launcher = self.launcher()

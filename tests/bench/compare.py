@@ -88,7 +88,7 @@ wrong = sum(result["out_of_place"]["nwrong"] for result in results if result["ou
 with open(value("--json"), "w") as file:
     json.dump({"config": {"command": " ".join(sys.argv)}, "libraries": libraries, "results": results,
                "out_of_bounds": wrong}, file)
-sys.exit(1 if wrong else 0)
+sys.exit(1 if wrong or missing else 0)
 """
 
 
