@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Builds and runs the program of this folder in each way that a project can take hvd in, and checks what it prints.
+
+Everything happens in a temporary folder, and nothing is downloaded. A tool that is not there makes a case a SKIP.
+"""
+
+import argparse
+import filecmp
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+# All that a project needs which brings hvd in a folder of its own.
+VENDORED = ("include", "CMakeLists.txt", "meson.build", "meson.options", "LICENSE")
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+# Tools of the build under test; a user has them in PATH.
+MESON = shlex.split(os.environ.get("MESONINTROSPECT", "meson introspect"))[:-1]
+SKIP = 77
+
+
+class Wrong(Exception):
+    """What is wrong, for the reader."""
+
+
+def need(*tools):
+    """Ends the test as skipped unless all tools are there."""
+    for tool in tools:
+        if shutil.which(tool) is None:
+            print(f"SKIP: {tool} is not installed")
+            sys.exit(SKIP)
+
+
+def run(*command, folder=None, expected=0, **environment):
+    """Runs a command; returns what it printed, errors included."""
+    words = [str(word) for word in command]
+    result = subprocess.run(
+        words,
+        cwd=folder,
+        env={**os.environ, **{key: str(value) for key, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    if result.returncode != expected:
+        raise Wrong(f"exit code {result.returncode} of `{shlex.join(words)}`:\n{result.stdout}")
+    return result.stdout
+
+
+def version():
+    """The version as version.hpp has it."""
+    text = (ROOT / "include" / "hvd" / "version.hpp").read_text()
+    return ".".join(re.search(rf"#define HVD_VERSION_{part} +(\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def check(program):
+    printed = run(program)
+    promised = f"hvd {version()}: 3 20, 0.5 4\n"
+    if printed != promised:
+        raise Wrong(f"{program.name} printed {printed!r} and not {promised!r}")
+
+
+def project(folder, name=None):
+    """A user's project: the files of the case, and the two of the program."""
+    app = folder / "app"
+    shutil.copytree(HERE / name, app) if name else app.mkdir()
+    for source in ("main.cpp", "other.cpp"):
+        shutil.copy(HERE / source, app)
+    return app
+
+
+def vendor(folder):
+    """Copies hvd's own files, and no test, example or benchmark."""
+    folder.mkdir(parents=True)
+    for name in VENDORED:
+        source = ROOT / name
+        shutil.copytree(source, folder / name) if source.is_dir() else shutil.copy(source, folder)
+
+
+def install(folder):
+    """hvd as a user installs it, moved elsewhere after that; returns the prefix."""
+    off = ["-Dtests=disabled", "-Dexamples=disabled", "-Dbench=disabled"]
+    vendor(folder / "hvd")
+    run(*MESON, "setup", *off, "--prefix", folder / "prefix", folder / "hvd-build", folder / "hvd")
+    run(*MESON, "install", "-C", folder / "hvd-build")
+    return folder / "prefix"
+
+
+def cmake_build(app, *options):
+    need("cmake")
+    run("cmake", "-G", "Ninja", "-S", app, "-B", app / "build", "-DCMAKE_BUILD_TYPE=", *options)
+    run("cmake", "--build", app / "build")
+    return app / "build" / "app"
+
+
+def files_below(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def installed_headers(prefix):
+    """Every header is installed, and nothing else below include."""
+    there, ours = prefix / "include" / "hvd", ROOT / "include" / "hvd"
+    if files_below(there) != files_below(ours) or files_below(prefix / "include") != [
+        f"hvd/{name}" for name in files_below(ours)
+    ]:
+        raise Wrong(f"installed headers are {files_below(prefix / 'include')}")
+    different = filecmp.cmpfiles(there, ours, files_below(ours), shallow=False)[1:]
+    if any(different):
+        raise Wrong(f"installed headers that differ: {different}")
+
+
+def meson_subproject(folder, _):
+    app = project(folder, "meson_subproject")
+    vendor(app / "subprojects" / "hvd")
+    run(*MESON, "setup", "--wrap-mode=nodownload", "--force-fallback-for=hvd", app / "build", folder=app)
+    run(*MESON, "compile", "-C", app / "build")
+    check(app / "build" / "app")
+    # A project that vendors hvd installs its own product only.
+    run(*MESON, "install", "-C", app / "build", "--destdir", folder / "destination")
+    if [Path(name).name for name in files_below(folder / "destination")] != ["app"]:
+        raise Wrong(f"the project installs {files_below(folder / 'destination')}")
+
+
+def cmake_find_package(folder, _):
+    need("cmake")
+    prefix = install(folder).rename(folder / "moved")  # an installation may be moved
+    installed_headers(prefix)
+    app = project(folder, "cmake_find_package")
+    check(cmake_build(app, f"-DCMAKE_PREFIX_PATH={prefix}"))
+    which_versions_serve(app)
+
+
+def which_versions_serve(app):
+    """A later patch serves, another minor version does not before 1.0, and neither does another major version."""
+    major, minor, patch = (int(number) for number in version().split("."))
+    wishes = {
+        f"{major}.{minor}": True,
+        version(): True,
+        f"{version()} EXACT": True,
+        f"{major}.{minor}.{patch + 1}": False,
+        f"{major}.{minor + 1}": False,
+        f"{major + 1}.0": False,
+        f"{major}.{minor}...{major}.{minor + 1}": True,
+        f"{major + 1}.0...{major + 2}.0": False,
+    }
+    if minor > 0:
+        wishes[f"{major}.{minor - 1}"] = major > 0
+    lines = [f'find_package(hvd {wish} QUIET)\nmessage(STATUS "<{wish}> ${{hvd_FOUND}}")\n' for wish in wishes]
+    (app / "CMakeLists.txt").open("a").write("".join(lines))
+    found = dict(re.findall(r"-- <(.+)> (\d)", run("cmake", app / "build")))
+    wrong = {wish: found.get(wish) for wish, right in wishes.items() if found.get(wish) != str(int(right))}
+    if wrong:
+        raise Wrong(f"find_package(hvd VERSION) accepts or refuses wrongly: {wrong}")
+
+
+def cmake_add_subdirectory(folder, _):
+    app = project(folder, "cmake_add_subdirectory")
+    vendor(app / "external" / "hvd")
+    check(cmake_build(app))
+    # A project that vendors hvd installs its own product only, and two parts of it may each bring hvd.
+    run("cmake", "--install", app / "build", "--prefix", folder / "destination")
+    if files_below(folder / "destination"):
+        raise Wrong(f"the project installs {files_below(folder / 'destination')}")
+    (app / "CMakeLists.txt").open("a").write("add_subdirectory(external/hvd again)\n")
+    run("cmake", app / "build")
+
+
+def cmake_fetch_content(folder, _):
+    app = project(folder, "cmake_fetch_content")
+    vendor(app / "external" / "hvd")
+    check(cmake_build(app, "-DFETCHCONTENT_FULLY_DISCONNECTED=ON"))
+
+
+def makefile(folder, arguments):
+    need("make", "pkg-config")
+    prefix = install(folder)
+    app = project(folder, "makefile")
+    run("make", "-j2", "-C", app, f"CXX={arguments.cxx}", PKG_CONFIG_PATH=prefix / "share" / "pkgconfig")
+    check(app / "app")
+
+
+def plain(folder, arguments):
+    """One command, with the warnings of whoever compiles hvd as part of their own sources."""
+    app = project(folder)
+    run(arguments.cxx, "-std=c++20", *STRICT, "-I", ROOT / "include", "main.cpp", "other.cpp", "-o", "app", folder=app)
+    check(app / "app")
+
+
+def single_header(folder, arguments):
+    app = project(folder)
+    run(sys.executable, ROOT / "tools" / "single_header", "-o", app / "hvd" / "hvd.hpp")
+    run(arguments.cxx, "-std=c++20", *STRICT, "-I", ".", "main.cpp", "other.cpp", "-o", "app", folder=app)
+    check(app / "app")
+
+
+def bench(folder, arguments):
+    """The installed hvd-bench of a build that has one, away from the build and with nothing beside it."""
+    run(*MESON, "install", "--no-rebuild", "-C", arguments.build, "--destdir", folder / "moved")
+    programs = [path for path in (folder / "moved").rglob("hvd-bench") if path.is_file()]
+    if len(programs) != 1:
+        raise Wrong(f"meson install put hvd-bench at {programs}")
+    printed = run(programs[0], "allreduce", "-n", "2", "-b", "8", "-e", "8", "--iters", "2", folder=folder)
+    if not re.search(r"^ +8 +2 +float +sum ", printed, re.MULTILINE):
+        raise Wrong(f"hvd-bench printed no line of 8 bytes:\n{printed}")
+
+
+CASES = [
+    meson_subproject,
+    cmake_find_package,
+    cmake_add_subdirectory,
+    cmake_fetch_content,
+    makefile,
+    plain,
+    single_header,
+    bench,
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=[case.__name__ for case in CASES])
+    parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"), help="the C++ compiler (default: %(default)s)")
+    parser.add_argument("--build", help="for `bench`: a build folder that has hvd-bench")
+    arguments = parser.parse_args()
+    if arguments.case == "bench" and not arguments.build:
+        parser.error("bench needs --build")
+    os.environ["CXX"] = arguments.cxx
+    with tempfile.TemporaryDirectory(prefix="hvd-consumer-") as folder:
+        try:
+            next(case for case in CASES if case.__name__ == arguments.case)(Path(folder), arguments)
+        except Wrong as wrong:
+            print(f"{arguments.case}: {wrong}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""What the build's own compiler does not say by itself about the headers.
+
+usage: headers.py clang CXX     each header alone compiles with CXX, a Clang, without a warning and without RTTI; and all
+                                together with RTTI
+       headers.py symbols CXX   none defines a symbol that a second file would define again, or keep a copy of
+
+A compiler that is not there makes a SKIP.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+INCLUDE = Path(__file__).resolve().parent.parent.parent / "include"
+HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.hpp"))
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+
+# Templates have no symbols until somebody uses them.
+USES = """
+struct use {
+  template <class T>
+  void operator()(T& comm) const {
+    float in[2] = {}, out[2] = {};
+    hvd::allreduce(comm, in, hvd::average);
+    hvd::allreduce(comm, in, out, hvd::scaled(hvd::sum, 0.5));
+    hvd::reduce(comm, in, hvd::max);
+    hvd::broadcast(comm, in);
+    hvd::alltoall(comm, in, out);
+    comm.split(0, comm.rank()).barrier();
+    auto shared = comm.template alloc_shared<float>(2);
+    hvd::allreduce(comm, shared);
+  }
+};
+int main() {
+  hvd::thread_run(2, use{});
+  return hvd::fork_run(2, use{});
+}
+"""
+
+
+def failure(command, source=None):
+    """What the command says if it fails, else nothing."""
+    result = subprocess.run([str(word) for word in command], input=source, capture_output=True, text=True)
+    return None if result.returncode == 0 else result.stdout + result.stderr
+
+
+def includes(headers):
+    return "".join(f"#include <{header}>\n" for header in headers)
+
+
+def standard_headers():
+    """What the headers include of the standard library, outside conditions."""
+    found = set()
+    for header in HEADERS:
+        found.update(re.findall(r"^#include <([a-z_]+)>", (INCLUDE / header).read_text(), re.MULTILINE))
+    return sorted(found)
+
+
+def clang(cxx, third_parties, folder):
+    """The standard library is precompiled, to save time: that a header includes what it needs of it, g++ has said."""
+    command = [cxx, "-std=c++20", "-I", INCLUDE, *third_parties]
+    library = folder / "standard.pch"
+    make = [*command, "-fno-rtti", "-x", "c++-header", "-", "-o", library]
+    if words := failure(make, includes(standard_headers())):
+        return [words]
+
+    def alone(header):
+        check = [*command, "-fno-rtti", *STRICT, "-include-pch", library, "-fsyntax-only", "-x", "c++", "-"]
+        words = failure(check, includes([header, header]))
+        return words and f"{header} alone:\n{words}"
+
+    def together():
+        words = failure([*command, *STRICT, "-fsyntax-only", "-x", "c++", "-"], includes(HEADERS) + USES)
+        return words and f"all headers, with RTTI:\n{words}"
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(together)
+        return [words for words in [*pool.map(alone, HEADERS), first.result()] if words]
+
+
+def symbols(cxx, third_parties, folder):
+    # Whatever is not inline is in the object, used or not.
+    listing = folder / "all.o"
+    command = [cxx, "-std=c++20", "-fkeep-static-functions", "-I", INCLUDE, *third_parties, "-c", "-x", "c++", "-"]
+    if words := failure([*command, "-o", listing], includes(HEADERS) + USES):
+        return [words]
+    output = subprocess.run(["nm", listing], check=True, capture_output=True, text=True).stdout
+    # (n: a group of weak ones.) Functions, variables, their local statics, guards and tables of namespace hvd: not what others make of its types.
+    ours = re.findall(r"(\w) (_Z(?:GV|T[A-Z]|GR|Z)*N?[KVLOR]*3hvd\w*)$", output, re.MULTILINE)
+    wrong = [f"{symbol} is no inline definition (nm: {kind})" for kind, symbol in ours if kind not in "WVuUn"]
+    if len(ours) < 500:
+        wrong.append(f"there are only {len(ours)} symbols of hvd")
+    return wrong
+
+
+def main(arguments):
+    if len(arguments) != 2 or arguments[0] not in ("clang", "symbols"):
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    check, cxx = arguments
+    if shutil.which(cxx) is None:
+        print(f"SKIP: {cxx} is not installed")
+        return 77
+    eigen = subprocess.run(["pkg-config", "--cflags", "eigen3"], check=True, capture_output=True, text=True).stdout
+    third_parties = [word.replace("-I", "-isystem") for word in eigen.split()]
+    with tempfile.TemporaryDirectory(prefix="hvd-headers-") as folder:
+        wrong = {"clang": clang, "symbols": symbols}[check](cxx, third_parties, Path(folder))
+    for words in wrong:
+        print(words)
+    print(f"{len(HEADERS)} headers, {len(wrong)} complaints")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
