@@ -47,8 +47,8 @@ def commit():
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # The results themselves do not count: they come after what they measure.
-        dirty = git("status", "--porcelain", "--", ".", ":!bench/results")
+        # Results, and documents that show them, do not count: they come after what is measured.
+        dirty = git("status", "--porcelain", "--", ".", ":!bench/results", ":!*.md")
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
