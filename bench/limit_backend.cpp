@@ -25,7 +25,7 @@ namespace hvd::bench {
 namespace {
 
 class limit_backend {
-public:
+ public:
   static constexpr bool synchronises = false;
 
   explicit limit_backend(ShmTransport& comm) : comm_(comm) {}
@@ -137,7 +137,7 @@ public:
     detail::output_fence(how);
   }
 
-private:
+ private:
   struct region {
     std::byte* base;
     std::size_t stride, all;

@@ -153,7 +153,7 @@ struct add_long {
 
 /// A place for `count` floats at an odd address, with marks before and behind it.
 class framed {
-public:
+ public:
   framed(float* memory, std::size_t count) : all_(memory, count + 3) { std::fill(all_.begin(), all_.end(), -7.0f); }
   [[nodiscard]] std::span<float> inside() const { return all_.subspan(1, all_.size() - 3); }
   /// Whether the output is exactly that, and nothing beside it was written.
@@ -162,7 +162,7 @@ public:
            all_[all_.size() - 2] == -7.0f && all_.back() == -7.0f;
   }
 
-private:
+ private:
   std::span<float> all_;
 };
 

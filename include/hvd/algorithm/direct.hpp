@@ -132,7 +132,7 @@ struct direct {
     scope.leave();
   }
 
-private:
+ private:
   /// The tunables, with derived values for zeros, within what the group's memory can hold.
   [[nodiscard]] direct_sizes sizes(const detail::peer_memory& m) const noexcept {
     direct_sizes s = direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);

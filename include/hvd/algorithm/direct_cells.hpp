@@ -131,7 +131,7 @@ inline std::uint64_t parts_in(std::size_t count, std::size_t each) { return (cou
 
 /// Allreduce (root < 0), or reduce to a root: two-shot over chunks of all ranks' slices.
 class staged_reduction {
-public:
+ public:
   staged_reduction(peer_memory& m, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
                    int root, std::size_t chunk_bytes, output how)
       : m_(m),
@@ -158,7 +158,7 @@ public:
     output_fence(how_);
   }
 
-private:
+ private:
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(m_.size()); }
   [[nodiscard]] bool rooted() const noexcept { return root_ >= 0; }
 

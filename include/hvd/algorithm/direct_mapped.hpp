@@ -17,7 +17,7 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// The buffers of all ranks, as `agree` found them.
 class mapped_buffers {
-public:
+ public:
   /// Throws if somebody has given up: a rank that comes late must not write into buffers whose owners have left.
   mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {
     m.check_abort(-1, phase::enter);
@@ -35,7 +35,7 @@ public:
   [[nodiscard]] const std::byte* in(int q) const { return at(q, of(q).in_block, of(q).in_offset); }
   [[nodiscard]] std::byte* out(int q) const { return at(q, of(q).out_block, of(q).out_offset); }
 
-private:
+ private:
   [[nodiscard]] const descriptor& of(int q) const noexcept { return all_[static_cast<std::size_t>(q)]; }
   [[nodiscard]] std::byte* at(int q, std::uint32_t id, std::uint64_t offset) const {
     const shared_block* const b = m_.block(id);
