@@ -1,0 +1,29 @@
+"""How Sphinx makes the site. docs/site/build.py calls it, with the folder of sources that it has put together."""
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+project = "hvd"
+author = "the hvd authors"
+release = ".".join(re.findall(r"^#define HVD_VERSION_\w+ +(\d+)", (ROOT / "include/hvd/version.hpp").read_text(), re.M))
+version = release
+
+extensions = ["myst_parser"]
+include_patterns = ["*.md", "reference/**.rst", "bench/results/*.md", "examples/**.md"]
+myst_heading_anchors = 3
+highlight_language = "cpp"
+primary_domain = "cpp"
+toc_object_entries_show_parents = "hide"
+smartquotes = False
+
+html_theme = "furo"
+html_title = f"hvd {release}"
+html_static_path = [os.fspath(Path(__file__).parent / "static")]
+html_css_files = ["hvd.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+pygments_style = "friendly"
