@@ -24,25 +24,26 @@ class peer_memory;
 
 /// The collective operations, for messages and for the comparison of calls between ranks.
 enum class operation : unsigned char {
-  barrier,
-  allreduce,
-  reduce,
-  reduce_scatter,
-  allgather,
-  broadcast,
-  alltoall,
-  gather,
-  scatter,
-  split,
-  alloc_shared,
-  send,
-  recv,
+  barrier,         ///< nobody leaves before all have come
+  allreduce,       ///< the reduction of all inputs, to all ranks
+  reduce,          ///< the same, to the root
+  reduce_scatter,  ///< the same, a block to each rank
+  allgather,       ///< all inputs, to all ranks
+  broadcast,       ///< the root's input, to all ranks
+  alltoall,        ///< a block from each rank to each
+  gather,          ///< all inputs, to the root
+  scatter,         ///< a block of the root's input to each rank
+  split,           ///< a smaller group
+  alloc_shared,    ///< memory that all ranks reach
+  send,            ///< a message to one rank
+  recv,            ///< a message from one rank
 };
 
+/// As it is called: "reduce_scatter".
 constexpr std::string_view name(operation op) noexcept {
-  constexpr std::string_view names[] = {"barrier",  "allreduce", "reduce",  "reduce_scatter", "allgather",
-                                        "broadcast", "alltoall", "gather",  "scatter",        "split",
-                                        "alloc_shared", "send",  "recv"};
+  constexpr std::string_view names[] = {"barrier",      "allreduce", "reduce", "reduce_scatter", "allgather",
+                                        "broadcast",    "alltoall",  "gather", "scatter",        "split",
+                                        "alloc_shared", "send",      "recv"};
   return names[static_cast<unsigned char>(op)];
 }
 
@@ -104,20 +105,24 @@ class partition {
     }
   }
 
+  /// How many blocks.
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
-  [[nodiscard]] std::size_t count(int r) const noexcept {
-    return counts_ == nullptr ? each_ : counts_[r];
-  }
+  /// Elements of block r.
+  [[nodiscard]] std::size_t count(int r) const noexcept { return counts_ == nullptr ? each_ : counts_[r]; }
+  /// The same in bytes.
   [[nodiscard]] std::size_t bytes(int r) const noexcept { return count(r) * element_bytes_; }
   /// Where block r starts, in bytes.
   [[nodiscard]] std::size_t offset(int r) const noexcept {
     if (counts_ == nullptr) return static_cast<std::size_t>(r) * each_ * element_bytes_;
     return (many_ ? many_[static_cast<std::size_t>(r)] : few_[static_cast<std::size_t>(r)]) * element_bytes_;
   }
+  /// Elements, and bytes, of all blocks together.
   [[nodiscard]] std::size_t total_count() const noexcept { return total_; }
   [[nodiscard]] std::size_t total_bytes() const noexcept { return total_ * element_bytes_; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
+  /// Whether all blocks were made with the same length.
   [[nodiscard]] bool uniform() const noexcept { return counts_ == nullptr; }
+  /// Of the longest block.
   [[nodiscard]] std::size_t max_bytes() const noexcept {
     std::size_t most = 0;
     for (int r = 0; r != (uniform() ? 1 : ranks_); ++r) most = bytes(r) > most ? bytes(r) : most;

@@ -3,20 +3,21 @@
 
 #include <string_view>
 
+/// The version, in three numbers. This is the one place where it is written.
 #define HVD_VERSION_MAJOR 0
 #define HVD_VERSION_MINOR 1
 #define HVD_VERSION_PATCH 0
 
-// Whether collectives compare their calls between ranks before they move data. Compiling with -DHVD_CHECK=1
-// only sets the default; the environment variable HVD_CHECK and `options::check` decide for one transport.
+/// Whether collectives compare their calls between ranks before they move data. Compiling with -DHVD_CHECK=1
+/// only sets the default; the environment variable HVD_CHECK and `options::check` decide for one transport.
 #ifndef HVD_CHECK
 #define HVD_CHECK 0
 #endif
 
-// Everything lives in an inline namespace named after the version, so that two copies of hvd in one process
-// (two shared objects that vendor different versions, or different check levels) never share a symbol.
 #define HVD_DETAIL_ABI_(major, minor, patch, check) v##major##_##minor##_##patch##_c##check
 #define HVD_DETAIL_ABI(major, minor, patch, check) HVD_DETAIL_ABI_(major, minor, patch, check)
+/// The inline namespace in which everything lives, named after the version, so that two copies of hvd in one process
+/// (two shared objects that vendor different versions, or different check levels) never share a symbol.
 #define HVD_ABI HVD_DETAIL_ABI(HVD_VERSION_MAJOR, HVD_VERSION_MINOR, HVD_VERSION_PATCH, HVD_CHECK)
 #define HVD_DETAIL_TEXT_(x) #x
 #define HVD_DETAIL_TEXT(x) HVD_DETAIL_TEXT_(x)
@@ -24,7 +25,7 @@
 namespace hvd::inline HVD_ABI {
 
 /// The version as text, "major.minor.patch".
-inline constexpr std::string_view version = HVD_DETAIL_TEXT(HVD_VERSION_MAJOR) "." HVD_DETAIL_TEXT(
-    HVD_VERSION_MINOR) "." HVD_DETAIL_TEXT(HVD_VERSION_PATCH);
+inline constexpr std::string_view version =
+    HVD_DETAIL_TEXT(HVD_VERSION_MAJOR) "." HVD_DETAIL_TEXT(HVD_VERSION_MINOR) "." HVD_DETAIL_TEXT(HVD_VERSION_PATCH);
 
 }  // namespace hvd::inline HVD_ABI

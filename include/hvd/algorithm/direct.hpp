@@ -51,13 +51,13 @@ struct direct_sizes {
 ///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (direct_mapped.hpp).
 /// Tunables are bytes; 0 derives them (direct_sizes). They must be equal on all ranks.
 struct direct {
-  static constexpr bool rank_ordered = true;
+  static constexpr bool rank_ordered = true;  ///< inputs are combined in the order of ranks
 
-  std::size_t line_bytes = 0;
-  std::size_t copy_line_bytes = 0;
-  std::size_t chunk_bytes = 0;
-  std::size_t mapped_bytes = 0;
-  std::size_t streaming_bytes = 0;
+  std::size_t line_bytes = 0;       ///< reductions up to this go through lines
+  std::size_t copy_line_bytes = 0;  ///< the same for collectives that only copy
+  std::size_t chunk_bytes = 0;      ///< staged at a time; at most what a cell of the staging memory holds
+  std::size_t mapped_bytes = 0;     ///< buffers from alloc_shared are used in place from here
+  std::size_t streaming_bytes = 0;  ///< larger outputs, out of place, go past the caches
 
   friend constexpr bool operator==(const direct&, const direct&) = default;
 
