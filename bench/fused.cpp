@@ -53,7 +53,8 @@ std::vector<std::size_t> transformer124m() {
 class gradients {
  public:
   gradients(const std::vector<std::size_t>& sizes, std::size_t unit) {
-    for (const std::size_t n : sizes) parts_.push_back({std::make_unique_for_overwrite<std::byte[]>(n * unit), n * unit});
+    for (const std::size_t n : sizes)
+      parts_.push_back({std::make_unique_for_overwrite<std::byte[]>(n * unit), n * unit});
   }
   struct part {
     std::unique_ptr<std::byte[]> data;

@@ -88,51 +88,42 @@ class limit_backend {
     const bool large = extent_of(c.kind, c.count, size()).out * unit > streaming_bytes();
     const auto how = large && c.in != c.out ? detail::output::streaming : detail::output::cached;
     switch (c.kind) {
-    case collective::fused:
-    case collective::allreduce:  // a slice of all inputs into all outputs
-    case collective::reduce: {   // or into the root's alone
-      const std::size_t line = std::max<std::size_t>(64 / unit, 1);
-      const auto start = [&](std::size_t q) { return std::min(c.count, (c.count * q / p + line - 1) / line * line); };
-      const std::size_t first = start(me), n = start(me + 1) - first;
-      const bool all = c.kind != collective::reduce;
-      for (std::size_t q = 0; q != p; ++q) {
-        sources_[q] = in.of(q) + first * unit;
-        targets_[q] = out.of(all ? q : root) + first * unit;
+      case collective::fused:
+      case collective::allreduce:  // a slice of all inputs into all outputs
+      case collective::reduce: {   // or into the root's alone
+        const std::size_t line = std::max<std::size_t>(64 / unit, 1);
+        const auto start = [&](std::size_t q) { return std::min(c.count, (c.count * q / p + line - 1) / line * line); };
+        const std::size_t first = start(me), n = start(me + 1) - first;
+        const bool all = c.kind != collective::reduce;
+        for (std::size_t q = 0; q != p; ++q) {
+          sources_[q] = in.of(q) + first * unit;
+          targets_[q] = out.of(all ? q : root) + first * unit;
+        }
+        detail::complete_to(how, op_, targets_.data(), all ? size() : 1, sources_.data(), size(), n);
+        break;
       }
-      detail::complete_to(how, op_, targets_.data(), all ? size() : 1, sources_.data(), size(), n);
-      break;
-    }
-    case collective::reduce_scatter:
-      for (std::size_t q = 0; q != p; ++q) sources_[q] = in.of(q) + me * block;
-      targets_[0] = out.of(me);
-      detail::complete_to(how, op_, targets_.data(), 1, sources_.data(), size(), c.count);
-      break;
-    case collective::allgather:
-      for (std::size_t k = 0; k != p; ++k) {
-        const std::size_t q = (me + k) % p;  // ranks start at different places
-        copy(how, out.of(me) + q * block, in.of(q), block);
-      }
-      break;
-    case collective::gather:
-      copy(how, out.of(root) + me * block, in.of(me), block);
-      break;
-    case collective::broadcast:
-      copy(how, out.of(me), in.of(root), block);
-      break;
-    case collective::alltoall:
-      for (std::size_t k = 0; k != p; ++k) {
-        const std::size_t q = (me + k) % p;
-        copy(how, out.of(me) + q * block, in.of(q) + me * block, block);
-      }
-      break;
-    case collective::scatter:
-      copy(how, out.of(me), in.of(root) + me * block, block);
-      break;
-    case collective::send_recv:
-      copy(how, out.of(me), in.of((me + p - 1) % p), block);
-      break;
-    case collective::barrier:
-      break;
+      case collective::reduce_scatter:
+        for (std::size_t q = 0; q != p; ++q) sources_[q] = in.of(q) + me * block;
+        targets_[0] = out.of(me);
+        detail::complete_to(how, op_, targets_.data(), 1, sources_.data(), size(), c.count);
+        break;
+      case collective::allgather:
+        for (std::size_t k = 0; k != p; ++k) {
+          const std::size_t q = (me + k) % p;  // ranks start at different places
+          copy(how, out.of(me) + q * block, in.of(q), block);
+        }
+        break;
+      case collective::gather: copy(how, out.of(root) + me * block, in.of(me), block); break;
+      case collective::broadcast: copy(how, out.of(me), in.of(root), block); break;
+      case collective::alltoall:
+        for (std::size_t k = 0; k != p; ++k) {
+          const std::size_t q = (me + k) % p;
+          copy(how, out.of(me) + q * block, in.of(q) + me * block, block);
+        }
+        break;
+      case collective::scatter: copy(how, out.of(me), in.of(root) + me * block, block); break;
+      case collective::send_recv: copy(how, out.of(me), in.of((me + p - 1) % p), block); break;
+      case collective::barrier: break;
     }
     detail::output_fence(how);
   }

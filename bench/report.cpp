@@ -321,7 +321,9 @@ void Report::finish(const std::vector<library_line>& libraries, const std::strin
   const bool whole = interruption.empty();
   if (!whole) std::printf("# Interrupted          : by %s, after %zu rows\n", interruption.c_str(), rows_);
   std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_),
-              wrong_ != 0 ? "FAILED" : checked_ ? "OK" : "(nothing was checked)");
+              wrong_ != 0 ? "FAILED"
+              : checked_  ? "OK"
+                          : "(nothing was checked)");
   std::printf("# Avg bus bandwidth    : %g\n#\n", average_bandwidth());
   std::fflush(stdout);
   if (options_.json.empty() || (!whole && rows_ == 0)) return;

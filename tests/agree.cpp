@@ -57,7 +57,10 @@ void on_both(int size, bool check, F f) {
     }
   }
   children threads(1);
-  threads.start(0, [&](report&) { hvd::thread_run(size, [&](hvd::ThreadTransport& comm) { f(comm); }, opts); });
+  threads.start(0, [&](report&) {
+    hvd::thread_run(
+        size, [&](hvd::ThreadTransport& comm) { f(comm); }, opts);
+  });
   REQUIRE_MESSAGE(threads.wait(120.0), "a thread hangs");
   CAPTURE(threads[0].text());
   CHECK(threads.status(0) == 0);
@@ -82,7 +85,8 @@ void check_refused(T& comm, const std::string& name, error_kind kind, const std:
   } catch (const hvd::error& e) {
     const std::string what = e.what();
     require(e.kind() == kind, name + ": another kind: " + what);
-    for (const std::string& t : texts) require(what.find(t) != std::string::npos, name + ": no '" + t + "' in: " + what);
+    for (const std::string& t : texts)
+      require(what.find(t) != std::string::npos, name + ": no '" + t + "' in: " + what);
     return check_works(comm);
   }
   require(false, name + ": no error");
@@ -205,8 +209,8 @@ void different_calls(T& comm, int odd) {
     if (other) ++sends[static_cast<std::size_t>(neighbour)];
     std::vector<float> out(n * ranks + (other ? 1 : 0));
     refused("counts of alltoall_v",
-            {"rank " + std::to_string(odd) + " sends " + text(n + 1) + " elements to rank " + std::to_string(neighbour) +
-             ", which expects " + text(n)},
+            {"rank " + std::to_string(odd) + " sends " + text(n + 1) + " elements to rank " +
+             std::to_string(neighbour) + ", which expects " + text(n)},
             [&] { hvd::alltoall_v(comm, out, sends, all, receives); });
   }
 }
@@ -231,7 +235,9 @@ std::vector<std::pair<std::string, std::function<void(T&)>>> bad_calls() {
   using span = std::span<float>;
   const auto at = [](std::size_t offset, std::size_t n) { return span(v).subspan(offset, n); };
   const auto ranks = [](T& c) { return static_cast<std::size_t>(c.size()); };
-  const auto counts = [](T& c, std::size_t n) { return std::vector<std::size_t>(static_cast<std::size_t>(c.size()), n); };
+  const auto counts = [](T& c, std::size_t n) {
+    return std::vector<std::size_t>(static_cast<std::size_t>(c.size()), n);
+  };
   return {
       {"allreduce: null", [=](T& c) { hvd::allreduce(c, null, 4); }},
       {"allreduce: null input", [=](T& c) { hvd::allreduce(c, null, w.data(), 4); }},
@@ -261,14 +267,16 @@ std::vector<std::pair<std::string, std::function<void(T&)>>> bad_calls() {
       {"broadcast: negative root", [=](T& c) { hvd::broadcast(c, at(0, 8), -2); }},
       {"broadcast: lengths", [=](T& c) { hvd::broadcast(c, at(0, 8), span(w).first(9), c.rank()); }},
       {"broadcast: overlap", [=](T& c) { hvd::broadcast(c, at(0, 8), at(1, 8), c.rank()); }},
-      {"alltoall: not a multiple", [=](T& c) { hvd::alltoall(c, at(0, ranks(c) * 3 + 1), span(w).first(ranks(c) * 3 + 1)); }},
+      {"alltoall: not a multiple",
+       [=](T& c) { hvd::alltoall(c, at(0, ranks(c) * 3 + 1), span(w).first(ranks(c) * 3 + 1)); }},
       {"alltoall: lengths", [=](T& c) { hvd::alltoall(c, at(0, ranks(c) * 3), span(w).first(ranks(c) * 2)); }},
       {"alltoall: overlap", [=](T& c) { hvd::alltoall(c, at(0, ranks(c) * 3), at(1, ranks(c) * 3)); }},
       {"alltoall_v: counts",
        [=](T& c) {
          hvd::alltoall_v(c, at(0, 4), std::vector<std::size_t>{4}, span(w).first(4), std::vector<std::size_t>{4});
        }},
-      {"alltoall_v: sum", [=](T& c) { hvd::alltoall_v(c, at(0, 5), counts(c, 3), span(w).first(3 * ranks(c)), counts(c, 3)); }},
+      {"alltoall_v: sum",
+       [=](T& c) { hvd::alltoall_v(c, at(0, 5), counts(c, 3), span(w).first(3 * ranks(c)), counts(c, 3)); }},
       {"alltoall_v: in place",
        [=](T& c) { hvd::alltoall_v(c, at(0, 3 * ranks(c)), counts(c, 3), at(0, 3 * ranks(c)), counts(c, 3)); }},
       {"gather: root", [=](T& c) { hvd::gather(c, at(0, 8), span(w).first(8 * ranks(c)), c.size()); }},
@@ -343,7 +351,8 @@ class guarded {
   [[nodiscard]] std::span<float> data() { return {reinterpret_cast<float*>(bytes_.data() + zone), n_}; }
   void check() const {
     for (std::size_t i = 0; i != zone; ++i) {
-      require(bytes_[i] == std::byte{0xa5} && bytes_[bytes_.size() - 1 - i] == std::byte{0xa5}, "written outside a buffer");
+      require(bytes_[i] == std::byte{0xa5} && bytes_[bytes_.size() - 1 - i] == std::byte{0xa5},
+              "written outside a buffer");
     }
   }
 

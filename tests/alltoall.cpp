@@ -120,7 +120,8 @@ TEST_CASE("what alltoall refuses") {
     if (comm.size() > 1) {
       CHECK(complaint([&] { hvd::alltoall(comm, std::span(in).first(p + 1)); }) ==
             say("input has " + std::to_string(p + 1) + " elements; allowed: " + std::to_string(p) +
-                " (a multiple of the number of ranks)").c_str());
+                " (a multiple of the number of ranks)")
+                .c_str());
     }
     CHECK(complaint([&] { hvd::alltoall(comm, static_cast<const float*>(nullptr), out.data(), 2); }) ==
           say("input is null but has " + std::to_string(2 * p) + " elements").c_str());
@@ -159,8 +160,9 @@ TEST_CASE("counts that do not match between ranks are an error on every rank") {
       CHECK(said == doctest::Contains("invalid_argument: hvd: alltoall on rank 0 of 1: recv_counts has 1 elements"));
     } else {
       CHECK(said == doctest::Contains("mismatch: hvd: alltoall on rank "));
-      CHECK(said == doctest::Contains(("rank 0 sends 2 elements to rank " + std::to_string(comm.size() - 1) +
-                                       ", which expects 1").c_str()));
+      CHECK(said ==
+            doctest::Contains(
+                ("rank 0 sends 2 elements to rank " + std::to_string(comm.size() - 1) + ", which expects 1").c_str()));
     }
     std::vector<float> again(2 * p, 1.0f);
     hvd::alltoall(comm, again);

@@ -96,8 +96,8 @@ TEST_CASE("what broadcast refuses on the root; with HVD_CHECK the others learn i
         const auto overlap =
             complaint([&] { hvd::broadcast(comm, std::span(v).first(3), std::span(v).last(at_run_time(3))); });
         if (comm.rank() == 0) {
-          CHECK(short_input == refused(hvd::operation::broadcast, comm,
-                                       "input has 3 elements; allowed: 4 (as the output)").c_str());
+          CHECK(short_input ==
+                refused(hvd::operation::broadcast, comm, "input has 3 elements; allowed: 4 (as the output)").c_str());
           CHECK(overlap == doctest::Contains("input and output overlap"));
         } else {
           CHECK(short_input == doctest::Contains("rank 0 called broadcast with invalid arguments"));

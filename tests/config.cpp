@@ -41,9 +41,7 @@ doctest::String complaint_of(const variables& set) {
 
 doctest::Contains has(const char* text) { return doctest::Contains(text); }
 
-variables placed(const char* rank, const char* size) {
-  return {{"HOROVOD_RANK", rank}, {"HOROVOD_SIZE", size}};
-}
+variables placed(const char* rank, const char* size) { return {{"HOROVOD_RANK", rank}, {"HOROVOD_SIZE", size}}; }
 
 variables placed(const char* rank, const char* size, const char* local_rank, const char* local_size) {
   auto set = placed(rank, size);
@@ -181,10 +179,8 @@ TEST_CASE("config: timeouts are seconds, whole or not") {
 }
 
 TEST_CASE("config: truth values") {
-  for (const char* yes : {"1", "true", "TRUE", "True", "yes", "on", "On"})
-    CHECK(read({{"HVD_CHECK", yes}}).check);
-  for (const char* no : {"0", "false", "False", "no", "off", "OFF"})
-    CHECK_FALSE(read({{"HVD_CHECK", no}}).check);
+  for (const char* yes : {"1", "true", "TRUE", "True", "yes", "on", "On"}) CHECK(read({{"HVD_CHECK", yes}}).check);
+  for (const char* no : {"0", "false", "False", "no", "off", "OFF"}) CHECK_FALSE(read({{"HVD_CHECK", no}}).check);
   for (const char* garbage : {"2", "01", "t", "enable", " 1", "-1"})
     CHECK(complaint_of({{"HVD_CHECK", garbage}}) ==
           has("is not a truth value; allowed: 0, 1, false, true, no, yes, off, on"));
@@ -224,11 +220,9 @@ TEST_CASE("config: parse_integer holds the range of every type to its ends") {
   CHECK(hvd::parse_integer<std::int8_t>("X", "-128", INT8_MIN, INT8_MAX) == -128);
   CHECK(hvd::parse_integer<std::uint64_t>("X", "18446744073709551615", 0, UINT64_MAX) == UINT64_MAX);
   CHECK(hvd::parse_integer("X", "-9223372036854775808", INT64_MIN, INT64_MAX) == INT64_MIN);
-  CHECK(complaint([] {
-          return hvd::parse_integer<std::uint64_t>("X", "18446744073709551616", 0, UINT64_MAX);
-        }) == "hvd: X=\"18446744073709551616\" is out of range; allowed: 0 to 18446744073709551615");
+  CHECK(complaint([] { return hvd::parse_integer<std::uint64_t>("X", "18446744073709551616", 0, UINT64_MAX); }) ==
+        "hvd: X=\"18446744073709551616\" is out of range; allowed: 0 to 18446744073709551615");
   CHECK(complaint([] { return hvd::parse_integer<unsigned>("X", "-1", 0, 9); }) ==
         "hvd: X=\"-1\" is out of range; allowed: 0 to 9");
-  CHECK(complaint([] { return hvd::parse_integer<unsigned>("X", "-", 0, 9); }) ==
-        has("is not a whole number"));
+  CHECK(complaint([] { return hvd::parse_integer<unsigned>("X", "-", 0, 9); }) == has("is not a whole number"));
 }

@@ -47,8 +47,7 @@ double decode(format f, std::uint16_t bits) {
   const int fraction = bits & ((1 << fraction_bits) - 1);
   const double sign = bits & 0x8000 ? -1.0 : 1.0;
   if (exponent == 0x7fff >> fraction_bits)
-    return sign * (fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
-                                 : std::numeric_limits<double>::infinity());
+    return sign * (fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity());
   if (exponent == 0) return sign * std::ldexp(fraction, f.min_exponent - fraction_bits);
   return sign * std::ldexp(fraction + (1 << fraction_bits), exponent - 1 + f.min_exponent - fraction_bits);
 }
@@ -130,12 +129,10 @@ void check_rounding(format f) {
     const auto next = static_cast<std::uint16_t>(pattern + 1);
     const double limit = std::copysign(std::ldexp(1.0, f.max_exponent + 1), low);
     const double high = std::isfinite(decode(f, next)) ? decode(f, next) : limit;
-    if (std::isfinite(low))
-      check.around(std::bit_cast<std::uint32_t>(static_cast<float>(low / 2 + high / 2)));
+    if (std::isfinite(low)) check.around(std::bit_cast<std::uint32_t>(static_cast<float>(low / 2 + high / 2)));
   }
   // And through all floats in a stride without pattern, NaNs and subnormals included.
-  for (std::uint64_t pattern = 0; pattern < 0x1'0000'0000u; pattern += 4093)
-    check(static_cast<std::uint32_t>(pattern));
+  for (std::uint64_t pattern = 0; pattern < 0x1'0000'0000u; pattern += 4093) check(static_cast<std::uint32_t>(pattern));
   CAPTURE(check.first);
   CHECK(check.checked > 1'000'000);
   CHECK(check.wrong == 0);

@@ -87,9 +87,11 @@ void any_operation(hvd::ShmTransport& comm, std::mt19937& dice) {
         hvd::allreduce(part, shared);
       } catch (const hvd::error& e) {
         const int culprit = 2 * e.rank() + r % 2;  // as the whole group counts
-        throw hvd::error(e.kind(), "in a part, rank " + std::to_string(culprit) +
-                                       (e.kind() == error_kind::peer_lost ? " has exited or was killed: " : " is at fault: ") +
-                                       e.what(), culprit);
+        throw hvd::error(e.kind(),
+                         "in a part, rank " + std::to_string(culprit) +
+                             (e.kind() == error_kind::peer_lost ? " has exited or was killed: " : " is at fault: ") +
+                             e.what(),
+                         culprit);
       }
       return;
     }

@@ -45,9 +45,7 @@ std::string new_job() {
   return "memory-" + std::to_string(::getpid()) + "-" + std::to_string(++number);
 }
 
-std::size_t group_bytes(int size) {
-  return hvd::detail::group_bytes(size, hvd::detail::make_geometry(size, staging));
-}
+std::size_t group_bytes(int size) { return hvd::detail::group_bytes(size, hvd::detail::make_geometry(size, staging)); }
 
 void check_sum(hvd::ShmTransport& comm) {
   std::vector<int> data(20'000, 1);
@@ -102,7 +100,8 @@ TEST_CASE("a directory with any number of pages too few: no_memory on every rank
       // One at least says how much, where and what is left.
       bool said = false;
       for (int r = 0; r != size; ++r) {
-        said = said || (ranks[r].says("bytes wanted") && ranks[r].says(tiny.path()) && ranks[r].says("bytes free there"));
+        said =
+            said || (ranks[r].says("bytes wanted") && ranks[r].says(tiny.path()) && ranks[r].says("bytes free there"));
       }
       CHECK(said);
     }
@@ -313,11 +312,14 @@ TEST_CASE("fork_run without memory: no_memory before any rank starts, or code 1 
     const tiny_directory tiny(page);
     if (!tiny.problem().empty()) return hvd::test::skip(tiny.problem());
     tiny.fill(page);
-    CHECK(kind_of([&] { hvd::fork_run(2, [](hvd::ShmTransport&) {}, options_in(tiny.path())); }) ==
-          error_kind::no_memory);
+    CHECK(kind_of([&] {
+            hvd::fork_run(
+                2, [](hvd::ShmTransport&) {}, options_in(tiny.path()));
+          }) == error_kind::no_memory);
   }
   const tiny_directory tiny(20 * page);
-  CHECK(hvd::fork_run(2, [](hvd::ShmTransport&) {}, options_in(tiny.path())) == 1);
+  CHECK(hvd::fork_run(
+            2, [](hvd::ShmTransport&) {}, options_in(tiny.path())) == 1);
   CHECK(std::filesystem::is_empty(tiny.path()));
 }
 

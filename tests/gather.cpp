@@ -116,9 +116,10 @@ TEST_CASE("what gather refuses on the root; with HVD_CHECK the others learn it")
         const auto inside = std::span(both).subspan(at_run_time(1), 2);
         const auto overlap = complaint([&] { hvd::gather(comm, inside, std::span(both).first(2 * p)); });
         if (comm.rank() == 0) {
-          CHECK(short_output == refused(hvd::operation::gather, comm,
-                                        "output has 1 elements; allowed: " + std::to_string(2 * p) +
-                                            " (the blocks of all ranks)").c_str());
+          CHECK(short_output ==
+                refused(hvd::operation::gather, comm,
+                        "output has 1 elements; allowed: " + std::to_string(2 * p) + " (the blocks of all ranks)")
+                    .c_str());
           CHECK(overlap == doctest::Contains("input and output overlap"));
         } else {
           CHECK(short_output == doctest::Contains("rank 0 called gather with invalid arguments"));

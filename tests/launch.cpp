@@ -90,13 +90,17 @@ TEST_CASE("fork_run runs every rank once, in processes of their own, and returns
 TEST_CASE("fork_run returns what the first rank that failed returned") {
   const private_directory d;
   const auto opts = options_in(d);
-  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& comm) { return comm.rank() == 1 ? 7 : 0; }, opts) == 7);
-  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& comm) { return comm.rank() == 0 ? 0 : 4 + comm.rank(); }, opts) == 5);
-  CHECK(hvd::fork_run(2, [](hvd::ShmTransport&) { return 255; }, opts) == 255);
+  CHECK(hvd::fork_run(
+            3, [](hvd::ShmTransport& comm) { return comm.rank() == 1 ? 7 : 0; }, opts) == 7);
+  CHECK(hvd::fork_run(
+            3, [](hvd::ShmTransport& comm) { return comm.rank() == 0 ? 0 : 4 + comm.rank(); }, opts) == 5);
+  CHECK(hvd::fork_run(
+            2, [](hvd::ShmTransport&) { return 255; }, opts) == 255);
   // An exit status has 8 bits, and no failure may look like success.
   for (const int code : {256, 512, -256}) {
     CAPTURE(code);
-    CHECK(hvd::fork_run(2, [code](hvd::ShmTransport&) { return code; }, opts) != 0);
+    CHECK(hvd::fork_run(
+              2, [code](hvd::ShmTransport&) { return code; }, opts) != 0);
   }
 }
 
@@ -116,7 +120,8 @@ TEST_CASE("fork_run: an exception is printed with its rank and is code 1; a kill
   CHECK(code == 1);
   CHECK(said == "rank 2 of 3: out of luck\n");
   said = errors_of([&] {
-    code = hvd::fork_run(2, [](hvd::ShmTransport& comm) { comm.rank() == 0 ? throw 5 : void(); }, opts);
+    code = hvd::fork_run(
+        2, [](hvd::ShmTransport& comm) { comm.rank() == 0 ? throw 5 : void(); }, opts);
   });
   CHECK(code == 1);
   CHECK(said == "rank 0 of 2: unknown exception\n");
@@ -158,7 +163,8 @@ TEST_CASE("fork_run prints what was buffered once, and what ranks buffer") {
     require(out != nullptr, "freopen");
     std::setvbuf(stdout, nullptr, _IOFBF, 1 << 16);
     std::printf("before\n");
-    hvd::fork_run(2, [](hvd::ShmTransport& comm) { std::printf("rank %d\n", comm.rank()); }, options_in(d));
+    hvd::fork_run(
+        2, [](hvd::ShmTransport& comm) { std::printf("rank %d\n", comm.rank()); }, options_in(d));
     std::fflush(stdout);
   });
   REQUIRE(one.wait(30.0));
@@ -186,7 +192,9 @@ TEST_CASE("fork_run leaves the caller's other children to the caller") {
       ::_exit(43);
     }
     pause_for(0.01);
-    require(hvd::fork_run(2, [](hvd::ShmTransport&) { pause_for(0.1); }, options_in(d)) == 0, "code");
+    require(hvd::fork_run(
+                2, [](hvd::ShmTransport&) { pause_for(0.1); }, options_in(d)) == 0,
+            "code");
     int status = 0;
     require(::waitpid(quick, &status, 0) == quick && WEXITSTATUS(status) == 42, "the quick one is gone");
     require(::waitpid(slow, &status, 0) == slow && WEXITSTATUS(status) == 43, "the slow one is gone");
@@ -262,12 +270,13 @@ TEST_CASE("fork_run gives signals back to who handled them before") {
   one.start(0, [&](report&) {
     static volatile std::sig_atomic_t seen = 0;
     std::signal(SIGINT, [](int) { seen = seen + 1; });
-    require(hvd::fork_run(2,
-                          [](hvd::ShmTransport&) {
-                            ::raise(SIGINT);  // a rank has the caller's handler
-                            return static_cast<int>(seen) - 1;
-                          },
-                          options_in(d)) == 0,
+    require(hvd::fork_run(
+                2,
+                [](hvd::ShmTransport&) {
+                  ::raise(SIGINT);  // a rank has the caller's handler
+                  return static_cast<int>(seen) - 1;
+                },
+                options_in(d)) == 0,
             "not the caller's handler");
     ::raise(SIGINT);
     require(seen == 1, "not the caller's handler afterwards");
@@ -298,7 +307,8 @@ TEST_CASE("ranks end with the process that called fork_run, and so do their file
 }
 
 TEST_CASE("fork_run knows how ranks end where the caller ignores SIGCHLD, and leaves it ignored") {
-  struct sigaction ignore {}, before {}, after {};
+  struct sigaction ignore {
+  }, before{}, after{};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGCHLD, &ignore, &before);
   CHECK(hvd::fork_run(2, [](hvd::ShmTransport&) {}) == 0);
@@ -308,7 +318,8 @@ TEST_CASE("fork_run knows how ranks end where the caller ignores SIGCHLD, and le
 }
 
 TEST_CASE("a signal that the caller ignores, as under nohup, does not become the result") {
-  struct sigaction ignore {}, before {};
+  struct sigaction ignore {
+  }, before{};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGHUP, &ignore, &before);
   const pid_t self = ::getpid();
@@ -329,7 +340,8 @@ TEST_CASE("fork_run that cannot start all ranks ends those that it has started")
     const rlimit limit{3, 3};
     require(::setrlimit(RLIMIT_NPROC, &limit) == 0, "setrlimit");
     try {
-      hvd::fork_run(6, [](hvd::ShmTransport& comm) { hvd::barrier(comm); }, options_in(d));
+      hvd::fork_run(
+          6, [](hvd::ShmTransport& comm) { hvd::barrier(comm); }, options_in(d));
       throw std::logic_error("all started");
     } catch (const hvd::error& e) {
       const std::string text = e.what();
@@ -374,7 +386,8 @@ TEST_CASE("thread_run that cannot start all threads ends those that it has start
     require(::setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
     const double since = now();
     try {
-      hvd::thread_run(100, [](hvd::ThreadTransport& comm) { hvd::barrier(comm); }, opts);
+      hvd::thread_run(
+          100, [](hvd::ThreadTransport& comm) { hvd::barrier(comm); }, opts);
       throw std::logic_error("all started");
     } catch (const hvd::error& e) {
       require(e.kind() == hvd::error::system, e.what());

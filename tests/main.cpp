@@ -12,9 +12,7 @@ struct count_cases : doctest::IReporter {
   explicit count_cases(const doctest::ContextOptions& /*options*/) {}
   void report_query(const doctest::QueryData& /*query*/) override {}
   void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats& stats) override {
-    cases_run = stats.numTestCasesPassingFilters;
-  }
+  void test_run_end(const doctest::TestRunStats& stats) override { cases_run = stats.numTestCasesPassingFilters; }
   void test_case_start(const doctest::TestCaseData& /*test*/) override {}
   void test_case_reenter(const doctest::TestCaseData& /*test*/) override {}
   void test_case_end(const doctest::CurrentTestCaseStats& /*stats*/) override {}

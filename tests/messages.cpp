@@ -73,7 +73,8 @@ TEST_CASE("exchange in a ring, with neighbours, and with oneself, more than the 
         for (const std::size_t n : lengths(comm.peers())) {
           for (const int step : {0, 1, 2, 3}) {
             const int to = (r + step) % p, from = (r + p - step) % p;
-            const std::size_t out_bytes = n + static_cast<std::size_t>(r), in_bytes = n + static_cast<std::size_t>(from);
+            const std::size_t out_bytes = n + static_cast<std::size_t>(r),
+                              in_bytes = n + static_cast<std::size_t>(from);
             const auto out = message(out_bytes, r, step), wanted = message(in_bytes, from, step);
             std::vector<std::byte> in(in_bytes);
             comm.exchange(out.data(), out_bytes, to, in.data(), in_bytes, from);
@@ -105,7 +106,8 @@ TEST_CASE("a message of another length is a mismatch that says both, and the nex
               const std::string text = e.what();
               require(e.kind() == hvd::error_kind::mismatch && e.rank() == 0, text);
               require(text.find("expected " + std::to_string(expected) + " bytes from rank 0 but it sent " +
-                                std::to_string(sent)) != std::string::npos, text);
+                                std::to_string(sent)) != std::string::npos,
+                      text);
             }
             for (const std::byte b : got) require(b == std::byte{0x5a}, "a dropped message was written");
             std::vector<std::byte> next(100);

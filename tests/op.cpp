@@ -108,24 +108,34 @@ T element(int rank, std::size_t i) {
 // Wide enough for all of them.
 template <class T>
 auto widen(T v) {
-  if constexpr (complex_type<T>) return std::complex<double>(v);
-  else if constexpr (std::is_integral_v<T>) return static_cast<std::int64_t>(v);
-  else if constexpr (sizeof(T) == 2) return static_cast<double>(static_cast<float>(v));
-  else return static_cast<double>(v);
+  if constexpr (complex_type<T>)
+    return std::complex<double>(v);
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<std::int64_t>(v);
+  else if constexpr (sizeof(T) == 2)
+    return static_cast<double>(static_cast<float>(v));
+  else
+    return static_cast<double>(v);
 }
 template <class T, class W>
 T narrow(W w) {
-  if constexpr (sizeof(T) == 2 && !std::is_integral_v<T>) return T(static_cast<float>(w));
-  else return static_cast<T>(w);
+  if constexpr (sizeof(T) == 2 && !std::is_integral_v<T>)
+    return T(static_cast<float>(w));
+  else
+    return static_cast<T>(w);
 }
 
 // The value rounded where the library rounds: whole numbers divided in the type of the accumulator, once.
 template <class T>
 T divided(T total, int ranks) {
-  if constexpr (complex_type<T>) return total / static_cast<typename T::value_type>(ranks);
-  else if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::int64_t>(total) / ranks);
-  else if constexpr (sizeof(T) == 2) return T(static_cast<float>(total) / static_cast<float>(ranks));
-  else return total / static_cast<T>(ranks);
+  if constexpr (complex_type<T>)
+    return total / static_cast<typename T::value_type>(ranks);
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<std::int64_t>(total) / ranks);
+  else if constexpr (sizeof(T) == 2)
+    return T(static_cast<float>(total) / static_cast<float>(ranks));
+  else
+    return total / static_cast<T>(ranks);
 }
 
 template <class T>
@@ -479,12 +489,15 @@ TEST_CASE("non-commutative operations keep the order of ranks") {
 // ---- how ranks tell operations apart ----------------------------------------------------------------------------
 
 TEST_CASE("operations have numbers of their own") {
-  const std::vector<std::uint32_t> ids{
-      make_reduction<int>(hvd::sum, 2).op,       make_reduction<int>(hvd::average, 2).op,
-      make_reduction<int>(hvd::min, 2).op,       make_reduction<int>(hvd::max, 2).op,
-      make_reduction<int>(hvd::product, 2).op,   make_reduction<int>(subtract{}, 2).op,
-      make_reduction<int>(plain_subtract{}, 2).op, make_reduction<pair>(largest_with_rank{}, 2).op,
-      make_reduction<int>([](int a, int) { return a; }, 2).op};
+  const std::vector<std::uint32_t> ids{make_reduction<int>(hvd::sum, 2).op,
+                                       make_reduction<int>(hvd::average, 2).op,
+                                       make_reduction<int>(hvd::min, 2).op,
+                                       make_reduction<int>(hvd::max, 2).op,
+                                       make_reduction<int>(hvd::product, 2).op,
+                                       make_reduction<int>(subtract{}, 2).op,
+                                       make_reduction<int>(plain_subtract{}, 2).op,
+                                       make_reduction<pair>(largest_with_rank{}, 2).op,
+                                       make_reduction<int>([](int a, int) { return a; }, 2).op};
   for (std::size_t i = 0; i != ids.size(); ++i) {
     CHECK(ids[i] != 0);
     CHECK(std::count(ids.begin(), ids.end(), ids[i]) == 1);

@@ -24,7 +24,8 @@ using namespace std::chrono_literals;
 class memory {
  public:
   explicit memory(int size, std::size_t staging = 64 << 10)
-      : shape_(hvd::detail::make_geometry(size, staging)), bytes_(hvd::detail::group_bytes(size, shape_)),
+      : shape_(hvd::detail::make_geometry(size, staging)),
+        bytes_(hvd::detail::group_bytes(size, shape_)),
         data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t{4096}))) {
     std::memset(data_, 0, bytes_);
     auto* const h = new (data_) group_header;
@@ -40,7 +41,9 @@ class memory {
   group_header& header() { return *reinterpret_cast<group_header*>(data_); }
   peer_memory::liveness live() {
     peer_memory::liveness l;
-    l.alive = [](void* self, int peer) -> bool { return static_cast<memory*>(self)->alive_[static_cast<std::size_t>(peer)]; };
+    l.alive = [](void* self, int peer) -> bool {
+      return static_cast<memory*>(self)->alive_[static_cast<std::size_t>(peer)];
+    };
     l.context = this;
     return l;
   }
@@ -114,7 +117,8 @@ TEST_CASE("what has been stored counts though the peer is gone") {
   const hvd::error e = caught([&] { a.await(b.mine().done.value, 6, 1, phase::finish); });
   CHECK(e.kind() == error_kind::peer_lost);
   CHECK(e.rank() == 1);
-  CHECK(std::string(e.what()).ends_with("rank 1 has exited or was killed; was waiting for rank 1 to finish the call before"));
+  CHECK(std::string(e.what()).ends_with(
+      "rank 1 has exited or was killed; was waiting for rank 1 to finish the call before"));
 }
 
 TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their own words") {
@@ -131,9 +135,10 @@ TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their
     const hvd::error heard = caught([&] { b.await(a.mine().staged.value, 1, 0, phase::reduce); });
     CHECK(heard.kind() == error_kind::peer_lost);
     CHECK(heard.rank() == 2);
-    CHECK(std::string(heard.what()) ==
-          "hvd: reduce on rank 1: rank 2 has exited or was killed, as rank 0 found; was waiting for rank 0 to reduce its "
-          "slice");
+    CHECK(
+        std::string(heard.what()) ==
+        "hvd: reduce on rank 1: rank 2 has exited or was killed, as rank 0 found; was waiting for rank 0 to reduce its "
+        "slice");
     const hvd::error then = caught([&] { b.enter("barrier"); });
     CHECK(then.kind() == error_kind::peer_lost);
     CHECK(then.rank() == 2);

@@ -80,9 +80,7 @@ void all_forms(hvd::ThreadTransport& comm) {
 
 }  // namespace
 
-TEST_CASE("pointers with counts stand for spans") {
-  CHECK_NOTHROW(hvd::thread_run(2, all_forms));
-}
+TEST_CASE("pointers with counts stand for spans") { CHECK_NOTHROW(hvd::thread_run(2, all_forms)); }
 
 TEST_CASE("a wrong number of counts is found before a pointer is followed") {
   hvd::SelfTransport comm;

@@ -91,8 +91,8 @@ TEST_CASE("what reduce refuses on the root; with HVD_CHECK the others learn it")
         const auto overlap =
             complaint([&] { hvd::reduce(comm, std::span(v).first(3), std::span(v).last(at_run_time(3)), hvd::sum); });
         if (comm.rank() == 0) {
-          CHECK(short_output == refused(hvd::operation::reduce, comm,
-                                        "output has 3 elements; allowed: 4 (as the input)").c_str());
+          CHECK(short_output ==
+                refused(hvd::operation::reduce, comm, "output has 3 elements; allowed: 4 (as the input)").c_str());
           CHECK(overlap == doctest::Contains("input and output overlap"));
         } else {
           CHECK(short_output == doctest::Contains("rank 0 called reduce with invalid arguments"));

@@ -107,7 +107,8 @@ TEST_CASE("what reduce_scatter refuses") {
     std::vector<float> in(2 * p, 1.0f), out(2), one(1);
     CHECK(complaint([&] { hvd::reduce_scatter(comm, in, one); }) ==
           say("input has " + std::to_string(2 * p) + " elements; allowed: " + std::to_string(p) +
-              " (ranks x elements of the output)").c_str());
+              " (ranks x elements of the output)")
+              .c_str());
     CHECK(complaint([&] { hvd::reduce_scatter(comm, in.data(), static_cast<float*>(nullptr), 2); }) ==
           say("output is null but has 2 elements").c_str());
     if (comm.size() > 1) {  // another rank's block is no place for the output
@@ -118,7 +119,8 @@ TEST_CASE("what reduce_scatter refuses") {
     const std::vector<std::size_t> too_many(p + 1, 2), twos(p, 2), ones(p, 1);
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, out, too_many); }) ==
           say("counts has " + std::to_string(p + 1) + " entries; allowed: one for each of the " + std::to_string(p) +
-              " ranks").c_str());
+              " ranks")
+              .c_str());
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, out, ones); }) ==
           doctest::Contains(("allowed: " + std::to_string(p) + " (the sum of counts)").c_str()));
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, one, twos); }) ==

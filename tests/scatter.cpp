@@ -120,9 +120,10 @@ TEST_CASE("what scatter refuses on the root; with HVD_CHECK the others learn it"
         const auto inside = std::span(both).subspan(at_run_time(1), 2);
         const auto overlap = complaint([&] { hvd::scatter(comm, std::span(both).first(2 * p), inside); });
         if (comm.rank() == 0) {
-          CHECK(short_input == refused(hvd::operation::scatter, comm,
-                                       "input has 1 elements; allowed: " + std::to_string(2 * p) +
-                                           " (the blocks of all ranks)").c_str());
+          CHECK(short_input ==
+                refused(hvd::operation::scatter, comm,
+                        "input has 1 elements; allowed: " + std::to_string(2 * p) + " (the blocks of all ranks)")
+                    .c_str());
           CHECK(overlap == doctest::Contains("input and output overlap"));
         } else {
           CHECK(short_input == doctest::Contains("rank 0 called scatter with invalid arguments"));

@@ -84,8 +84,8 @@ TEST_CASE("a message of another length is a mismatch, and the next one arrives")
     hvd::send(comm, five, comm.rank());
     const auto said = complaint([&] { hvd::recv(comm, in, comm.rank()); });
     CHECK(said == doctest::Contains("mismatch: hvd: recv on rank "));
-    CHECK(said == doctest::Contains(("expected 16 bytes from rank " + std::to_string(comm.rank()) +
-                                     " but it sent 20").c_str()));
+    CHECK(said == doctest::Contains(
+                      ("expected 16 bytes from rank " + std::to_string(comm.rank()) + " but it sent 20").c_str()));
     hvd::send(comm, four, comm.rank());
     hvd::recv(comm, in, comm.rank());
     CHECK(in == four);

@@ -114,13 +114,18 @@ TEST_CASE("more than 2^31 elements, and bytes than 2^32") {
 
 TEST_CASE("operations have their names") {
   using hvd::operation;
-  const std::pair<operation, std::string_view> names[] = {
-      {operation::barrier, "barrier"},     {operation::allreduce, "allreduce"},
-      {operation::reduce, "reduce"},       {operation::reduce_scatter, "reduce_scatter"},
-      {operation::allgather, "allgather"}, {operation::broadcast, "broadcast"},
-      {operation::alltoall, "alltoall"},   {operation::gather, "gather"},
-      {operation::scatter, "scatter"},     {operation::split, "split"},
-      {operation::alloc_shared, "alloc_shared"}, {operation::send, "send"},
-      {operation::recv, "recv"}};
+  const std::pair<operation, std::string_view> names[] = {{operation::barrier, "barrier"},
+                                                          {operation::allreduce, "allreduce"},
+                                                          {operation::reduce, "reduce"},
+                                                          {operation::reduce_scatter, "reduce_scatter"},
+                                                          {operation::allgather, "allgather"},
+                                                          {operation::broadcast, "broadcast"},
+                                                          {operation::alltoall, "alltoall"},
+                                                          {operation::gather, "gather"},
+                                                          {operation::scatter, "scatter"},
+                                                          {operation::split, "split"},
+                                                          {operation::alloc_shared, "alloc_shared"},
+                                                          {operation::send, "send"},
+                                                          {operation::recv, "recv"}};
   for (const auto& [op, text] : names) CHECK(hvd::name(op) == text);
 }

@@ -197,9 +197,12 @@ class GlooBackend {
         if (in != out) std::memcpy(out, in, bytes);  // it works in place
         return algorithm(out, out, bytes, [&] { return make_allreduce(c); }).run();
       case collective::allgather:
-        return algorithm(in, out, bytes, [&] {
-          return std::make_unique<gloo::AllgatherRing<char>>(older_, std::vector<const char*>{in}, out, n);
-        }).run();
+        return algorithm(in, out, bytes,
+                         [&] {
+                           return std::make_unique<gloo::AllgatherRing<char>>(older_, std::vector<const char*>{in}, out,
+                                                                              n);
+                         })
+            .run();
       case collective::broadcast: {
         char* const data = root ? in : out;
         algorithm(data, data, bytes, [&] {

@@ -48,7 +48,7 @@ std::string text(const shape_numbers& shape) {
 
 // A file that exists under its final name only once it is complete, and not at all if something fails before.
 class output_file {
-public:
+ public:
   explicit output_file(const std::string& path)
       : path_(path), temporary_(path + ".tmp"), file_(std::fopen(temporary_.c_str(), "wb")) {
     if (file_ == nullptr) fail_system(temporary_, "cannot be opened for writing");
@@ -70,20 +70,19 @@ public:
   }
 
   void finish() {
-    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)
-      fail_system(temporary_, "cannot be written");
+    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) fail_system(temporary_, "cannot be written");
     if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_system(path_, "cannot be replaced");
     std::fclose(std::exchange(file_, nullptr));
   }
 
-private:
+ private:
   std::string path_;
   std::string temporary_;
   std::FILE* file_;
 };
 
 class input_file {
-public:
+ public:
   explicit input_file(const std::string& path) : path_(path), bytes_(contents(path)) {}
 
   [[nodiscard]] std::string_view bytes() const noexcept { return bytes_; }
@@ -104,15 +103,14 @@ public:
   }
 
   void finish() const {
-    if (at_ != bytes_.size())
-      fail(at_, "the file goes on to byte " + to_string(bytes_.size()) + ", expected its end");
+    if (at_ != bytes_.size()) fail(at_, "the file goes on to byte " + to_string(bytes_.size()) + ", expected its end");
   }
 
   [[noreturn]] void fail(std::size_t byte, const std::string& what) const {
     fail_at(path_, "byte " + to_string(byte), what);
   }
 
-private:
+ private:
   std::string path_;
   std::string bytes_;
   std::size_t at_ = 0;

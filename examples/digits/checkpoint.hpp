@@ -18,9 +18,7 @@ struct training_state {
   Eigen::VectorXf velocity;  ///< the decaying sum of gradients that momentum keeps
 
   /// For the order of the images in the next epoch; mixed, so that neither epochs nor seeds share an order.
-  [[nodiscard]] std::uint64_t order_seed() const noexcept {
-    return seed ^ ((epochs + 1) * 0x9e3779b97f4a7c15u);
-  }
+  [[nodiscard]] std::uint64_t order_seed() const noexcept { return seed ^ ((epochs + 1) * 0x9e3779b97f4a7c15u); }
 };
 
 /// Writes a file that is either the old one or complete, whenever the process or the machine stops.

@@ -60,8 +60,8 @@ void read_row(const csv_line& line, labelled_images& into) {
       fail_at(line.path,
               "line " + to_string(line.number) + ", value " + to_string(column + 1) + " (byte " +
                   to_string(line.offset + begin) + ")",
-              quoted(field) + " is not " + (is_label ? "a digit" : "a pixel") +
-                  ", a whole number from 0 to " + to_string(largest));
+              quoted(field) + " is not " + (is_label ? "a digit" : "a pixel") + ", a whole number from 0 to " +
+                  to_string(largest));
     }
     (is_label ? into.labels : into.pixels).push_back(static_cast<std::uint8_t>(value));
     begin += field.size() + 1;
@@ -78,8 +78,7 @@ csv_promise read_promise(const csv_line& line) {
   std::size_t images = 0;
   unsigned crc = 0;
   const std::string text(line.text);
-  if (std::sscanf(text.c_str(),
-                  "# %zu images of 8x8, pixels 0..16, label last; crc32 of the lines below: %8x", &images,
+  if (std::sscanf(text.c_str(), "# %zu images of 8x8, pixels 0..16, label last; crc32 of the lines below: %8x", &images,
                   &crc) != 2) {
     line.fail(quoted(text) + " is not the first line that examples/data/README.md describes");
   }
@@ -110,8 +109,7 @@ labelled_images read_csv(const std::string& path) {
   }
 
   const csv_line last{path, {}, number, offset};
-  if (images.size() < 2)
-    last.fail("the file ends after " + to_string(images.size()) + " images; 2 are the least");
+  if (images.size() < 2) last.fail("the file ends after " + to_string(images.size()) + " images; 2 are the least");
   if (promised_from == 0) return images;
   if (images.size() != promise.images) {
     last.fail("the file ends after " + to_string(images.size()) + " images, but line 1 announces " +
@@ -138,7 +136,7 @@ labelled_images chosen(const labelled_images& from, std::span<const std::size_t>
 // ---- IDX: a big-endian header (magic, then the length of every dimension), then bytes ----
 
 class idx_file {
-public:
+ public:
   idx_file(std::string path, std::uint32_t magic, std::size_t dimensions)
       : path_(std::move(path)), bytes_(contents(path_)), data_at_(4 + 4 * dimensions) {
     if (bytes_.starts_with("\x1f\x8b")) fail(0, "this is a gzip file; unpack it first");
@@ -153,8 +151,8 @@ public:
     const std::size_t at = 4 + 4 * dimension;
     const std::uint32_t value = word(at);
     if (value < 1 || value > most) {
-      fail(at, "dimension " + to_string(dimension) + " has length " + to_string(value) +
-                   ", allowed are 1 to " + to_string(most));
+      fail(at, "dimension " + to_string(dimension) + " has length " + to_string(value) + ", allowed are 1 to " +
+                   to_string(most));
     }
     return value;
   }
@@ -176,7 +174,7 @@ public:
 
   [[nodiscard]] std::size_t data_offset() const noexcept { return data_at_; }
 
-private:
+ private:
   [[nodiscard]] std::uint32_t word(std::size_t at) const {
     std::uint32_t value = 0;
     for (std::size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<std::uint8_t>(bytes_[at + i]);

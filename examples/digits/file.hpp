@@ -17,8 +17,7 @@ namespace digits {
 }
 
 /// What is wrong inside a file, and where: `position` is a line, a byte offset, or both.
-[[noreturn]] inline void fail_at(const std::string& path, const std::string& position,
-                                 const std::string& what) {
+[[noreturn]] inline void fail_at(const std::string& path, const std::string& position, const std::string& what) {
   throw std::runtime_error(path + ": " + position + ": " + what);
 }
 

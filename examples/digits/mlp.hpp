@@ -59,8 +59,7 @@ struct mlp {
 
     // For softmax with cross-entropy, the slope at the outputs is probability minus truth; then backwards.
     for (Eigen::Index i = 0; i < delta.cols(); ++i) delta(labels[static_cast<std::size_t>(i)], i) -= 1;
-    const Eigen::MatrixXf hidden_delta =
-        (1 - activation.array().square()) * (layer.out.transpose() * delta).array();
+    const Eigen::MatrixXf hidden_delta = (1 - activation.array().square()) * (layer.out.transpose() * delta).array();
     layers<float> slope(*this, gradient.data());
     slope.out.noalias() = delta * activation.transpose();
     slope.out_bias = delta.rowwise().sum();
@@ -76,7 +75,7 @@ struct mlp {
     return rate(classify(layer, activate(layer, images)), labels);
   }
 
-private:
+ private:
   // The parts of the one vector, as matrices.
   template <class Float>
   struct layers {

@@ -102,8 +102,7 @@ struct argument {
 
 [[noreturn]] void refuse_syntax(int answer, const char* last) {
   if (answer == ':') throw usage_error(name_of(optopt) + ": a value must follow");
-  if (const std::string name = name_of(optopt); !name.empty())
-    throw usage_error(name + ": no value may follow");
+  if (const std::string name = name_of(optopt); !name.empty()) throw usage_error(name + ": no value may follow");
   const std::string given = optopt == 0 ? last : std::string("-") + static_cast<char>(optopt);
   throw usage_error("there is no option '" + given + "', or it is short for several; --help lists all");
 }
@@ -129,55 +128,35 @@ options parse_options(int argc, char** argv) {
   for (int answer = 0; (answer = getopt_long(argc, argv, ":n:h", long_options.data(), nullptr)) != -1;) {
     const argument given{name_of(answer), optarg != nullptr ? optarg : ""};
     switch (answer) {
-    case key::ranks:
-      wanted.ranks = static_cast<int>(given.whole(1, 64));
-      ranks_given = true;
-      break;
-    case key::epochs:
-      wanted.epochs = given.whole(1, 1'000'000);
-      break;
-    case key::batch:
-      wanted.batch = given.whole(1, 1'000'000);
-      batch_given = true;
-      break;
-    case key::global_batch:
-      wanted.batch = given.whole(1, 1'000'000);
-      wanted.batch_is_global = true;
-      break;
-    case key::lr:
-      wanted.learning_rate = given.positive(10);
-      break;
-    case key::seed:
-      wanted.seed = given.whole(0, ~std::uint64_t{0} >> 1);
-      break;
-    case key::data:
-      wanted.data = given.path();
-      data_given = true;
-      break;
-    case key::mnist:
-      wanted.mnist = given.path();
-      break;
-    case key::checkpoint:
-      wanted.checkpoint = given.path();
-      break;
-    case key::resume:
-      wanted.resume = given.path();
-      break;
-    case key::loss_file:
-      wanted.loss_file = given.path();
-      break;
-    case key::check_bits:
-      wanted.check_bits = true;
-      break;
-    case key::help:
-      wanted.help = true;
-      return wanted;
-    default:
-      refuse_syntax(answer, argv[optind - 1]);
+      case key::ranks:
+        wanted.ranks = static_cast<int>(given.whole(1, 64));
+        ranks_given = true;
+        break;
+      case key::epochs: wanted.epochs = given.whole(1, 1'000'000); break;
+      case key::batch:
+        wanted.batch = given.whole(1, 1'000'000);
+        batch_given = true;
+        break;
+      case key::global_batch:
+        wanted.batch = given.whole(1, 1'000'000);
+        wanted.batch_is_global = true;
+        break;
+      case key::lr: wanted.learning_rate = given.positive(10); break;
+      case key::seed: wanted.seed = given.whole(0, ~std::uint64_t{0} >> 1); break;
+      case key::data:
+        wanted.data = given.path();
+        data_given = true;
+        break;
+      case key::mnist: wanted.mnist = given.path(); break;
+      case key::checkpoint: wanted.checkpoint = given.path(); break;
+      case key::resume: wanted.resume = given.path(); break;
+      case key::loss_file: wanted.loss_file = given.path(); break;
+      case key::check_bits: wanted.check_bits = true; break;
+      case key::help: wanted.help = true; return wanted;
+      default: refuse_syntax(answer, argv[optind - 1]);
     }
   }
-  if (optind < argc)
-    throw usage_error("'" + std::string(argv[optind]) + "' is not an option; --help lists all");
+  if (optind < argc) throw usage_error("'" + std::string(argv[optind]) + "' is not an option; --help lists all");
   check_together(wanted, ranks_given, batch_given, data_given);
   return wanted;
 }

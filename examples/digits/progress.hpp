@@ -15,7 +15,7 @@ namespace digits {
 /// On one rank only; silent on the others. Everything is flushed at once, so that a signal takes nothing
 /// along.
 class progress_display {
-public:
+ public:
   progress_display(bool shown, std::uint64_t steps)
       : shown_(shown), bar_(shown && ::isatty(STDOUT_FILENO) == 1), steps_(steps) {}
   progress_display(const progress_display&) = delete;
@@ -52,7 +52,7 @@ public:
     std::fflush(stdout);
   }
 
-private:
+ private:
   void draw_bar() const {
     if (!bar_ || done_ == steps_) return;
     constexpr std::uint64_t width = 40;

@@ -91,8 +91,7 @@ epoch_totals train_epoch(hvd::Transport auto& comm, const mlp& model, const labe
   const std::vector<std::size_t> order = shuffled(images.size(), state.order_seed());
   for (std::uint64_t begin = 0; begin < order.size(); begin += policy.global_batch) {
     // The last step of an epoch takes what remains.
-    const std::span step =
-        std::span(order).subspan(begin, std::min(policy.global_batch, order.size() - begin));
+    const std::span step = std::span(order).subspan(begin, std::min(policy.global_batch, order.size() - begin));
     timed(mine.seconds, [&] {
       // Shard: each rank takes its part of the step's images and computes the sum of their gradients.
       const batch share(images, shard(comm, step));
@@ -169,8 +168,8 @@ void train(hvd::Transport auto& comm, const options& wanted) {
   const std::uint64_t steps = (images + policy.global_batch - 1) / policy.global_batch;
   progress_display progress(rank == 0, steps * (wanted.epochs - std::min(wanted.epochs, state.epochs)));
   progress.line("%d %s, %td-%td-%td perceptron with %td weights, %zu images and %zu to test", comm.size(),
-                ranks == 1 ? "rank" : "ranks", model.inputs, model.hidden, model.outputs, model.size(),
-                images, data.test.size());
+                ranks == 1 ? "rank" : "ranks", model.inputs, model.hidden, model.outputs, model.size(), images,
+                data.test.size());
   progress.line("%" PRIu64 " images a step, learning rate %g", policy.global_batch,
                 static_cast<double>(policy.learning_rate));
 
@@ -182,8 +181,7 @@ void train(hvd::Transport auto& comm, const options& wanted) {
                   static_cast<double>(images) / wall, 100 * epoch.communicating / epoch.seconds);
 
     // Checkpoint: all ranks hold the same, so one writes it; several would write over each other.
-    if (!wanted.checkpoint.empty())
-      on_rank_0(comm, [&] { write_checkpoint(wanted.checkpoint, model, state); });
+    if (!wanted.checkpoint.empty()) on_rank_0(comm, [&] { write_checkpoint(wanted.checkpoint, model, state); });
     if (!wanted.loss_file.empty()) {
       on_rank_0(comm, [&] {
         losses << state.epochs << ' ' << std::setprecision(9) << loss << std::endl;
@@ -194,8 +192,7 @@ void train(hvd::Transport auto& comm, const options& wanted) {
 
   const std::uint64_t correct = count_correct(comm, model, state.weights, data.test);
   progress.line("test accuracy %.2f %% (%" PRIu64 " of %zu images)",
-                100 * static_cast<double>(correct) / static_cast<double>(data.test.size()), correct,
-                data.test.size());
+                100 * static_cast<double>(correct) / static_cast<double>(data.test.size()), correct, data.test.size());
 }
 
 }  // namespace digits

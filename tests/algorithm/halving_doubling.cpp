@@ -25,9 +25,8 @@ TEST_CASE("halving_doubling says its name") { CHECK(name(halving_doubling{}) == 
 TEST_CASE("halving_doubling allreduce") {
   hvd::test::on_all_sizes([](QueueTransport& t) {
     for (const std::size_t count : hvd::test::element_counts) {
-      hvd::test::for_operations([&]<class T>(T, const auto& op) {
-        hvd::test::check_allreduce<T>(t, halving_doubling{}, op, count);
-      });
+      hvd::test::for_operations(
+          [&]<class T>(T, const auto& op) { hvd::test::check_allreduce<T>(t, halving_doubling{}, op, count); });
       hvd::test::check_allreduce<matrix>(t, halving_doubling{}, matrix_product{}, count);
     }
   });
@@ -63,8 +62,7 @@ TEST_CASE("halving_doubling reduce_scatter") {
     hvd::test::for_partitions<std::int64_t>(t, [&](const hvd::partition& blocks) {
       hvd::test::check_reduce_scatter<std::int64_t>(t, halving_doubling{}, hvd::sum, blocks);
       hvd::test::check_reduce_scatter<std::int64_t>(t, halving_doubling{}, hvd::average, blocks);
-      hvd::test::check_reduce_scatter<std::int64_t>(t, halving_doubling{}, hvd::scaled(hvd::sum, 3.0, 2.0),
-                                                    blocks);
+      hvd::test::check_reduce_scatter<std::int64_t>(t, halving_doubling{}, hvd::scaled(hvd::sum, 3.0, 2.0), blocks);
     });
     hvd::test::for_partitions<matrix>(t, [&](const hvd::partition& blocks) {
       hvd::test::check_reduce_scatter<matrix>(t, halving_doubling{}, matrix_product{}, blocks);

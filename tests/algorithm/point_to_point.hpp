@@ -184,9 +184,7 @@ void for_partitions(QueueTransport& t, const F& f) {
     for (const auto& counts : layouts(t.size(), scale)) f(partition(counts, sizeof(T)));
   }
 }
-inline std::size_t start_of(const partition& blocks, int r) {
-  return blocks.offset(r) / blocks.element_bytes();
-}
+inline std::size_t start_of(const partition& blocks, int r) { return blocks.offset(r) / blocks.element_bytes(); }
 inline std::byte* block_in(std::byte* buffer, const partition& blocks, int r) {
   return buffer == nullptr ? nullptr : buffer + blocks.offset(r);
 }
@@ -338,13 +336,12 @@ void check_same_bits(int size, const A& how, std::size_t count) {
     std::vector<float> in;
     for (std::size_t i = 0; i != count; ++i) {
       const auto k = static_cast<int>(i * 31 + static_cast<std::size_t>(t.rank()) * 17);
-      in.push_back(std::ldexp(1.0F + static_cast<float>(k % 101) / 7.0F, k % 40 - 20) *
-                   (k % 2 == 0 ? 1.0F : -1.0F));
+      in.push_back(std::ldexp(1.0F + static_cast<float>(k % 101) / 7.0F, k % 40 - 20) * (k % 2 == 0 ? 1.0F : -1.0F));
     }
     for (int run = 0; run != 2; ++run) {
       auto& out = results[static_cast<std::size_t>(run * size + t.rank())];
-      how(t, allreduce_call{reinterpret_cast<const std::byte*>(in.data()),
-                            reinterpret_cast<std::byte*>(out.data()), count, r});
+      how(t, allreduce_call{reinterpret_cast<const std::byte*>(in.data()), reinterpret_cast<std::byte*>(out.data()),
+                            count, r});
     }
   });
   for (const auto& result : results) {

@@ -24,9 +24,8 @@ TEST_CASE("recursive_doubling says its name") { CHECK(name(recursive_doubling{})
 TEST_CASE("recursive_doubling allreduce") {
   hvd::test::on_all_sizes([](QueueTransport& t) {
     for (const std::size_t count : hvd::test::element_counts) {
-      hvd::test::for_operations([&]<class T>(T, const auto& op) {
-        hvd::test::check_allreduce<T>(t, recursive_doubling{}, op, count);
-      });
+      hvd::test::for_operations(
+          [&]<class T>(T, const auto& op) { hvd::test::check_allreduce<T>(t, recursive_doubling{}, op, count); });
       hvd::test::check_allreduce<matrix>(t, recursive_doubling{}, matrix_product{}, count);
     }
   });
@@ -46,9 +45,8 @@ TEST_CASE("recursive_doubling allreduce has the same bits on all ranks and in ev
 
 TEST_CASE("recursive_doubling allgather") {
   hvd::test::on_all_sizes([](QueueTransport& t) {
-    hvd::test::for_partitions<float>(t, [&](const hvd::partition& blocks) {
-      hvd::test::check_allgather<float>(t, recursive_doubling{}, blocks);
-    });
+    hvd::test::for_partitions<float>(
+        t, [&](const hvd::partition& blocks) { hvd::test::check_allgather<float>(t, recursive_doubling{}, blocks); });
   });
 }
 

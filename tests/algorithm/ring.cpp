@@ -1,7 +1,7 @@
 // tests/algorithm/ring.cpp: the ring's collectives over a transport that has send, recv and exchange.
+#include <hvd/algorithm/ring.hpp>
 #include <hvd/alltoall.hpp>
 #include <hvd/launch.hpp>
-#include <hvd/algorithm/ring.hpp>
 
 #include <algorithm/point_to_point.hpp>
 
@@ -60,9 +60,7 @@ TEST_CASE("the transport of these tests splits") {
   });
 }
 
-TEST_CASE("ring says its tunables") {
-  CHECK(name(ring{.chunk_bytes = 1 << 20}) == "ring(chunk_bytes=1048576)");
-}
+TEST_CASE("ring says its tunables") { CHECK(name(ring{.chunk_bytes = 1 << 20}) == "ring(chunk_bytes=1048576)"); }
 
 TEST_CASE("ring allreduce") {
   hvd::test::on_all_sizes([](QueueTransport& t) {
@@ -72,8 +70,7 @@ TEST_CASE("ring allreduce") {
       for (const std::size_t chunk : chunks) {
         if (!few_chunks(count * 8, chunk, 8)) continue;
         hvd::test::check_allreduce<std::int64_t>(t, ring{.chunk_bytes = chunk}, hvd::sum, count);
-        hvd::test::check_allreduce<float>(t, ring{.chunk_bytes = chunk}, hvd::scaled(hvd::sum, 2.0, 4.0),
-                                          count);
+        hvd::test::check_allreduce<float>(t, ring{.chunk_bytes = chunk}, hvd::scaled(hvd::sum, 2.0, 4.0), count);
       }
     }
   });

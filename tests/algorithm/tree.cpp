@@ -67,8 +67,7 @@ TEST_CASE("tree allreduce") {
       for (const std::size_t chunk : {0U, 33U, 500U}) {
         if (!few_chunks(count * sizeof(matrix), chunk, sizeof(matrix))) continue;
         hvd::test::check_allreduce<matrix>(t, tree{.chunk_bytes = chunk}, matrix_product{}, count);
-        hvd::test::check_allreduce<float>(t, tree{.chunk_bytes = chunk}, hvd::scaled(hvd::sum, 2.0, 4.0),
-                                          count);
+        hvd::test::check_allreduce<float>(t, tree{.chunk_bytes = chunk}, hvd::scaled(hvd::sum, 2.0, 4.0), count);
       }
     }
   });

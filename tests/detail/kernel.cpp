@@ -65,13 +65,17 @@ struct element<bfloat16> {
 // The same operations once more, in the plainest way.
 template <class W>
 W combined(add, W a, W b) {
-  if constexpr (std::is_integral_v<W>) return static_cast<W>(std::uint64_t{a} + std::uint64_t{b});
-  else return a + b;
+  if constexpr (std::is_integral_v<W>)
+    return static_cast<W>(std::uint64_t{a} + std::uint64_t{b});
+  else
+    return a + b;
 }
 template <class W>
 W combined(multiply, W a, W b) {
-  if constexpr (std::is_integral_v<W>) return static_cast<W>(std::uint64_t{a} * std::uint64_t{b});
-  else return a * b;
+  if constexpr (std::is_integral_v<W>)
+    return static_cast<W>(std::uint64_t{a} * std::uint64_t{b});
+  else
+    return a * b;
 }
 template <class W>
 W combined(minimum, W a, W b) {
@@ -89,8 +93,8 @@ T draw(std::mt19937& random) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(std::uint64_t{random()} << 32 | random());
   } else {
-    const float magnitude = std::ldexp(1.0f + static_cast<float>(random() % 1024) / 1024.0f,
-                                       static_cast<int>(random() % 12) - 11);
+    const float magnitude =
+        std::ldexp(1.0f + static_cast<float>(random() % 1024) / 1024.0f, static_cast<int>(random() % 12) - 11);
     const float value = random() % 2 == 0 ? magnitude : -magnitude;
     return static_cast<T>(value);
   }
@@ -236,8 +240,8 @@ std::vector<T> run(isa level, const std::vector<std::vector<T>>& ins, const scal
   std::vector<const std::byte*> pointers;
   for (const auto& in : ins) pointers.push_back(reinterpret_cast<const std::byte*>(in.data()));
   auto* to = reinterpret_cast<std::byte*>(out.data());
-  hvd::detail::vectorised<typename element<T>::format, Combine>(level)(
-      &to, 1, pointers.data(), static_cast<int>(ins.size()), out.size(), scale);
+  hvd::detail::vectorised<typename element<T>::format, Combine>(level)(&to, 1, pointers.data(),
+                                                                       static_cast<int>(ins.size()), out.size(), scale);
   return out;
 }
 
@@ -421,7 +425,7 @@ TEST_CASE("kernels in a thread that flushes subnormals, at 64 bytes a vector") {
 
 TEST_CASE("the default is the widest vector of this CPU") {
   using format = hvd::detail::plain<float>;
-  const bool widest = hvd::detail::vectorised<format, add>() ==
-                      hvd::detail::vectorised<format, add>(hvd::detail::cpu_isa());
+  const bool widest =
+      hvd::detail::vectorised<format, add>() == hvd::detail::vectorised<format, add>(hvd::detail::cpu_isa());
   CHECK(widest);
 }

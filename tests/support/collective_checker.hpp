@@ -21,7 +21,7 @@ namespace hvd::test {
 /// The first `count` elements that each of `size` ranks gives, and the reduction of them.
 template <class T, class Op>
 class tables {
-public:
+ public:
   tables(int size, std::size_t count, const Op& op = {}) : size_(size), result_(count) {
     static_assert(std::has_unique_object_representations_v<T>, "compared by its bytes");
     for (int r = 0; r != size; ++r) {
@@ -35,7 +35,7 @@ public:
   [[nodiscard]] const T* of(int rank) const { return inputs_[static_cast<std::size_t>(rank)].data(); }
   [[nodiscard]] const T* result() const { return result_.data(); }
 
-private:
+ private:
   int size_;
   std::vector<std::vector<T>> inputs_;
   std::vector<T> result_;
@@ -56,7 +56,7 @@ struct variant {
 
 /// The memory of one rank: an input and an output, private and from alloc_shared.
 class buffers {
-public:
+ public:
   static constexpr std::size_t guard = 128;
 
   template <class C>
@@ -70,7 +70,7 @@ public:
   [[nodiscard]] std::byte* out(placement where) { return place(1, where, placement::shared_out); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
-private:
+ private:
   [[nodiscard]] std::size_t room() const { return bytes_ + 2 * guard + 1024; }
   std::byte* place(std::size_t k, placement where, placement only_this) {
     const bool alternates = where == placement::some_shared && rank_ % 2 == 0;
@@ -91,19 +91,14 @@ inline std::vector<std::size_t> uneven(int size, std::size_t scale, unsigned pat
   const auto p = static_cast<std::size_t>(size);
   std::vector<std::size_t> counts(p, 0);
   switch (pattern % 5) {
-  case 0:
-    for (std::size_t r = 0; r != p; ++r) counts[r] = (r * 5 + 3) % 4 * scale + r % 2;
-    break;
-  case 1:
-    counts.front() = scale;
-    break;
-  case 2:
-    counts.back() = 3 * scale + 1;
-    break;
-  case 3:
-    break;
-  default:
-    for (std::size_t r = 0; r != p; ++r) counts[r] = r == pattern % p ? 0 : scale + r % 3;
+    case 0:
+      for (std::size_t r = 0; r != p; ++r) counts[r] = (r * 5 + 3) % 4 * scale + r % 2;
+      break;
+    case 1: counts.front() = scale; break;
+    case 2: counts.back() = 3 * scale + 1; break;
+    case 3: break;
+    default:
+      for (std::size_t r = 0; r != p; ++r) counts[r] = r == pattern % p ? 0 : scale + r % 3;
   }
   return counts;
 }
@@ -115,7 +110,7 @@ constexpr std::size_t uneven_total(int size, std::size_t scale) {
 /// Every collective with inputs from a table. All its members are collective; they throw requirement_failed.
 template <class C, class T, class Op, class How = automatic<>>
 class checker {
-public:
+ public:
   checker(C& comm, buffers& memory, const tables<T, Op>& table, const How& how = {}, const Op& op = {})
       : comm_(comm), memory_(memory), table_(table), how_(how), op_(op) {
     require(table.size() == comm.size(), "a table for another number of ranks");
@@ -249,8 +244,8 @@ public:
       unchanged(in, mine(), "alltoall", v);
     }
     for (int q = 0; q != size(); ++q) {
-      same(out.subspan(static_cast<std::size_t>(q) * n, n),
-           table_.of(q) + static_cast<std::size_t>(rank()) * n, "alltoall", v);
+      same(out.subspan(static_cast<std::size_t>(q) * n, n), table_.of(q) + static_cast<std::size_t>(rank()) * n,
+           "alltoall", v);
     }
     guarded(out, "alltoall", v);
   }
@@ -302,7 +297,7 @@ public:
 
   [[nodiscard]] int size() const { return table_.size(); }
 
-private:
+ private:
   static constexpr std::byte canary{0xa5};
   static constexpr std::byte nothing{0x5a};
 
@@ -319,8 +314,7 @@ private:
   }
 
   [[nodiscard]] std::span<T> placed(std::byte* at, std::size_t n, unsigned shift) {
-    require(n <= table_.count() && (n + shift) * sizeof(T) <= memory_.bytes(),
-            "the test's own memory is too small");
+    require(n <= table_.count() && (n + shift) * sizeof(T) <= memory_.bytes(), "the test's own memory is too small");
     at += shift * sizeof(T);
     std::memset(at - buffers::guard, std::to_integer<int>(canary), buffers::guard);
     std::memset(at + n * sizeof(T), std::to_integer<int>(canary), buffers::guard);
@@ -338,8 +332,8 @@ private:
   }
 
   [[nodiscard]] std::string say(const char* what, const variant& v) const {
-    return std::string(what) + (v.in_place ? " in place" : "") + " on rank " + std::to_string(rank()) +
-           " of " + std::to_string(size()) + " (" + std::string(name(dtype_of<T>)) + ", placement " +
+    return std::string(what) + (v.in_place ? " in place" : "") + " on rank " + std::to_string(rank()) + " of " +
+           std::to_string(size()) + " (" + std::string(name(dtype_of<T>)) + ", placement " +
            std::to_string(static_cast<int>(v.where)) + ", root " + std::to_string(v.root) + ", shift " +
            std::to_string(v.shift) + ")";
   }
@@ -353,17 +347,16 @@ private:
     std::memcpy(&is, &got[i], std::min(sizeof is, sizeof(T)));
     std::memcpy(&should_be, want + i, std::min(sizeof is, sizeof(T)));
     require(false, say(what, v) + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) +
-                       " elements are wrong, the first is " + std::to_string(i) +
-                       ": its bytes, as a number, are " + std::to_string(is) + ", not " +
-                       std::to_string(should_be));
+                       " elements are wrong, the first is " + std::to_string(i) + ": its bytes, as a number, are " +
+                       std::to_string(is) + ", not " + std::to_string(should_be));
   }
   void guarded(std::span<const T> s, const char* what, const variant& v) const {
     const auto* const front = reinterpret_cast<const std::byte*>(s.data()) - buffers::guard;
     const auto* const back = reinterpret_cast<const std::byte*>(s.data() + s.size());
     for (std::size_t k = 0; k != buffers::guard; ++k) {
       require(front[k] == canary && back[k] == canary, [&] {
-        return say(what, v) + ": wrote outside a buffer of " + std::to_string(s.size()) +
-               " elements, near byte " + std::to_string(k) + " of its guards";
+        return say(what, v) + ": wrote outside a buffer of " + std::to_string(s.size()) + " elements, near byte " +
+               std::to_string(k) + " of its guards";
       });
     }
   }

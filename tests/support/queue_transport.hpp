@@ -76,8 +76,7 @@ class QueueTransport {
     std::unique_lock lock(group_->mutex_);
     take(lock, data, bytes, peer);
   }
-  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes,
-                int from) {
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     std::unique_lock lock(group_->mutex_);
     group::message m{out, out_bytes};
     post(m, to);
@@ -102,11 +101,9 @@ class QueueTransport {
                reinterpret_cast<std::byte*>(&theirs), sizeof(wish), (rank_ + size() - step) % size());
       if (theirs.color == color) members.push_back(theirs);
     }
-    std::sort(members.begin(), members.end(), [](const wish& a, const wish& b) {
-      return std::pair(a.key, a.rank) < std::pair(b.key, b.rank);
-    });
-    const auto self =
-        std::find_if(members.begin(), members.end(), [&](const wish& w) { return w.rank == rank_; });
+    std::sort(members.begin(), members.end(),
+              [](const wish& a, const wish& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
+    const auto self = std::find_if(members.begin(), members.end(), [&](const wish& w) { return w.rank == rank_; });
     std::shared_ptr<group> next;
     if (self == members.begin()) {
       next = std::make_shared<group>(static_cast<int>(members.size()));
@@ -158,8 +155,7 @@ class QueueTransport {
       if (group_->failed_) throw error(error_kind::aborted, "another rank failed");
       if (wake.wait_until(lock, until) == std::cv_status::timeout && !done()) {
         throw error(error_kind::timeout,
-                    "rank " + std::to_string(rank_) + " waited in vain for " + what + ", rank " +
-                        std::to_string(peer),
+                    "rank " + std::to_string(rank_) + " waited in vain for " + what + ", rank " + std::to_string(peer),
                     peer);
       }
     }

@@ -16,7 +16,8 @@ struct requirement_failed : std::runtime_error {
 /// Throws with file, line and `what` (a string, or a function that makes one) unless `holds`.
 template <class What>
 void require(bool holds, const What& what, std::source_location where = std::source_location::current()) {
-  if (holds) [[likely]] return;
+  if (holds) [[likely]]
+    return;
   std::string text = std::string(where.file_name()) + ":" + std::to_string(where.line()) + ": ";
   if constexpr (std::is_invocable_v<const What&>) {
     text += what();

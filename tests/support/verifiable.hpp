@@ -22,8 +22,7 @@ namespace hvd::test {
 
 /// 64 well-mixed bits for element i of a rank, or for part `part` of it. (The finaliser of splitmix64.)
 constexpr std::uint64_t draw(std::size_t i, int rank, int part = 0) noexcept {
-  std::uint64_t x =
-      i * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(rank * 2 + part + 1) * 0xd1342543de82ef95ULL;
+  std::uint64_t x = i * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(rank * 2 + part + 1) * 0xd1342543de82ef95ULL;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
   return x ^ x >> 31;
@@ -105,21 +104,18 @@ T input(sum_t, std::size_t i, int rank, int /*size*/) {
 }
 template <class T>
 T expected(sum_t, std::size_t i, int size) {
-  return exact::of_parts<T>([&](int part) {
-    return exact::total(size, [&](int r) { return exact::term<T>(i, r, part, exact::span); });
-  });
+  return exact::of_parts<T>(
+      [&](int part) { return exact::total(size, [&](int r) { return exact::term<T>(i, r, part, exact::span); }); });
 }
 
 template <class T>
 T input(average_t, std::size_t i, int rank, int size) {
-  return exact::of_parts<T>(
-      [&](int part) { return exact::average_term<T>(i, rank, size, part, exact::span); });
+  return exact::of_parts<T>([&](int part) { return exact::average_term<T>(i, rank, size, part, exact::span); });
 }
 template <class T>
 T expected(average_t, std::size_t i, int size) {
   return exact::of_parts<T>([&](int part) {
-    return exact::total(size, [&](int r) { return exact::average_term<T>(i, r, size, part, exact::span); }) /
-           size;
+    return exact::total(size, [&](int r) { return exact::average_term<T>(i, r, size, part, exact::span); }) / size;
   });
 }
 
@@ -176,8 +172,7 @@ T expected(max_t, std::size_t i, int size) {
 template <class T>
 T input(product_t, std::size_t i, int rank, int /*size*/) {
   const exact::factor f = exact::factor_of(i, rank);
-  return exact::of_parts<T>(
-      [&](int part) { return exact::is_complex<T> && f.imaginary != (part == 1) ? 0 : f.value; });
+  return exact::of_parts<T>([&](int part) { return exact::is_complex<T> && f.imaginary != (part == 1) ? 0 : f.value; });
 }
 template <class T>
 T expected(product_t, std::size_t i, int size) {
@@ -209,9 +204,9 @@ T expected(const scaled_op<Op>& op, std::size_t i, int size) {
   const auto scaled_total = [&](int part) {
     double sum = 0;
     for (int r = 0; r != size; ++r) {
-      const auto value = static_cast<double>(
-          std::is_same_v<Op, average_t> ? exact::average_term<T>(i, r, size, part, exact::scaled_span)
-                                        : exact::term<T>(i, r, part, exact::scaled_span));
+      const auto value = static_cast<double>(std::is_same_v<Op, average_t>
+                                                 ? exact::average_term<T>(i, r, size, part, exact::scaled_span)
+                                                 : exact::term<T>(i, r, part, exact::scaled_span));
       sum += std::integral<T> ? std::trunc(value * op.prescale) : value * op.prescale;
     }
     sum *= op.postscale;

@@ -24,8 +24,7 @@ inline std::vector<std::size_t> counts_around(const std::vector<std::size_t>& th
                                               std::size_t element_bytes) {
   std::set<std::size_t> counts{0, 1, 7, 8, 9};
   for (const std::size_t bytes : thresholds) {
-    for (const std::size_t n :
-         {bytes / element_bytes, bytes / element_bytes / static_cast<std::size_t>(size)}) {
+    for (const std::size_t n : {bytes / element_bytes, bytes / element_bytes / static_cast<std::size_t>(size)}) {
       for (const std::size_t near : {n - 1, n, n + 1}) {
         if (n != 0) counts.insert(near);
       }
@@ -45,8 +44,7 @@ inline std::vector<std::size_t> small_thresholds() { return {56, 64, 112, 4096};
 /// Collectives at all `counts`, each in place and out of place. Roots, placements and shifts take turns;
 /// `thorough` runs all placements where buffers of alloc_shared memory are used in place.
 template <class Checker>
-void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std::size_t element_bytes,
-           bool thorough) {
+void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std::size_t element_bytes, bool thorough) {
   unsigned turn = 0;
   const auto p = static_cast<unsigned>(check.size());
   for (const std::size_t n : counts) {
@@ -55,8 +53,7 @@ void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std
       for (const unsigned in_place : {0U, 1U, 2U}) {
         // The third: on every other rank only, which is each rank's own business.
         variant v{placements[(all_placements ? where : turn) % std::size(placements)],
-                  in_place == 1 || (in_place == 2 && rank % 2 == 0), static_cast<int>(turn / 3 % p),
-                  turn % 7};
+                  in_place == 1 || (in_place == 2 && rank % 2 == 0), static_cast<int>(turn / 3 % p), turn % 7};
         if (in_place == 2 && turn / 3 % 3 != 0) {
           ++turn;
           continue;
@@ -93,8 +90,7 @@ void conformance_collectives(std::initializer_list<int> sizes, bool all_threshol
     const auto thresholds = all_thresholds ? thresholds_of_direct(size) : small_thresholds();
     const auto counts = counts_around(thresholds, size, sizeof(T));
     with_checkers<Run, T, Op>(
-        counts.back(),
-        [&](auto& check, auto& comm) { sweep(check, counts, comm.rank(), sizeof(T), !instrumented); },
+        counts.back(), [&](auto& check, auto& comm) { sweep(check, counts, comm.rank(), sizeof(T), !instrumented); },
         automatic<>{}, {size});
   }
 }
@@ -128,8 +124,7 @@ void conformance_uneven_blocks() {
     for (const std::size_t scale : {0, 1, 2, 55, 56, 57, 112, 560, 1000, 2240, 4096, 8960, 9000}) {
       for (unsigned pattern = 0; pattern != 5; ++pattern, ++turn) {
         const auto p = static_cast<unsigned>(comm.size());
-        const variant v{placements[turn % std::size(placements)], turn % 2 == 0, static_cast<int>(turn % p),
-                        turn % 3};
+        const variant v{placements[turn % std::size(placements)], turn % 2 == 0, static_cast<int>(turn % p), turn % 3};
         check.all_uneven(scale, pattern, v);
       }
     }
@@ -180,8 +175,7 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
   for (int k = 0; k != operations; ++k) {
     const std::size_t bits = below(static_cast<std::size_t>(std::bit_width(largest)));
     const std::size_t n = std::min(largest, below(std::size_t{2} << bits));
-    const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)),
-                    static_cast<unsigned>(below(8))};
+    const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)), static_cast<unsigned>(below(8))};
     const auto pattern = static_cast<unsigned>(below(5));
     const std::size_t late = below(40), delay = below(300), kind = below(15);
     if (late == 0 && delay % p == static_cast<std::size_t>(rank)) {
@@ -190,44 +184,21 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
     const std::vector<std::size_t> equal(p, n / p);
     const std::vector<std::size_t> counts = uneven(check.size(), n / p, pattern);
     switch (kind) {
-    case 0:
-      check.barrier();
-      break;
-    case 1:
-    case 2:
-      check.allreduce(n, v);
-      break;
-    case 3:
-    case 4:
-      check.reduce(n, v);
-      break;
-    case 5:
-    case 6:
-      check.broadcast(n, v);
-      break;
-    case 7:
-      check.reduce_scatter(equal, true, v);
-      break;
-    case 8:
-      check.reduce_scatter(counts, false, v);
-      break;
-    case 9:
-      check.allgather(equal, true, v);
-      break;
-    case 10:
-      check.allgather(counts, false, v);
-      break;
-    case 11:
-      check.alltoall(n / p, v);
-      break;
-    case 12:
-      check.alltoall_v(n / p, pattern, v);
-      break;
-    case 13:
-      check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
-      break;
-    default:
-      check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
+      case 0: check.barrier(); break;
+      case 1:
+      case 2: check.allreduce(n, v); break;
+      case 3:
+      case 4: check.reduce(n, v); break;
+      case 5:
+      case 6: check.broadcast(n, v); break;
+      case 7: check.reduce_scatter(equal, true, v); break;
+      case 8: check.reduce_scatter(counts, false, v); break;
+      case 9: check.allgather(equal, true, v); break;
+      case 10: check.allgather(counts, false, v); break;
+      case 11: check.alltoall(n / p, v); break;
+      case 12: check.alltoall_v(n / p, pattern, v); break;
+      case 13: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
+      default: check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
     }
   }
 }
@@ -304,9 +275,8 @@ void conformance_messages() {
       };
       const auto expect = [&](const std::vector<std::uint8_t>& got, int from) {
         require(got == message(from, got.size()), [&] {
-          return "rank " + std::to_string(rank) + " of " + std::to_string(p) +
-                 " received another message of " + std::to_string(got.size()) + " bytes than rank " +
-                 std::to_string(from) + " sent";
+          return "rank " + std::to_string(rank) + " of " + std::to_string(p) + " received another message of " +
+                 std::to_string(got.size()) + " bytes than rank " + std::to_string(from) + " sent";
         });
       };
       const auto raw = [](auto& bytes) { return reinterpret_cast<std::byte*>(bytes.data()); };
@@ -329,9 +299,7 @@ void conformance_messages() {
       for (int distance = 0; distance != p; ++distance) {
         const int to = (rank + distance) % p, from = (rank + p - distance) % p;
         for (std::size_t k = 0; k != lengths.size(); ++k) {
-          const auto length = [&](int r) {
-            return lengths[(k + static_cast<std::size_t>(r)) % lengths.size()];
-          };
+          const auto length = [&](int r) { return lengths[(k + static_cast<std::size_t>(r)) % lengths.size()]; };
           auto out = message(rank, length(rank));
           std::vector<std::uint8_t> got(length(from));
           comm.exchange(raw(out), out.size(), to, raw(got), got.size(), from);

@@ -31,8 +31,7 @@ void conformance_direct() {
       with_checkers<Run, affine, compose>(counts.back(),
                                           [&](auto& check, auto& comm) {
                                             sweep(check, counts, comm.rank(), sizeof(affine), false);
-                                            run_random(check, comm.rank(), 21, instrumented ? 300 : 1500,
-                                                       150);
+                                            run_random(check, comm.rank(), 21, instrumented ? 300 : 1500, 150);
                                           },
                                           how, {size});
     }
@@ -48,7 +47,7 @@ void conformance_over_messages(const How& how) {
     const auto counts = counts_around({56, 1024, 4096, 70000}, size, sizeof(T));
     with_checkers<Run, T, Op>(counts.back(),
                               [&](auto& check, auto& comm) {
-                                // One mode for all ranks: an all-to-all in place exchanges in another order.
+                                // One mode for all ranks: an alltoall in place exchanges in another order.
                                 unsigned turn = 0;
                                 const auto p = static_cast<unsigned>(comm.size());
                                 for (const std::size_t n : counts) {
@@ -118,9 +117,8 @@ void conformance_same_bits(const std::vector<How>& variants, bool one_order) {
 /// direct adds in rank order by every protocol, and rounds 16-bit floats once.
 template <class Run>
 void conformance_bits_of_direct() {
-  const std::vector<direct> protocols{
-      direct{.line_bytes = 1 << 20}, direct{.line_bytes = 1, .mapped_bytes = 1},
-      direct{.line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
+  const std::vector<direct> protocols{direct{.line_bytes = 1 << 20}, direct{.line_bytes = 1, .mapped_bytes = 1},
+                                      direct{.line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
   conformance_same_bits<Run, float>(protocols, true);
   conformance_same_bits<Run, half>(protocols, true);
 }

@@ -6,9 +6,7 @@ TEST_CASE("threads: direct, every protocol") { conformance_direct<on_threads>();
 TEST_CASE("threads: ring") {
   conformance_over_messages<on_threads, std::int32_t, hvd::sum_t>(hvd::ring{.chunk_bytes = 1000});
 }
-TEST_CASE("threads: tree") {
-  conformance_over_messages<on_threads, affine, compose>(hvd::tree{.chunk_bytes = 1000});
-}
+TEST_CASE("threads: tree") { conformance_over_messages<on_threads, affine, compose>(hvd::tree{.chunk_bytes = 1000}); }
 TEST_CASE("threads: recursive doubling") {
   conformance_over_messages<on_threads, affine, compose>(hvd::recursive_doubling{});
 }

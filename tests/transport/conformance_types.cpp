@@ -67,9 +67,7 @@ std::vector<typed_op> order() {
 template <class... T>
 std::vector<typed_op> ordered_numbers() {
   std::vector<typed_op> all;
-  const auto add = [&](const std::vector<typed_op>& more) {
-    all.insert(all.end(), more.begin(), more.end());
-  };
+  const auto add = [&](const std::vector<typed_op>& more) { all.insert(all.end(), more.begin(), more.end()); };
   ((add(numbers<T>()), add(order<T>())), ...);
   return all;
 }
@@ -87,9 +85,9 @@ void check(C& comm, const typed_op& op, std::size_t n, bool shared, const How& h
   const auto right = [&](const std::byte* got, const char* what) {
     const auto at = op.wrong(got, n, comm.size());
     require(!at, [&] {
-      return op.name + ", " + what + " on rank " + std::to_string(comm.rank()) + " of " +
-             std::to_string(comm.size()) + (shared ? ", shared memory" : "") + ": element " +
-             std::to_string(*at) + " of " + std::to_string(n) + " is wrong";
+      return op.name + ", " + what + " on rank " + std::to_string(comm.rank()) + " of " + std::to_string(comm.size()) +
+             (shared ? ", shared memory" : "") + ": element " + std::to_string(*at) + " of " + std::to_string(n) +
+             " is wrong";
     });
   };
   op.input(in, n, comm.rank(), comm.size());
@@ -130,12 +128,10 @@ void everywhere(const std::vector<typed_op>& ops) {
 }  // namespace
 
 TEST_CASE("integers") {
-  everywhere(ordered_numbers<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t,
-                             std::uint32_t, std::int64_t, std::uint64_t>());
+  everywhere(ordered_numbers<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+                             std::int64_t, std::uint64_t>());
 }
-TEST_CASE("floating-point numbers") {
-  everywhere(ordered_numbers<hvd::half, hvd::bfloat16, float, double>());
-}
+TEST_CASE("floating-point numbers") { everywhere(ordered_numbers<hvd::half, hvd::bfloat16, float, double>()); }
 TEST_CASE("complex numbers") {
   std::vector<typed_op> all = numbers<std::complex<float>>();
   for (const typed_op& op : numbers<std::complex<double>>()) all.push_back(op);

@@ -22,16 +22,15 @@ using namespace hvd::test;
 namespace {
 
 inline constexpr std::size_t count = (std::size_t{1} << 31) + 12345;
-inline constexpr std::size_t edge = std::size_t{1} << 16;  // what starts and ends a buffer is its own memory
+inline constexpr std::size_t edge = std::size_t{1} << 16;    // what starts and ends a buffer is its own memory
 inline constexpr std::size_t period = std::size_t{1} << 21;  // all between is mapped again and again
 
 /// `n` bytes of which element i, away from both ends, is the same memory as element i + period.
 class periodic_buffer {
-public:
+ public:
   explicit periodic_buffer(std::size_t n) : size_(n), mapped_((n + 4095) / 4096 * 4096) {
     file_ = ::memfd_create("periodic", MFD_CLOEXEC);
-    require(file_ >= 0 && ::ftruncate(file_, static_cast<off_t>(period)) == 0,
-            "cannot make an anonymous file");
+    require(file_ >= 0 && ::ftruncate(file_, static_cast<off_t>(period)) == 0, "cannot make an anonymous file");
     void* const p =
         ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     require(p != MAP_FAILED, "cannot reserve addresses");
@@ -39,8 +38,8 @@ public:
     for (std::size_t at = edge; at < tail();) {
       const std::size_t in_file = at % period;
       const std::size_t bytes = std::min(period - in_file, tail() - at);
-      void* const piece = ::mmap(data_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
-                                 static_cast<off_t>(in_file));
+      void* const piece =
+          ::mmap(data_ + at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, static_cast<off_t>(in_file));
       require(piece != MAP_FAILED, "cannot map the same pages again");
       at += bytes;
     }
@@ -60,7 +59,7 @@ public:
     for (std::size_t i = tail(); i != size_; ++i) f(i);
   }
 
-private:
+ private:
   /// Where the end with its own memory starts: 2^31 lies in it.
   [[nodiscard]] std::size_t tail() const { return (size_ - edge) / 4096 * 4096; }
 
@@ -97,8 +96,7 @@ void check_broadcast(C& comm) {
   const periodic_buffer data(count);
   if (comm.rank() == 1) data.for_each([&](std::size_t i) { data.all()[i] = value(i, 1); });
   hvd::broadcast(comm, data.all(), 1);
-  data.for_each(
-      [&](std::size_t i) { expect(data.all()[i], value(i, 1), i, "broadcast of more than 2^31 elements"); });
+  data.for_each([&](std::size_t i) { expect(data.all()[i], value(i, 1), i, "broadcast of more than 2^31 elements"); });
 }
 template <class C>
 void check_message(C& comm) {
@@ -108,8 +106,7 @@ void check_message(C& comm) {
     hvd::send(comm, data.all(), 1);
   } else {
     hvd::recv(comm, data.all(), 0);
-    data.for_each(
-        [&](std::size_t i) { expect(data.all()[i], value(i, 0), i, "a message of more than 2^31 bytes"); });
+    data.for_each([&](std::size_t i) { expect(data.all()[i], value(i, 0), i, "a message of more than 2^31 bytes"); });
   }
 }
 /// The second block starts beyond 2^31.
@@ -124,8 +121,7 @@ void check_allgather(C& comm) {
     for (std::size_t i = 0; i != 1000; ++i) own[i] = value(i, 1);
   }
   hvd::allgather_v(comm, own, out.all(), counts);
-  for (std::size_t i = 0; i != edge; ++i)
-    expect(out.all()[i], value(i, 0), i, "the first block of an allgather");
+  for (std::size_t i = 0; i != edge; ++i) expect(out.all()[i], value(i, 0), i, "the first block of an allgather");
   for (std::size_t i = 0; i != 1000; ++i) {
     expect(out.all()[count + i], value(i, 1), count + i, "the block of an allgather that starts beyond 2^31");
   }

@@ -60,7 +60,7 @@ struct on_processes {
 
 /// Numbers that ranks leave for the test case that started them, be they threads or processes.
 class left_behind {
-public:
+ public:
   explicit left_behind(std::size_t n) : n_(n) {
     void* const p =
         ::mmap(nullptr, n * sizeof(std::uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -72,7 +72,7 @@ public:
   ~left_behind() { ::munmap(values_, n_ * sizeof(std::uint64_t)); }
   std::uint64_t& operator[](std::size_t i) const { return values_[i]; }
 
-private:
+ private:
   std::size_t n_;
   std::uint64_t* values_;
 };

@@ -10,9 +10,7 @@
 
 namespace {
 
-std::array<std::byte, 3> bytes(int first) {
-  return {std::byte(first), std::byte(first + 1), std::byte(first + 2)};
-}
+std::array<std::byte, 3> bytes(int first) { return {std::byte(first), std::byte(first + 1), std::byte(first + 2)}; }
 
 template <class F>
 std::string message_of(hvd::error_kind kind, F f) {

@@ -12,8 +12,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
 #include <doctest/doctest.h>
+#include <stdexcept>
 
 #include <sys/resource.h>
 
@@ -63,7 +63,8 @@ TEST_CASE("ranks out of range and ranks that are taken are refused") {
   CHECK(join(-1) == "hvd: rank -1 is out of range; allowed: 0 to 1");
   const ThreadTransport taken(group, 1);
   CHECK(join(1) == "hvd: rank 1 of a group of threads is taken");
-  CHECK(refused(error_kind::invalid_argument, [] { ThreadTransport::group(0); }).find("1 to 4096") != std::string::npos);
+  CHECK(refused(error_kind::invalid_argument, [] { ThreadTransport::group(0); }).find("1 to 4096") !=
+        std::string::npos);
 }
 
 TEST_CASE("a rank that ends is lost to those who wait for it, and to nobody else") {
@@ -250,26 +251,25 @@ TEST_CASE("a rank that comes after the others have given up does not write into 
     while (stage.load() < wanted) std::this_thread::yield();
   };
   bool untouched = false, late_threw = false;
-  hvd::thread_run(
-      2,
-      [&](hvd::ThreadTransport& comm) {
-        auto data = comm.alloc_shared<float>(100000);
-        try {
-          if (comm.rank() == 1) reach(1);
-          hvd::allreduce(comm, data);
-        } catch (const hvd::error&) {
-          late_threw = late_threw || comm.rank() == 1;
-        }
-        if (comm.rank() == 0) {
-          for (float& x : data) x = 7.0f;
-          stage = 1;
-          reach(2);
-          untouched = std::all_of(data.begin(), data.end(), [](float x) { return x == 7.0f; });
-        } else {
-          stage = 2;
-        }
-      },
-      {.failure = {.timeout = std::chrono::milliseconds(100)}});
+  hvd::thread_run(2,
+                  [&](hvd::ThreadTransport& comm) {
+                    auto data = comm.alloc_shared<float>(100000);
+                    try {
+                      if (comm.rank() == 1) reach(1);
+                      hvd::allreduce(comm, data);
+                    } catch (const hvd::error&) {
+                      late_threw = late_threw || comm.rank() == 1;
+                    }
+                    if (comm.rank() == 0) {
+                      for (float& x : data) x = 7.0f;
+                      stage = 1;
+                      reach(2);
+                      untouched = std::all_of(data.begin(), data.end(), [](float x) { return x == 7.0f; });
+                    } else {
+                      stage = 2;
+                    }
+                  },
+                  {.failure = {.timeout = std::chrono::milliseconds(100)}});
   CHECK(late_threw);
   CHECK(untouched);
 }

@@ -143,7 +143,7 @@ inline void run_lines(peer_memory& m, const alltoall_call& c) {
   m.end();
 }
 
-/// What every rank sends to every other, for all-to-all with blocks of different sizes.
+/// What every rank sends to every other, for alltoall with blocks of different sizes.
 struct count_matrix {
   int size = 0;
   std::vector<std::size_t> sends, receives;  // elements, [from * size + to] and [to * size + from]
