@@ -16,26 +16,32 @@ namespace hvd::bench {
 
 using any_algorithm = std::variant<automatic<>, direct, ring, tree, recursive_doubling, halving_doubling>;
 
+/// Calls visit(name, reference) for each tunable of an algorithm.
+template <class A, class Visit>
+void each_tunable(A& a, Visit visit) {
+  if constexpr (requires { a.line_bytes; }) visit("line_bytes", a.line_bytes);
+  if constexpr (requires { a.copy_line_bytes; }) visit("copy_line_bytes", a.copy_line_bytes);
+  if constexpr (requires { a.chunk_bytes; }) visit("chunk_bytes", a.chunk_bytes);
+  if constexpr (requires { a.mapped_bytes; }) visit("mapped_bytes", a.mapped_bytes);
+  if constexpr (requires { a.streaming_bytes; }) visit("streaming_bytes", a.streaming_bytes);
+}
+
+/// Their names, for messages: "chunk_bytes, line_bytes".
+template <class A>
+std::string tunables_of(A a) {
+  std::string names;
+  each_tunable(a, [&](const char* name, auto&) { names += (names.empty() ? "" : ", ") + std::string(name); });
+  return names;
+}
+
 /// Sets the tunable with this name; false if the algorithm has none such.
 template <class A>
 bool set_tunable(A& a, std::string_view key, std::size_t value) {
-  const auto is = [&](std::string_view name) { return key == name; };
-  if constexpr (requires { a.chunk_bytes; }) {
-    if (is("chunk_bytes")) return a.chunk_bytes = value, true;
-  }
-  if constexpr (requires { a.line_bytes; }) {
-    if (is("line_bytes")) return a.line_bytes = value, true;
-  }
-  if constexpr (requires { a.copy_line_bytes; }) {
-    if (is("copy_line_bytes")) return a.copy_line_bytes = value, true;
-  }
-  if constexpr (requires { a.mapped_bytes; }) {
-    if (is("mapped_bytes")) return a.mapped_bytes = value, true;
-  }
-  if constexpr (requires { a.streaming_bytes; }) {
-    if (is("streaming_bytes")) return a.streaming_bytes = value, true;
-  }
-  return false;
+  bool found = false;
+  each_tunable(a, [&](std::string_view name, auto& tunable) {
+    if (name == key) tunable = value, found = true;
+  });
+  return found;
 }
 
 /// "NAME" or "NAME:tunable=value,...". Throws std::runtime_error with a sentence.
@@ -65,11 +71,13 @@ inline any_algorithm parse_algorithm(std::string_view text) {
         equals == std::string_view::npos ? std::nullopt : parse_size(item.substr(equals + 1));
     if (!value) {
       throw std::runtime_error("\"" + std::string(item) + "\" in --algorithm " + std::string(text) +
-                               " is no tunable with a value; write NAME:tunable=64K,...");
+                               " is not tunable=BYTES; write NAME:tunable=64K,...");
     }
     const std::string_view key = item.substr(0, equals);
     if (!std::visit([&](auto& x) { return set_tunable(x, key, *value); }, a)) {
-      throw std::runtime_error(std::string(head) + " has no tunable \"" + std::string(key) + "\"");
+      const std::string allowed = std::visit([](const auto& x) { return tunables_of(x); }, a);
+      throw std::runtime_error(std::string(head.empty() ? "automatic" : head) + " has no tunable \"" +
+                               std::string(key) + "\"; allowed: " + (allowed.empty() ? "none" : allowed));
     }
   }
   return a;

@@ -131,6 +131,10 @@ std::string check_algorithm(std::string_view text) {
   }
 }
 
+std::string tunables_of(std::string_view algorithm) {
+  return std::visit([](const auto& a) { return tunables_of(a); }, parse_algorithm(algorithm));
+}
+
 int hvd_process(const Stage& stage, const hvd_settings& settings, int rank) {
   int code = 0;
   try {

@@ -16,6 +16,9 @@ inline constexpr std::string_view algorithm_names[] = {"automatic",          "di
 /// Empty, or why the text names no algorithm ("ring:chunk_bytes=64K" does).
 std::string check_algorithm(std::string_view text);
 
+/// The tunables of an algorithm by name, as "chunk_bytes, line_bytes"; may be empty.
+std::string tunables_of(std::string_view algorithm);
+
 struct hvd_settings {
   std::string transport = "shm";
   std::string algorithm;  ///< for the description only; jobs carry their own

@@ -53,8 +53,8 @@ launch launch_of(const peer_option& wanted, int ranks, int cpus) {
   }
   const std::string program = program_of(known->program);
   if (program.empty()) {
-    l.missing = std::string(known->title) + " was not there when hvd-bench was built; tools/setup --bench installs " +
-                "it, then configure and build again";
+    l.missing = std::string(known->title) + " was not there when hvd-bench was built, or its program was not built; " +
+                "tools/setup --bench installs it, then configure and build again, all of it";
     return l;
   }
   peer_launch found = launch_peer(wanted.name, program, ranks > cpus);

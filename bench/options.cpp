@@ -172,6 +172,12 @@ void check(options& o, bool ranks_given, int threads, int gpus, int launched) {
   if (o.step_factor < 2 && o.step_bytes == 0 && o.min_bytes != o.max_bytes) {
     throw usage_error("-i 0 never comes from -b to -e; give a step in bytes, or a factor (-f)");
   }
+  constexpr std::size_t most_rows = 10000;
+  if (o.step_factor < 2 && o.step_bytes != 0 && (o.max_bytes - o.min_bytes) / o.step_bytes >= most_rows) {
+    throw usage_error("-i " + size_text(o.step_bytes) + " from -b " + size_text(o.min_bytes) + " to -e " +
+                      size_text(o.max_bytes) + " makes more than " + std::to_string(most_rows) +
+                      " sizes; allowed: a larger step (-i), or a factor (-f)");
+  }
   if (o.step_factor > 1 && o.min_bytes == 0 && o.max_bytes != 0) {
     throw usage_error("-b 0 times any factor stays 0; begin with at least one byte, or take steps (-i)");
   }

@@ -302,6 +302,10 @@ void list() {
   line("reductions", redop_names);
   line("transports", transport_names);
   line("algorithms", algorithm_names);
+  for (const std::string_view name : algorithm_names) {
+    const std::string tunables = tunables_of(name);
+    if (!tunables.empty()) std::printf("tunables     %s: %s\n", std::string(name).c_str(), tunables.c_str());
+  }
   line("models", model_names);
   for (const std::string& name : known_peers()) {
     const launch l = launch_of({name, ""}, 2, 2);

@@ -204,6 +204,7 @@ class Table(Case):
 
     def test_list_and_help(self):
         output = run("--list").stdout
+        self.assertIn("direct: line_bytes, copy_line_bytes, chunk_bytes", output)
         for word in ("reduce_scatter", "bfloat16", "avg", "thread", "halving_doubling", "mpich", "gloo"):
             self.assertIn(word, output)
         self.assertIn("--stepfactor", run("--help").stdout)
@@ -332,7 +333,9 @@ class BadInput(Case):
             (["allreduce", "--transport", "tcp"], ("tcp", "shm, thread, self")),
             (["allreduce", "--transport", "self", "-n", "2"], ("self",)),
             (["allreduce", "--algorithm", "magic"], ("magic", "ring")),
-            (["allreduce", "--algorithm", "ring:lanes=3"], ("lanes",)),
+            (["allreduce", "--algorithm", "ring:lanes=3"], ("lanes", "allowed: chunk_bytes")),
+            (["allreduce", "--algorithm", "tree:chunk_bytes=-1"], ('"chunk_bytes=-1"', "tunable=BYTES")),
+            (["allreduce", "-b", "8", "-e", "1G", "-i", "1"], ("-i 1", "more than 10000 sizes")),
             (["allreduce", "--buffers", "huge"], ("huge", "private, shared")),
             (["allreduce", "--mode", "wet"], ("wet", "dirty, clean, rotating")),
             (["allreduce", "--isolated", "--streaming"], ("--isolated",)),
