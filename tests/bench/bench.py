@@ -753,4 +753,5 @@ class Launched(Case):
 
 if __name__ == "__main__":
     PROGRAM, WRONG, PEER = map(os.path.abspath, sys.argv[1:4])
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then by hvd-bench too
     unittest.main(argv=[sys.argv[0], *sys.argv[4:]], verbosity=2)

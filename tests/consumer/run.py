@@ -195,6 +195,7 @@ def plain(folder, arguments):
 
 def single_header(folder, arguments):
     app = project(folder)
+    (app / "hvd").mkdir()
     run(sys.executable, ROOT / "tools" / "single_header", "-o", app / "hvd" / "hvd.hpp")
     run(arguments.cxx, "-std=c++20", *STRICT, "-I", ".", "main.cpp", "other.cpp", "-o", "app", folder=app)
     check(app / "app")

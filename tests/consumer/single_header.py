@@ -95,6 +95,7 @@ class SingleHeader(unittest.TestCase):
             (["shm.hpp"], "hvd has no header 'shm.hpp'; did you mean transport/shm.hpp."),
             (["mpi.h"], "hvd has no header 'mpi.h'; name them as below include/hvd, as in transport/shm.hpp."),
             (["-o", self.folder], f"cannot write {self.folder}: Is a directory."),
+            (["-o", self.folder / "no" / "x.hpp"], f"cannot write {self.folder}/no/x.hpp: No such file or directory."),
         ]:
             result = tool(*arguments)
             self.assertEqual((result.returncode, result.stderr), (2, f"tools/single_header: {sentence}\n"))
