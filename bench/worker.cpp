@@ -74,11 +74,7 @@ std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / 
 class cell {
  public:
   cell(const Stage& stage, erased_backend& backend, memory_pool& pool, const job& j, std::uint64_t& epoch)
-      : stage_(stage),
-        backend_(backend),
-        job_(j),
-        epoch_(epoch),
-        unit_(hvd::size_of(j.type)),
+      : stage_(stage), backend_(backend), job_(j), epoch_(epoch), unit_(hvd::size_of(j.type)),
         extent_(extent_of(j.kind, j.count, backend.size)) {
     const std::size_t in = extent_.in * unit_, out = extent_.out * unit_;
     const std::size_t larger = std::max(in, out);

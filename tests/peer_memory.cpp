@@ -24,8 +24,7 @@ using namespace std::chrono_literals;
 class memory {
  public:
   explicit memory(int size, std::size_t staging = 64 << 10)
-      : shape_(hvd::detail::make_geometry(size, staging)),
-        bytes_(hvd::detail::group_bytes(size, shape_)),
+      : shape_(hvd::detail::make_geometry(size, staging)), bytes_(hvd::detail::group_bytes(size, shape_)),
         data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t{4096}))) {
     std::memset(data_, 0, bytes_);
     auto* const h = new (data_) group_header;

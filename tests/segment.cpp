@@ -170,8 +170,9 @@ TEST_CASE("reserve backs memory or says why not") {
   CHECK(said.find("bytes free there") != std::string::npos);
   CHECK(said.find("HVD_SHM_DIR") != std::string::npos);
   s.reserve(10 * 4096, 4 * 4096);  // what failed took nothing
-  CHECK(refused(error_kind::no_memory, [&] { segment::make(tiny.path(), "t", 4096 * 100, 4096 * 100); })
-            .starts_with("hvd: cannot reserve shared memory in "));
+  CHECK(refused(error_kind::no_memory, [&] {
+          segment::make(tiny.path(), "t", 4096 * 100, 4096 * 100);
+        }).starts_with("hvd: cannot reserve shared memory in "));
   CHECK(segment::trouble_in(tiny.path(), 4096) == 0);
   CHECK(segment::trouble_in(tiny.path(), 4096 * 17) == ENOSPC);
   CHECK(segment::trouble_in(tiny.path() + "/none", 1) == ENOENT);

@@ -32,7 +32,7 @@ cpus range(int first, int last) {
 
 // A folder that looks like a host's root.
 class FakeHost {
-public:
+ public:
   FakeHost() {
     std::string pattern = (std::filesystem::temp_directory_path() / "hvd-topology-XXXXXX").string();
     REQUIRE(mkdtemp(pattern.data()) != nullptr);
@@ -74,7 +74,7 @@ public:
   }
   hvd::topology read(const cpus& ids) const { return hvd::topology::of(ids, root_.string()); }
 
-private:
+ private:
   std::filesystem::path root_;
 };
 
@@ -102,9 +102,8 @@ TEST_CASE("topology: CPU lists") {
 }
 
 TEST_CASE("topology: a wrong CPU list is named, with the place") {
-  CHECK(complaint_about("0-x") ==
-        "hvd: CPU list \"0-x\", character 3: no number; allowed: numbers and ranges "
-        "from 0 to 1048575, as in \"0-3,8\"");
+  CHECK(complaint_about("0-x") == "hvd: CPU list \"0-x\", character 3: no number; allowed: numbers and ranges "
+                                  "from 0 to 1048575, as in \"0-3,8\"");
   for (const char* text : {"x", "-", "-1", ",", ",1", "1,,2", "1-", "1--2", " 1", "1-,2", "0x1-"})
     CHECK(complaint_about(text) == doctest::Contains("CPU list \""));
   CHECK(complaint_about("3-1") == doctest::Contains("range ends before it begins"));
@@ -135,9 +134,7 @@ TEST_CASE("topology: without affinity the number of CPUs is the library's guess"
   CHECK(t.numa_nodes.empty());
 }
 
-TEST_CASE("topology: CPU numbers come in any order") {
-  CHECK(FakeHost().read({3, 1, 3, 2}).cpu_ids == cpus{1, 2, 3});
-}
+TEST_CASE("topology: CPU numbers come in any order") { CHECK(FakeHost().read({3, 1, 3, 2}).cpu_ids == cpus{1, 2, 3}); }
 
 TEST_CASE("topology: caches and domains of a two-socket host") {
   FakeHost host;
@@ -188,8 +185,7 @@ TEST_CASE("topology: CPUs without a known cache come last, together") {
 }
 
 TEST_CASE("topology: sizes that are no sizes are unknown") {
-  for (const char* size :
-       {"", "K", "32k", "32KB", "-1K", "99999999999999999999999G", "18446744073709551615G", "big"}) {
+  for (const char* size : {"", "K", "32k", "32KB", "-1K", "99999999999999999999999G", "18446744073709551615G", "big"}) {
     FakeHost host;
     host.caches(0, size, "0");
     const hvd::topology t = host.read({0});
@@ -261,8 +257,7 @@ TEST_CASE("topology: version 1 quota") {
     CHECK(host.read(range(0, 7)).quota == no_limit);
   }
   SUBCASE("the path is the host's, the files are the container's") {
-    host.file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000\n")
-        .file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    host.file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000\n").file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
     CHECK(host.read(range(0, 7)).quota == doctest::Approx(0.5));
   }
 }

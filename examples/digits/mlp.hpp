@@ -83,8 +83,7 @@ struct mlp {
     using part = Eigen::Map<std::conditional_t<std::is_const_v<Float>, const Plain, Plain>>;
 
     layers(const mlp& shape, Float* first)
-        : in(first, shape.hidden, shape.inputs),
-          in_bias(first + in.size(), shape.hidden),
+        : in(first, shape.hidden, shape.inputs), in_bias(first + in.size(), shape.hidden),
           out(in_bias.data() + in_bias.size(), shape.outputs, shape.hidden),
           out_bias(out.data() + out.size(), shape.outputs) {}
 

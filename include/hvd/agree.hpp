@@ -15,19 +15,19 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// A call as other ranks need to know it; fills one line exactly.
 struct descriptor {
-  std::uint64_t count = 0;       ///< elements
-  std::uint32_t op = 0;          ///< reduction::op, 0 if there is none
+  std::uint64_t count = 0;  ///< elements
+  std::uint32_t op = 0;     ///< reduction::op, 0 if there is none
   operation kind{};
   dtype type = dtype::user;
-  bool invalid = false;          ///< this rank's arguments are wrong: nobody goes on
+  bool invalid = false;  ///< this rank's arguments are wrong: nobody goes on
   std::uint8_t reserved = 0;
   std::int32_t root = -1;
-  std::uint32_t in_block = 0;    ///< shared blocks that the buffers lie in, 0 if they are private
+  std::uint32_t in_block = 0;  ///< shared blocks that the buffers lie in, 0 if they are private
   std::uint32_t out_block = 0;
   std::uint32_t element_bytes = 0;
-  std::uint64_t in_offset = 0;   ///< and where in them
+  std::uint64_t in_offset = 0;  ///< and where in them
   std::uint64_t out_offset = 0;
-  std::uint64_t details = 0;     ///< hash of what else must be equal: scale factors, counts of blocks
+  std::uint64_t details = 0;  ///< hash of what else must be equal: scale factors, counts of blocks
 
   /// 16 bits that differ, but for one case in 65,536, between calls that differ.
   [[nodiscard]] std::uint16_t signature() const noexcept {
@@ -122,8 +122,8 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
     return say(a.kind == operation::broadcast ? "bytes" : "count", number(a.count), number(b.count));
   }
   if (a.root != b.root) return say("root", number(a.root), number(b.root));
-  if (a.details != b.details) return say("scale factors or block counts", "(hash) " + number(a.details),
-                                         "(hash) " + number(b.details));
+  if (a.details != b.details)
+    return say("scale factors or block counts", "(hash) " + number(a.details), "(hash) " + number(b.details));
   return {};
 }
 
@@ -132,8 +132,7 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
 /// throws the same error and the group stays usable. Cost: one line written, one read from every peer.
 inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_memory::scope& scope) {
   constexpr std::uint16_t signature = 0xa9ee;
-  auto* const all = reinterpret_cast<descriptor*>(
-      m.scratch(static_cast<std::size_t>(m.size()) * sizeof(descriptor)));
+  auto* const all = reinterpret_cast<descriptor*>(m.scratch(static_cast<std::size_t>(m.size()) * sizeof(descriptor)));
   m.begin(signature);
   m.publish(reinterpret_cast<const std::byte*>(&own), sizeof own);
   for (int q = 0; q != m.size(); ++q) {
@@ -145,8 +144,9 @@ inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, 
     if (all[q].invalid) {
       scope.leave();
       throw error(error_kind::invalid_argument,
-                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(q) +
-                      " called " + std::string(name(all[q].kind)) + " with invalid arguments (its own error says "
+                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(q) + " called " +
+                      std::string(name(all[q].kind)) +
+                      " with invalid arguments (its own error says "
                       "which)",
                   q);
     }
@@ -213,8 +213,8 @@ inline void barrier(peer_memory& m) {
 /// Who is in this rank's new group: old ranks of the same color, ordered by key and then by rank.
 struct split_plan {
   std::vector<int> members;
-  int rank = 0;                 ///< in the new group
-  std::uint64_t nonce = 0;      ///< drawn by the new rank 0
+  int rank = 0;             ///< in the new group
+  std::uint64_t nonce = 0;  ///< drawn by the new rank 0
 };
 
 inline split_plan plan_split(peer_memory& m, int color, int key, std::uint64_t nonce) {

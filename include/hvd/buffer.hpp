@@ -19,9 +19,7 @@ struct buffer_access {};
 namespace detail {
 
 template <class B>
-concept custom_buffer = requires(std::remove_reference_t<B>& b) {
-  buffer_access<std::remove_cvref_t<B>>::span(b);
-};
+concept custom_buffer = requires(std::remove_reference_t<B>& b) { buffer_access<std::remove_cvref_t<B>>::span(b); };
 template <class B>
 concept range_buffer = std::ranges::range<B&> && !custom_buffer<B>;
 
@@ -60,8 +58,7 @@ constexpr auto as_span(B&& b) {
 template <Buffer B>
 constexpr auto as_output(B&& b) {
   auto s = as_span(b);
-  static_assert(!std::is_const_v<typename decltype(s)::element_type>,
-                "hvd: an output buffer must not be const");
+  static_assert(!std::is_const_v<typename decltype(s)::element_type>, "hvd: an output buffer must not be const");
   return s;
 }
 

@@ -85,7 +85,8 @@ class arguments {
   /// Throws if anything was found. With HVD_CHECK the other ranks learn it and throw too.
   template <class T>
   void check(T& comm) const {
-    if (problem_.empty()) [[likely]] return;
+    if (problem_.empty()) [[likely]]
+      return;
     if constexpr (PeerMemory<T>) {
       if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
     }
@@ -93,9 +94,11 @@ class arguments {
   }
   /// The same for operations that not all ranks call.
   void check_alone() const {
-    if (problem_.empty()) [[likely]] return;
-    throw error(error_kind::invalid_argument, std::string(name(kind_)) + " on rank " + std::to_string(rank_) + " of " +
-                                                  std::to_string(size_) + ": " + problem_,
+    if (problem_.empty()) [[likely]]
+      return;
+    throw error(error_kind::invalid_argument,
+                std::string(name(kind_)) + " on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ": " +
+                    problem_,
                 rank_);
   }
 
@@ -128,9 +131,7 @@ inline void run_alone(const allreduce_call& c) {
   if (c.count != 0 && (c.in != c.out || c.op.scales())) c.op.complete(&c.out, 1, &c.in, 1, c.count);
 }
 inline void run_alone(const reduce_call& c) { run_alone(allreduce_call{c.in, c.out, c.count, c.op}); }
-inline void run_alone(const reduce_scatter_call& c) {
-  run_alone(allreduce_call{c.in, c.out, c.blocks.count(0), c.op});
-}
+inline void run_alone(const reduce_scatter_call& c) { run_alone(allreduce_call{c.in, c.out, c.blocks.count(0), c.op}); }
 inline void run_alone(const allgather_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
 inline void run_alone(const broadcast_call& c) { move(c.out, c.in, c.bytes); }
 inline void run_alone(const alltoall_call& c) { move(c.out, c.in, c.send.bytes(0)); }

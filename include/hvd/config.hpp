@@ -43,10 +43,9 @@ inline std::string assignment(std::string_view name, std::string_view value) {
 
 [[noreturn]] inline void refuse_value(std::string_view name, std::string_view value, std::string_view problem,
                                       std::string_view allowed) {
-  throw error(error_kind::invalid_argument, assignment(name, value)
-                                                .append(value.empty() ? " is empty" : problem)
-                                                .append("; allowed: ")
-                                                .append(allowed));
+  throw error(
+      error_kind::invalid_argument,
+      assignment(name, value).append(value.empty() ? " is empty" : problem).append("; allowed: ").append(allowed));
 }
 
 /// Locale-independent, unlike std::to_string and streams.
@@ -70,12 +69,11 @@ T parse_integer(std::string_view name, std::string_view value, T lo, std::type_i
   if (whole && code == std::errc{} && lo <= number && number <= hi) return number;
 
   // An unsigned from_chars takes a negative number for no number at all.
-  const bool negative = value.size() > 1 && value[0] == '-' &&
-                        value.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  const bool negative =
+      value.size() > 1 && value[0] == '-' && value.find_first_not_of("0123456789", 1) == std::string_view::npos;
   const std::string range = detail::to_text(lo) + " to " + detail::to_text(hi);
   const std::string allowed = meaning.empty() ? range : std::string(meaning) + " (here " + range + ")";
-  detail::refuse_value(name, value, whole || negative ? " is out of range" : " is not a whole number",
-                       allowed);
+  detail::refuse_value(name, value, whole || negative ? " is out of range" : " is not a whole number", allowed);
 }
 
 /// A time in seconds, as in "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to
@@ -114,8 +112,8 @@ inline bool parse_boolean(std::string_view name, std::string_view value) {
 inline std::string parse_job(std::string_view name, std::string_view value) {
   constexpr std::size_t most = 128;
   const auto fits = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-           c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   };
   std::size_t good = 0;
   while (good < value.size() && fits(value[good])) ++good;
@@ -169,15 +167,15 @@ struct place {
 };
 
 /// The place that two variables describe; nothing if neither is set.
-inline std::optional<place> parse_place(const config::lookup& variable, const std::string& prefix,
-                                        int largest, std::string_view meaning = {}) {
+inline std::optional<place> parse_place(const config::lookup& variable, const std::string& prefix, int largest,
+                                        std::string_view meaning = {}) {
   const std::string rank_name = prefix + "RANK", size_name = prefix + "SIZE";
   const auto rank = variable(rank_name.c_str()), size = variable(size_name.c_str());
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
     const std::string given = rank ? assignment(rank_name, *rank) : assignment(size_name, *size);
-    throw error(error_kind::invalid_argument, given + " is set but " + (rank ? size_name : rank_name) +
-                                                  " is not; allowed: both or neither");
+    throw error(error_kind::invalid_argument,
+                given + " is set but " + (rank ? size_name : rank_name) + " is not; allowed: both or neither");
   }
   place found;
   found.size = parse_integer(size_name, *size, 1, largest, meaning);
@@ -189,8 +187,7 @@ inline std::optional<place> parse_place(const config::lookup& variable, const st
 
 inline config config::from_environment(const lookup& variable) {
   using detail::place;
-  const place global =
-      detail::parse_place(variable, "HOROVOD_", std::numeric_limits<int>::max()).value_or(place{});
+  const place global = detail::parse_place(variable, "HOROVOD_", std::numeric_limits<int>::max()).value_or(place{});
   const auto given_local = detail::parse_place(variable, "HOROVOD_LOCAL_", global.size, "1 to HOROVOD_SIZE");
   const place local = given_local.value_or(global);
   // Every other host that counts has at least one rank.
@@ -215,8 +212,7 @@ inline config config::from_environment(const lookup& variable) {
   if (const auto value = variable("HVD_JOB")) result.job = parse_job("HVD_JOB", *value);
   if (const auto value = variable("HOROVOD_START_TIMEOUT"))
     result.start_timeout = parse_seconds("HOROVOD_START_TIMEOUT", *value);
-  if (const auto value = variable("HVD_TIMEOUT"))
-    result.timeout = parse_seconds("HVD_TIMEOUT", *value, "no limit");
+  if (const auto value = variable("HVD_TIMEOUT")) result.timeout = parse_seconds("HVD_TIMEOUT", *value, "no limit");
   if (const auto value = variable("HVD_CHECK")) result.check = parse_boolean("HVD_CHECK", *value);
   if (const auto value = variable("HVD_SHM_DIR")) result.shm_dir = parse_directory("HVD_SHM_DIR", *value);
   return result;

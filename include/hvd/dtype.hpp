@@ -115,9 +115,7 @@ struct half {
   static constexpr half from_bits(std::uint16_t bits) noexcept { return std::bit_cast<half>(bits); }
   constexpr explicit operator float() const noexcept { return detail::half_value(bits); }
   /// By value: zeros are equal, a NaN equals nothing.
-  friend constexpr bool operator==(half a, half b) noexcept {
-    return static_cast<float>(a) == static_cast<float>(b);
-  }
+  friend constexpr bool operator==(half a, half b) noexcept { return static_cast<float>(a) == static_cast<float>(b); }
 };
 
 /// The upper 16 bits of a float: its range, 8 bits of precision. Conversions and comparison as for half.
@@ -158,12 +156,10 @@ struct limits_of_16_bits : std::numeric_limits<float> {
   static constexpr T signaling_NaN() noexcept { return pattern(infinite | step / 4u); }
   static constexpr T denorm_min() noexcept { return pattern(1u); }
 
-private:
+ private:
   static constexpr unsigned step = 1u << (Digits - 1);  // the lowest bit of the exponent
   static constexpr unsigned infinite = 0x8000u - step;
-  static constexpr T pattern(unsigned bits) noexcept {
-    return T::from_bits(static_cast<std::uint16_t>(bits));
-  }
+  static constexpr T pattern(unsigned bits) noexcept { return T::from_bits(static_cast<std::uint16_t>(bits)); }
 };
 
 template <class T>
@@ -213,8 +209,7 @@ template <class T>
 inline constexpr dtype dtype_of<const volatile T> = dtype_of<T>;
 
 // g++ before 13 defines the macro for other targets too, where it has the type only in C.
-#if defined(__FLT16_MANT_DIG__) &&                                                                           \
-    (defined(__clang__) ? __clang_major__ >= 15 : __GNUC__ >= 13 || defined(__x86_64__))
+#if defined(__FLT16_MANT_DIG__) && (defined(__clang__) ? __clang_major__ >= 15 : __GNUC__ >= 13 || defined(__x86_64__))
 template <>
 inline constexpr dtype dtype_of<_Float16> = dtype::float16;
 #endif
@@ -232,5 +227,4 @@ concept Element =
 template <>
 class std::numeric_limits<hvd::half> : public hvd::detail::limits_of_16_bits<hvd::half, 11, -13, 16> {};
 template <>
-class std::numeric_limits<hvd::bfloat16>
-    : public hvd::detail::limits_of_16_bits<hvd::bfloat16, 8, -125, 128> {};
+class std::numeric_limits<hvd::bfloat16> : public hvd::detail::limits_of_16_bits<hvd::bfloat16, 8, -125, 128> {};

@@ -46,10 +46,10 @@ inline constexpr bool eigen_packed<Eigen::Block<X, Rows, Cols, true>> =
 
 }  // namespace detail
 
-/// Lets collectives take Eigen's dense objects as they are: vectors, matrices, arrays, maps, and blocks of whole columns
-/// (whole rows, if row-major), as inputs and, where they can be assigned to, as outputs. Elements come in the order in
-/// which Eigen stores them, so ranks must agree on it. No copy is made: what is not known from its type to be contiguous
-/// does not compile, and the sentence says what to write instead.
+/// Lets collectives take Eigen's dense objects as they are: vectors, matrices, arrays, maps, and blocks of whole
+/// columns (whole rows, if row-major), as inputs and, where they can be assigned to, as outputs. Elements come in the
+/// order in which Eigen stores them, so ranks must agree on it. No copy is made: what is not known from its type to be
+/// contiguous does not compile, and the sentence says what to write instead.
 template <detail::eigen_expression B>
 struct buffer_access<B> {
   template <class M>

@@ -93,7 +93,7 @@ class signal_relay {
     static state s;
     return s;
   }
-  struct sigaction before_[std::size(signals)] {};
+  struct sigaction before_[std::size(signals)]{};
   struct sigaction child_before_ {};
   sigset_t mask_{};
   bool restored_ = false;
@@ -237,8 +237,8 @@ void thread_run(int np, F&& f, const sharing_options& opts = {}) {
     try {
       threads.emplace_back(run, r);
     } catch (const std::system_error& e) {
-      keep(std::make_exception_ptr(error(error_kind::system, "thread_run: cannot start rank " + std::to_string(r) + ": " +
-                                                                 e.what())));
+      keep(std::make_exception_ptr(
+          error(error_kind::system, "thread_run: cannot start rank " + std::to_string(r) + ": " + e.what())));
       for (; r != np; ++r) ThreadTransport(group, r);  // lost to the others at once
       break;
     }

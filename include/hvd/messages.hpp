@@ -100,8 +100,8 @@ class incoming {
     peer_memory& m = channels_.m;
     throw error(error_kind::mismatch,
                 std::string(m.operation_name()) + " on " + m.label() + ": expected " + std::to_string(bytes_) +
-                    " bytes from rank " + std::to_string(from_) + " but it sent " +
-                    std::to_string(message_bytes_) + "; the message was dropped",
+                    " bytes from rank " + std::to_string(from_) + " but it sent " + std::to_string(message_bytes_) +
+                    "; the message was dropped",
                 from_);
   }
 
@@ -168,8 +168,9 @@ inline void exchange_messages(peer_memory& m, const std::byte* out, std::size_t 
     const auto can_receive = [&] { return !i.finished() && i.ready(); };
     if (!can_send() && !can_receive()) {
       const bool receiving = !i.finished();
-      m.await_until(receiving ? from : to, receiving ? phase::send : phase::receive,
-                    [&] { return can_send() || can_receive(); }, receiving && !o.finished() ? to : -1);
+      m.await_until(
+          receiving ? from : to, receiving ? phase::send : phase::receive, [&] { return can_send() || can_receive(); },
+          receiving && !o.finished() ? to : -1);
     }
     if (can_receive()) i.step();
     if (can_send()) o.step();

@@ -84,8 +84,7 @@ class reduction {
   detail::kernel fold = nullptr;
 
   /// All of it at once: outs[j][i] = finish(fold of prepare(ins[k][i]) in order of k).
-  void complete(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
-                std::size_t count) const {
+  void complete(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count) const {
     fold(outs, nouts, ins, nins, count * lanes, scales() ? &scale : nullptr);
   }
   /// The three parts, for algorithms that combine in several steps: prepare each rank's own input once,
@@ -119,14 +118,13 @@ template <class T>
 inline constexpr bool is_half = std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;
 /// Types with sum, product and average built in.
 template <class T>
-inline constexpr bool is_number =
-    (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) || is_complex<T> || is_half<T>;
+inline constexpr bool is_number = (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) || is_complex<T> || is_half<T>;
 template <class T>
 inline constexpr bool is_ordered = std::is_arithmetic_v<T> || is_half<T>;
 
-using dtypes = std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-                          std::int64_t, std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>,
-                          std::complex<double>>;
+using dtypes =
+    std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
+               std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>, std::complex<double>>;
 
 template <class T>
 consteval auto find_builtin() {
@@ -229,13 +227,12 @@ struct scalar {
 };
 
 template <class T, class Combine>
-void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
-                    std::size_t count, const scaling* s) {
+void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
+                    const scaling* s) {
   if (s != nullptr) return reduce_tiled<T, scalar<Combine>>(outs, nouts, ins, nins, count, s);
   constexpr bool wraps = std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>;
   using byte_or_t = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
-  using lane = typename std::conditional_t<wraps, std::make_unsigned<byte_or_t>,
-                                           std::type_identity<byte_or_t>>::type;
+  using lane = typename std::conditional_t<wraps, std::make_unsigned<byte_or_t>, std::type_identity<byte_or_t>>::type;
   vectorised<plain<lane>, Combine>()(outs, nouts, ins, nins, count, nullptr);
 }
 

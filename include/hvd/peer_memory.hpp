@@ -24,26 +24,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a rank waits for; the text completes "waiting for rank k to ...".
-enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive };
-
-constexpr const char* name(phase p) noexcept {
-  constexpr const char* names[] = {"join",          "enter the same call", "stage its data",
-                                   "reduce its slice", "read what was staged", "finish the call before",
-                                   "send",          "receive"};
-  return names[static_cast<unsigned char>(p)];
-}
-
 /// Memory from alloc_shared: each rank's part has the same size, and all parts are mapped at equal distances.
 struct shared_block {
-  std::uint32_t id = 0;  ///< the same on all ranks; 0 means none
+  std::uint32_t id = 0;       ///< the same on all ranks; 0 means none
   std::byte* base = nullptr;  ///< part of rank 0
   std::size_t stride = 0;
   std::size_t bytes = 0;
 
-  [[nodiscard]] std::byte* part(int rank) const noexcept {
-    return base + static_cast<std::size_t>(rank) * stride;
-  }
+  [[nodiscard]] std::byte* part(int rank) const noexcept { return base + static_cast<std::size_t>(rank) * stride; }
 };
 
 class peer_memory {
@@ -58,8 +46,9 @@ class peer_memory {
 
   peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
               const failure_policy& failure, liveness live)
-      : header_(header), geometry_(header.windows), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(header.size), label_(std::move(label)),
-        waiting_(waiting), failure_(failure), live_(live), sent_(ranks()), taken_(ranks()), inputs_(ranks()), outputs_(ranks()) {}
+      : header_(header), geometry_(header.windows), caches_(header.caches), checks_(header.check != 0), rank_(rank),
+        size_(header.size), label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live), sent_(ranks()),
+        taken_(ranks()), inputs_(ranks()), outputs_(ranks()) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
 
@@ -92,7 +81,8 @@ class peer_memory {
   /// Waits until a word written by `peer` has grown to `at_least`; returns its value.
   std::uint64_t await(const word& w, std::uint64_t at_least, int peer, phase what) {
     const std::uint64_t value = w.load(std::memory_order_acquire);
-    if (value >= at_least) [[likely]] return value;
+    if (value >= at_least) [[likely]]
+      return value;
     await_until(peer, what, [&] { return w.load(std::memory_order_acquire) >= at_least; });
     return w.load(std::memory_order_acquire);
   }
@@ -147,7 +137,8 @@ class peer_memory {
 
   /// Lets the other ranks read `bytes` (at most line_capacity()) from this one.
   void publish(const std::byte* data, std::size_t bytes) {
-    if (known_ + 2 < sequence_) [[unlikely]] await_done(sequence_ - 2);
+    if (known_ + 2 < sequence_) [[unlikely]]
+      await_done(sequence_ - 2);
     line* l = lines(rank_);
     for (;; ++l) {
       const std::size_t n = std::min(bytes, line::capacity);
@@ -164,7 +155,8 @@ class peer_memory {
   const std::byte* hear(int peer, std::size_t offset = 0) {
     const line* const l = lines(peer) + offset / line::capacity;
     const std::uint64_t seen = await(l->stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
-    if (seen != stamp_) [[unlikely]] give_up(error_kind::mismatch, peer, phase::enter);
+    if (seen != stamp_) [[unlikely]]
+      give_up(error_kind::mismatch, peer, phase::enter);
     return l->payload;
   }
 
@@ -183,8 +175,8 @@ class peer_memory {
     }
   }
 
-  /// As `hear`, where this rank alone reads what `peer` will write again: a store of what is there leaves the lines with
-  /// this core, changed, which spares the writer the slow store (direct_cells.hpp).
+  /// As `hear`, where this rank alone reads what `peer` will write again: a store of what is there leaves the lines
+  /// with this core, changed, which spares the writer the slow store (direct_cells.hpp).
   void hear_and_keep(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
     hear(peer, to, offset, bytes);
     line* const all = lines(peer);
@@ -262,8 +254,9 @@ class peer_memory {
   void enter(std::string_view operation) {
     operation_ = operation;
     if (failed_) [[unlikely]] {
-      throw error(failed_->kind(), std::string(operation) + " on " + label_ +
-                                       ": the group failed before and cannot be used: " + failed_->what(),
+      throw error(failed_->kind(),
+                  std::string(operation) + " on " + label_ +
+                      ": the group failed before and cannot be used: " + failed_->what(),
                   failed_->rank());
     }
     if (orphaned_) [[unlikely]] {
@@ -329,7 +322,8 @@ class peer_memory {
   /// registers at that moment is missed; its sleep is limited. That spares every store a fence.
   void ring() noexcept {
     auto& bell = mine().bell;
-    if (bell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]] return;
+    if (bell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]]
+      return;
     bell.rings.fetch_add(1);
     futex_wake_all(bell.rings);
   }
@@ -373,7 +367,7 @@ class peer_memory {
   group_header& header_;
   const geometry geometry_;  // a copy: nothing another process writes can move our accesses
   const cache_sizes caches_;
-  const bool checks_;        // and a forked child, which does not have the memory, may ask
+  const bool checks_;  // and a forked child, which does not have the memory, may ask
   const int rank_;
   const int size_;
   std::string label_;

@@ -52,13 +52,11 @@ struct memory_policy {
 struct failure_policy {
   using seconds = std::chrono::duration<double>;
   /// For every wait inside an operation; 0 waits as long as all peers live.
-  seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300), [](auto name, auto text) {
-    return parse_seconds(name, text, "no limit");
-  });
+  seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300),
+                                          [](auto name, auto text) { return parse_seconds(name, text, "no limit"); });
   /// For the other ranks to join.
-  seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(30), [](auto name, auto text) {
-    return parse_seconds(name, text);
-  });
+  seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(30),
+                                                [](auto name, auto text) { return parse_seconds(name, text); });
   /// How often a waiting rank looks whether its peer lives and nobody has given up.
   std::chrono::microseconds look_every{1000};
   /// Compare every collective's operation, count, type, op and root between ranks before data moves. Costs one

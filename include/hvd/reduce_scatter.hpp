@@ -29,7 +29,8 @@ void reduce_scatter(T& comm, const In& in, Out&& out, const Op& op = {}, const A
   const auto from = as_span(in);
   const auto to = as_output(out);
   detail::arguments check(operation::reduce_scatter, comm.rank(), comm.size());
-  check.equal("input", from.size(), "ranks x elements of the output", static_cast<std::size_t>(comm.size()) * to.size());
+  check.equal("input", from.size(), "ranks x elements of the output",
+              static_cast<std::size_t>(comm.size()) * to.size());
   detail::reduce_scatter_blocks(comm, from, to, partition(comm.size(), to.size(), sizeof(element_of<In>)), check, op,
                                 how);
 }
@@ -52,8 +53,7 @@ void reduce_scatter_v(T& comm, const In& in, Out&& out, std::span<const std::siz
 /// Pointers with the count of elements of one block: `in` has size() x count.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
-  reduce_scatter(comm, std::span(in, count * static_cast<std::size_t>(comm.size())),
-                 std::span(out, count), op, how);
+  reduce_scatter(comm, std::span(in, count * static_cast<std::size_t>(comm.size())), std::span(out, count), op, how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, const Op& op = {},

@@ -28,16 +28,14 @@ namespace hvd::inline HVD_ABI {
 /// The CPUs in the kernel's list format ("0-3,8"), ascending and each once; none for an empty text. Anything
 /// else is invalid_argument, which names the text and the place in it.
 inline std::vector<int> parse_cpu_list(std::string_view text) {
-  constexpr int most =
-      (1 << 20) - 1;  // far above what Linux can have, and a bound for what a typing error costs
+  constexpr int most = (1 << 20) - 1;  // far above what Linux can have, and a bound for what a typing error costs
   std::vector<int> cpus;
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto refuse = [&](const std::string& problem) {
-    throw error(error_kind::invalid_argument, "CPU list \"" + std::string(text) + "\", character " +
-                                                  std::to_string(at - text.data() + 1) + ": " + problem +
-                                                  "; allowed: numbers and ranges from 0 to " +
-                                                  std::to_string(most) + ", as in \"0-3,8\"");
+    throw error(error_kind::invalid_argument,
+                "CPU list \"" + std::string(text) + "\", character " + std::to_string(at - text.data() + 1) + ": " +
+                    problem + "; allowed: numbers and ranges from 0 to " + std::to_string(most) + ", as in \"0-3,8\"");
   };
   const auto number = [&] {
     int value = 0;
@@ -269,8 +267,7 @@ inline void read_caches(topology& host, const std::string& cpu_folder) {
     int last_level = 0;
     std::vector<int> sharers;
     for (int index = 0;; ++index) {
-      const std::string cache =
-          cpu_folder + "cpu" + std::to_string(cpu) + "/cache/index" + std::to_string(index) + "/";
+      const std::string cache = cpu_folder + "cpu" + std::to_string(cpu) + "/cache/index" + std::to_string(index) + "/";
       const auto level = static_cast<int>(read_size(cache + "level"));
       if (level == 0) break;
       if (read_text(cache + "type").value_or("") == "Instruction") continue;
@@ -304,8 +301,7 @@ inline void read_caches(topology& host, const std::string& cpu_folder) {
 inline void read_nodes(topology& host, const std::string& node_folder) {
   std::vector<int> rest = host.cpu_ids, others;
   for (const int id : read_cpu_list(node_folder + "online")) {
-    const auto cpus =
-        intersection(rest, read_cpu_list(node_folder + "node" + std::to_string(id) + "/cpulist"));
+    const auto cpus = intersection(rest, read_cpu_list(node_folder + "node" + std::to_string(id) + "/cpulist"));
     if (cpus.empty()) continue;
     host.numa_nodes.push_back({id, cpus});
     others.clear();

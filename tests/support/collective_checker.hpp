@@ -61,8 +61,7 @@ class buffers {
 
   template <class C>
   buffers(C& comm, std::size_t bytes)
-      : bytes_(bytes),
-        own_{std::vector<std::byte>(room()), std::vector<std::byte>(room())},
+      : bytes_(bytes), own_{std::vector<std::byte>(room()), std::vector<std::byte>(room())},
         shared_{comm.template alloc_shared<std::byte>(room()), comm.template alloc_shared<std::byte>(room())},
         rank_(comm.rank()) {}
 

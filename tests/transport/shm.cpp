@@ -242,8 +242,8 @@ TEST_CASE("a copy of a segment, a truncated, an empty and a garbage one are repl
   const std::string whole = bytes_of_a_segment();
   join_over("copy", [&](const std::string& path) { write_file(path, whole); });
   join_over("copy of another size", [&](const std::string& path) { write_file(path, bytes_of_a_segment(3)); });
-  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{4095}, std::size_t{4096},
-                              whole.size() - 1}) {
+  for (const std::size_t n :
+       {std::size_t{0}, std::size_t{1}, std::size_t{100}, std::size_t{4095}, std::size_t{4096}, whole.size() - 1}) {
     CAPTURE(n);
     join_over("truncated", [&](const std::string& path) { write_file(path, whole.substr(0, n)); });
   }
@@ -254,33 +254,40 @@ TEST_CASE("a copy of a segment, a truncated, an empty and a garbage one are repl
 
 TEST_CASE("what cannot be a segment of this user is refused by all ranks and left where it is") {
   const std::string whole = bytes_of_a_segment();
-  join_over("mode", [&](const std::string& path) { write_file(path, whole, 0666); }, error_kind::system, "mode 666");
-  join_over("group", [&](const std::string& path) { write_file(path, whole, 0640); }, error_kind::system, "mode 640");
-  join_over("directory", [](const std::string& path) { fs::create_directory(path); }, error_kind::system, "directory");
-  join_over("pipe", [](const std::string& path) { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); }, error_kind::system,
-            "was not made by hvd");
+  join_over(
+      "mode", [&](const std::string& path) { write_file(path, whole, 0666); }, error_kind::system, "mode 666");
+  join_over(
+      "group", [&](const std::string& path) { write_file(path, whole, 0640); }, error_kind::system, "mode 640");
+  join_over(
+      "directory", [](const std::string& path) { fs::create_directory(path); }, error_kind::system, "directory");
+  join_over(
+      "pipe", [](const std::string& path) { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); }, error_kind::system,
+      "was not made by hvd");
   const private_directory elsewhere;
   const std::string victim = elsewhere.path() + "/victim";
   write_file(victim, "precious");
-  join_over("link", [&](const std::string& path) { fs::create_symlink(victim, path); }, error_kind::system,
-            "remove it or use another job name");
-  join_over("dangling link", [&](const std::string& path) { fs::create_symlink(elsewhere.path() + "/none", path); },
-            error_kind::system, "remove it or use another job name");
+  join_over(
+      "link", [&](const std::string& path) { fs::create_symlink(victim, path); }, error_kind::system,
+      "remove it or use another job name");
+  join_over(
+      "dangling link", [&](const std::string& path) { fs::create_symlink(elsewhere.path() + "/none", path); },
+      error_kind::system, "remove it or use another job name");
   CHECK(fs::file_size(victim) == 8);
   CHECK(!fs::exists(elsewhere.path() + "/none"));
   if (::geteuid() != 0) return hvd::test::skip("only root can give a file away");
-  join_over("owner",
-            [&](const std::string& path) {
-              write_file(path, whole);
-              REQUIRE(::chown(path.c_str(), 12345, static_cast<gid_t>(-1)) == 0);
-            },
-            error_kind::system, "owner 12345");
+  join_over(
+      "owner",
+      [&](const std::string& path) {
+        write_file(path, whole);
+        REQUIRE(::chown(path.c_str(), 12345, static_cast<gid_t>(-1)) == 0);
+      },
+      error_kind::system, "owner 12345");
 }
 
 // A segment that another process holds while f runs, with something changed in its header.
 template <class F>
-void with_living_segment(const private_directory& d, const std::function<void(hvd::detail::group_header&)>& change, F&& f,
-                         int size = 2) {
+void with_living_segment(const private_directory& d, const std::function<void(hvd::detail::group_header&)>& change,
+                         F&& f, int size = 2) {
   children holder(1);
   holder.start(0, [&](report& mine) {
     auto s = hvd::detail::create_group("living", size, options_in(d), 0);
@@ -311,7 +318,8 @@ TEST_CASE("a living job of another version or size is a mismatch that names both
       d, [](auto& header) { std::snprintf(header.version.data(), header.version.size(), "9.9.9"); },
       both("hvd 9.9.9, this rank hvd " + std::string(hvd::version)));
   fs::remove(d.path() + "/" + hvd::detail::segment_name("living"));
-  with_living_segment(d, [](auto&) {}, both("started with size 3, this rank with size 2"), 3);
+  with_living_segment(
+      d, [](auto&) {}, both("started with size 3, this rank with size 2"), 3);
 }
 
 TEST_CASE("a living segment that is not one of this job is never attached: rank 0 makes its own") {
@@ -434,9 +442,7 @@ TEST_CASE("who takes the place of a rank that died while the group came together
   const private_directory d;
   const auto opts = options_in(d, 60.0);
   children ranks(3);
-  const auto join = [&](int i, int r) {
-    ranks.start(i, [&, r](report&) { ShmTransport("place", r, 3, opts); });
-  };
+  const auto join = [&](int i, int r) { ranks.start(i, [&, r](report&) { ShmTransport("place", r, 3, opts); }); };
   // The creator is stopped, so that it does not notice at once that rank 1 died.
   join(0, 0);
   REQUIRE(ranks.wait_while(20.0, [&] { return !has_entered(d, "place", 0); }));
@@ -661,7 +667,8 @@ TEST_CASE("a forked child may join groups of its own") {
   check_well(ranks);
 }
 
-// ---- agreed over another transport ------------------------------------------------------------------------------------
+// ---- agreed over another transport
+// ------------------------------------------------------------------------------------
 
 TEST_CASE("a group agreed over threads, and one over another group") {
   const private_directory d;

@@ -97,8 +97,8 @@ struct automatic {
       }
       A{}(t, call);
     } else {
-      throw error(error_kind::unsupported, std::string("the tuning chose an algorithm that cannot do ") +
-                                               std::string(name(Call::kind)));
+      throw error(error_kind::unsupported,
+                  std::string("the tuning chose an algorithm that cannot do ") + std::string(name(Call::kind)));
     }
   }
 };

@@ -134,16 +134,9 @@ class staged_reduction {
  public:
   staged_reduction(peer_memory& m, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
                    int root, std::size_t chunk_bytes, output how)
-      : m_(m),
-        in_(in),
-        out_(out),
-        count_(count),
-        op_(op),
-        root_(root),
-        how_(how),
+      : m_(m), in_(in), out_(out), count_(count), op_(op), root_(root), how_(how),
         slice_(elements_per_part(m, chunk_bytes, m.size(), op.element_bytes)),
-        stride_(round_up(slice_ * op.element_bytes, cache_line)),
-        chunks_(parts_in(count, slice_ * ranks())),
+        stride_(round_up(slice_ * op.element_bytes, cache_line)), chunks_(parts_in(count, slice_ * ranks())),
         base_(m.take_chunks(chunks_)) {}
 
   void run() {

@@ -109,8 +109,7 @@ struct halving_doubling {
 
  private:
   /// This rank's input, prepared in `memory` if it has to be.
-  static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory,
-                                   std::size_t count) {
+  static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory, std::size_t count) {
     if (!op.prepares()) return in;
     op.prepare(memory, in, count);
     return memory;
@@ -127,8 +126,8 @@ struct halving_doubling {
   /// part k starts at element start(k). Returns which part of `reduced` this rank has whole: the reverse of
   /// its index. Ranks that do not act have none.
   template <PointToPoint T, class Start>
-  static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own,
-                   std::byte* reduced, const Start& start) {
+  static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own, std::byte* reduced,
+                   const Start& start) {
     const int rank = t.rank();
     const int index = group.index(rank);
     const int acting = group.acting();
@@ -144,8 +143,7 @@ struct halving_doubling {
       most = std::max(most, (index & 1) != 0 ? count - middle : middle);
     }
     const detail::temporary received(most * unit);
-    const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end,
-                          int peer) {
+    const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end, int peer) {
       const std::size_t n = keep_end - keep;
       t.exchange(own + give * unit, (give_end - give) * unit, peer, received.data(), n * unit, peer);
       const std::byte* const mine = own + keep * unit;

@@ -77,8 +77,7 @@ struct ring {
     for (int s = 1; s < p; ++s) {
       const int to = detail::around(rank + s, p);
       const int from = detail::around(rank - s, p);
-      t.exchange(in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from),
-                 c.recv.bytes(from), from);
+      t.exchange(in + c.send.offset(to), c.send.bytes(to), to, c.out + c.recv.offset(from), c.recv.bytes(from), from);
     }
   }
 
@@ -114,8 +113,7 @@ struct ring {
   /// Leaves the finished reduction of block r in memory_of(r) on rank r. A block that goes around is kept in
   /// memory_of(block) from its arrival till it is sent on; the next one may have the same memory.
   template <PointToPoint T, class Blocks, class Memory>
-  void reduce_around(T& t, const std::byte* in, const Blocks& blocks, const reduction& op,
-                     Memory memory_of) const {
+  void reduce_around(T& t, const std::byte* in, const Blocks& blocks, const reduction& op, Memory memory_of) const {
     const int p = t.size();
     const int rank = t.rank();
     const std::size_t unit = op.element_bytes;

@@ -40,8 +40,7 @@ struct tree {
   template <PointToPoint T>
   void operator()(T& t, const broadcast_call& c) const {
     const bool at_root = t.rank() == c.root;
-    spread(t, at_root ? c.in : c.out, c.out, c.bytes, detail::chunk_elements(chunk_bytes, 1, c.bytes),
-           c.root);
+    spread(t, at_root ? c.in : c.out, c.out, c.bytes, detail::chunk_elements(chunk_bytes, 1, c.bytes), c.root);
     if (at_root && c.in != c.out) detail::copy_bytes(c.out, c.in, c.bytes);
   }
 
@@ -141,9 +140,7 @@ struct tree {
   /// A place in the tree whose top is rank `top`.
   struct node {
     node(int rank, int ranks, int top_rank)
-        : size(ranks),
-          top(top_rank),
-          place(detail::around(rank - top_rank, ranks)),
+        : size(ranks), top(top_rank), place(detail::around(rank - top_rank, ranks)),
           span(place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks))) : place & -place) {}
 
     int size;
@@ -186,8 +183,7 @@ struct tree {
 
   /// Down the tree: `data` on the top, received into `out` elsewhere.
   template <PointToPoint T>
-  static void spread(T& t, const std::byte* data, std::byte* out, std::size_t bytes, std::size_t chunk,
-                     int top) {
+  static void spread(T& t, const std::byte* data, std::byte* out, std::size_t bytes, std::size_t chunk, int top) {
     const node here(t.rank(), t.size(), top);
     for (std::size_t at = 0; at == 0 || at < bytes; at += chunk) {
       const std::size_t n = std::min(chunk, bytes - at);

@@ -23,8 +23,7 @@ class temporary {
     if (bytes == 0) return;
     data_.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{cache_line}, std::nothrow)));
     if (data_ == nullptr) {
-      throw error(error_kind::no_memory,
-                  "cannot allocate " + std::to_string(bytes) + " bytes of temporary memory");
+      throw error(error_kind::no_memory, "cannot allocate " + std::to_string(bytes) + " bytes of temporary memory");
     }
   }
 
@@ -38,8 +37,7 @@ class temporary {
 };
 
 /// How many elements make a chunk of `bytes`: at most `count`, and at least one so that loops advance.
-constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes,
-                                     std::size_t count) noexcept {
+constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes, std::size_t count) noexcept {
   return std::max<std::size_t>(1, std::min(bytes / element_bytes, count));
 }
 
@@ -93,8 +91,8 @@ block_run run_of(const Partition& blocks, int first, int n) {
 /// the lengths does not expect when they are empty; a step's first message is always sent, so that ranks that
 /// disagree on counts find out.
 template <class T>
-void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, std::byte* in,
-                   std::size_t in_bytes, int from) {
+void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes,
+                   int from) {
   if (out_bytes != 0 && in_bytes != 0) {
     t.exchange(out, out_bytes, to, in, in_bytes, from);
   } else if (out_bytes != 0) {
@@ -111,24 +109,19 @@ class pairing {
  public:
   /// In each pair the lower rank acts, unless the other one is `must_act`.
   explicit constexpr pairing(int size, int must_act = 0) noexcept
-      : acting_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))),
-        pairs_(size - acting_),
+      : acting_(static_cast<int>(std::bit_floor(static_cast<unsigned>(size)))), pairs_(size - acting_),
         must_act_(must_act) {}
 
   [[nodiscard]] constexpr int acting() const noexcept { return acting_; }
   [[nodiscard]] constexpr bool paired(int rank) const noexcept { return rank < 2 * pairs_; }
-  [[nodiscard]] constexpr int index(int rank) const noexcept {
-    return paired(rank) ? rank / 2 : rank - pairs_;
-  }
+  [[nodiscard]] constexpr int index(int rank) const noexcept { return paired(rank) ? rank / 2 : rank - pairs_; }
   [[nodiscard]] constexpr bool acts(int rank) const noexcept { return rank_of(index(rank)) == rank; }
   [[nodiscard]] constexpr int rank_of(int index) const noexcept {
     if (index >= pairs_) return index + pairs_;
     return must_act_ == 2 * index + 1 ? must_act_ : 2 * index;
   }
   /// The lowest rank that `index` stands for: it stands for the ranks below lowest(index + 1).
-  [[nodiscard]] constexpr int lowest(int index) const noexcept {
-    return index < pairs_ ? 2 * index : index + pairs_;
-  }
+  [[nodiscard]] constexpr int lowest(int index) const noexcept { return index < pairs_ ? 2 * index : index + pairs_; }
 
  private:
   int acting_;

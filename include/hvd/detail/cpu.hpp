@@ -22,8 +22,8 @@ inline isa cpu_isa() noexcept {
 #if defined(__x86_64__)
   static const isa widest = [] {
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
       return isa::avx512;
     }
     return __builtin_cpu_supports("avx2") ? isa::avx2 : isa::baseline;

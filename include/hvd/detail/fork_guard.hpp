@@ -29,8 +29,7 @@ class fork_guard {
     std::lock_guard<std::mutex> lock_;
   };
 
-  fork_guard(int fd, void (*forgotten)(void*), void* context)
-      : fd_(fd), forgotten_(forgotten), context_(context) {
+  fork_guard(int fd, void (*forgotten)(void*), void* context) : fd_(fd), forgotten_(forgotten), context_(context) {
     registry& all = registry::instance();
     const std::lock_guard lock(all.mutex);
     next_ = all.first;

@@ -27,8 +27,8 @@ struct scaling {
 
 /// outs[j][i] = finish(fold over k in order of prepare(ins[k][i])) for i < count and every j.
 /// An output may be the same memory as an input, but may not overlap one in part. `scale` may be null.
-using kernel = void (*)(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
-                        std::size_t count, const scaling* scale);
+using kernel = void (*)(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
+                        const scaling* scale);
 
 // GCC and Clang vectors of `Bytes` bytes. They are passed by reference only: by value they would make an ABI
 // that depends on compiler flags.
@@ -214,8 +214,8 @@ struct vector_kernel {
 #endif
   }
 
-  [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins,
-                                         int nins, std::size_t count, const scaling* scale) noexcept {
+  [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
+                                         std::size_t count, const scaling* scale) noexcept {
     const factors s(scale);
     const std::size_t bytes = count * sizeof(typename Format::stored);
     std::size_t i = 0;
@@ -267,22 +267,22 @@ struct vector_kernel {
 };
 
 template <class Format, class Combine>
-void reduce_baseline(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
-                     std::size_t count, const scaling* s) {
+void reduce_baseline(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
+                     const scaling* s) {
   vector_kernel<Format, Combine, 16>::run(outs, nouts, ins, nins, count, s);
 }
 
 #if defined(__x86_64__)
 template <class Format, class Combine>
-[[gnu::target("avx2")]] void reduce_avx2(std::byte* const* outs, int nouts, const std::byte* const* ins,
-                                         int nins, std::size_t count, const scaling* s) {
+[[gnu::target("avx2")]] void reduce_avx2(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
+                                         std::size_t count, const scaling* s) {
   vector_kernel<Format, Combine, 32>::run(outs, nouts, ins, nins, count, s);
 }
 
 template <class Format, class Combine>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void reduce_avx512(
-    std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
-    const scaling* s) {
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void reduce_avx512(std::byte* const* outs, int nouts,
+                                                                         const std::byte* const* ins, int nins,
+                                                                         std::size_t count, const scaling* s) {
   vector_kernel<Format, Combine, 64>::run(outs, nouts, ins, nins, count, s);
 }
 #endif

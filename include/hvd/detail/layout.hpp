@@ -50,18 +50,18 @@ struct control {
   } bell;
   struct alignas(apart) {
     std::atomic<presence> state{presence::absent};
-    std::atomic<std::uint64_t> nonce{0};            ///< as this rank read it in the header
-    std::array<word, max_cpus / 64> cpus{};  ///< the CPUs it may run on, for counting the group's
-    std::atomic<std::uint32_t> cpu_limit{0};        ///< and how many of them at once
+    std::atomic<std::uint64_t> nonce{0};      ///< as this rank read it in the header
+    std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
+    std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
   } self;
 };
 
 /// What the creator decides and all ranks adopt.
 struct geometry {
   std::uint64_t window_bytes = 0;
-  std::uint64_t line_count = 0;     ///< lines in each of the two parity buffers
-  std::uint64_t slot_bytes = 0;     ///< payload of a channel slot
-  std::uint64_t cell_bytes = 0;     ///< capacity of each of the three cells
+  std::uint64_t line_count = 0;                               ///< lines in each of the two parity buffers
+  std::uint64_t slot_bytes = 0;                               ///< payload of a channel slot
+  std::uint64_t cell_bytes = 0;                               ///< capacity of each of the three cells
   std::uint64_t lines_at = 0, channels_at = 0, cells_at = 0;  ///< offsets in a window
   friend bool operator==(const geometry&, const geometry&) = default;
 };
@@ -90,8 +90,8 @@ inline constexpr std::size_t header_bytes = 4096;
 /// channels, the rest cells.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > max_ranks) {
-    throw error(error_kind::invalid_argument, "a group of " + std::to_string(size) +
-                                                  " ranks cannot share memory; allowed: 1 to 4096");
+    throw error(error_kind::invalid_argument,
+                "a group of " + std::to_string(size) + " ranks cannot share memory; allowed: 1 to 4096");
   }
   const std::size_t ranks = static_cast<std::size_t>(size);
   geometry g;
@@ -112,8 +112,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
     throw error(error_kind::invalid_argument,
                 "staging memory of " + std::to_string(staging) + " bytes a rank is too little for " +
                     std::to_string(size) + " ranks; set memory_policy::staging_bytes to at least " +
-                    std::to_string(round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096),
-                                            65536)));
+                    std::to_string(round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096), 65536)));
   }
   return g;
 }
@@ -145,8 +144,8 @@ struct alignas(header_bytes) group_header {
   geometry windows;
   cache_sizes caches;
   std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
-  rank_set entered;  ///< who has come, and holds its lock from then on while it lives
-  rank_set ready;    ///< whose window has memory: until then nobody else may touch it
+  rank_set entered;            ///< who has come, and holds its lock from then on while it lives
+  rank_set ready;              ///< whose window has memory: until then nobody else may touch it
   /// 0, or why the group is finished: kind + 1, the rank at fault and the rank that found it.
   lonely_word abort;
 };
@@ -164,6 +163,21 @@ static_assert(sizeof(group_header) == header_bytes);
 
 inline std::size_t group_bytes(int size, const geometry& g) {
   return sizeof(group_header) + static_cast<std::size_t>(size) * g.window_bytes;
+}
+
+/// What a rank waits for; the text completes "waiting for rank k to ...".
+enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive };
+
+constexpr const char* name(phase p) noexcept {
+  constexpr const char* names[] = {"join",
+                                   "enter the same call",
+                                   "stage its data",
+                                   "reduce its slice",
+                                   "read what was staged",
+                                   "finish the call before",
+                                   "send",
+                                   "receive"};
+  return names[static_cast<unsigned char>(p)];
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

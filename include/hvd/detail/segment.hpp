@@ -64,8 +64,8 @@ class segment {
   static constexpr off_t creator_byte = off_t{1} << 20;
 
   segment(segment&& other) noexcept
-      : guard_(std::exchange(other.guard_, nullptr)), data_(std::exchange(other.data_, nullptr)),
-        bytes_(other.bytes_), path_(std::move(other.path_)) {}
+      : guard_(std::exchange(other.guard_, nullptr)), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_),
+        path_(std::move(other.path_)) {}
   segment& operator=(segment&&) = delete;
   ~segment() {
     const bool forked = guard_ != nullptr && guard_->fd() < 0;  // then the mapping is the parent's alone
@@ -74,8 +74,7 @@ class segment {
   }
 
   /// A segment with no name yet, of which the first `reserved` bytes are backed by memory.
-  static segment make(const std::string& directory, const std::string& name, std::size_t bytes,
-                      std::size_t reserved) {
+  static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved) {
     if (beyond_file_limit(bytes)) {
       errno = EFBIG;
       refuse("cannot make shared memory in " + directory, bytes, directory);
@@ -118,8 +117,8 @@ class segment {
     const bool known = ::fstat(fd, &st) == 0;
     if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
       why = path + " was not made by hvd for this user (owner " + std::to_string(st.st_uid) + ", mode " +
-            std::to_string(st.st_mode >> 6 & 7) + std::to_string(st.st_mode >> 3 & 7) +
-            std::to_string(st.st_mode & 7) + "; wanted owner " + std::to_string(::geteuid()) + ", mode 600)";
+            std::to_string(st.st_mode >> 6 & 7) + std::to_string(st.st_mode >> 3 & 7) + std::to_string(st.st_mode & 7) +
+            "; wanted owner " + std::to_string(::geteuid()) + ", mode 600)";
     } else if (static_cast<std::size_t>(st.st_size) < least) {
       why = path + " is truncated: " + std::to_string(st.st_size) + " bytes";
     } else {
@@ -162,7 +161,8 @@ class segment {
     struct flock f = byte_lock(F_WRLCK, name_byte);
     while (::fcntl(fd(), F_OFD_SETLKW, &f) != 0 && errno == EINTR) {
     }
-    struct stat named {}, own {};
+    struct stat named {
+    }, own{};
     if (::lstat(path_.c_str(), &named) == 0 && ::fstat(fd(), &own) == 0 && named.st_ino == own.st_ino &&
         named.st_dev == own.st_dev) {
       ::unlink(path_.c_str());
@@ -200,7 +200,8 @@ class segment {
     if (room && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
       text += " (" + std::to_string(static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize) + " bytes free there)";
     }
-    if (room) text += "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR";
+    if (room)
+      text += "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR";
     throw error(room ? error_kind::no_memory : error_kind::system, text);
   }
 

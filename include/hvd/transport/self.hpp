@@ -39,9 +39,9 @@ class SelfTransport {
     const std::vector<std::byte> message = std::move(queue_.front());
     queue_.pop_front();
     if (message.size() != bytes) {
-      throw error(error_kind::mismatch, "recv on rank 0 of 1: expected " + std::to_string(bytes) +
-                                            " bytes from rank 0 but it sent " + std::to_string(message.size()) +
-                                            "; the message was dropped",
+      throw error(error_kind::mismatch,
+                  "recv on rank 0 of 1: expected " + std::to_string(bytes) + " bytes from rank 0 but it sent " +
+                      std::to_string(message.size()) + "; the message was dropped",
                   0);
     }
     detail::copy_bytes(data, message.data(), bytes);
@@ -70,8 +70,8 @@ class SelfTransport {
  private:
   static void check(int peer, const char* operation) {
     if (peer == 0) return;
-    throw error(error_kind::invalid_argument, std::string(operation) + " on rank 0 of 1: there is no rank " +
-                                                  std::to_string(peer) + "; allowed: 0");
+    throw error(error_kind::invalid_argument,
+                std::string(operation) + " on rank 0 of 1: there is no rank " + std::to_string(peer) + "; allowed: 0");
   }
 
   std::deque<std::vector<std::byte>> queue_;

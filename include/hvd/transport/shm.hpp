@@ -88,11 +88,12 @@ class ShmTransport {
       // The new group's numbers mean nothing to the caller, who never gets it.
       const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
       const std::string who = "rank " + std::to_string(culprit);
-      throw error(e.kind(), "split on " + peers().label() + ": " +
-                                (e.kind() == error_kind::peer_lost
-                                     ? who + " has exited or was killed while the new group came together"
-                                     : who + " is rank " + std::to_string(e.rank()) + " of the new group: " +
-                                           std::string(e.what()).substr(5)),
+      throw error(e.kind(),
+                  "split on " + peers().label() + ": " +
+                      (e.kind() == error_kind::peer_lost
+                           ? who + " has exited or was killed while the new group came together"
+                           : who + " is rank " + std::to_string(e.rank()) +
+                                 " of the new group: " + std::string(e.what()).substr(5)),
                   culprit);
     }
   }

@@ -81,7 +81,9 @@ class shm_group {
 
   /// The first of `members` (ranks of this group) that is gone, as an index; -1 if none is.
   [[nodiscard]] int find_gone(std::span<const int> members) const {
-    const auto index = [&](int r) { return static_cast<int>(std::find(members.begin(), members.end(), r) - members.begin()); };
+    const auto index = [&](int r) {
+      return static_cast<int>(std::find(members.begin(), members.end(), r) - members.begin());
+    };
     for (const int r : members) {
       if (r == peers_->rank() || !gone(r)) continue;
       const int culprit = index(blame(r));
@@ -160,11 +162,9 @@ class shm_group {
     header.entered.add(rank);
     entered_ = true;
     peers_.emplace(header, rank, label_, opts_.waiting, opts_.failure,
-                   peer_memory::liveness{[](void* self, int peer) {
-                                           return static_cast<shm_group*>(self)->segment_->locked(peer);
-                                         },
-                                         [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); },
-                                         this});
+                   peer_memory::liveness{
+                       [](void* self, int peer) { return static_cast<shm_group*>(self)->segment_->locked(peer); },
+                       [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); }, this});
     segment_->on_fork(
         [](void* self) {
           if (auto& peers = static_cast<shm_group*>(self)->peers_) peers->orphan();
@@ -172,7 +172,8 @@ class shm_group {
         this);
     if (again) {
       peers_->set_abort(error_kind::peer_lost, rank);
-      refuse("an earlier process that was rank " + std::to_string(rank) + " of this group is gone; start all ranks again",
+      refuse("an earlier process that was rank " + std::to_string(rank) +
+                 " of this group is gone; start all ranks again",
              error_kind::peer_lost);
     }
     try {

@@ -48,8 +48,8 @@ class ThreadTransport {
       explicit mapping(std::size_t n)
           : data(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes(n) {
         if (data == MAP_FAILED) {
-          throw error(error_kind::no_memory, "cannot map " + std::to_string(n) + " bytes for a group of threads: " +
-                                                 std::strerror(errno));
+          throw error(error_kind::no_memory,
+                      "cannot map " + std::to_string(n) + " bytes for a group of threads: " + std::strerror(errno));
         }
       }
       mapping(const mapping&) = delete;
@@ -123,8 +123,8 @@ class ThreadTransport {
     }
     static int checked(int rank, int size) {
       if (rank >= 0 && rank < size) return rank;
-      throw error(error_kind::invalid_argument, "rank " + std::to_string(rank) + " is out of range; allowed: 0 to " +
-                                                    std::to_string(size - 1));
+      throw error(error_kind::invalid_argument,
+                  "rank " + std::to_string(rank) + " is out of range; allowed: 0 to " + std::to_string(size - 1));
     }
     std::shared_ptr<group> owner;
     detail::peer_memory peers;
@@ -183,9 +183,8 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
   memory = hand_out(std::move(memory), 0, operation::alloc_shared);
   if (n == 0) return {};
   if (!memory) {
-    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": no memory for " +
-                                           std::to_string(stride) + " bytes on each of " + std::to_string(size()) +
-                                           " ranks");
+    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": no memory for " + std::to_string(stride) +
+                                           " bytes on each of " + std::to_string(size()) + " ranks");
   }
   const detail::shared_block block{++state_->blocks, static_cast<std::byte*>(memory->data), stride, n * sizeof(T)};
   m.add_block(block);
