@@ -108,11 +108,14 @@ constexpr std::uint16_t bfloat16_bits(float value) noexcept {
 /// overflows to infinity and keeps subnormals; conversion to float is exact. Trivial, as float is: `half x;`
 /// is uninitialised and `half x{};` is zero.
 struct half {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
 
   half() = default;
+  /// Rounds.
   constexpr explicit half(float value) noexcept : bits(detail::half_bits(value)) {}
+  /// The number with this pattern.
   static constexpr half from_bits(std::uint16_t bits) noexcept { return std::bit_cast<half>(bits); }
+  /// Exact.
   constexpr explicit operator float() const noexcept { return detail::half_value(bits); }
   /// By value: zeros are equal, a NaN equals nothing.
   friend constexpr bool operator==(half a, half b) noexcept { return static_cast<float>(a) == static_cast<float>(b); }
@@ -120,7 +123,7 @@ struct half {
 
 /// The upper 16 bits of a float: its range, 8 bits of precision. Conversions and comparison as for half.
 struct bfloat16 {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< sign, 8 bits of exponent, 7 of mantissa
 
   bfloat16() = default;
   constexpr explicit bfloat16(float value) noexcept : bits(detail::bfloat16_bits(value)) {}
@@ -198,7 +201,7 @@ consteval dtype classify() {
 
 /// The dtype of a C++ type, without regard to const and volatile. Specialise it for a type that *is* one of
 /// these in another spelling, with the same size and bits, and every built-in op works on it:
-///   template <> inline constexpr hvd::dtype hvd::dtype_of<my::float16> = hvd::dtype::float16;
+/// `template <> inline constexpr hvd::dtype hvd::dtype_of<my::float16> = hvd::dtype::float16;`
 template <class T>
 inline constexpr dtype dtype_of = detail::classify<T>();
 template <class T>

@@ -21,6 +21,7 @@ enum class error_kind : unsigned char {
   aborted,           ///< another rank failed in the middle of a collective; the transport is finished
 };
 
+/// As it is written in programs and messages: "peer_lost".
 constexpr std::string_view name(error_kind kind) noexcept {
   constexpr std::string_view names[] = {"invalid_argument", "mismatch",    "peer_lost", "timeout",
                                         "no_memory",        "unsupported", "system",    "aborted"};
@@ -36,12 +37,15 @@ class error : public std::runtime_error {
                               no_memory = error_kind::no_memory, unsupported = error_kind::unsupported,
                               system = error_kind::system, aborted = error_kind::aborted;
 
+  /// For transports and algorithms: a sentence, before which "hvd: " is put, and the rank at fault or -1.
   error(error_kind kind, const std::string& what, int culprit = -1)
       : std::runtime_error("hvd: " + what), kind_(kind), culprit_(culprit) {}
 
+  /// What a program can act on.
   [[nodiscard]] error_kind kind() const noexcept { return kind_; }
 
   /// The rank that caused the failure (the one that died, or did not answer); -1 if it is no single rank.
+  /// Counted in the group whose operation failed.
   [[nodiscard]] int rank() const noexcept { return culprit_; }
 
  private:

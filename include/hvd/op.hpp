@@ -38,11 +38,11 @@ struct product_t {
   friend constexpr bool operator==(product_t, product_t) = default;
 };
 
-inline constexpr sum_t sum{};
-inline constexpr average_t average{};
-inline constexpr min_t min{};
-inline constexpr max_t max{};
-inline constexpr product_t product{};
+inline constexpr sum_t sum{};          ///< see sum_t; the default of every reduction
+inline constexpr average_t average{};  ///< see average_t
+inline constexpr min_t min{};          ///< see min_t
+inline constexpr max_t max{};          ///< see max_t
+inline constexpr product_t product{};  ///< see product_t
 
 /// A user's function object whose result depends on the order of its operands: ranks are combined in rank
 /// order, f(f(x0, x1), x2) up to association.
@@ -65,6 +65,7 @@ struct scaled_op {
   double prescale = 1.0;
   double postscale = 1.0;
 };
+/// Makes one: `hvd::scaled(hvd::sum, 1.0 / 128)`.
 template <class Op>
 constexpr scaled_op<Op> scaled(Op op, double prescale, double postscale = 1.0) {
   return {op, prescale, postscale};

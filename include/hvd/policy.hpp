@@ -66,9 +66,9 @@ struct failure_policy {
 
 /// The options of transports that share memory.
 struct sharing_options {
-  waiting_policy waiting{};
-  memory_policy memory{};
-  failure_policy failure{};
+  waiting_policy waiting{};  ///< how ranks wait for each other
+  memory_policy memory{};    ///< how much they share, and where it lies
+  failure_policy failure{};  ///< when they give up, and whether they compare their calls
 };
 
 }  // namespace hvd::inline HVD_ABI

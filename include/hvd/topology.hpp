@@ -79,11 +79,11 @@ struct topology {
   /// CPUs' worth of time that its control groups grant; infinity if there is no limit.
   double quota = std::numeric_limits<double>::infinity();
 
-  // Bytes; 0 if unknown. Where CPUs differ, the least: what fits there fits everywhere.
-  std::size_t cache_line = 0;
-  std::size_t l1d = 0;
-  std::size_t l2 = 0;
-  std::size_t l3 = 0;
+  // Where CPUs differ, the least: what fits there fits everywhere.
+  std::size_t cache_line = 0;  ///< bytes; 0 if unknown, here and below
+  std::size_t l1d = 0;         ///< bytes of the first-level data cache of a core
+  std::size_t l2 = 0;          ///< bytes of the second-level cache of a core
+  std::size_t l3 = 0;          ///< bytes of a third-level cache
   /// CPUs of the host, usable or not, that share one level 3 cache (the most, where they differ); 0 if
   /// unknown.
   int l3_sharers = 0;

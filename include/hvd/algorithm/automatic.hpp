@@ -16,11 +16,12 @@ namespace hvd::inline HVD_ABI {
 /// What a choice may depend on: nothing but what is the same on all ranks, or they would choose differently.
 struct workload {
   operation kind{};
-  std::size_t bytes = 0;  ///< of the longest message that the collective is about: the whole vector, or all blocks
-  int ranks = 1;
-  bool commutative = true;
+  std::size_t bytes = 0;    ///< of the longest message that the collective is about: the whole vector, or all blocks
+  int ranks = 1;            ///< of the group
+  bool commutative = true;  ///< whether a reduction may combine ranks in any order
 };
 
+/// What a tuning can choose, each named as the algorithm.
 enum class choice : unsigned char { ring, tree, recursive_doubling, halving_doubling };
 
 /// The choice between algorithms over point-to-point messages. A pure function: a tuning of your own is a struct with

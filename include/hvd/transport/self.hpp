@@ -19,11 +19,13 @@ namespace hvd::inline HVD_ABI {
 /// Rank 0 of 1. Collectives copy or scale, and wait for nobody. Messages to itself are queued.
 class SelfTransport {
  public:
-  [[nodiscard]] int rank() const noexcept { return 0; }
-  [[nodiscard]] int size() const noexcept { return 1; }
-  void barrier() const noexcept {}
+  [[nodiscard]] int rank() const noexcept { return 0; }  ///< always 0
+  [[nodiscard]] int size() const noexcept { return 1; }  ///< always 1
+  void barrier() const noexcept {}                       ///< there is nobody to wait for
+  /// Another group of one.
   [[nodiscard]] SelfTransport split(int /*color*/, int /*key*/) const { return {}; }
 
+  /// Queues a message to rank 0. Errors: invalid_argument for another rank.
   void send(const std::byte* data, std::size_t bytes, int peer) {
     check(peer, "send");
     queue_.emplace_back(data, data + bytes);
@@ -46,6 +48,7 @@ class SelfTransport {
     }
     detail::copy_bytes(data, message.data(), bytes);
   }
+  /// `send`, then `recv`.
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     send(out, out_bytes, to);
     recv(in, in_bytes, from);

@@ -29,6 +29,7 @@ class ThreadTransport {
   /// The memory of a group. Made once and given to every rank's constructor.
   class group {
    public:
+    /// For `size` threads. Errors: invalid_argument, no_memory.
     explicit group(int size, const options& opts = {})
         : options_(opts), geometry_(detail::make_geometry(size, opts.memory.staging_bytes)),
           memory_(detail::group_bytes(size, geometry_)), handed_(static_cast<std::size_t>(size)) {
@@ -76,16 +77,24 @@ class ThreadTransport {
   }
   ~ThreadTransport() { leave(); }
 
+  /// This thread in the group, from 0; and how many there are.
   [[nodiscard]] int rank() const noexcept { return state_->peers.rank(); }
   [[nodiscard]] int size() const noexcept { return state_->peers.size(); }
+  /// Nobody leaves before all have come. Errors: peer_lost, timeout, aborted, mismatch.
   void barrier() { detail::barrier(peers()); }
 
+  /// Messages in bytes, as PointToPoint describes them; `hvd::send` and `hvd::recv` take buffers. Errors: peer_lost,
+  /// timeout, aborted; of `recv` also mismatch, for a message of another length.
   void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
+  /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
+  /// Both at once, so that neither waits for the other. See `send`.
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
   }
 
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
+  /// those of `barrier`.
   [[nodiscard]] ThreadTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, 0);
     std::shared_ptr<group> next;
