@@ -636,7 +636,7 @@ class Ends(Case):
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=number):
-                # Which exit code mpiexec makes of that of its ranks after a signal is its own affair, and not always the same.
+                # Which exit code mpiexec makes of that of its ranks is its own affair, and not always the same.
                 _, data = self.interrupt(number, launcher, "-n", "2")
                 self.assertEqual(data["interrupted"], signal.Signals(number).name)
                 self.assertIn(f"hvd-bench: interrupted by {signal.Signals(number).name}; ", self.errors + self.output)
