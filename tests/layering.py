@@ -45,14 +45,15 @@ LEVELS = [
                     "tree",
                     "recursive_doubling",
                     "halving_doubling",
-                    "hierarchical",
+                    "double_tree",
+                    "bruck",
                     "adasum",
                     "native",
                 )
             ),
         ],
     ],
-    [["algorithm/automatic.hpp"], ["collective.hpp"]],
+    [["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
     [
         [
             f"{name}.hpp"
@@ -82,6 +83,7 @@ PARTS = {
     "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
+    "hierarchical_calls.hpp": ("hierarchical.hpp",),
     "transport/shm_start.hpp": ("transport/shm_group.hpp",),
     "transport/shm_group.hpp": ("transport/shm.hpp", "launch.hpp"),
 }

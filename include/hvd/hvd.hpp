@@ -8,6 +8,7 @@
 #include <hvd/broadcast.hpp>
 #include <hvd/config.hpp>
 #include <hvd/gather.hpp>
+#include <hvd/hierarchical.hpp>
 #include <hvd/launch.hpp>
 #include <hvd/reduce.hpp>
 #include <hvd/reduce_scatter.hpp>

@@ -76,9 +76,12 @@ concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {
   t.template alloc_shared<float>(n);
 };
 
-/// The backend has this collective of its own, as an algorithm would.
+/// The backend has this collective of its own. `native` runs it, or returns false before anything is sent, where the
+/// backend cannot do it: for a reason that all ranks see alike, such as the type or the operation.
 template <class T, class Call>
-concept Native = Transport<T> && requires(T& t, const Call& call) { t.native(call); };
+concept Native = Transport<T> && requires(T& t, const Call& call) {
+  { t.native(call) } -> std::same_as<bool>;
+};
 
 /// What a new group can be agreed over.
 template <class T>

@@ -49,7 +49,8 @@ struct default_tuning {
   friend constexpr bool operator==(const default_tuning&, const default_tuning&) = default;
 };
 
-/// The default of every collective: `direct` where ranks have common memory, else what the tuning says.
+/// The default of every collective: `direct` where ranks have common memory, else the transport's own collective where
+/// it has one, else what the tuning says.
 template <class Tuning = default_tuning>
 struct automatic {
   static constexpr bool rank_ordered = true;
@@ -63,6 +64,9 @@ struct automatic {
     if constexpr (Answers<direct, T, Call>) {
       direct{}(t, call);
     } else {
+      if constexpr (Native<T, Call>) {
+        if (t.native(call)) return;
+      }
       switch (tuning(describe(t, call))) {
         case choice::ring: return attempt<ring>(t, call);
         case choice::tree: return attempt<tree>(t, call);

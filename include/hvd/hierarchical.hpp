@@ -1,0 +1,246 @@
+// hvd/hierarchical.hpp: a transport of two: shared memory between the ranks of a host, messages between hosts.
+#pragma once
+
+#include <hvd/detail/host_map.hpp>
+#include <hvd/detail/segment.hpp>
+#include <hvd/hierarchical_calls.hpp>
+#include <hvd/policy.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI {
+
+/// All ranks of `Cross`, of which those on one host also have a `Local` group: ShmTransport and MpiTransport, say.
+/// Collectives run on both levels, so that each byte crosses between hosts once per host and not once per rank. With S
+/// the bytes of the vector, N hosts and L ranks on each, what leaves one host is
+///
+/// | call                          | bytes                        | instead of, without levels |
+/// |-------------------------------|------------------------------|----------------------------|
+/// | allreduce (ring in the lanes) | 2 S (N-1)/N                  | up to L times as much      |
+/// | reduce, broadcast             | S on the way of the lanes    | up to L S                  |
+/// | reduce_scatter, allgather     | S (N-1)/N                    | up to L times as much      |
+/// | gather, scatter               | its ranks' blocks            | the same, in L messages    |
+/// | alltoall                      | its ranks' blocks for others | the same                   |
+///
+/// Every host has as many lanes as the host with the fewest ranks; each lane carries its slice of the data at the same
+/// time as the others. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host
+/// all goes to `Cross`, on a single host to `Local`. Reduce-scatter, allgather, gather and scatter, and operations that
+/// do not commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross`
+/// alone otherwise. 16-bit floats are rounded once on each level.
+///
+/// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
+/// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
+/// exploiting multi-lane communication", 2020.)
+template <Transport Local, PointToPoint Cross>
+class Hierarchical {
+ public:
+  struct options {
+    hierarchy_sizes sizes{};    ///< where collectives change what they do
+    sharing_options sharing{};  ///< of the local groups
+  };
+
+  /// Finds out which ranks of `world` can share memory, and builds the local groups; collective. Ranks of one host that
+  /// cannot share memory, because they are in separate containers for instance, each become a host of their own; that
+  /// is said on standard error if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and that of joining
+  /// a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different HVD_JOB;
+  /// those of `Local`'s constructor; those of messages.
+  static Hierarchical over(Cross world, const options& opts = {})
+    requires Bootstrap<Cross> && std::constructible_from<Local, Cross&, const sharing_options&>
+  {
+    introduce(world);
+    Cross near = world.split(neighbourhood(world), world.rank());
+    if (!share_memory(near, opts.sharing.memory.directory)) near = near.split(near.rank(), 0);
+    Local local(near, opts.sharing);
+    return Hierarchical(std::move(world), std::move(local), opts.sizes);
+  }
+
+  /// Of parts: all ranks, and those of this rank's host; collective. Errors: invalid_argument if the local groups are
+  /// no partition of the ranks.
+  Hierarchical(Cross world, Local local, const hierarchy_sizes& sizes = {})
+      : state_(std::make_unique<state>(std::move(world), std::move(local), sizes)) {}
+
+  /// In the whole group.
+  [[nodiscard]] int rank() const noexcept { return state_->world.rank(); }
+  [[nodiscard]] int size() const noexcept { return state_->world.size(); }
+  /// How many hosts there are, and lanes between them.
+  [[nodiscard]] int hosts() const noexcept { return state_->map.hosts(); }
+  [[nodiscard]] int lanes() const noexcept { return state_->map.lanes; }
+  /// The ranks of this host, in a group of their own.
+  [[nodiscard]] Local& local() noexcept { return state_->local; }
+
+  /// Nobody leaves before all have come. Errors: those of both transports.
+  void barrier() { levels().barrier(); }
+
+  /// Messages go through `Cross`, to neighbours too: one channel, so that they arrive in order. See PointToPoint.
+  void send(const std::byte* data, std::size_t bytes, int peer) { state_->world.send(data, bytes, peer); }
+  /// See `send`.
+  void recv(std::byte* data, std::size_t bytes, int peer) { state_->world.recv(data, bytes, peer); }
+  /// See `send`.
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    state_->world.exchange(out, out_bytes, to, in, in_bytes, from);
+  }
+
+  /// Any collective, on both levels. See Native.
+  template <class Call>
+    requires std::invocable<detail::two_levels<Local, Cross>, const Call&>
+  bool native(const Call& call) {
+    levels()(call);
+    return true;
+  }
+
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here.
+  [[nodiscard]] Hierarchical split(int color, int key) {
+    Cross world = state_->world.split(color, key);
+    Local local = state_->local.split(color, world.rank());
+    return Hierarchical(std::move(world), std::move(local), state_->sizes);
+  }
+
+  /// n elements on every rank, zero at first, that the ranks of one host see of each other; collective.
+  template <class T>
+  [[nodiscard]] auto alloc_shared(std::size_t n) {
+    return state_->local.template alloc_shared<T>(n);
+  }
+
+ private:
+  struct state {
+    Cross world;
+    Local local;
+    hierarchy_sizes sizes;
+    detail::host_map map;
+    std::optional<Cross> lane;
+
+    state(Cross w, Local l, const hierarchy_sizes& s)
+        : world(std::move(w)), local(std::move(l)), sizes(s), map(places(world, local)) {
+      const auto me = static_cast<std::size_t>(world.rank());
+      const int host = map.host_of[me], place = map.local_of[me];
+      if (map.ranks[static_cast<std::size_t>(host)] != local.size()) {
+        throw error(error_kind::invalid_argument,
+                    "Hierarchical on rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
+                        ": its local group has " + std::to_string(local.size()) + " ranks, but " +
+                        std::to_string(map.ranks[static_cast<std::size_t>(host)]) +
+                        " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks",
+                    world.rank());
+      }
+      Cross group = world.split(std::min(place, map.lanes), host);
+      if (place < map.lanes) lane.emplace(std::move(group));
+    }
+  };
+
+  [[nodiscard]] detail::two_levels<Local, Cross> levels() noexcept {
+    state& s = *state_;
+    return {s.local, s.lane ? &*s.lane : nullptr, s.world, s.map, s.sizes};
+  }
+
+  /// What each rank of `group` has to say, in rank order.
+  template <class T, class Group>
+  static std::vector<T> all_of(Group& group, const T& mine) {
+    std::vector<T> all(static_cast<std::size_t>(group.size()));
+    const partition blocks(group.size(), 1, sizeof(T));
+    detail::run(
+        group,
+        allgather_call{reinterpret_cast<const std::byte*>(&mine), reinterpret_cast<std::byte*>(all.data()), blocks},
+        automatic<>{});
+    return all;
+  }
+
+  static std::vector<detail::host_place> places(Cross& world, Local& local) {
+    detail::host_place mine{world.rank(), local.rank()};
+    auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
+    detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
+    return all_of(world, mine);
+  }
+
+  /// All ranks must be the same program in the same job.
+  static void introduce(Cross& world) {
+    struct introduction {
+      std::array<char, 24> version{};
+      std::uint64_t job = 0;
+    } mine;
+    version.copy(mine.version.data(), mine.version.size() - 1);
+    const char* const job = std::getenv("HVD_JOB");
+    mine.job = job != nullptr ? detail::text_hash(job) : 0;
+    const auto all = all_of(world, mine);
+    for (int r = 1; r < world.size(); ++r) {
+      const introduction &first = all.front(), &other = all[static_cast<std::size_t>(r)];
+      const bool same_version = first.version == other.version;
+      if (same_version && first.job == other.job) continue;
+      const std::string ranks = "Hierarchical: ranks 0 and " + std::to_string(r);
+      throw error(error_kind::mismatch,
+                  same_version ? ranks + " are of different jobs (HVD_JOB)"
+                               : ranks + " run different versions of hvd: " + first.version.data() + " and " +
+                                     other.version.data() + "; build both from the same headers",
+                  r);
+    }
+  }
+
+  /// The lowest rank that may be on this rank's host: the same running kernel, directory for shared memory, and user.
+  static int neighbourhood(Cross& world) {
+    struct identity {
+      std::array<char, 40> kernel{};
+      std::uint64_t user = ::geteuid();
+      bool operator==(const identity&) const = default;
+    } mine;
+    const int fd = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+      if (::read(fd, mine.kernel.data(), mine.kernel.size()) < 0) mine.kernel = {};
+      ::close(fd);
+    }
+    const auto all = all_of(world, mine);
+    int lowest = 0;
+    while (all[static_cast<std::size_t>(lowest)] != mine) ++lowest;
+    return lowest;
+  }
+
+  /// Whether all ranks of `near` see the same directory: they look for a file that rank 0 makes there.
+  static bool share_memory(Cross& near, const std::string& directory) {
+    if (near.size() == 1) return true;
+    std::uint64_t number = detail::random_word();
+    auto* const bytes = reinterpret_cast<std::byte*>(&number);
+    detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
+    const std::string path = directory + "/hvd-seen-" + detail::hex(number);
+    bool made = false;
+    if (near.rank() == 0) {
+      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+      made = fd >= 0;
+      if (made) ::close(fd);
+    }
+    near.barrier();
+    const std::uint8_t seen = ::access(path.c_str(), F_OK) == 0 ? 1 : 0;
+    const auto all = all_of(near, seen);
+    if (made) ::unlink(path.c_str());
+    if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
+    if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
+    const char* const level = std::getenv("HOROVOD_LOG_LEVEL");
+    const std::string_view wanted = level != nullptr ? level : "";
+    if (near.rank() == 0 && (wanted == "info" || wanted == "debug" || wanted == "trace")) {
+      std::fprintf(stderr,
+                   "hvd: info: %d ranks of one host cannot share memory in %s (separate containers?) and go on "
+                   "as hosts of their own\n",
+                   near.size(), directory.c_str());
+    }
+    return false;
+  }
+
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace hvd::inline HVD_ABI
