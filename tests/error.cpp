@@ -3,9 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 static_assert(std::is_base_of_v<std::runtime_error, hvd::error>);
@@ -50,4 +53,34 @@ TEST_CASE("every kind has its name, both spellings are one") {
   static_assert(hvd::error::unsupported == error_kind::unsupported);
   static_assert(hvd::error::system == error_kind::system);
   static_assert(hvd::error::aborted == error_kind::aborted);
+}
+
+TEST_CASE("pieces are joined, and numbers look as std::to_string writes them") {
+  using hvd::detail::joined;
+  CHECK(joined({}).empty());
+  CHECK(joined({"", std::string(), std::string_view()}).empty());
+  CHECK(joined({"rank ", 3, " of ", std::string("four"), std::string_view(" (threads)").substr(0, 5)}) ==
+        "rank 3 of four (thr");
+  CHECK(joined({0, " ", -1, " ", 7u, " ", std::size_t{1} << 40}) == "0 -1 7 1099511627776");
+  CHECK(joined({std::numeric_limits<std::int64_t>::min()}) == "-9223372036854775808");
+  CHECK(joined({std::numeric_limits<std::int64_t>::max()}) == "9223372036854775807");
+  CHECK(joined({std::numeric_limits<std::uint64_t>::max()}) == "18446744073709551615");
+  CHECK(joined({std::int8_t{-5}, ",", std::uint8_t{200}, ",", 'A'}) == "-5,200,65");  // not characters: bytes
+  for (const double number : {0.0, -0.0, 30.0, 0.5, -1.25, 1e-9, 1.7976931348623157e308}) {
+    CHECK(joined({number}) == std::to_string(number));
+  }
+  CHECK(joined({0.5f}) == "0.500000");
+  static_assert(!std::is_convertible_v<bool, hvd::detail::piece>);  // "1", "true" or "yes"? let the caller say
+}
+
+TEST_CASE("what fails says the pieces, and a sentence is an error without the library's name") {
+  try {
+    hvd::detail::fail(hvd::error::timeout, {"rank ", 2, " did not answer"}, 2);
+  } catch (const hvd::error& e) {
+    CHECK(e.kind() == hvd::error::timeout);
+    CHECK(e.rank() == 2);
+    CHECK(std::string(e.what()) == "hvd: rank 2 did not answer");
+    CHECK(hvd::detail::sentence(e) == "rank 2 did not answer");
+  }
+  CHECK_THROWS_WITH_AS(hvd::detail::fail(hvd::error::system, {"x"}), "hvd: x", hvd::error);
 }

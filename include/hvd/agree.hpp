@@ -107,23 +107,20 @@ inline descriptor describe(const alltoall_call& c) noexcept {
 
 /// Sentence for the first field in which two calls differ; empty if none does.
 inline std::string difference(const descriptor& a, int rank_a, const descriptor& b, int rank_b) {
-  const auto say = [&](std::string_view what, const std::string& left, const std::string& right) {
-    return std::string(what) + " " + left + " on rank " + std::to_string(rank_a) + ", " + right + " on rank " +
-           std::to_string(rank_b);
+  const auto say = [&](std::string_view what, piece left, piece right) {
+    return joined({what, " ", left, " on rank ", rank_a, ", ", right, " on rank ", rank_b});
   };
-  const auto number = [](auto n) { return std::to_string(n); };
-  if (a.kind != b.kind) return say("operation", std::string(name(a.kind)), std::string(name(b.kind)));
-  if (a.type != b.type) return say("element type", std::string(name(a.type)), std::string(name(b.type)));
+  if (a.kind != b.kind) return say("operation", name(a.kind), name(b.kind));
+  if (a.type != b.type) return say("element type", name(a.type), name(b.type));
   if (a.element_bytes != b.element_bytes) {
-    return say("element size", number(a.element_bytes) + " bytes", number(b.element_bytes) + " bytes");
+    return say("element size", joined({a.element_bytes, " bytes"}), joined({b.element_bytes, " bytes"}));
   }
-  if (a.op != b.op) return say("reduction", std::string(op_name(a.op)), std::string(op_name(b.op)));
-  if (a.count != b.count) {
-    return say(a.kind == operation::broadcast ? "bytes" : "count", number(a.count), number(b.count));
+  if (a.op != b.op) return say("reduction", op_name(a.op), op_name(b.op));
+  if (a.count != b.count) return say(a.kind == operation::broadcast ? "bytes" : "count", a.count, b.count);
+  if (a.root != b.root) return say("root", a.root, b.root);
+  if (a.details != b.details) {
+    return say("scale factors or block counts", joined({"(hash) ", a.details}), joined({"(hash) ", b.details}));
   }
-  if (a.root != b.root) return say("root", number(a.root), number(b.root));
-  if (a.details != b.details)
-    return say("scale factors or block counts", "(hash) " + number(a.details), "(hash) " + number(b.details));
   return {};
 }
 
@@ -143,22 +140,18 @@ inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, 
   for (int q = 0; q != m.size(); ++q) {
     if (all[q].invalid) {
       scope.leave();
-      throw error(error_kind::invalid_argument,
-                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(q) + " called " +
-                      std::string(name(all[q].kind)) +
-                      " with invalid arguments (its own error says "
-                      "which)",
-                  q);
+      fail(error_kind::invalid_argument,
+           {m.operation_name(), " on ", m.label(), ": rank ", q, " called ", name(all[q].kind),
+            " with invalid arguments (its own error says which)"},
+           q);
     }
   }
   for (int q = 1; q < m.size(); ++q) {
     const std::string what = difference(all[0], 0, all[q], q);
     if (what.empty()) continue;
     scope.leave();
-    throw error(error_kind::mismatch,
-                std::string(m.operation_name()) + " on " + m.label() + ": ranks 0 and " + std::to_string(q) +
-                    " are in different calls: " + what,
-                q);
+    fail(error_kind::mismatch,
+         {m.operation_name(), " on ", m.label(), ": ranks 0 and ", q, " are in different calls: ", what}, q);
   }
   return {all, static_cast<std::size_t>(m.size())};
 }

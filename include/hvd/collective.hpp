@@ -7,7 +7,8 @@
 #include <hvd/transport.hpp>
 
 #include <cstddef>
-#include <functional>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -25,8 +26,8 @@ std::byte* writable_bytes_of(std::span<T> s) noexcept {
 }
 
 inline bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) noexcept {
-  const std::less<const std::byte*> before;
-  return a_bytes != 0 && b_bytes != 0 && before(a, b + b_bytes) && before(b, a + a_bytes);
+  const auto at_a = reinterpret_cast<std::uintptr_t>(a), at_b = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes != 0 && b_bytes != 0 && at_a < at_b + b_bytes && at_b < at_a + a_bytes;
 }
 
 /// Collects what is wrong with the arguments of one call on one rank; the first finding counts.
@@ -37,34 +38,31 @@ class arguments {
   template <class S>
   arguments& buffer(const char* name, const S& s) {
     if (s.data() == nullptr && s.size() != 0) {
-      refuse(std::string(name) + " is null but has " + std::to_string(s.size()) + " elements");
+      refuse({name, " is null but has ", s.size(), " elements"});
     }
     return *this;
   }
   arguments& equal(const char* what, std::size_t got, const char* wanted_what, std::size_t wanted) {
     if (got != wanted) {
-      refuse(std::string(what) + " has " + std::to_string(got) + " elements; allowed: " + std::to_string(wanted) +
-             " (" + wanted_what + ")");
+      refuse({what, " has ", got, " elements; allowed: ", wanted, " (", wanted_what, ")"});
     }
     return *this;
   }
   arguments& root(int r) { return rank_of("root", r); }
   arguments& rank_of(const char* what, int r) {
     if (r < 0 || r >= size_) {
-      refuse(std::string(what) + " " + std::to_string(r) + " is out of range; allowed: 0 to " +
-             std::to_string(size_ - 1));
+      refuse({what, " ", r, " is out of range; allowed: 0 to ", size_ - 1});
     }
     return *this;
   }
   arguments& counts(const char* what, std::span<const std::size_t> c) {
     if (c.size() != static_cast<std::size_t>(size_)) {
-      refuse(std::string(what) + " has " + std::to_string(c.size()) + " entries; allowed: one for each of the " +
-             std::to_string(size_) + " ranks");
+      refuse({what, " has ", c.size(), " entries; allowed: one for each of the ", size_, " ranks"});
     }
     std::size_t total = 0;
     for (const std::size_t n : c) {  // or blocks with a sum that fits could lie anywhere
       if (n > std::numeric_limits<std::size_t>::max() - total) {
-        refuse(std::string(what) + " add up to more than " + std::to_string(std::numeric_limits<std::size_t>::max()));
+        refuse({what, " add up to more than ", std::numeric_limits<std::size_t>::max()});
       }
       total += n;
     }
@@ -74,12 +72,12 @@ class arguments {
   arguments& apart(const std::byte* in, std::size_t in_bytes, const std::byte* out, std::size_t out_bytes,
                    bool in_place) {
     if (!in_place && overlap(in, in_bytes, out, out_bytes)) {
-      refuse("input and output overlap; allowed: no common element, or in place as the collective documents");
+      refuse({"input and output overlap; allowed: no common element, or in place as the collective documents"});
     }
     return *this;
   }
-  void refuse(const std::string& why) {
-    if (problem_.empty()) problem_ = why;
+  [[gnu::noinline]] void refuse(std::initializer_list<piece> why) {
+    if (problem_.empty()) problem_ = joined(why);
   }
 
   /// Throws if anything was found. With HVD_CHECK the other ranks learn it and throw too.
@@ -96,10 +94,7 @@ class arguments {
   void check_alone() const {
     if (problem_.empty()) [[likely]]
       return;
-    throw error(error_kind::invalid_argument,
-                std::string(name(kind_)) + " on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + ": " +
-                    problem_,
-                rank_);
+    fail(error_kind::invalid_argument, {name(kind_), " on rank ", rank_, " of ", size_, ": ", problem_}, rank_);
   }
 
  private:
@@ -157,11 +152,10 @@ void run(T& comm, const Call& call, const A& how) {
   if (comm.size() == 1) return run_alone(call);
   if constexpr (requires { call.op.commutative; }) {
     if (!keeps_rank_order<A>() && !call.op.commutative) {
-      throw error(error_kind::unsupported,
-                  std::string(name(Call::kind)) + " on rank " + std::to_string(comm.rank()) + " of " +
-                      std::to_string(comm.size()) +
-                      ": this algorithm does not combine ranks in order, which a non-commutative reduction needs; use "
-                      "automatic, direct, tree, recursive_doubling or halving_doubling");
+      fail(error_kind::unsupported,
+           {name(Call::kind), " on rank ", comm.rank(), " of ", comm.size(),
+            ": this algorithm does not combine ranks in order, which a non-commutative reduction needs; use "
+            "automatic, direct, tree, recursive_doubling or halving_doubling"});
     }
   }
   if constexpr (PeerMemory<T>) {

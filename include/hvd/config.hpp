@@ -1,6 +1,7 @@
 // hvd/config.hpp: the environment variables of a job, and parsers that name what they refuse.
 #pragma once
 
+#include <hvd/detail/function_ref.hpp>
 #include <hvd/error.hpp>
 #include <hvd/version.hpp>
 
@@ -10,7 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdlib>
-#include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -26,7 +27,7 @@ namespace detail {
 inline std::string assignment(std::string_view name, std::string_view value) {
   constexpr std::size_t most = 80;
   constexpr std::string_view digits = "0123456789abcdef";
-  std::string text = std::string(name) + "=\"";
+  std::string text = joined({name, "=\""});
   for (std::size_t i = 0; i < value.size(); ++i) {
     if (value.size() > most && i == most / 2) {
       text += "...";
@@ -42,17 +43,9 @@ inline std::string assignment(std::string_view name, std::string_view value) {
 }
 
 [[noreturn]] inline void refuse_value(std::string_view name, std::string_view value, std::string_view problem,
-                                      std::string_view allowed) {
-  throw error(
-      error_kind::invalid_argument,
-      assignment(name, value).append(value.empty() ? " is empty" : problem).append("; allowed: ").append(allowed));
-}
-
-/// Locale-independent, unlike std::to_string and streams.
-template <class T, class... Format>
-std::string to_text(T number, Format... format) {
-  char text[64];
-  return {text, std::to_chars(text, text + sizeof(text), number, format...).ptr};
+                                      std::initializer_list<piece> allowed) {
+  fail(error_kind::invalid_argument,
+       {assignment(name, value), value.empty() ? " is empty" : problem, "; allowed: ", joined(allowed)});
 }
 
 }  // namespace detail
@@ -71,9 +64,9 @@ T parse_integer(std::string_view name, std::string_view value, T lo, std::type_i
   // An unsigned from_chars takes a negative number for no number at all.
   const bool negative =
       value.size() > 1 && value[0] == '-' && value.find_first_not_of("0123456789", 1) == std::string_view::npos;
-  const std::string range = detail::to_text(lo) + " to " + detail::to_text(hi);
-  const std::string allowed = meaning.empty() ? range : std::string(meaning) + " (here " + range + ")";
-  detail::refuse_value(name, value, whole || negative ? " is out of range" : " is not a whole number", allowed);
+  const char* const problem = whole || negative ? " is out of range" : " is not a whole number";
+  if (meaning.empty()) detail::refuse_value(name, value, problem, {lo, " to ", hi});
+  detail::refuse_value(name, value, problem, {meaning, " (here ", lo, " to ", hi, ")"});
 }
 
 /// A time in seconds, as in "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to
@@ -82,6 +75,7 @@ T parse_integer(std::string_view name, std::string_view value, T lo, std::type_i
 inline std::chrono::duration<double> parse_seconds(std::string_view name, std::string_view value,
                                                    std::string_view zero = {}) {
   constexpr double lo = 1e-3, hi = 1e9;
+  constexpr std::string_view range = "0.001 to 1000000000 seconds";
   double seconds = 0.0;
   const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), seconds);
   const bool number = end == value.data() + value.size() && code != std::errc::invalid_argument;
@@ -89,11 +83,10 @@ inline std::chrono::duration<double> parse_seconds(std::string_view name, std::s
     if (lo <= seconds && seconds <= hi) return std::chrono::duration<double>(seconds);
     if (seconds == 0.0 && !zero.empty()) return std::chrono::duration<double>::zero();
   }
-  constexpr auto plain = std::chars_format::fixed;
-  std::string allowed = zero.empty() ? "" : "0 (" + std::string(zero) + ") or ";
-  allowed += detail::to_text(lo, plain) + " to " + detail::to_text(hi, plain) + " seconds";
   const bool finite = number && std::isfinite(seconds);
-  detail::refuse_value(name, value, finite ? " is out of range" : " is not a number of seconds", allowed);
+  const char* const problem = finite ? " is out of range" : " is not a number of seconds";
+  if (zero.empty()) detail::refuse_value(name, value, problem, {range});
+  detail::refuse_value(name, value, problem, {"0 (", zero, ") or ", range});
 }
 
 /// 1, true, yes, on or 0, false, no, off, in any case; else invalid_argument.
@@ -105,7 +98,7 @@ inline bool parse_boolean(std::string_view name, std::string_view value) {
     if (lower == yes) return true;
   for (const std::string_view no : {"0", "false", "no", "off"})
     if (lower == no) return false;
-  detail::refuse_value(name, value, " is not a truth value", "0, 1, false, true, no, yes, off, on");
+  detail::refuse_value(name, value, " is not a truth value", {"0, 1, false, true, no, yes, off, on"});
 }
 
 /// A job's name, which becomes part of a file's name: hence few characters, and few kinds of them.
@@ -118,19 +111,19 @@ inline std::string parse_job(std::string_view name, std::string_view value) {
   std::size_t good = 0;
   while (good < value.size() && fits(value[good])) ++good;
   if (good == value.size() && good >= 1 && good <= most) return std::string(value);
-  detail::refuse_value(name, value, " is no name for a job", "1 to 128 letters, digits, '.', '_' or '-'");
+  detail::refuse_value(name, value, " is no name for a job", {"1 to 128 letters, digits, '.', '_' or '-'"});
 }
 
 /// An absolute path; whether the directory is there is for its user to find.
 inline std::string parse_directory(std::string_view name, std::string_view value) {
   if (value.starts_with('/')) return std::string(value);
-  detail::refuse_value(name, value, " is not absolute", "an absolute path of a directory");
+  detail::refuse_value(name, value, " is not absolute", {"an absolute path of a directory"});
 }
 
 /// What the environment says. The defaults are those of a process that no launcher has started: alone.
 struct config {
-  /// The value of a variable; nothing if it is not set.
-  using lookup = std::function<std::optional<std::string>(const char* name)>;
+  /// A function object that tells the value of a variable; nothing if it is not set. By reference: see function_ref.
+  using lookup = detail::function_ref<std::optional<std::string>(const char* name)>;
 
   int rank = 0, size = 1;              ///< HOROVOD_RANK, HOROVOD_SIZE: in the job
   int local_rank = 0, local_size = 1;  ///< HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE: on this host
@@ -167,19 +160,19 @@ struct place {
 };
 
 /// The place that two variables describe; nothing if neither is set.
-inline std::optional<place> parse_place(const config::lookup& variable, const std::string& prefix, int largest,
+inline std::optional<place> parse_place(const config::lookup& variable, std::string_view prefix, int largest,
                                         std::string_view meaning = {}) {
-  const std::string rank_name = prefix + "RANK", size_name = prefix + "SIZE";
+  const std::string rank_name = joined({prefix, "RANK"}), size_name = joined({prefix, "SIZE"});
   const auto rank = variable(rank_name.c_str()), size = variable(size_name.c_str());
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
     const std::string given = rank ? assignment(rank_name, *rank) : assignment(size_name, *size);
-    throw error(error_kind::invalid_argument,
-                given + " is set but " + (rank ? size_name : rank_name) + " is not; allowed: both or neither");
+    fail(error_kind::invalid_argument,
+         {given, " is set but ", rank ? size_name : rank_name, " is not; allowed: both or neither"});
   }
   place found;
   found.size = parse_integer(size_name, *size, 1, largest, meaning);
-  found.rank = parse_integer(rank_name, *rank, 0, found.size - 1, "0 to " + size_name + "-1");
+  found.rank = parse_integer(rank_name, *rank, 0, found.size - 1, joined({"0 to ", size_name, "-1"}));
   return found;
 }
 
@@ -197,11 +190,10 @@ inline config config::from_environment(const lookup& variable) {
   place cross = given_cross.value_or(place{});
   if (!given_cross && local.size != global.size) {
     if (global.size % local.size != 0 || global.rank % local.size != local.rank)
-      throw error(error_kind::invalid_argument,
-                  "HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE are not set and do not follow from rank " +
-                      detail::to_text(global.rank) + " of " + detail::to_text(global.size) + ", local rank " +
-                      detail::to_text(local.rank) + " of " + detail::to_text(local.size) +
-                      "; allowed: hosts with equal numbers of consecutive ranks, or all six variables");
+      detail::fail(error_kind::invalid_argument,
+                   {"HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE are not set and do not follow from rank ", global.rank,
+                    " of ", global.size, ", local rank ", local.rank, " of ", local.size,
+                    "; allowed: hosts with equal numbers of consecutive ranks, or all six variables"});
     cross = {global.rank / local.size, global.size / local.size};
   }
 

@@ -3,6 +3,10 @@
 
 #include <hvd/version.hpp>
 
+#include <concepts>
+#include <cstddef>
+#include <cstdio>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -52,5 +56,60 @@ class error : public std::runtime_error {
   error_kind kind_;
   int culprit_;
 };
+
+namespace detail {
+
+/// A part of a text: characters or a number, which looks as std::to_string writes it. Refers to the characters.
+class piece {
+ public:
+  template <std::convertible_to<std::string_view> T>
+  piece(const T& text) noexcept : kind_(characters), text_(text) {}
+  template <std::integral T>
+    requires(!std::same_as<T, bool>)
+  piece(T number) noexcept
+      : kind_(std::signed_integral<T> ? with_sign : without_sign), number_(static_cast<long long>(number)) {}
+  template <std::floating_point T>
+  piece(T number) noexcept : kind_(fraction), fraction_(static_cast<double>(number)) {}
+
+  void append_to(std::string& text) const {
+    char digits[384];  // a double has up to 309 before its point
+    int n = 0;
+    switch (kind_) {
+      case characters: text.append(text_); return;
+      case with_sign: n = std::snprintf(digits, sizeof digits, "%lld", number_); break;
+      case without_sign:
+        n = std::snprintf(digits, sizeof digits, "%llu", static_cast<unsigned long long>(number_));
+        break;
+      case fraction: n = std::snprintf(digits, sizeof digits, "%f", fraction_); break;
+    }
+    text.append(digits, static_cast<std::size_t>(n));
+  }
+
+ private:
+  enum : unsigned char { characters, with_sign, without_sign, fraction } kind_;
+  union {
+    std::string_view text_;
+    long long number_;
+    double fraction_;
+  };
+};
+
+/// The pieces as one text. Much of what a program gets from hvd, and hardly ever runs, makes sentences: this code is
+/// compiled once, where operators of std::string would be compiled into each place that has something to say.
+[[gnu::noinline]] inline std::string joined(std::initializer_list<piece> pieces) {
+  std::string text;
+  for (const piece& p : pieces) p.append_to(text);
+  return text;
+}
+
+/// Throws an `error` whose sentence is made of pieces.
+[[noreturn, gnu::noinline]] inline void fail(error_kind kind, std::initializer_list<piece> what, int culprit = -1) {
+  throw error(kind, joined(what), culprit);
+}
+
+/// What an error says, without the name of the library: for a sentence around it.
+inline std::string_view sentence(const error& e) noexcept { return std::string_view(e.what()).substr(5); }
+
+}  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

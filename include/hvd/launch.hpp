@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -144,7 +145,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::signal_relay relay(ranks);
   const std::string job = "fork-" + detail::hex(detail::random_word());
   auto memory = detail::create_group(job, np, opts, 0, true);
-  if (!memory) throw error(error_kind::system, "fork_run: job name " + job + " is taken");
+  if (!memory) detail::fail(error_kind::system, {"fork_run: job name ", job, " is taken"});
   struct unlinker {
     detail::segment& s;
     ~unlinker() { s.unlink(); }
@@ -170,7 +171,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       for (const pid_t started : ranks) {
         if (started > 0) ::waitpid(started, nullptr, 0);
       }
-      throw error(error_kind::system, "fork_run: cannot start rank " + std::to_string(r) + ": " + why);
+      detail::fail(error_kind::system, {"fork_run: cannot start rank ", r, ": ", why});
     }
     ranks[static_cast<std::size_t>(r)] = pid;
   }

@@ -98,11 +98,10 @@ class incoming {
   void check() const {
     if (message_bytes_ == bytes_) return;
     peer_memory& m = channels_.m;
-    throw error(error_kind::mismatch,
-                std::string(m.operation_name()) + " on " + m.label() + ": expected " + std::to_string(bytes_) +
-                    " bytes from rank " + std::to_string(from_) + " but it sent " + std::to_string(message_bytes_) +
-                    "; the message was dropped",
-                from_);
+    fail(error_kind::mismatch,
+         {m.operation_name(), " on ", m.label(), ": expected ", bytes_, " bytes from rank ", from_, " but it sent ",
+          message_bytes_, "; the message was dropped"},
+         from_);
   }
 
  private:
@@ -117,9 +116,8 @@ class incoming {
 
 inline void check_peer(const peer_memory& m, std::string_view operation, int peer) {
   if (peer >= 0 && peer < m.size()) return;
-  throw error(error_kind::invalid_argument, std::string(operation) + " on " + m.label() + ": there is no rank " +
-                                                std::to_string(peer) + "; allowed: 0 to " +
-                                                std::to_string(m.size() - 1));
+  fail(error_kind::invalid_argument,
+       {operation, " on ", m.label(), ": there is no rank ", peer, "; allowed: 0 to ", m.size() - 1});
 }
 
 /// Sends `bytes` to a peer; returns when the last fragment lies in its slot. A rank may send to itself as far as
@@ -132,8 +130,8 @@ inline void send_message(peer_memory& m, const std::byte* data, std::size_t byte
     const std::uint64_t fragments = bytes == 0 ? 1 : (bytes + m.shape().slot_bytes - 1) / m.shape().slot_bytes;
     if (waiting + fragments > slots_per_channel) {
       scope.leave();
-      throw error(error_kind::invalid_argument, "send on " + m.label() + ": a message of " + std::to_string(bytes) +
-                                                    " bytes to itself would wait for itself; use exchange");
+      fail(error_kind::invalid_argument,
+           {"send on ", m.label(), ": a message of ", bytes, " bytes to itself would wait for itself; use exchange"});
     }
   }
   for (outgoing o(m, data, bytes, to); !o.finished();) {

@@ -47,8 +47,9 @@ class peer_memory {
   peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
               const failure_policy& failure, liveness live)
       : header_(header), geometry_(header.windows), caches_(header.caches), checks_(header.check != 0), rank_(rank),
-        size_(header.size), label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live), sent_(ranks()),
-        taken_(ranks()), inputs_(ranks()), outputs_(ranks()) {}
+        size_(header.size), label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
+        sent_(std::make_unique<std::uint64_t[]>(ranks())), taken_(std::make_unique<std::uint64_t[]>(ranks())),
+        inputs_(std::make_unique<const std::byte*[]>(ranks())), outputs_(std::make_unique<std::byte*[]>(ranks())) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
 
@@ -254,15 +255,14 @@ class peer_memory {
   void enter(std::string_view operation) {
     operation_ = operation;
     if (failed_) [[unlikely]] {
-      throw error(failed_->kind(),
-                  std::string(operation) + " on " + label_ +
-                      ": the group failed before and cannot be used: " + failed_->what(),
-                  failed_->rank());
+      fail(failed_->kind(),
+           {operation, " on ", label_, ": the group failed before and cannot be used: ", failed_->what()},
+           failed_->rank());
     }
     if (orphaned_) [[unlikely]] {
-      throw error(error_kind::invalid_argument,
-                  std::string(operation) + " on " + label_ +
-                      ": this process was forked from the one that joined the group; only that one may use it");
+      fail(error_kind::invalid_argument,
+           {operation, " on ", label_,
+            ": this process was forked from the one that joined the group; only that one may use it"});
     }
   }
   /// In a forked child: refuse all further use.
@@ -300,8 +300,8 @@ class peer_memory {
     return scratch_.get();
   }
   /// size() pointers each, for the inputs and outputs of a kernel.
-  [[nodiscard]] const std::byte** inputs() noexcept { return inputs_.data(); }
-  [[nodiscard]] std::byte** outputs() noexcept { return outputs_.data(); }
+  [[nodiscard]] const std::byte** inputs() noexcept { return inputs_.get(); }
+  [[nodiscard]] std::byte** outputs() noexcept { return outputs_.get(); }
 
  private:
   using clock = std::chrono::steady_clock;
@@ -337,29 +337,26 @@ class peer_memory {
   }
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
-    const auto kind = static_cast<error_kind>((reason & 0xff) - 1);
-    const int culprit = static_cast<int>(reason >> 8 & 0xffffff) - 1;
+    const error_kind kind = abort_kind(reason);
+    const int culprit = abort_culprit(reason);
     const int reporter = static_cast<int>(reason >> 32) - 1;
-    const std::string who = "rank " + std::to_string(culprit);
-    std::string text = std::string(operation_) + " on " + label_ + ": ";
+    std::string text = joined({operation_, " on ", label_, ": "});
     switch (kind) {
-      case error_kind::peer_lost: text += who + " has exited or was killed"; break;
+      case error_kind::peer_lost: text += joined({"rank ", culprit, " has exited or was killed"}); break;
       case error_kind::timeout:
-        text += who + " did not answer within " + std::to_string(failure_.timeout.count()) +
-                " s (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
+        text += joined({"rank ", culprit, " did not answer within ", failure_.timeout.count(),
+                        " s (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)"});
         break;
       case error_kind::mismatch:
-        text += "ranks " + std::to_string(reporter) + " and " + who.substr(5) +
-                " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to see "
-                "which)";
+        text += joined({"ranks ", reporter, " and ", culprit,
+                        " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to "
+                        "see which)"});
         break;
-      case error_kind::no_memory: text += who + " could not reserve its memory"; break;
-      default: text += who + " failed in the middle of an operation"; break;
+      case error_kind::no_memory: text += joined({"rank ", culprit, " could not reserve its memory"}); break;
+      default: text += joined({"rank ", culprit, " failed in the middle of an operation"}); break;
     }
-    if (reporter != rank_ && reporter >= 0) text += ", as rank " + std::to_string(reporter) + " found";
-    if (waited_for >= 0) {
-      text += "; was waiting for rank " + std::to_string(waited_for) + " to " + name(what);
-    }
+    if (reporter != rank_ && reporter >= 0) text += joined({", as rank ", reporter, " found"});
+    if (waited_for >= 0) text += joined({"; was waiting for rank ", waited_for, " to ", name(what)});
     failed_.emplace(kind, text, culprit);
     throw error(*failed_);
   }
@@ -383,9 +380,9 @@ class peer_memory {
   std::uint64_t known_ = 0;     // every peer has ended exchange known_
   std::uint64_t next_chunk_ = 0;
   std::vector<shared_block> blocks_;
-  std::vector<std::uint64_t> sent_, taken_;
-  std::vector<const std::byte*> inputs_;
-  std::vector<std::byte*> outputs_;
+  std::unique_ptr<std::uint64_t[]> sent_, taken_;
+  std::unique_ptr<const std::byte*[]> inputs_;
+  std::unique_ptr<std::byte*[]> outputs_;
   std::unique_ptr<std::byte[], aligned_delete> scratch_;
   std::size_t scratch_bytes_ = 0;
   std::optional<error> failed_;

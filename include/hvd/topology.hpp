@@ -4,6 +4,7 @@
 #include <hvd/error.hpp>
 #include <hvd/version.hpp>
 
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -12,18 +13,26 @@
 #include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <limits>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 namespace hvd::inline HVD_ABI {
+
+namespace detail {
+
+/// Ascending, and each once.
+inline void put_in_order(std::vector<int>& cpus) {
+  std::sort(cpus.begin(), cpus.end());
+  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
+}
+
+}  // namespace detail
 
 /// The CPUs in the kernel's list format ("0-3,8"), ascending and each once; none for an empty text. Anything
 /// else is invalid_argument, which names the text and the place in it.
@@ -32,10 +41,10 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
   std::vector<int> cpus;
   const char* at = text.data();
   const char* const end = at + text.size();
-  const auto refuse = [&](const std::string& problem) {
-    throw error(error_kind::invalid_argument,
-                "CPU list \"" + std::string(text) + "\", character " + std::to_string(at - text.data() + 1) + ": " +
-                    problem + "; allowed: numbers and ranges from 0 to " + std::to_string(most) + ", as in \"0-3,8\"");
+  const auto refuse = [&](const char* problem) {
+    detail::fail(error_kind::invalid_argument,
+                 {"CPU list \"", text, "\", character ", at - text.data() + 1, ": ", problem,
+                  "; allowed: numbers and ranges from 0 to ", most, ", as in \"0-3,8\""});
   };
   const auto number = [&] {
     int value = 0;
@@ -58,8 +67,7 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
     if (*at != ',') refuse("neither ',' nor '-'");
     if (++at == end) refuse("nothing after ','");
   }
-  std::sort(cpus.begin(), cpus.end());
-  cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
+  detail::put_in_order(cpus);
   return cpus;
 }
 
@@ -103,27 +111,34 @@ struct topology {
 
 namespace detail {
 
-/// A small file's text without the line's end; nothing if it cannot be read.
-inline std::optional<std::string> read_text(const std::string& path) {
-  std::ifstream file(path);
+/// A small file's text without the line's end; empty if it cannot be read.
+inline std::string read_text(std::initializer_list<piece> path) {
   std::string text;
-  std::getline(file, text, '\0');  // catches what the stream buffer throws, for a directory say
-  if (file.bad() || (text.empty() && !file.eof())) return std::nullopt;
-  while (!text.empty() && text.back() == '\n') text.pop_back();
+  const int fd = ::open(joined(path).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return text;
+  char part[4096];
+  for (;;) {
+    const ssize_t n = ::read(fd, part, sizeof part);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    text.append(part, static_cast<std::size_t>(n));
+  }
+  ::close(fd);
+  while (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
-inline std::vector<int> read_cpu_list(const std::string& path) {
+inline std::vector<int> read_cpu_list(std::initializer_list<piece> path) {
   try {
-    return parse_cpu_list(read_text(path).value_or(""));
+    return parse_cpu_list(read_text(path));
   } catch (const error&) {
     return {};
   }
 }
 
 /// "48K" and the like in bytes; 0 for anything else.
-inline std::size_t read_size(const std::string& path) {
-  const std::string text = read_text(path).value_or("");
+inline std::size_t read_size(std::initializer_list<piece> path) {
+  const std::string text = read_text(path);
   std::size_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (code != std::errc{} || number > std::numeric_limits<std::size_t>::max() >> 30) return 0;
@@ -134,19 +149,16 @@ inline std::size_t read_size(const std::string& path) {
   return unit == "G" ? number << 30 : 0;
 }
 
-inline std::vector<std::string> split_text(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t length = std::min(text.find(separator), text.size());
-    parts.emplace_back(text.substr(0, length));
-    text.remove_prefix(std::min(length + 1, text.size()));
-  }
-  return parts;
+/// Takes the first part of a text off, and the separator behind it.
+inline std::string_view take_part(std::string_view& text, char separator) noexcept {
+  const std::string_view part = text.substr(0, text.find(separator));
+  text.remove_prefix(std::min(part.size() + 1, text.size()));
+  return part;
 }
 
 /// CPUs granted by "quota" of every "period", in one unit; infinity where either is "max", negative or no
 /// number.
-inline double parse_quota(const std::string& quota, const std::string& period) {
+inline double parse_quota(std::string_view quota, std::string_view period) {
   double limit = 0.0, length = 0.0;
   std::from_chars(quota.data(), quota.data() + quota.size(), limit);
   std::from_chars(period.data(), period.data() + period.size(), length);
@@ -156,84 +168,109 @@ inline double parse_quota(const std::string& quota, const std::string& period) {
 
 /// The least quota of the groups from `path` up to the mount's root. Above a container's own group there is
 /// nothing to see, and its path may be one that only the host knows: what does not exist limits nothing.
-inline double least_quota(const std::string& mount, std::string path, bool unified) {
+inline double least_quota(std::string_view mount, std::string_view path, bool unified) {
   double least = std::numeric_limits<double>::infinity();
-  if (path.find("/..") != std::string::npos) path.clear();  // a group outside of this namespace's root
+  if (path.find("/..") != std::string_view::npos) path = {};  // a group outside of this namespace's root
   for (;;) {
-    while (!path.empty() && path.back() == '/') path.pop_back();
-    const std::string group = mount + path + "/";
+    while (path.ends_with('/')) path.remove_suffix(1);
     if (unified) {
-      const auto words = split_text(read_text(group + "cpu.max").value_or(""), ' ');
-      if (words.size() == 2) least = std::min(least, parse_quota(words[0], words[1]));
+      const std::string both = read_text({mount, path, "/cpu.max"});
+      std::string_view period = both;
+      const std::string_view quota = take_part(period, ' ');
+      if (period.find(' ') == std::string_view::npos) least = std::min(least, parse_quota(quota, period));
     } else {
-      least = std::min(least, parse_quota(read_text(group + "cpu.cfs_quota_us").value_or(""),
-                                          read_text(group + "cpu.cfs_period_us").value_or("")));
+      least = std::min(least, parse_quota(read_text({mount, path, "/cpu.cfs_quota_us"}),
+                                          read_text({mount, path, "/cpu.cfs_period_us"})));
     }
     if (path.empty()) return least;
     const auto slash = path.rfind('/');
-    path.erase(slash == std::string::npos ? 0 : slash);
+    path = path.substr(0, slash == std::string_view::npos ? 0 : slash);
   }
 }
 
-/// The quota of the process's control groups, version 2 and 1, which a host may have side by side.
-inline double read_quota(const std::string& root) {
-  struct mount {
-    std::string point, group;  // where, and which group is its root
-    bool unified;
-  };
-  const auto has_cpu = [](std::string_view controllers) {
-    const auto names = split_text(controllers, ',');
-    return std::find(names.begin(), names.end(), "cpu") != names.end();
-  };
-  std::vector<mount> mounts;
-  for (const std::string& line : split_text(read_text(root + "proc/self/mountinfo").value_or(""), '\n')) {
-    const auto words = split_text(line, ' ');
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    if (words.size() < 5 || !words[4].starts_with('/') || std::distance(dash, words.end()) < 4) continue;
-    const bool unified = dash[1] == "cgroup2";
-    if (unified || (dash[1] == "cgroup" && has_cpu(dash[3]))) mounts.push_back({words[4], words[3], unified});
+/// Whether a list of controllers, as in "cpu,cpuacct", has the one that limits CPU time.
+inline bool has_cpu(std::string_view controllers) noexcept {
+  while (!controllers.empty()) {
+    if (take_part(controllers, ',') == "cpu") return true;
   }
-  if (mounts.empty())
-    mounts = {{"/sys/fs/cgroup", "/", true},
-              {"/sys/fs/cgroup/unified", "/", true},
-              {"/sys/fs/cgroup/cpu", "/", false},
-              {"/sys/fs/cgroup/cpu,cpuacct", "/", false}};
+  return false;
+}
 
+/// A mounted hierarchy of control groups: where, which group is its root, and whether it is of version 2.
+struct group_mount {
+  std::string_view point, group;
+  bool unified;
+};
+
+/// What a line of mountinfo says, if it is a hierarchy that can limit CPU time; else one without a point.
+inline group_mount parse_mount(std::string_view line) noexcept {
+  group_mount mount{};
+  std::string_view field;
+  for (int i = 0; !line.empty() && field != "-"; ++i) {  // any number of fields, and three behind the dash
+    field = take_part(line, ' ');
+    if (i == 3) mount.group = field;
+    if (i == 4) mount.point = field;
+  }
+  const std::string_view kind = take_part(line, ' ');
+  take_part(line, ' ');  // the source
+  mount.unified = kind == "cgroup2";
+  const bool limits = mount.unified || (kind == "cgroup" && has_cpu(take_part(line, ' ')));
+  if (!limits || !mount.point.starts_with('/')) mount.point = {};
+  return mount;
+}
+
+/// The quota of the process's control groups, version 2 and 1, which a host may have side by side.
+inline double read_quota(std::string_view root) {
+  const std::string mounts = read_text({root, "proc/self/mountinfo"}), groups = read_text({root, "proc/self/cgroup"});
   double least = std::numeric_limits<double>::infinity();
-  for (const std::string& line : split_text(read_text(root + "proc/self/cgroup").value_or(""), '\n')) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);  // number:controllers:path
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const bool unified = second == first + 1;
-    if (!unified && !has_cpu(std::string_view(line).substr(first + 1, second - first - 1))) continue;
-    const std::string path = line.substr(second + 1);
-    for (const mount& m : mounts) {
-      if (m.unified != unified) continue;
-      const bool inside = m.group != "/" && (path + "/").starts_with(m.group + "/");
-      const std::string below = inside ? path.substr(m.group.size()) : path;
-      least = std::min(least, least_quota(root + m.point.substr(1), below, unified));
+  const auto consider = [&](const group_mount& mount) {
+    for (std::string_view lines = groups; !lines.empty();) {
+      std::string_view path = take_part(lines, '\n');  // number:controllers:path
+      take_part(path, ':');
+      if (path.find(':') == std::string_view::npos) continue;
+      const std::string_view controllers = take_part(path, ':');
+      if (mount.unified ? !controllers.empty() : !has_cpu(controllers)) continue;
+      const std::string_view below = path.starts_with(mount.group) ? path.substr(mount.group.size()) : path;
+      const bool inside = mount.group != "/" && (below.empty() || below.starts_with('/'));
+      const std::string point = joined({root, mount.point.substr(1)});
+      least = std::min(least, least_quota(point, inside ? below : path, mount.unified));
     }
+  };
+  bool any = false;
+  for (std::string_view lines = mounts; !lines.empty();) {
+    const group_mount mount = parse_mount(take_part(lines, '\n'));
+    if (mount.point.empty()) continue;
+    any = true;
+    consider(mount);
+  }
+  if (any) return least;
+  for (const group_mount& usual : {group_mount{"/sys/fs/cgroup", "/", true},
+                                   {"/sys/fs/cgroup/unified", "/", true},
+                                   {"/sys/fs/cgroup/cpu", "/", false},
+                                   {"/sys/fs/cgroup/cpu,cpuacct", "/", false}}) {
+    consider(usual);
   }
   return least;
 }
 
 /// What sched_getaffinity says of one thread, with a mask that grows until the kernel's fits: a cpu_set_t
-/// ends at 1024. `get(pid, bytes, words)` is the call itself; nothing if it fails.
+/// ends at 1024. `get(pid, bytes, words)` is the call itself; no CPU if it fails.
 template <class Get>
-std::optional<std::vector<int>> read_affinity(int thread, Get&& get) {
+std::vector<int> read_affinity(int thread, Get&& get) {
   constexpr std::size_t bits = std::numeric_limits<unsigned long>::digits;
   for (std::size_t words = 1024 / bits; words <= (std::size_t{1} << 20) / bits; words *= 2) {
     std::vector<unsigned long> mask(words);
     errno = 0;
     if (get(thread, words * sizeof(unsigned long), mask.data()) != 0) {
       if (errno == EINVAL) continue;
-      return std::nullopt;
+      return {};
     }
     std::vector<int> cpus;
     for (std::size_t cpu = 0; cpu < words * bits; ++cpu)
       if ((mask[cpu / bits] >> cpu % bits & 1u) != 0) cpus.push_back(static_cast<int>(cpu));
     return cpus;
   }
-  return std::nullopt;
+  return {};
 }
 
 /// The CPUs of the calling and of the main thread together: either may have been pinned to one before anybody
@@ -242,17 +279,20 @@ inline std::vector<int> process_affinity() {
   const auto get = [](int thread, std::size_t bytes, unsigned long* words) {
     return sched_getaffinity(thread, bytes, reinterpret_cast<cpu_set_t*>(words));
   };
-  const auto calling = read_affinity(0, get).value_or(std::vector<int>{});
-  const auto main = read_affinity(getpid(), get).value_or(std::vector<int>{});
   std::vector<int> both;
-  std::set_union(calling.begin(), calling.end(), main.begin(), main.end(), std::back_inserter(both));
+  for (const int thread : {0, getpid()}) {
+    for (const int cpu : read_affinity(thread, get)) both.push_back(cpu);
+  }
+  put_in_order(both);
   return both;
 }
 
-inline std::vector<int> intersection(const std::vector<int>& a, const std::vector<int>& b) {
-  std::vector<int> both;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-  return both;
+/// Takes the CPUs that are in `which`, too, out of `rest` and returns them; both are in order.
+inline std::vector<int> take_out(std::vector<int>& rest, const std::vector<int>& which) {
+  std::vector<int> taken, left;
+  for (const int cpu : rest) (std::binary_search(which.begin(), which.end(), cpu) ? taken : left).push_back(cpu);
+  rest = std::move(left);
+  return taken;
 }
 
 inline void take_least(std::size_t& least, std::size_t bytes) {
@@ -260,20 +300,20 @@ inline void take_least(std::size_t& least, std::size_t bytes) {
 }
 
 /// Fills in the sizes and domains, from the files of one CPU of each last-level cache.
-inline void read_caches(topology& host, const std::string& cpu_folder) {
+inline void read_caches(topology& host, std::string_view cpu_folder) {
   std::vector<int> rest = host.cpu_ids, unknown;
   while (!rest.empty()) {
     const int cpu = rest.front();
     int last_level = 0;
     std::vector<int> sharers;
     for (int index = 0;; ++index) {
-      const std::string cache = cpu_folder + "cpu" + std::to_string(cpu) + "/cache/index" + std::to_string(index) + "/";
-      const auto level = static_cast<int>(read_size(cache + "level"));
+      const std::string cache = joined({cpu_folder, "cpu", cpu, "/cache/index", index, "/"});
+      const auto level = static_cast<int>(read_size({cache, "level"}));
       if (level == 0) break;
-      if (read_text(cache + "type").value_or("") == "Instruction") continue;
-      const std::size_t bytes = read_size(cache + "size");
-      const auto shared = read_cpu_list(cache + "shared_cpu_list");
-      take_least(host.cache_line, read_size(cache + "coherency_line_size"));
+      if (read_text({cache, "type"}) == "Instruction") continue;
+      const std::size_t bytes = read_size({cache, "size"});
+      const auto shared = read_cpu_list({cache, "shared_cpu_list"});
+      take_least(host.cache_line, read_size({cache, "coherency_line_size"}));
       if (level == 1) take_least(host.l1d, bytes);
       if (level == 2) take_least(host.l2, bytes);
       if (level == 3) {
@@ -285,46 +325,38 @@ inline void read_caches(topology& host, const std::string& cpu_folder) {
         sharers = shared;
       }
     }
-    std::vector<int> domain = intersection(rest, sharers), others;
-    if (std::find(domain.begin(), domain.end(), cpu) == domain.end()) {  // no list, or nonsense
+    if (std::binary_search(sharers.begin(), sharers.end(), cpu)) {
+      host.l3_domains.push_back(take_out(rest, sharers));
+    } else {  // no list, or nonsense
       unknown.push_back(cpu);
-      domain = {cpu};
-    } else {
-      host.l3_domains.push_back(domain);
+      rest.erase(rest.begin());
     }
-    std::set_difference(rest.begin(), rest.end(), domain.begin(), domain.end(), std::back_inserter(others));
-    rest = std::move(others);
   }
   if (!unknown.empty()) host.l3_domains.push_back(unknown);
 }
 
-inline void read_nodes(topology& host, const std::string& node_folder) {
-  std::vector<int> rest = host.cpu_ids, others;
-  for (const int id : read_cpu_list(node_folder + "online")) {
-    const auto cpus = intersection(rest, read_cpu_list(node_folder + "node" + std::to_string(id) + "/cpulist"));
-    if (cpus.empty()) continue;
-    host.numa_nodes.push_back({id, cpus});
-    others.clear();
-    std::set_difference(rest.begin(), rest.end(), cpus.begin(), cpus.end(), std::back_inserter(others));
-    rest = others;
+inline void read_nodes(topology& host, std::string_view node_folder) {
+  std::vector<int> rest = host.cpu_ids;
+  for (const int id : read_cpu_list({node_folder, "online"})) {
+    std::vector<int> cpus = take_out(rest, read_cpu_list({node_folder, "node", id, "/cpulist"}));
+    if (!cpus.empty()) host.numa_nodes.push_back({id, std::move(cpus)});
   }
-  if (!rest.empty()) host.numa_nodes.push_back({-1, rest});
+  if (!rest.empty()) host.numa_nodes.push_back({-1, std::move(rest)});
 }
 
 }  // namespace detail
 
 inline topology topology::of(std::vector<int> cpu_ids, const std::string& root) {
-  const std::string base = root.ends_with('/') ? root : root + '/';
+  const std::string base = detail::joined({root, root.ends_with('/') ? "" : "/"});
   topology host;
-  std::sort(cpu_ids.begin(), cpu_ids.end());
-  cpu_ids.erase(std::unique(cpu_ids.begin(), cpu_ids.end()), cpu_ids.end());
+  detail::put_in_order(cpu_ids);
   host.cpu_ids = std::move(cpu_ids);
   host.quota = detail::read_quota(base);
-  const double count = host.cpu_ids.empty() ? static_cast<double>(std::thread::hardware_concurrency())
+  const double count = host.cpu_ids.empty() ? static_cast<double>(::sysconf(_SC_NPROCESSORS_ONLN))
                                             : static_cast<double>(host.cpu_ids.size());
   host.cpus = std::max(1, static_cast<int>(std::min(count, std::ceil(host.quota))));
-  detail::read_caches(host, base + "sys/devices/system/cpu/");
-  detail::read_nodes(host, base + "sys/devices/system/node/");
+  detail::read_caches(host, detail::joined({base, "sys/devices/system/cpu/"}));
+  detail::read_nodes(host, detail::joined({base, "sys/devices/system/node/"}));
   return host;
 }
 

@@ -205,10 +205,9 @@ struct direct {
 
 /// The algorithm with its tunables, for messages and bench output.
 inline std::string name(const direct& a) {
-  return "direct(line_bytes=" + std::to_string(a.line_bytes) +
-         ", copy_line_bytes=" + std::to_string(a.copy_line_bytes) + ", chunk_bytes=" + std::to_string(a.chunk_bytes) +
-         ", mapped_bytes=" + std::to_string(a.mapped_bytes) + ", streaming_bytes=" + std::to_string(a.streaming_bytes) +
-         ")";
+  return detail::joined({"direct(line_bytes=", a.line_bytes, ", copy_line_bytes=", a.copy_line_bytes,
+                         ", chunk_bytes=", a.chunk_bytes, ", mapped_bytes=", a.mapped_bytes,
+                         ", streaming_bytes=", a.streaming_bytes, ")"});
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -26,7 +26,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <utility>
 
 namespace hvd::inline HVD_ABI::detail {
@@ -105,14 +104,14 @@ inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_byt
   const std::size_t cell = std::min<std::size_t>(chunk_bytes, m.shape().cell_bytes);
   std::size_t room = cell / static_cast<std::size_t>(parts) / cache_line * cache_line;
   if (room < element_bytes) room = m.shape().cell_bytes / static_cast<std::size_t>(parts) / cache_line * cache_line;
-  const std::size_t line_of_elements = std::lcm(element_bytes, cache_line);
+  // Their greatest common divisor: a line is a power of two, so the powers of two in an element count.
+  const std::size_t common = std::min(element_bytes & (~element_bytes + 1), cache_line);
+  const std::size_t line_of_elements = element_bytes / common * cache_line;
   if (room >= line_of_elements) return room / line_of_elements * line_of_elements / element_bytes;
   if (room >= element_bytes) return room / element_bytes;
-  throw error(error_kind::unsupported, std::string(m.operation_name()) + " on " + m.label() + ": an element of " +
-                                           std::to_string(element_bytes) +
-                                           " bytes does not fit into the staging memory (" +
-                                           std::to_string(m.shape().cell_bytes) + " bytes a cell for " +
-                                           std::to_string(parts) + " ranks); raise memory_policy::staging_bytes");
+  fail(error_kind::unsupported, {m.operation_name(), " on ", m.label(), ": an element of ", element_bytes,
+                                 " bytes does not fit into the staging memory (", m.shape().cell_bytes,
+                                 " bytes a cell for ", parts, " ranks); raise memory_policy::staging_bytes"});
 }
 
 /// Where data goes one way only, ranks overlap by chunks: at least four, of at most 32 KiB.

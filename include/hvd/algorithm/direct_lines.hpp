@@ -199,11 +199,10 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
     for (int to = 0; to != m.size(); ++to) {
       if (counts.send(from, to) == counts.receive(to, from)) continue;
       scope.leave();
-      throw error(error_kind::mismatch,
-                  std::string(m.operation_name()) + " on " + m.label() + ": rank " + std::to_string(from) + " sends " +
-                      std::to_string(counts.send(from, to)) + " elements to rank " + std::to_string(to) +
-                      ", which expects " + std::to_string(counts.receive(to, from)),
-                  to);
+      fail(error_kind::mismatch,
+           {m.operation_name(), " on ", m.label(), ": rank ", from, " sends ", counts.send(from, to),
+            " elements to rank ", to, ", which expects ", counts.receive(to, from)},
+           to);
     }
   }
   return counts;

@@ -176,6 +176,6 @@ struct ring {
 };
 
 /// The algorithm with its tunables, for messages and bench output.
-inline std::string name(const ring& a) { return "ring(chunk_bytes=" + std::to_string(a.chunk_bytes) + ")"; }
+inline std::string name(const ring& a) { return detail::joined({"ring(chunk_bytes=", a.chunk_bytes, ")"}); }
 
 }  // namespace hvd::inline HVD_ABI

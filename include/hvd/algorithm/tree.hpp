@@ -196,6 +196,6 @@ struct tree {
 };
 
 /// The algorithm with its tunables, for messages and bench output.
-inline std::string name(const tree& a) { return "tree(chunk_bytes=" + std::to_string(a.chunk_bytes) + ")"; }
+inline std::string name(const tree& a) { return detail::joined({"tree(chunk_bytes=", a.chunk_bytes, ")"}); }
 
 }  // namespace hvd::inline HVD_ABI

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <string>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -22,9 +21,7 @@ class temporary {
   explicit temporary(std::size_t bytes) {
     if (bytes == 0) return;
     data_.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{cache_line}, std::nothrow)));
-    if (data_ == nullptr) {
-      throw error(error_kind::no_memory, "cannot allocate " + std::to_string(bytes) + " bytes of temporary memory");
-    }
+    if (data_ == nullptr) fail(error_kind::no_memory, {"cannot allocate ", bytes, " bytes of temporary memory"});
   }
 
   [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }

@@ -1,4 +1,4 @@
-// hvd/detail/futex.hpp: sleeping on a word of shared memory, with a time limit.
+// hvd/detail/futex.hpp: sleeping on a word of shared memory, or for a time.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -22,6 +22,13 @@ inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t exp
   const timespec t{static_cast<std::time_t>(limit.count() / 1'000'000'000),
                    static_cast<long>(limit.count() % 1'000'000'000)};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &t, nullptr, 0);
+}
+
+/// Sleeps: std::this_thread::sleep_for, without the rest of <thread>.
+inline void nap(std::chrono::microseconds time) noexcept {
+  const timespec t{static_cast<std::time_t>(time.count() / 1'000'000),
+                   static_cast<long>(time.count() % 1'000'000 * 1000)};
+  ::nanosleep(&t, nullptr);
 }
 
 inline void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {

@@ -90,8 +90,7 @@ inline constexpr std::size_t header_bytes = 4096;
 /// channels, the rest cells.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > max_ranks) {
-    throw error(error_kind::invalid_argument,
-                "a group of " + std::to_string(size) + " ranks cannot share memory; allowed: 1 to 4096");
+    fail(error_kind::invalid_argument, {"a group of ", size, " ranks cannot share memory; allowed: 1 to 4096"});
   }
   const std::size_t ranks = static_cast<std::size_t>(size);
   geometry g;
@@ -109,10 +108,10 @@ inline geometry make_geometry(int size, std::size_t staging) {
   const std::size_t left = g.window_bytes > g.cells_at ? g.window_bytes - g.cells_at : 0;
   g.cell_bytes = left / cells_per_rank / 4096 * 4096;
   if (g.cell_bytes < ranks * cache_line || g.cell_bytes == 0) {
-    throw error(error_kind::invalid_argument,
-                "staging memory of " + std::to_string(staging) + " bytes a rank is too little for " +
-                    std::to_string(size) + " ranks; set memory_policy::staging_bytes to at least " +
-                    std::to_string(round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096), 65536)));
+    fail(error_kind::invalid_argument,
+         {"staging memory of ", staging, " bytes a rank is too little for ", size,
+          " ranks; set memory_policy::staging_bytes to at least ",
+          round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096), 65536)});
   }
   return g;
 }

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,7 +32,7 @@ namespace hvd::inline HVD_ABI::detail {
 inline std::uint64_t random_word() {
   std::uint64_t r = 0;
   if (::getrandom(&r, sizeof r, 0) != static_cast<ssize_t>(sizeof r)) {
-    throw error(error_kind::system, std::string("no random numbers: ") + std::strerror(errno));
+    fail(error_kind::system, {"no random numbers: ", std::strerror(errno)});
   }
   return r;
 }
@@ -50,12 +51,12 @@ inline std::string hex(std::uint64_t value) {
 
 /// The file name of a job: readable, and distinct for distinct jobs and users.
 inline std::string segment_name(std::string_view job) {
-  std::string name = "hvd-" + std::to_string(::geteuid()) + "-";
-  for (const char c : job.substr(0, 64)) {
+  std::string readable(job.substr(0, 64));
+  for (char& c : readable) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-';
-    name += plain ? c : '_';
+    if (!plain) c = '_';
   }
-  return name + "-" + hex(text_hash(job));
+  return joined({"hvd-", ::geteuid(), "-", readable, "-", hex(text_hash(job))});
 }
 
 class segment {
@@ -77,18 +78,18 @@ class segment {
   static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved) {
     if (beyond_file_limit(bytes)) {
       errno = EFBIG;
-      refuse("cannot make shared memory in " + directory, bytes, directory);
+      refuse({"cannot make shared memory in ", directory}, bytes, directory);
     }
     const fork_guard::pause no_fork;
     const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0) refuse("cannot make shared memory in " + directory, bytes, directory);
+    if (fd < 0) refuse({"cannot make shared memory in ", directory}, bytes, directory);
     if (::fchmod(fd, 0600) != 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int why = errno;
       ::close(fd);
       errno = why;
-      refuse("cannot make shared memory in " + directory, bytes, directory);
+      refuse({"cannot make shared memory in ", directory}, bytes, directory);
     }
-    segment s(fd, directory + "/" + name, bytes);
+    segment s(fd, joined({directory, "/", name}), bytes);
     s.reserve(0, reserved);
     s.map();
     return s;
@@ -96,31 +97,30 @@ class segment {
 
   /// Gives the segment its name. False if the name is taken.
   [[nodiscard]] bool publish() const {
-    const std::string self = "/proc/self/fd/" + std::to_string(fd());
+    const std::string self = joined({"/proc/self/fd/", fd()});
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
     if (errno == EEXIST) return false;
-    throw error(error_kind::system, "cannot name shared memory " + path_ + ": " + std::strerror(errno));
+    fail(error_kind::system, {"cannot name shared memory ", path_, ": ", std::strerror(errno)});
   }
 
   /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` says what is
   /// wrong with one that is there but cannot be a segment.
   static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
                                      std::string& why) {
-    const std::string path = directory + "/" + name;
+    const std::string path = joined({directory, "/", name});
     const fork_guard::pause no_fork;
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
-      if (errno != ENOENT) why = path + ": " + std::strerror(errno);
+      if (errno != ENOENT) why = joined({path, ": ", std::strerror(errno)});
       return std::nullopt;
     }
     struct stat st {};
     const bool known = ::fstat(fd, &st) == 0;
     if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
-      why = path + " was not made by hvd for this user (owner " + std::to_string(st.st_uid) + ", mode " +
-            std::to_string(st.st_mode >> 6 & 7) + std::to_string(st.st_mode >> 3 & 7) + std::to_string(st.st_mode & 7) +
-            "; wanted owner " + std::to_string(::geteuid()) + ", mode 600)";
+      why = joined({path, " was not made by hvd for this user (owner ", st.st_uid, ", mode ", st.st_mode >> 6 & 7,
+                    st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(), ", mode 600)"});
     } else if (static_cast<std::size_t>(st.st_size) < least) {
-      why = path + " is truncated: " + std::to_string(st.st_size) + " bytes";
+      why = joined({path, " is truncated: ", st.st_size, " bytes"});
     } else {
       segment s(fd, path, static_cast<std::size_t>(st.st_size));
       s.map();
@@ -140,7 +140,7 @@ class segment {
     if (failed == 0) return;
     errno = failed;
     const std::string directory = path_.substr(0, path_.rfind('/'));
-    refuse("cannot reserve shared memory in " + directory, bytes, directory);
+    refuse({"cannot reserve shared memory in ", directory}, bytes, directory);
   }
 
   /// Takes a lock byte; false if another holder has it.
@@ -175,7 +175,7 @@ class segment {
   void on_fork(void (*forgotten)(void*), void* context) {
     const fork_guard::pause no_fork;
     const int own = ::fcntl(fd(), F_DUPFD_CLOEXEC, 0);  // the same open file description, so the same locks
-    if (own < 0) throw error(error_kind::system, std::string("cannot duplicate a descriptor: ") + std::strerror(errno));
+    if (own < 0) fail(error_kind::system, {"cannot duplicate a descriptor: ", std::strerror(errno)});
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
   }
 
@@ -192,17 +192,19 @@ class segment {
   }
 
   /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why.
-  [[noreturn]] static void refuse(const std::string& what, std::size_t bytes, const std::string& directory) {
+  [[noreturn]] static void refuse(std::initializer_list<piece> what, std::size_t bytes, const std::string& directory) {
     const int why = errno;
     const bool room = why == ENOSPC || why == ENOMEM || why == EDQUOT || why == EFBIG;
-    std::string text = what + ": " + std::to_string(bytes) + " bytes wanted: " + std::strerror(why);
     struct statvfs fs {};
+    std::string left;
     if (room && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
-      text += " (" + std::to_string(static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize) + " bytes free there)";
+      left = joined({" (", static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize, " bytes free there)"});
     }
-    if (room)
-      text += "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR";
-    throw error(room ? error_kind::no_memory : error_kind::system, text);
+    const char* const remedy =
+        room ? "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR"
+             : "";
+    fail(room ? error_kind::no_memory : error_kind::system,
+         {joined(what), ": ", bytes, " bytes wanted: ", std::strerror(why), left, remedy});
   }
 
  private:
@@ -222,7 +224,7 @@ class segment {
     data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
     if (data_ == MAP_FAILED) {
       data_ = nullptr;
-      refuse("cannot map shared memory " + path_, bytes_, path_.substr(0, path_.rfind('/')));
+      refuse({"cannot map shared memory ", path_}, bytes_, path_.substr(0, path_.rfind('/')));
     }
     ::madvise(data_, bytes_, MADV_DONTFORK);  // a child must not be able to disturb the group
   }

@@ -35,16 +35,16 @@ class SelfTransport {
   void recv(std::byte* data, std::size_t bytes, int peer) {
     check(peer, "recv");
     if (queue_.empty()) {
-      throw error(error_kind::invalid_argument,
-                  "recv on rank 0 of 1: no message was sent before, and nobody else can send one");
+      detail::fail(error_kind::invalid_argument,
+                   {"recv on rank 0 of 1: no message was sent before, and nobody else can send one"});
     }
     const std::vector<std::byte> message = std::move(queue_.front());
     queue_.pop_front();
     if (message.size() != bytes) {
-      throw error(error_kind::mismatch,
-                  "recv on rank 0 of 1: expected " + std::to_string(bytes) + " bytes from rank 0 but it sent " +
-                      std::to_string(message.size()) + "; the message was dropped",
-                  0);
+      detail::fail(error_kind::mismatch,
+                   {"recv on rank 0 of 1: expected ", bytes, " bytes from rank 0 but it sent ", message.size(),
+                    "; the message was dropped"},
+                   0);
     }
     detail::copy_bytes(data, message.data(), bytes);
   }
@@ -62,8 +62,8 @@ class SelfTransport {
     const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
     void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
     if (memory == nullptr) {
-      throw error(error_kind::no_memory, "alloc_shared on rank 0 of 1: no memory for " + std::to_string(n) +
-                                             " elements of " + std::to_string(sizeof(T)) + " bytes");
+      detail::fail(error_kind::no_memory,
+                   {"alloc_shared on rank 0 of 1: no memory for ", n, " elements of ", sizeof(T), " bytes"});
     }
     std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
     T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
@@ -73,8 +73,7 @@ class SelfTransport {
  private:
   static void check(int peer, const char* operation) {
     if (peer == 0) return;
-    throw error(error_kind::invalid_argument,
-                std::string(operation) + " on rank 0 of 1: there is no rank " + std::to_string(peer) + "; allowed: 0");
+    detail::fail(error_kind::invalid_argument, {operation, " on rank 0 of 1: there is no rank ", peer, "; allowed: 0"});
   }
 
   std::deque<std::vector<std::byte>> queue_;

@@ -11,7 +11,6 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,15 +46,14 @@ class ShmTransport {
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     if (c.size > 1 && c.job.empty()) {
-      throw error(error_kind::invalid_argument, "HOROVOD_SIZE is " + std::to_string(c.size) +
-                                                    " but HVD_JOB is not set; set it to one name on all ranks");
+      detail::fail(error_kind::invalid_argument,
+                   {"HOROVOD_SIZE is ", c.size, " but HVD_JOB is not set; set it to one name on all ranks"});
     }
     if (c.local_size != c.size) {
-      throw error(error_kind::unsupported, "HOROVOD_LOCAL_SIZE is " + std::to_string(c.local_size) +
-                                               " and HOROVOD_SIZE " + std::to_string(c.size) +
-                                               ": ShmTransport joins ranks of one host only");
+      detail::fail(error_kind::unsupported, {"HOROVOD_LOCAL_SIZE is ", c.local_size, " and HOROVOD_SIZE ", c.size,
+                                             ": ShmTransport joins ranks of one host only"});
     }
-    const std::string alone = "alone-" + detail::hex(detail::random_word());
+    const std::string alone = detail::joined({"alone-", detail::hex(detail::random_word())});
     return {c.job.empty() ? std::string_view(alone) : std::string_view(c.job), c.rank, c.size};
   }
 
@@ -89,20 +87,17 @@ class ShmTransport {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&] { return state_->find_gone(plan.members); };
     try {
-      return ShmTransport(std::make_shared<state>("split-" + detail::hex(plan.nonce), plan.rank,
+      return ShmTransport(std::make_shared<state>(detail::joined({"split-", detail::hex(plan.nonce)}), plan.rank,
                                                   static_cast<int>(plan.members.size()), state_->opts(), 0, lost));
     } catch (const error& e) {
       if (e.rank() < 0) throw;
       // The new group's numbers mean nothing to the caller, who never gets it.
       const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
-      const std::string who = "rank " + std::to_string(culprit);
-      throw error(e.kind(),
-                  "split on " + peers().label() + ": " +
-                      (e.kind() == error_kind::peer_lost
-                           ? who + " has exited or was killed while the new group came together"
-                           : who + " is rank " + std::to_string(e.rank()) +
-                                 " of the new group: " + std::string(e.what()).substr(5)),
-                  culprit);
+      const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
+      if (e.kind() == error_kind::peer_lost) {
+        detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);
+      }
+      detail::fail(e.kind(), {who, " is rank ", e.rank(), " of the new group: ", detail::sentence(e)}, culprit);
     }
   }
 
@@ -134,8 +129,8 @@ class ShmTransport {
     for (int q = 1; q < over.size() && over.rank() == 0; ++q) over.send(bytes, sizeof nonce, q);
     if (over.rank() != 0) over.recv(bytes, sizeof nonce, 0);
     // Where it can be known that a rank of `over` is gone, nobody waits for it here.
-    std::vector<int> members(static_cast<std::size_t>(over.size()));
-    std::iota(members.begin(), members.end(), 0);
+    std::vector<int> members;
+    for (int q = 0; q != over.size(); ++q) members.push_back(q);
     const auto lost = [&] {
       if constexpr (std::same_as<T, ShmTransport>) {
         return over.state_->find_gone(members);
@@ -146,7 +141,8 @@ class ShmTransport {
       }
       return -1;
     };
-    return std::make_shared<state>("over-" + detail::hex(nonce[0]), over.rank(), over.size(), opts, nonce[1], lost);
+    return std::make_shared<state>(detail::joined({"over-", detail::hex(nonce[0])}), over.rank(), over.size(), opts,
+                                   nonce[1], lost);
   }
 
   explicit ShmTransport(std::shared_ptr<state> joined) : state_(std::move(joined)) {}

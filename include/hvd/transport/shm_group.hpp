@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/agree.hpp>
+#include <hvd/detail/futex.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
@@ -13,12 +14,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -27,22 +29,18 @@ class shm_group {
  public:
   shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
             const watch& lost = {})
-      : opts_(opts), label_("rank " + std::to_string(rank) + " of " + std::to_string(size) + " (job " +
-                            std::string(job.substr(0, 64)) + ")") {
-    if (size < 1 || size > max_ranks) refuse("size " + std::to_string(size) + " is out of range; allowed: 1 to 4096");
-    if (rank < 0 || rank >= size) {
-      refuse("rank " + std::to_string(rank) + " is out of range; allowed: 0 to " + std::to_string(size - 1));
-    }
-    if (job.empty()) refuse("the job has no name; allowed: any text, the same on all ranks");
+      : opts_(opts), label_(joined({"rank ", rank, " of ", size, " (job ", job.substr(0, 64), ")"})) {
+    if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
+    if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
+    if (job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
     deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
     try {
       segment_.emplace(group_finder{job, rank, size, nonce, opts_, lost, deadline_}.find(creator_));
       join(rank, job, lost);
     } catch (const error& e) {
       abandon();
-      const std::string_view text = e.what();
-      if (text.starts_with("hvd: join on ")) throw;
-      throw error(e.kind(), "join on " + label_ + ": " + std::string(text.substr(5)), e.rank());
+      if (sentence(e).starts_with("join on ")) throw;
+      fail(e.kind(), {"join on ", label_, ": ", sentence(e)}, e.rank());
     } catch (...) {
       abandon();
       throw;
@@ -74,7 +72,7 @@ class shm_group {
         if (q == peers_->rank() || segment_->locked(q)) continue;
         if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return q;
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      nap(std::chrono::milliseconds(1));
     }
     return peer;
   }
@@ -103,19 +101,19 @@ class shm_group {
     agree(m, d, scope);
     if (n > std::size_t{PTRDIFF_MAX} / element_bytes / static_cast<std::size_t>(m.size()) / 2) {
       scope.leave();
-      throw error(error_kind::no_memory, "alloc_shared on " + label_ + ": " + std::to_string(n) + " elements of " +
-                                             std::to_string(element_bytes) + " bytes are more than can be addressed");
+      fail(error_kind::no_memory, {"alloc_shared on ", label_, ": ", n, " elements of ", element_bytes,
+                                   " bytes are more than can be addressed"});
     }
     std::shared_ptr<segment> memory;
     if (n != 0) {
       const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
-      const std::string name = segment_name("block") + "-" + hex(nonce);
+      const std::string name = joined({segment_name("block"), "-", hex(nonce)});
       try {
         memory = allocate_named(name, round_up(n * element_bytes, 4096));
       } catch (const error& e) {
         if (m.failed()) throw;  // a peer is gone: not a matter of memory
         scope.leave();
-        throw error(e.kind(), "alloc_shared on " + label_ + ": " + std::string(e.what()).substr(5), e.rank());
+        fail(e.kind(), {"alloc_shared on ", label_, ": ", sentence(e)}, e.rank());
       }
     }
     scope.leave();
@@ -131,8 +129,8 @@ class shm_group {
  private:
   using clock = std::chrono::steady_clock;
 
-  [[noreturn]] void refuse(const std::string& why, error_kind kind = error_kind::invalid_argument) const {
-    throw error(kind, "join on " + label_ + ": " + why);
+  [[noreturn]] void refuse(std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) const {
+    fail(kind, {"join on ", label_, ": ", joined(why)});
   }
 
   /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
@@ -147,7 +145,7 @@ class shm_group {
       if (header.entered.has(q)) {
         ++q;
       } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        nap(std::chrono::milliseconds(1));
       }
     }
     segment_->unlink();
@@ -156,7 +154,7 @@ class shm_group {
   void join(int rank, std::string_view job, const watch& lost) {
     auto& header = *reinterpret_cast<group_header*>(segment_->data());
     if (!segment_->lock(rank)) {
-      refuse("rank " + std::to_string(rank) + " has joined job " + std::string(job) + " already");
+      refuse({"rank ", rank, " has joined job ", job, " already"});
     }
     const bool again = header.entered.has(rank);
     header.entered.add(rank);
@@ -172,8 +170,7 @@ class shm_group {
         this);
     if (again) {
       peers_->set_abort(error_kind::peer_lost, rank);
-      refuse("an earlier process that was rank " + std::to_string(rank) +
-                 " of this group is gone; start all ranks again",
+      refuse({"an earlier process that was rank ", rank, " of this group is gone; start all ranks again"},
              error_kind::peer_lost);
     }
     try {
@@ -219,12 +216,12 @@ class shm_group {
         peers_->set_abort(error_kind::peer_lost, gone);
       }
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
-      std::this_thread::sleep_for(pause);
+      nap(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(1000));
     }
     for (int q = 0; q != header.size; ++q) {
       if (peers_->of(q).self.nonce.load(std::memory_order_relaxed) != header.nonce[1]) {
-        refuse("rank " + std::to_string(q) + " is not in this group's memory", error_kind::mismatch);
+        refuse({"rank ", q, " is not in this group's memory"}, error_kind::mismatch);
       }
     }
     if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
@@ -238,13 +235,13 @@ class shm_group {
       for (int q = 0; q != header.size; ++q) {
         if (header.ready.has(q)) continue;
         if (first < 0) first = q;
-        missing += (missing.empty() ? "" : ", ") + std::to_string(q);
+        missing += joined({missing.empty() ? "" : ", ", q});
       }
-      if (first < 0) missing = std::to_string(first = abort_culprit(reason));  // they came too late
-      throw error(error_kind::timeout,
-                  "join on " + label_ + ": rank(s) " + missing + " did not join within " +
-                      std::to_string(opts_.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)",
-                  first);
+      if (first < 0) missing = joined({first = abort_culprit(reason)});  // they came too late
+      fail(error_kind::timeout,
+           {"join on ", label_, ": rank(s) ", missing, " did not join within ", opts_.failure.start_timeout.count(),
+            " s (HOROVOD_START_TIMEOUT)"},
+           first);
     }
     peers_->check_abort(-1, phase::join);
     std::terminate();  // not reached: the abort word never returns to zero
@@ -285,27 +282,25 @@ class shm_group {
         const int other = all[static_cast<std::size_t>(q)];
         if (other == 0) continue;
         if (trouble) throw error(*trouble);
-        throw error(static_cast<error_kind>(other - 1),
-                    "rank " + std::to_string(q) + " could not get " + std::to_string(stride) + " bytes in " + directory,
-                    q);
+        fail(static_cast<error_kind>(other - 1), {"rank ", q, " could not get ", stride, " bytes in ", directory}, q);
       }
     };
     // Every rank removes the name, which is random: rank 0 may be lost between making and removing it.
     struct unlinker {
       std::string path;
       ~unlinker() { ::unlink(path.c_str()); }
-    } const at_end{directory + "/" + name};
+    } const at_end{joined({directory, "/", name})};
     attempt([&] {
       if (m.rank() != 0) return;
       s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
-      if (!s->publish()) throw error(error_kind::system, s->path() + " exists already");
+      if (!s->publish()) fail(error_kind::system, {s->path(), " exists already"});
     });
     attempt([&] {
       std::string why;
       if (m.rank() != 0) {
         if (auto opened = segment::open(directory, name, bytes, why)) s = std::make_shared<segment>(std::move(*opened));
       }
-      if (!s) throw error(error_kind::system, "cannot open " + directory + "/" + name + ": " + why);
+      if (!s) fail(error_kind::system, {"cannot open ", directory, "/", name, ": ", why});
       s->reserve(static_cast<std::size_t>(m.rank()) * stride, stride);
     });
     return s;

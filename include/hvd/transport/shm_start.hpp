@@ -1,6 +1,8 @@
 // hvd/transport/shm_start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
 #pragma once
 
+#include <hvd/detail/function_ref.hpp>
+#include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/policy.hpp>
@@ -10,12 +12,10 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -39,7 +39,7 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
   h->launched = launched ? 1 : 0;
   // Rank 0 has its place before anybody can find the segment: another that means to be rank 0 comes too late.
   if (!s.lock(segment::creator_byte) || (!launched && !s.lock(0))) {
-    throw error(error_kind::system, "cannot lock " + s.path());
+    fail(error_kind::system, {"cannot lock ", s.path()});
   }
   // Alone and not launched by anybody: nobody looks for it.
   if ((size > 1 || launched) && !s.publish()) return std::nullopt;
@@ -47,7 +47,7 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
 }
 
 /// Tells while a rank joins that another one will never come; -1 if it knows of none.
-using watch = std::function<int()>;
+using watch = function_ref<int()>;
 
 /// A rank that looks for its job's segment.
 struct group_finder {
@@ -77,7 +77,7 @@ struct group_finder {
         if (dead || rank == 0) s->unlink();
         if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
       } else if (!why.empty()) {
-        throw error(error_kind::system, why + "; remove it or use another job name");
+        fail(error_kind::system, {why, "; remove it or use another job name"});
       }
       if (rank == 0) {
         if (auto made = create_group(job, size, opts, nonce)) {
@@ -87,11 +87,10 @@ struct group_finder {
       }
       const auto now = clock::now();
       if (now > deadline) {
-        throw error(error_kind::timeout,
-                    "rank 0 did not create the group's memory in " + directory + " within " +
-                        std::to_string(opts.failure.start_timeout.count()) + " s (HOROVOD_START_TIMEOUT)" +
-                        (stale.empty() ? "" : "; refused what was there: " + stale),
-                    0);
+        fail(error_kind::timeout,
+             {"rank 0 did not create the group's memory in ", directory, " within ", opts.failure.start_timeout.count(),
+              " s (HOROVOD_START_TIMEOUT)", stale.empty() ? "" : "; refused what was there: ", stale},
+             0);
       }
       if (const int gone = lost ? lost() : -1; gone >= 0) {
         // Perhaps rank 0 had just made it. The name is this group's alone.
@@ -101,38 +100,37 @@ struct group_finder {
       // Rank 0 may be unable to make it, and to say so.
       if (rank != 0 && now - started > std::chrono::milliseconds(500)) {
         errno = segment::trouble_in(directory, wanted);
-        if (errno != 0) segment::refuse("cannot make shared memory in " + directory, wanted, directory);
+        if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory);
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      nap(std::chrono::milliseconds(1));
     }
   }
 
  private:
   /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
   [[nodiscard]] std::string stale_reason(const segment& s) const {
-    if (!s.locked(segment::creator_byte)) return s.path() + " was left by a job that is gone";
-    if (s.bytes() < sizeof(group_header)) return s.path() + " is truncated to " + std::to_string(s.bytes()) + " bytes";
+    if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that is gone"});
+    if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
     const auto& h = *reinterpret_cast<const group_header*>(s.data());
-    if (h.magic != group_header::magic_value) return s.path() + " is not a segment of hvd";
-    if (h.job_hash != text_hash(job)) return s.path() + " belongs to another job";
-    const std::string theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
+    if (h.magic != group_header::magic_value) return joined({s.path(), " is not a segment of hvd"});
+    if (h.job_hash != text_hash(job)) return joined({s.path(), " belongs to another job"});
+    const std::string_view theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
     if (theirs != version) {
-      throw error(error_kind::mismatch, "rank 0 runs hvd " + theirs + ", this rank hvd " + std::string(version));
+      fail(error_kind::mismatch, {"rank 0 runs hvd ", theirs, ", this rank hvd ", version});
     }
-    if (nonce != 0 && h.nonce[0] != nonce) return s.path() + " has another group's number in it";
+    if (nonce != 0 && h.nonce[0] != nonce) return joined({s.path(), " has another group's number in it"});
     if (h.size != size) {
-      throw error(error_kind::mismatch, "the job was started with size " + std::to_string(h.size) +
-                                            ", this rank with size " + std::to_string(size));
+      fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size});
     }
     if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
         group_bytes(size, h.windows) != s.bytes()) {
-      return s.path() + " has an inconsistent header";
+      return joined({s.path(), " has an inconsistent header"});
     }
     return {};
   }
 
   [[noreturn]] static void refuse_lost(int who) {
-    throw error(error_kind::peer_lost, "rank " + std::to_string(who) + " has exited or was killed", who);
+    fail(error_kind::peer_lost, {"rank ", who, " has exited or was killed"}, who);
   }
 
   /// The group that was this job's has ended before this rank came.
@@ -144,7 +142,7 @@ struct group_finder {
     if (reason == 0) refuse_lost(0);
     const int who = abort_culprit(reason);
     if (abort_kind(reason) == error_kind::peer_lost) refuse_lost(who);
-    throw error(abort_kind(reason), "rank " + std::to_string(who) + " failed while the group came together", who);
+    fail(abort_kind(reason), {"rank ", who, " failed while the group came together"}, who);
   }
 };
 

@@ -49,8 +49,8 @@ class ThreadTransport {
       explicit mapping(std::size_t n)
           : data(::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes(n) {
         if (data == MAP_FAILED) {
-          throw error(error_kind::no_memory,
-                      "cannot map " + std::to_string(n) + " bytes for a group of threads: " + std::strerror(errno));
+          detail::fail(error_kind::no_memory,
+                       {"cannot map ", n, " bytes for a group of threads: ", std::strerror(errno)});
         }
       }
       mapping(const mapping&) = delete;
@@ -106,7 +106,7 @@ class ThreadTransport {
       }
     }
     next = hand_out(std::move(next), plan.members.front(), operation::split);
-    if (!next) throw error(error_kind::no_memory, "split on " + peers().label() + ": no memory for the new group");
+    if (!next) detail::fail(error_kind::no_memory, {"split on ", peers().label(), ": no memory for the new group"});
     return {std::move(next), plan.rank};
   }
 
@@ -126,14 +126,13 @@ class ThreadTransport {
                 owner->options_.waiting, owner->options_.failure, {}) {
       auto expected = detail::presence::absent;
       if (!peers.mine().self.state.compare_exchange_strong(expected, detail::presence::joined)) {
-        throw error(error_kind::invalid_argument, "rank " + std::to_string(rank) + " of a group of threads is taken");
+        detail::fail(error_kind::invalid_argument, {"rank ", rank, " of a group of threads is taken"});
       }
       peers.set_crowded(peers.size() > host().cpus);
     }
     static int checked(int rank, int size) {
       if (rank >= 0 && rank < size) return rank;
-      throw error(error_kind::invalid_argument,
-                  "rank " + std::to_string(rank) + " is out of range; allowed: 0 to " + std::to_string(size - 1));
+      detail::fail(error_kind::invalid_argument, {"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
     }
     std::shared_ptr<group> owner;
     detail::peer_memory peers;
@@ -177,8 +176,8 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
     scope.leave();
   }
   if (n > std::size_t{PTRDIFF_MAX} / sizeof(T) / static_cast<std::size_t>(size()) / 2) {
-    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": " + std::to_string(n) + " elements of " +
-                                           std::to_string(sizeof(T)) + " bytes are more than can be addressed");
+    detail::fail(error_kind::no_memory, {"alloc_shared on ", m.label(), ": ", n, " elements of ", sizeof(T),
+                                         " bytes are more than can be addressed"});
   }
   const std::size_t stride = detail::round_up(n * sizeof(T), 4096);
   std::shared_ptr<group::mapping> memory;
@@ -192,8 +191,8 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
   memory = hand_out(std::move(memory), 0, operation::alloc_shared);
   if (n == 0) return {};
   if (!memory) {
-    throw error(error_kind::no_memory, "alloc_shared on " + m.label() + ": no memory for " + std::to_string(stride) +
-                                           " bytes on each of " + std::to_string(size()) + " ranks");
+    detail::fail(error_kind::no_memory,
+                 {"alloc_shared on ", m.label(), ": no memory for ", stride, " bytes on each of ", size(), " ranks"});
   }
   const detail::shared_block block{++state_->blocks, static_cast<std::byte*>(memory->data), stride, n * sizeof(T)};
   m.add_block(block);
