@@ -24,7 +24,7 @@ LEVELS = [
         ["op.hpp", "pin.hpp", "eigen.hpp"],
         ["peer_memory.hpp"],
         ["transport.hpp"],
-        ["messages.hpp"],
+        ["messages.hpp", "selection.hpp"],
         ["agree.hpp"],
     ],
     [
@@ -53,7 +53,7 @@ LEVELS = [
             ),
         ],
     ],
-    [["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
+    [["measure.hpp"], ["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
     [
         [
             f"{name}.hpp"

@@ -133,12 +133,11 @@ class Hierarchical {
       const auto me = static_cast<std::size_t>(world.rank());
       const int host = map.host_of[me], place = map.local_of[me];
       if (map.ranks[static_cast<std::size_t>(host)] != local.size()) {
-        throw error(error_kind::invalid_argument,
-                    "Hierarchical on rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()) +
-                        ": its local group has " + std::to_string(local.size()) + " ranks, but " +
-                        std::to_string(map.ranks[static_cast<std::size_t>(host)]) +
-                        " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks",
-                    world.rank());
+        detail::fail(error_kind::invalid_argument,
+                     {"Hierarchical on rank ", world.rank(), " of ", world.size(), ": its local group has ",
+                      local.size(), " ranks, but ", map.ranks[static_cast<std::size_t>(host)],
+                      " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks"},
+                     world.rank());
       }
       Cross group = world.split(std::min(place, map.lanes), host);
       if (place < map.lanes) lane.emplace(std::move(group));
@@ -183,12 +182,13 @@ class Hierarchical {
       const introduction &first = all.front(), &other = all[static_cast<std::size_t>(r)];
       const bool same_version = first.version == other.version;
       if (same_version && first.job == other.job) continue;
-      const std::string ranks = "Hierarchical: ranks 0 and " + std::to_string(r);
-      throw error(error_kind::mismatch,
-                  same_version ? ranks + " are of different jobs (HVD_JOB)"
-                               : ranks + " run different versions of hvd: " + first.version.data() + " and " +
-                                     other.version.data() + "; build both from the same headers",
-                  r);
+      if (same_version) {
+        detail::fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB)"}, r);
+      }
+      detail::fail(error_kind::mismatch,
+                   {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
+                    other.version.data(), "; build both from the same headers"},
+                   r);
     }
   }
 

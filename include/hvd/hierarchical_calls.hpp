@@ -29,14 +29,14 @@ struct hierarchy_sizes {
 
 namespace detail {
 
-/// A collective in a lane that goes on while the caller does something else, where the transport can start one; else
-/// it has already run.
+/// A collective in a lane that goes on while the caller does something else, where the transport can start its own and
+/// that is what the lane would run; else it has already run.
 template <class Cross, class Call>
 class in_flight {
  public:
   in_flight(Cross& lane, const Call& call, bool overlap) {
     if constexpr (startable) {
-      if (overlap) request_.emplace(lane.start(call));
+      if (overlap && automatic<>{}.choose(lane, call) == choice::native) request_.emplace(lane.start(call));
       if (request_ && *request_) return;
       request_.reset();  // not this type or operation
     }

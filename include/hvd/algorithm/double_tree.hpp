@@ -1,0 +1,310 @@
+// hvd/algorithm/double_tree.hpp: two binary trees that carry half of the data each; for large messages on many ranks.
+#pragma once
+
+#include <hvd/detail/blocks.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+namespace detail {
+
+/// Two binary trees over the places 0 .. size - 1, both with place 0 on top, in which no other place has children
+/// twice. Tree 0 is place 0 above a tree over all others in symmetric order (left subtree < place < right subtree),
+/// where odd places are leaves; tree 1 is place 0 above 1 above such a tree over the rest, where even places are
+/// leaves.
+///
+/// Edges are coloured 0 and 1 so that those down to the children of a place differ, and those down to a place from its
+/// two parents: in steps that alternate between the colours everybody receives and sends one message at most. It is the
+/// colouring of a graph without odd cycles; all places find the same one. Cost: O(size).
+class two_trees {
+ public:
+  struct children {
+    int left = 0;  ///< 0 where there is none: place 0 is nobody's child
+    int right = 0;
+  };
+
+  explicit two_trees(int size) : size_(size), colours_(2 * static_cast<std::size_t>(size), none) {
+    struct edge {
+      int tree, place;
+    };
+    std::vector<edge> open;
+    const auto paint = [&](edge e, unsigned char with) {
+      if (e.place == 0 || colour(e.tree, e.place) != none) return;
+      colour(e.tree, e.place) = with;
+      open.push_back(e);
+    };
+    for (int place = 1; place < size; ++place) {
+      paint({0, place}, 0);
+      while (!open.empty()) {
+        const edge e = open.back();
+        open.pop_back();
+        const auto other = static_cast<unsigned char>(1 - colour(e.tree, e.place));
+        paint({1 - e.tree, e.place}, other);
+        const int above = parent(e.tree, e.place);
+        if (above == 0) {
+          paint({1 - e.tree, below(1 - e.tree, 0).right}, other);
+        } else {
+          const children both = below(e.tree, above);
+          paint({e.tree, both.left == e.place ? both.right : both.left}, other);
+        }
+      }
+    }
+  }
+
+  /// Of a place that is not 0.
+  [[nodiscard]] int parent(int tree, int place) const noexcept {
+    const int i = place - tree;
+    if (i == 0) return 0;
+    const int bit = i & -i;
+    const int up = (i & 2 * bit) != 0 ? i - bit : i + bit;
+    return (up < size_ - tree ? up : i - bit) + tree;
+  }
+  [[nodiscard]] children below(int tree, int place) const noexcept {
+    if (place < tree) return {0, size_ > 1 ? 1 : 0};
+    const int i = place - tree;
+    const int last = size_ - 1 - tree;
+    const int half = i == 0 ? static_cast<int>(std::bit_floor(static_cast<unsigned>(last))) : (i & -i) / 2;
+    int right = half;
+    while (i + right > last) right /= 2;
+    return {i == 0 || half == 0 ? 0 : place - half, right == 0 ? 0 : place + right};
+  }
+  /// In which step the first chunk comes down to a place that is not 0; the next ones come in every other step.
+  [[nodiscard]] int arrival(int tree, int place) const {
+    const int above = parent(tree, place);
+    const int own = colours_[index(tree, place)];
+    if (above == 0) return own;
+    return arrival(tree, above) + (own == colours_[index(tree, above)] ? 2 : 1);
+  }
+  /// An even number that no arrival exceeds.
+  [[nodiscard]] int depth() const noexcept {
+    return 2 * static_cast<int>(std::bit_width(static_cast<unsigned>(size_))) + 2;
+  }
+
+ private:
+  static constexpr unsigned char none = 2;
+  [[nodiscard]] std::size_t index(int tree, int place) const noexcept {
+    return static_cast<std::size_t>(tree) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(place);
+  }
+  unsigned char& colour(int tree, int place) noexcept { return colours_[index(tree, place)]; }
+
+  int size_;
+  std::vector<unsigned char> colours_;
+};
+
+}  // namespace detail
+
+/// A binary tree leaves half of its ranks, the leaves, without work, so there are two: who is inside of one is a leaf
+/// of the other, and each carries half of the vector, in chunks. With S the bytes of the whole vector and m the
+/// chunks in half of it, one rank's cost is
+///
+/// | call      | bytes sent at most | steps at most (L = ceil(log2 p)) | temporary memory         |
+/// |-----------|--------------------|----------------------------------|--------------------------|
+/// | broadcast | S                  | 2 m + 2 L                        | none                     |
+/// | reduce    | S                  | 2 m + 2 L                        | three chunks (see below) |
+/// | allreduce | 2 S                | 4 m + 4 L                        | one chunk                |
+///
+/// A step is one chunk sent and one received at the same time. So bytes are those of the ring, and steps grow with
+/// log p only: for vectors that are large, but not against the number of ranks. (P. Sanders, J. Speck, J. L. Träff,
+/// "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; here the second tree is the first one
+/// moved by a place, on any number of ranks.)
+///
+/// A rank combines its left subtree, its own input and its right subtree, in this order: the same bits on all ranks and
+/// in every run, and operations need not commute. One that does not is reduced to rank 0, which has memory for all of
+/// it (S) and sends it to the root at last: S bytes more.
+struct double_tree {
+  static constexpr bool rank_ordered = true;
+
+  /// What travels at once; equal on all ranks. (Allreduce of 16 MiB: between 2 threads all from 16 KiB on are equal
+  /// within 15 %; between 3 and 4 threads 64 KiB to 1 MiB are equal within what runs differ by, 16 KiB takes a quarter
+  /// more time at 3, and no chunks half more.) At least one element is taken, whatever is set.
+  std::size_t chunk_bytes = std::size_t{64} << 10;
+
+  friend constexpr bool operator==(const double_tree&, const double_tree&) = default;
+
+  template <PointToPoint T>
+  void operator()(T& t, const broadcast_call& c) const {
+    const bool at_root = t.rank() == c.root;
+    spread(t, neighbours(t.rank(), t.size(), c.root), at_root ? c.in : c.out, c.out, pieces(chunk_bytes, c.bytes, 1));
+    if (at_root && c.in != c.out) detail::copy_bytes(c.out, c.in, c.bytes);
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const reduce_call& c) const {
+    const int top = c.op.commutative ? c.root : 0;
+    const bool forwards = top != c.root;
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const detail::temporary whole(forwards && t.rank() == top ? bytes : 0);
+    std::byte* const result = t.rank() != top ? nullptr : forwards ? whole.data() : c.out;
+    collect(t, neighbours(t.rank(), t.size(), top), c.in, result, c.op,
+            pieces(chunk_bytes, c.count, c.op.element_bytes));
+    if (forwards && t.rank() == top) t.send(result, bytes, c.root);
+    if (forwards && t.rank() == c.root) t.recv(c.out, bytes, top);
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const allreduce_call& c) const {
+    const neighbours here(t.rank(), t.size(), 0);
+    const pieces cut(chunk_bytes, c.count, c.op.element_bytes);
+    collect(t, here, c.in, c.out, c.op, cut);
+    spread(t, here, c.out, c.out, cut);
+  }
+
+ private:
+  /// A vector cut into halves, and each into chunks.
+  struct pieces {
+    pieces(std::size_t chunk_bytes, std::size_t count, std::size_t element_bytes)
+        : halves(2, count, element_bytes), unit(element_bytes),
+          chunk(detail::chunk_elements(chunk_bytes, element_bytes, (count + 1) / 2)) {}
+
+    /// A half without elements is a message, too: ranks that disagree on counts find out.
+    [[nodiscard]] std::size_t chunks(int half) const {
+      return std::max<std::size_t>(1, halves.count(half) / chunk + (halves.count(half) % chunk != 0 ? 1 : 0));
+    }
+
+    detail::even_blocks halves;
+    std::size_t unit;
+    std::size_t chunk;
+  };
+
+  /// An edge to another rank; a chunk passes down it in step `arrival`, the next two steps later.
+  struct link {
+    int peer;
+    int tree;
+    int arrival;
+    bool left = false;  // the child's subtree stands on the left
+    bool last = true;   // of the children in this tree that a chunk goes down to
+  };
+  /// What an edge does in a step: the chunk that is on its way, if there is one.
+  struct passing {
+    const link* along = nullptr;
+    std::size_t offset = 0;  // in bytes
+    std::size_t count = 0;
+  };
+
+  /// A rank's edges.
+  class neighbours {
+   public:
+    neighbours(int rank, int size, int top) {
+      const detail::two_trees trees(size);
+      const int place = detail::around(rank - top, size);
+      depth_ = static_cast<std::size_t>(trees.depth());
+      for (const int tree : {0, 1}) {
+        const auto add = [&](std::array<link, 2>& links, int& n, int other, int lower, bool left) {
+          links[static_cast<std::size_t>(n++)] = {detail::around(top + other, size), tree, trees.arrival(tree, lower),
+                                                  left};
+        };
+        if (place != 0) add(parents_, nparents_, trees.parent(tree, place), place, false);
+        const auto below = trees.below(tree, place);
+        if (below.left != 0) add(children_, nchildren_, below.left, below.left, true);
+        if (below.right != 0) add(children_, nchildren_, below.right, below.right, false);
+        if (below.left != 0 && below.right != 0) {
+          const bool right_is_last = children_[1].arrival > children_[0].arrival;
+          children_[right_is_last ? 0 : 1].last = false;
+        }
+      }
+    }
+
+    [[nodiscard]] std::span<const link> parents() const { return std::span(parents_).first(std::size_t(nparents_)); }
+    [[nodiscard]] std::span<const link> children() const { return std::span(children_).first(std::size_t(nchildren_)); }
+    [[nodiscard]] bool alone() const { return nparents_ + nchildren_ == 0; }
+    [[nodiscard]] bool inside(int tree) const {
+      return std::any_of(children().begin(), children().end(), [&](const link& l) { return l.tree == tree; });
+    }
+
+    [[nodiscard]] std::size_t steps(const pieces& cut) const { return depth_ + 2 * cut.chunks(1); }
+    /// Of edges, of which one is busy at most; upwards they are busy in the reverse order.
+    [[nodiscard]] passing busy(std::span<const link> links, bool upwards, std::size_t step, const pieces& cut) const {
+      for (const link& l : links) {
+        const auto arrival = static_cast<std::size_t>(l.arrival);
+        const std::size_t first = upwards ? depth_ - arrival : arrival;
+        if (step < first || (step - first) % 2 != 0) continue;
+        const std::size_t k = (step - first) / 2;
+        if (k >= cut.chunks(l.tree)) continue;
+        const std::size_t at = k * cut.chunk;
+        return {&l, cut.halves.offset(l.tree) + at * cut.unit, std::min(cut.chunk, cut.halves.count(l.tree) - at)};
+      }
+      return {};
+    }
+
+   private:
+    // Places other than the top have two parents, and two children in one tree; the top has a child in each.
+    std::array<link, 2> parents_{};
+    std::array<link, 2> children_{};
+    int nparents_ = 0;
+    int nchildren_ = 0;
+    std::size_t depth_ = 0;
+  };
+
+  template <PointToPoint T>
+  static void move(T& t, const passing& to, const std::byte* out, const passing& from, std::byte* in,
+                   std::size_t unit) {
+    if (to.along != nullptr && from.along != nullptr) {
+      t.exchange(out, to.count * unit, to.along->peer, in, from.count * unit, from.along->peer);
+    } else if (to.along != nullptr) {
+      t.send(out, to.count * unit, to.along->peer);
+    } else if (from.along != nullptr) {
+      t.recv(in, from.count * unit, from.along->peer);
+    }
+  }
+
+  /// Down both trees: `data` on the top, received into `out` elsewhere.
+  template <PointToPoint T>
+  static void spread(T& t, const neighbours& here, const std::byte* data, std::byte* out, const pieces& cut) {
+    for (std::size_t step = 0; step != here.steps(cut); ++step) {
+      const passing to = here.busy(here.children(), false, step, cut);
+      const passing from = here.busy(here.parents(), false, step, cut);
+      move(t, to, data + to.offset, from, out + from.offset, cut.unit);
+    }
+  }
+
+  /// Up both trees. On the top `out` receives the finished result; elsewhere it is memory for partial ones, or null.
+  template <PointToPoint T>
+  static void collect(T& t, const neighbours& here, const std::byte* in, std::byte* out, const reduction& op,
+                      const pieces& cut) {
+    const std::size_t chunk_bytes = cut.chunk * cut.unit;
+    const detail::temporary partial(out == nullptr ? 2 * chunk_bytes : 0);
+    const detail::temporary received(here.children().empty() ? 0 : chunk_bytes);
+    const auto memory = [&](const passing& p) {
+      return out != nullptr ? out + p.offset : partial.data() + (p.along->tree == 0 ? 0 : chunk_bytes);
+    };
+    const auto own = [&](const passing& p) -> const std::byte* {
+      if (!op.prepares()) return in + p.offset;
+      op.prepare(memory(p), in + p.offset, p.count);
+      return memory(p);
+    };
+    if (here.alone()) {
+      const std::size_t count = cut.halves.start(2);
+      op.prepare(out, in, count);
+      return op.finish(out, count);
+    }
+    for (std::size_t step = 0; step != here.steps(cut); ++step) {
+      const passing to = here.busy(here.parents(), true, step, cut);
+      const passing from = here.busy(here.children(), true, step, cut);
+      const std::byte* sent = nullptr;
+      if (to.along != nullptr) sent = here.inside(to.along->tree) ? memory(to) : own(to);
+      move(t, to, sent, from, received.data(), cut.unit);
+      if (from.along == nullptr) continue;
+      // Who is last on the way down is first on the way up.
+      std::byte* const reduced = memory(from);
+      const std::byte* const mine = from.along->last ? own(from) : reduced;
+      const bool left = from.along->left;
+      op.combine(reduced, left ? received.data() : mine, left ? mine : received.data(), from.count);
+      if (here.parents().empty()) op.finish(reduced, from.count);
+    }
+  }
+};
+
+/// The algorithm with its tunables, for messages and bench output.
+inline std::string name(const double_tree& a) {
+  return "double_tree(chunk_bytes=" + std::to_string(a.chunk_bytes) + ")";
+}
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,40 @@
+// hvd/algorithm/native.hpp: the transport's own collective, where it has one.
+#pragma once
+
+#include <hvd/transport.hpp>
+
+#include <string>
+
+namespace hvd::inline HVD_ABI {
+
+/// Hands the call to the transport: `MpiTransport` runs the collective of its MPI. Cost, order of summation and
+/// memory are the library's; what it promises about bits and about failures is in the transport's documentation.
+/// Ranks are combined in rank order, or in any order where the operation commutes.
+///
+/// Errors: unsupported, on all ranks and before anything was sent, where the library has no such type or operation
+/// (16-bit floats, operations of your own, ...); and those of the transport.
+struct native {
+  static constexpr bool rank_ordered = true;
+
+  friend constexpr bool operator==(const native&, const native&) = default;
+
+  template <Transport T, class Call>
+    requires Native<T, Call>
+  void operator()(T& t, const Call& call) const {
+    if (t.native(call)) [[likely]]
+      return;
+    std::string what(name(Call::kind));
+    if constexpr (requires { call.op.type; }) {
+      what += " of " + std::string(name(call.op.type)) + " by " + std::string(detail::op_name(call.op.op));
+    }
+    throw error(error_kind::unsupported,
+                what + " on rank " + std::to_string(t.rank()) + " of " + std::to_string(t.size()) +
+                    ": the transport has no such collective of its own; use automatic, ring, tree, "
+                    "recursive_doubling or halving_doubling");
+  }
+};
+
+/// The algorithm's name, for messages and bench output.
+inline std::string name(const native&) { return "native()"; }
+
+}  // namespace hvd::inline HVD_ABI

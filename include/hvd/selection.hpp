@@ -1,0 +1,343 @@
+// hvd/selection.hpp: which algorithm for which message: by rule, by cost, or by the user's word.
+//
+// Everything here is a pure function of what is the same on all ranks, so that all choose alike.
+#pragma once
+
+#include <hvd/error.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// What a choice may depend on: nothing but what is the same on all ranks, or they would choose differently.
+struct workload {
+  operation kind{};
+  std::size_t bytes = 0;    ///< of the longest message that the collective is about: the whole vector, or all blocks
+  int ranks = 1;            ///< of the group
+  bool commutative = true;  ///< whether a reduction may combine ranks in any order
+  bool uniform = true;      ///< whether all blocks have one length
+  bool native = false;      ///< whether the transport has this collective of its own
+};
+
+/// What can be chosen, each named as the algorithm.
+enum class choice : unsigned char {
+  ring,
+  tree,
+  recursive_doubling,
+  halving_doubling,
+  double_tree,
+  bruck,
+  native,
+};
+inline constexpr std::array all_choices{
+    choice::ring,  choice::tree,  choice::recursive_doubling, choice::halving_doubling, choice::double_tree,
+    choice::bruck, choice::native};
+
+/// As it is called: "ring".
+constexpr std::string_view name(choice c) noexcept {
+  constexpr std::string_view names[] = {"ring",  "tree",  "recursive_doubling", "halving_doubling", "double_tree",
+                                        "bruck", "native"};
+  return names[static_cast<unsigned char>(c)];
+}
+
+/// Whether an algorithm can do it at all.
+constexpr bool possible(choice c, const workload& w) noexcept {
+  switch (c) {
+    case choice::ring:
+      if (w.kind == operation::allreduce || w.kind == operation::reduce_scatter) return w.commutative;
+      return w.kind == operation::allgather || w.kind == operation::broadcast || w.kind == operation::alltoall;
+    case choice::tree:
+      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::broadcast ||
+             w.kind == operation::gather || w.kind == operation::scatter;
+    case choice::recursive_doubling: return w.kind == operation::allreduce || w.kind == operation::allgather;
+    case choice::halving_doubling:
+      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::reduce_scatter ||
+             w.kind == operation::broadcast;
+    case choice::double_tree:
+      if (w.kind == operation::allreduce || w.kind == operation::reduce) return w.commutative;
+      return w.kind == operation::broadcast;
+    case choice::bruck: return w.kind == operation::allgather || (w.kind == operation::alltoall && w.uniform);
+    case choice::native: return w.native;
+  }
+  return false;
+}
+
+/// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same member. The
+/// crossovers are those of Thakur, Rabenseifner and Gropp (2005) for short and long messages; ranks with common memory
+/// never come here, they use `direct`.
+struct default_tuning {
+  /// Up to here latency counts: log p messages of the whole vector.
+  std::size_t short_bytes = std::size_t{8} << 10;
+  /// From here bandwidth counts, and neighbours only: p - 1 messages of a p-th each.
+  std::size_t long_bytes = std::size_t{512} << 10;
+
+  [[nodiscard]] constexpr choice operator()(const workload& w) const noexcept {
+    if (w.native) return choice::native;
+    switch (w.kind) {
+      case operation::allreduce:
+        if (w.bytes <= short_bytes) return choice::recursive_doubling;
+        return w.bytes <= long_bytes || !w.commutative ? choice::halving_doubling : choice::ring;
+      case operation::reduce_scatter:
+        return w.bytes <= long_bytes || !w.commutative ? choice::halving_doubling : choice::ring;
+      case operation::allgather: return w.bytes <= long_bytes ? choice::recursive_doubling : choice::ring;
+      case operation::broadcast: return w.bytes <= long_bytes ? choice::tree : choice::ring;
+      case operation::alltoall: return choice::ring;
+      default: return choice::tree;
+    }
+  }
+  friend constexpr bool operator==(const default_tuning&, const default_tuning&) = default;
+};
+
+/// What messages between the ranks of one group cost, in integers, so that ranks can agree on them to the bit.
+struct link_costs {
+  std::uint64_t latency_ns = 0;  ///< of a message with nothing in it; 0: not measured
+  std::uint64_t byte_fs = 0;     ///< each byte of a message more, in femtoseconds (10^-15 s): 10^6 is 1 GB/s
+  std::uint64_t reduce_fs = 0;   ///< each byte of a result that two operands are combined to
+  /// The transport's own collectives: with nothing in them, and each byte more. 0: not measured.
+  struct own {
+    std::uint64_t latency_ns = 0, byte_fs = 0;
+    friend constexpr bool operator==(const own&, const own&) = default;
+  };
+  own allreduce{}, reduce_scatter{}, allgather{}, broadcast{};
+
+  [[nodiscard]] constexpr bool known() const noexcept { return latency_ns != 0; }
+  friend constexpr bool operator==(const link_costs&, const link_costs&) = default;
+};
+
+/// Predicts times by the closed formulas of each algorithm (alpha + beta n: R. Hockney, 1994; Thakur, Rabenseifner and
+/// Gropp, 2005), and chooses the least. Ties go to the first of `all_choices`. The transport's own collective, where it
+/// was not measured, is taken at its word.
+struct cost_model {
+  link_costs costs{};
+
+  /// Nanoseconds; infinity where the algorithm cannot do it.
+  [[nodiscard]] double time(choice c, const workload& w) const noexcept;
+  [[nodiscard]] choice operator()(const workload& w) const noexcept {
+    choice best = default_tuning{}(w);
+    if (w.native && own_of(w.kind).latency_ns == 0) return choice::native;
+    double least = time(best, w);
+    for (const choice c : all_choices) {
+      const double t = time(c, w);
+      if (t < least) {
+        least = t;
+        best = c;
+      }
+    }
+    return best;
+  }
+  friend constexpr bool operator==(const cost_model&, const cost_model&) = default;
+
+ private:
+  [[nodiscard]] constexpr link_costs::own own_of(operation kind) const noexcept {
+    switch (kind) {
+      case operation::allreduce: return costs.allreduce;
+      case operation::reduce_scatter: return costs.reduce_scatter;
+      case operation::allgather: return costs.allgather;
+      case operation::broadcast: return costs.broadcast;
+      default: return {};
+    }
+  }
+};
+
+inline double cost_model::time(choice c, const workload& w) const noexcept {
+  if (!possible(c, w)) return std::numeric_limits<double>::infinity();
+  const double p = w.ranks, S = static_cast<double>(w.bytes);
+  const double alpha = static_cast<double>(costs.latency_ns), beta = static_cast<double>(costs.byte_fs) * 1e-6,
+               gamma = static_cast<double>(costs.reduce_fs) * 1e-6;
+  const auto ranks = static_cast<unsigned>(w.ranks);
+  const double down = std::bit_width(ranks) - 1, up = w.ranks > 1 ? std::bit_width(ranks - 1) : 0;  // log2 p, rounded
+  const double acting = std::bit_floor(ranks);
+  const bool odd = acting != p;
+  const double part = (p - 1) / p;  // what goes around, of S
+  switch (c) {
+    case choice::ring:
+      switch (w.kind) {
+        case operation::allreduce: return 2 * (p - 1) * alpha + S * part * (2 * beta + gamma);
+        case operation::reduce_scatter: return (p - 1) * alpha + S * part * (beta + gamma);
+        case operation::broadcast: {  // a chain of chunks of 256 KiB
+          const double chunk = std::min(S, 262144.0);
+          return (p - 2) * (alpha + chunk * beta) + std::max(1.0, S / chunk) * alpha + S * beta;
+        }
+        default: return (p - 1) * alpha + S * part * beta;
+      }
+    case choice::recursive_doubling:
+      if (w.kind == operation::allgather) return up * alpha + S * part * beta;
+      return (odd ? down + 2 : down) * (alpha + S * beta) + (odd ? down + 1 : down) * S * gamma;
+    case choice::halving_doubling: {
+      const double inner = (acting - 1) / acting;
+      switch (w.kind) {
+        case operation::broadcast: return 2 * up * alpha + 2 * S * part * beta;
+        case operation::reduce_scatter:
+          return (odd ? down + 3 : down) * alpha + S * (inner + (odd ? 1 : 0)) * beta +
+                 S * (inner + (odd ? 0.5 : 0)) * gamma;
+        default:
+          return (odd ? 2 * down + 3 : 2 * down) * alpha + S * (2 * inner + (odd ? 2 : 0)) * beta +
+                 S * (inner + (odd ? 0.5 : 0)) * gamma;
+      }
+    }
+    case choice::tree: {  // chunks of 64 KiB; a node with all children is the slowest
+      const double chunks = std::max(1.0, S / 65536);
+      const double hop = alpha + S / chunks * beta;
+      switch (w.kind) {
+        case operation::broadcast: return chunks * up * hop;
+        case operation::reduce: return chunks * up * hop + up * S * gamma;
+        case operation::allreduce: return 2 * chunks * up * hop + up * S * gamma;
+        default: return up * alpha + S * part * beta;
+      }
+    }
+    case choice::double_tree: {
+      const double way = 2 * up * (alpha + std::min(S / 2, 32768.0) * beta);
+      const double chunks = std::max(1.0, S / 2 / 32768);
+      const double once = way + 2 * chunks * alpha + S * (beta + (w.kind == operation::broadcast ? 0 : gamma));
+      return w.kind == operation::allreduce ? once + way + 2 * chunks * alpha + S * beta : once;
+    }
+    case choice::bruck: {
+      const double copies = S * gamma;  // into its place: about what combining costs
+      if (w.kind == operation::allgather) return up * alpha + S * part * beta + copies;
+      return up * (alpha + S / 2 * beta) + up * copies;
+    }
+    case choice::native: {
+      const link_costs::own own = own_of(w.kind);
+      return static_cast<double>(own.latency_ns) + S * static_cast<double>(own.byte_fs) * 1e-6;
+    }
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
+/// What the user wants in place of the model: "allreduce:0-4k=recursive_doubling,4k-inf=ring;broadcast:0-inf=tree". A
+/// range is from its first number of bytes up to below its second; k, m and g stand for 2^10, 2^20 and 2^30. Where no
+/// range matches, or the algorithm cannot do it (a ring with an operation that does not commute), the model chooses.
+class tuning_table {
+ public:
+  tuning_table() = default;
+  /// Reads one. invalid_argument names `source`, the character at which it stops to make sense, and what is allowed.
+  explicit tuning_table(std::string_view text, std::string_view source = "HVD_TUNING");
+
+  /// The first rule that matches, if it is possible; nullptr if there is none.
+  [[nodiscard]] const choice* find(const workload& w) const noexcept {
+    for (const rule& r : rules_) {
+      if (r.kind == w.kind && r.from <= w.bytes && w.bytes < r.to) return possible(r.what, w) ? &r.what : nullptr;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] bool empty() const noexcept { return rules_.empty(); }
+
+ private:
+  struct rule {
+    operation kind{};
+    std::size_t from = 0, to = 0;
+    choice what{};
+  };
+  std::vector<rule> rules_;
+};
+
+namespace detail {
+
+inline constexpr std::array tuned_operations{operation::allreduce, operation::reduce,    operation::reduce_scatter,
+                                             operation::allgather, operation::broadcast, operation::alltoall,
+                                             operation::gather,    operation::scatter};
+
+/// Reads the text of a tuning_table from left to right.
+class tuning_reader {
+ public:
+  tuning_reader(std::string_view text, std::string_view source) : text_(text), source_(source) {}
+
+  [[nodiscard]] bool ended() const noexcept { return at_ == text_.size(); }
+  bool take(char c) noexcept {
+    if (ended() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) refuse(std::string("'") + c + "'");
+  }
+  /// One of `all` by its name.
+  template <class All>
+  auto one_of(const All& all) {
+    std::size_t end = at_;
+    while (end != text_.size() && (text_[end] == '_' || (text_[end] >= 'a' && text_[end] <= 'z'))) ++end;
+    for (const auto candidate : all) {
+      if (name(candidate) == text_.substr(at_, end - at_)) {
+        at_ = end;
+        return candidate;
+      }
+    }
+    std::string names;
+    for (const auto candidate : all) names += (names.empty() ? "" : ", ") + std::string(name(candidate));
+    refuse(names);
+  }
+  std::size_t bytes() {
+    if (text_.substr(at_).starts_with("inf")) {
+      at_ += 3;
+      return std::numeric_limits<std::size_t>::max();
+    }
+    std::size_t n = 0;
+    const auto [next, code] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), n);
+    if (code != std::errc{} || n > std::numeric_limits<std::size_t>::max() >> 30) refuse("a number of bytes, or inf");
+    at_ = static_cast<std::size_t>(next - text_.data());
+    return take('k') ? n << 10 : take('m') ? n << 20 : take('g') ? n << 30 : n;
+  }
+  [[noreturn]] void refuse(const std::string& wanted) const {
+    fail(error_kind::invalid_argument, {source_, "=\"", text_, "\", character ", at_ + 1, ": allowed: ", wanted});
+  }
+
+ private:
+  std::string_view text_, source_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace detail
+
+inline tuning_table::tuning_table(std::string_view text, std::string_view source) {
+  detail::tuning_reader in(text, source);
+  while (!in.ended()) {
+    rule r;
+    r.kind = in.one_of(detail::tuned_operations);
+    in.expect(':');
+    do {
+      r.from = in.bytes();
+      in.expect('-');
+      r.to = in.bytes();
+      if (r.to <= r.from) in.refuse("a range that ends above its start");
+      in.expect('=');
+      std::vector<choice> able;
+      for (const choice c : all_choices) {
+        if (possible(c, {.kind = r.kind, .native = true})) able.push_back(c);
+      }
+      r.what = in.one_of(able);
+      rules_.push_back(r);
+    } while (in.take(','));
+    if (!in.ended()) in.expect(';');
+  }
+}
+
+/// What a transport keeps for `automatic`: the model of its links, and the user's word. Fixed from the first collective
+/// on, so that a program's results do not change while it runs.
+struct selector {
+  cost_model model{};
+  tuning_table table{};
+  bool ready = false;
+
+  [[nodiscard]] choice operator()(const workload& w) const noexcept {
+    if (const choice* wanted = table.find(w)) return *wanted;
+    return model.costs.known() ? model(w) : default_tuning{}(w);
+  }
+};
+
+/// A transport that keeps one.
+template <class T>
+concept Selecting = PointToPoint<T> && requires(T& t) {
+  { t.selection() } -> std::same_as<selector&>;
+};
+
+}  // namespace hvd::inline HVD_ABI
