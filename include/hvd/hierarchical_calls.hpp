@@ -10,6 +10,7 @@
 #include <hvd/transport.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -36,9 +37,19 @@ class in_flight {
  public:
   in_flight(Cross& lane, const Call& call, bool overlap) {
     if constexpr (startable) {
-      if (overlap && automatic<>{}.choose(lane, call) == choice::native) request_.emplace(lane.start(call));
-      if (request_ && *request_) return;
-      request_.reset();  // not this type or operation
+      if (automatic<>{}.choose(lane, call) == choice::native) {
+        if constexpr (Call::kind == operation::allreduce) {
+          // Libraries give the hosts above a power of two to others, which then send up to 2 S; a ring is even.
+          const bool even = std::has_single_bit(static_cast<unsigned>(lane.size()));
+          if (!even && call.op.commutative) {
+            run(lane, call, ring{});
+            return;
+          }
+        }
+        if (overlap) request_.emplace(lane.start(call));
+        if (request_ && *request_) return;
+        request_.reset();  // not this type or operation
+      }
     }
     run(lane, call, automatic<>{});
   }
