@@ -1,6 +1,7 @@
 // hvd/hvd.hpp: all of hvd that needs no third-party header.
 #pragma once
 
+#include <hvd/algorithm/adasum.hpp>
 #include <hvd/allgather.hpp>
 #include <hvd/allreduce.hpp>
 #include <hvd/alltoall.hpp>

@@ -10,6 +10,7 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -64,8 +65,7 @@ constexpr bool possible(choice c, const workload& w) noexcept {
       return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::reduce_scatter ||
              w.kind == operation::broadcast;
     case choice::double_tree:
-      if (w.kind == operation::allreduce || w.kind == operation::reduce) return w.commutative;
-      return w.kind == operation::broadcast;
+      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::broadcast;
     case choice::bruck: return w.kind == operation::allgather || (w.kind == operation::alltoall && w.uniform);
     case choice::native: return w.native;
   }
@@ -195,11 +195,12 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
         default: return up * alpha + S * part * beta;
       }
     }
-    case choice::double_tree: {
-      const double way = 2 * up * (alpha + std::min(S / 2, 32768.0) * beta);
-      const double chunks = std::max(1.0, S / 2 / 32768);
-      const double once = way + 2 * chunks * alpha + S * (beta + (w.kind == operation::broadcast ? 0 : gamma));
-      return w.kind == operation::allreduce ? once + way + 2 * chunks * alpha + S * beta : once;
+    case choice::double_tree: {  // chunks of 64 KiB of each half of the vector, in steps of one message
+      const double chunks = std::max(1.0, std::ceil(S / 2 / 65536));
+      const double chunk = S / 2 / chunks;
+      const double once = 2 * (chunks + up) * (alpha + chunk * beta), combine = S * gamma;
+      if (w.kind == operation::broadcast) return once;
+      return w.kind == operation::reduce ? once + combine : 2 * once + combine;
     }
     case choice::bruck: {
       const double copies = S * gamma;  // into its place: about what combining costs

@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,6 +19,7 @@ using hvd::test::QueueTransport;
 static_assert(hvd::Answers<halving_doubling, QueueTransport, hvd::allreduce_call>);
 static_assert(hvd::Answers<halving_doubling, QueueTransport, hvd::reduce_call>);
 static_assert(hvd::Answers<halving_doubling, QueueTransport, hvd::reduce_scatter_call>);
+static_assert(hvd::Answers<halving_doubling, QueueTransport, hvd::broadcast_call>);
 static_assert(halving_doubling::rank_ordered);
 static_assert(halving_doubling{} == halving_doubling{});
 
@@ -70,6 +73,25 @@ TEST_CASE("halving_doubling reduce_scatter") {
   });
 }
 
+TEST_CASE("halving_doubling broadcast") {
+  hvd::test::on_all_sizes([](QueueTransport& t) {
+    for (int root = 0; root != t.size(); ++root) {
+      for (const std::size_t count : hvd::test::element_counts) {
+        hvd::test::check_broadcast<float>(t, halving_doubling{}, count, root);
+        hvd::test::check_broadcast<std::int8_t>(t, halving_doubling{}, count, root);
+      }
+    }
+  });
+}
+
+TEST_CASE("halving_doubling broadcast of many elements") {
+  for (const int p : {4, 7}) {
+    hvd::test::on_ranks(p, [](QueueTransport& t) {
+      hvd::test::check_broadcast<matrix>(t, halving_doubling{}, hvd::test::large_count, 2);
+    });
+  }
+}
+
 TEST_CASE("halving_doubling sends what it says") {
   constexpr std::size_t count = 1024;
   constexpr std::size_t bytes_each = count * sizeof(float);
@@ -88,6 +110,31 @@ TEST_CASE("halving_doubling sends what it says") {
       const std::size_t for_pair = paired ? (acts ? bytes_each / 2 + bytes_each : bytes_each) : 0;
       CHECK(s.bytes == own + for_pair);
       CHECK(s.messages == (acts ? 6U : 0U) + (paired ? 2U : 0U));
+    }
+  }
+}
+
+TEST_CASE("halving_doubling broadcast sends what it says") {
+  constexpr int root = 2;
+  for (const int p : {2, 4, 5, 7, 8, 11, 16}) {
+    CAPTURE(p);
+    const auto each = std::size_t{6};  // bytes in a part
+    const auto parts = static_cast<std::size_t>(p);
+    const auto sent = hvd::test::traffic_of(p, [&](QueueTransport& t) {
+      std::vector<std::byte> x(parts * each);
+      halving_doubling{}(t, hvd::broadcast_call{x.data(), x.data(), x.size(), root});
+    });
+    const auto steps = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(p - 1)));
+    std::size_t all = 0, scattered = 0;
+    for (const auto& s : sent) all += s.bytes;
+    for (int v = 1; v < p; ++v) scattered += static_cast<std::size_t>(std::min(v & -v, p - v)) * each;
+    // A place sends all parts but one in the second half, of which those to the root are left out: p - 1 as well.
+    CHECK(all == scattered + (parts - 1) * (parts - 1) * each);
+    CHECK(sent[root % parts].bytes == 2 * (parts - 1) * each);
+    CHECK(sent[root % parts].messages == 2 * steps);
+    for (const auto& s : sent) {
+      CHECK(s.bytes <= 2 * (parts - 1) * each);
+      CHECK(s.messages <= 3 * steps);  // parts around the end are two messages
     }
   }
 }

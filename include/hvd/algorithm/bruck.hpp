@@ -22,8 +22,8 @@ namespace hvd::inline HVD_ABI {
 /// the ranks are no power of two; the price is one copy. (If blocks are uneven: a rank sends its own one L times.)
 /// alltoall trades bytes for messages: that of step k has the blocks whose distance to their receiver has bit k, so a
 /// block travels as often as its distance has bits. Blocks must be uniform there, since nobody knows the length of what
-/// it passes on. (J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
-/// systems", 1997.)
+/// it passes on. (J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby,
+/// "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997.)
 struct bruck {
   friend constexpr bool operator==(const bruck&, const bruck&) = default;
 

@@ -1,10 +1,12 @@
-// hvd/algorithm/halving_doubling.hpp: reductions in log2 p steps that send few bytes; not for small messages.
+// hvd/algorithm/halving_doubling.hpp: reductions and broadcast in about 2 log2 p steps that send few bytes; not for
+// small messages.
 #pragma once
 
 #include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -20,12 +22,16 @@ namespace hvd::inline HVD_ABI {
 /// | allreduce      | 2 S (p-1)/p         | 2 log2 p | S/2                           |
 /// | reduce         | 3/2 S at most       | 2 log2 p | S/2, and S except on the root |
 /// | reduce_scatter | S (p-1)/p           | log2 p   | S, and the larger half of S   |
+/// | broadcast      | 2 S (p-1)/p         | 2 log2 p | none                          |
 ///
 /// On other numbers of ranks, p - 2^floor(log2 p) pairs of ranks act as one: first two steps more, in which a
 /// rank sends at most S bytes, and last one step in which the other rank gets its result (S bytes in
 /// allreduce, a block in reduce_scatter). (R. Rabenseifner, "Optimization of collective reduction
 /// operations", 2004; the order of blocks in reduce_scatter after M. Bernaschi, G. Iannello, M. Lauria,
 /// "Efficient implementation of reduce-scatter in MPI", 2003.)
+///
+/// broadcast scatters the vector and gathers it again, in 2 ceil(log2 p) steps on any number of ranks. (M. Barnett, L.
+/// Shuler, R. van de Geijn et al., "Interprocessor collective communication library (InterCom)", 1994.)
 ///
 /// Neighbours come first and the lower ranks' part stands on the left: all ranks get the same bits, in every
 /// run, and operations need not commute.
@@ -107,7 +113,53 @@ struct halving_doubling {
     detail::copy_bytes(c.out, result, own_bytes);
   }
 
+  template <PointToPoint T>
+  void operator()(T& t, const broadcast_call& c) const {
+    const int p = t.size();
+    const int place = detail::around(t.rank() - c.root, p);  // whose part is the one of this number
+    const detail::even_blocks parts(p, c.bytes, 1);
+    const auto rank_of = [&](int v) { return detail::around(c.root + v, p); };
+    const std::byte* const data = place == 0 ? c.in : c.out;
+
+    // Down the binomial tree: to a place the parts of its subtree.
+    const int span = place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(p))) : place & -place;
+    if (place != 0) {
+      const detail::block_run mine = run_of(parts, p, place, std::min(span, p - place));
+      t.recv(c.out + mine.offset, mine.bytes, rank_of(place - span));
+    }
+    for (int half = span / 2; half != 0; half /= 2) {
+      const int child = place + half;
+      if (child >= p) continue;
+      const detail::block_run theirs = run_of(parts, p, child, std::min(half, p - child));
+      t.send(data + theirs.offset, theirs.bytes, rank_of(child));
+    }
+    // A place has as many parts as it had, and those of the place so far ahead. The root needs none.
+    for (int have = 1; have < p; have *= 2) {
+      const int n = std::min(have, p - have);
+      const int to = detail::around(place - have, p);
+      const int from = detail::around(place + have, p);
+      const detail::block_run out = run_of(parts, p, place, n);
+      const detail::block_run in = run_of(parts, p, from, n);
+      if (place == 0) {
+        t.send(data, out.bytes, rank_of(to));
+      } else if (to == 0) {
+        t.recv(c.out + in.offset, in.bytes, rank_of(from));
+        if (in.wrapped != 0) t.recv(c.out, in.wrapped, rank_of(from));
+      } else {
+        t.exchange(data + out.offset, out.bytes, rank_of(to), c.out + in.offset, in.bytes, rank_of(from));
+        detail::exchange_rest(t, data, out.wrapped, rank_of(to), c.out, in.wrapped, rank_of(from));
+      }
+    }
+    if (place == 0 && c.in != c.out) detail::copy_bytes(c.out, c.in, c.bytes);
+  }
+
  private:
+  /// The `n` parts from `first` on, around.
+  static detail::block_run run_of(const detail::even_blocks& parts, int p, int first, int n) {
+    const int end = std::min(first + n, p);
+    return {parts.offset(first), parts.offset(end) - parts.offset(first), parts.offset(first + n - end)};
+  }
+
   /// This rank's input, prepared in `memory` if it has to be.
   static const std::byte* prepared(const reduction& op, const std::byte* in, std::byte* memory, std::size_t count) {
     if (!op.prepares()) return in;
