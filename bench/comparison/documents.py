@@ -1,6 +1,7 @@
 """The generated parts of documents: what stands between `<!-- table: NAME -->` and `<!-- end -->`.
 
-NAME is a series such as allreduce-private-2, or machine, summary, plot or headline (the plot of allreduce at 2 ranks).
+NAME is a series such as allreduce-private-2, or machine, summary, ratios (a summary without shares of the limit), plot
+or headline (the plot of allreduce at 2 ranks).
 A part comes from the run that bench/compare --update-docs has just measured or read; `<!-- table: NAME of RUN -->`
 comes from that run whatever is measured later.
 """
@@ -28,6 +29,8 @@ def block(name, run, results, document):
 
     if name == "summary":
         text = summary(run)
+    elif name == "ratios":
+        text = summary(run, shares=False)
     elif name == "machine":
         text = header(run)
     elif name in ("plot", "headline"):

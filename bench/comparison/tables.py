@@ -242,9 +242,10 @@ def details(one):
     return "\n\n".join(parts)
 
 
-def summary(run):
-    """One line for each series."""
-    head = ["", "ratio, mean", "worst", "at", f"from {size_text(LARGE)}: mean", "worst", "at", "share of limit, mean"]
+def summary(run, shares=True):
+    """One line for each series; with the shares of the limit, if a reader knows what that is."""
+    head = ["", "ratio, mean", "worst", "at", f"from {size_text(LARGE)}: mean", "worst", "at"]
+    head += ["share of limit, mean"] if shares else []
     lines = []
     for one in tables(run):
         line = [one.heading]
@@ -253,7 +254,7 @@ def summary(run):
             mean = one.mean_ratio(smallest)
             line += [ratio_text(mean), ratio_text(worst.ratio()), worst.label] if worst else ["-"] * 3
         share = geometric_mean(row.share() for row in one.rows if row.share() is not None)
-        lines.append([*line, f"{100 * share:.0f} %" if share else "-"])
+        lines.append([*line, f"{100 * share:.0f} %" if share else "-"] if shares else line)
     text = "Ratio: time of the best peer / time of hvd at the same size, so above 1 hvd is faster; means are geometric."
     parts = [grid(head, lines), text, "\n".join(f"* {line}" for line in gaps(run))]
     return "\n\n".join(filter(None, parts))
@@ -270,7 +271,8 @@ def gaps(run):
         for library in dict.fromkeys(name for row in one.rows for name in row.reasons):
             sizes = [row.label for row in one.rows if library in row.reasons]
             why = next(row.reasons[library] for row in one.rows if library in row.reasons)
-            lines.setdefault(f"{title(library)}: {why}".rstrip("."), []).append(f"{one.heading}, {ranges(sizes)}")
+            line = f"{title(library)} has no time where it failed: {why}".rstrip(".")
+            lines.setdefault(line, []).append(f"{one.heading}, {ranges(sizes)}")
     every = len(run["series"])
     return [f"{line}." if len(where) == every else f"{line} ({'; '.join(where)})." for line, where in lines.items()]
 

@@ -17,7 +17,7 @@ GROUPS = {
     "Start here": "All of hvd, and functions that start ranks.",
     "Collectives": "Each in its own header; including one is enough to call it.",
     "Transports": "A transport is a group of ranks: the communicator.",
-    "Algorithms": "How a collective is done. The default, `automatic`, chooses among the others.",
+    "Algorithms": "How a collective is done. The default, `automatic`, chooses among the others, by `selection.hpp`.",
     "Types and settings": "What may be passed, how operations are written, what can be set, and how failures are "
     "reported.",
     INTERNAL: "Parts of the headers above, in files of their own for length or because several need them. For those "
@@ -30,8 +30,11 @@ def group_of(header, internal, text):
         return INTERNAL
     if header in ("hvd.hpp", "launch.hpp"):
         return "Start here"
-    for folder, title in (("transport/", "Transports"), ("algorithm/", "Algorithms")):
-        if header.startswith(folder):
+    for start, title in (
+        (("transport/", "hierarchical"), "Transports"),
+        (("algorithm/", "selection", "measure"), "Algorithms"),
+    ):
+        if header.startswith(start):
             return title
     if "#include <hvd/collective.hpp>" in text or header == "barrier.hpp":
         return "Collectives"
@@ -46,7 +49,7 @@ def plain(node):
     return re.sub(r" >", ">", re.sub(r"< ", "<", text)).replace("& &", "&&")
 
 
-def template_of(node):
+def template_of(node, constrained=True):
     parameters = node.find("templateparamlist")
     if parameters is None:
         return ""
@@ -55,7 +58,7 @@ def template_of(node):
         word = " ".join(filter(None, (plain(parameter.find("type")), plain(parameter.find("declname")))))
         default = plain(parameter.find("defval"))
         words.append(f"{word} = {default}" if default else word)
-    requires = plain(node.find("requiresclause"))
+    requires = plain(node.find("requiresclause")) if constrained else ""
     return f"template<{', '.join(words)}> " + (f"requires {requires} " if requires else "")
 
 
@@ -79,8 +82,9 @@ def best(kind, *texts):
     return next((text for text in texts if parses(kind, text)), None)
 
 
-def directive(kind, signatures, body):
+def directive(kind, signatures, body, listed):
     head = f".. cpp:{kind}:: " + f"\n{' ' * len(f'.. cpp:{kind}:: ')}".join(signatures)
+    head += "" if listed else "\n   :no-index-entry:"
     return head + ("\n\n" + indent(body) if body else "") + "\n"
 
 
@@ -92,11 +96,13 @@ class Entry:
         self.signatures = [signature]
         self.inner = list(inner)
 
-    def render(self):
-        body = "\n\n".join(part for part in (self.text, "\n".join(entry.render() for entry in self.inner)) if part)
+    def render(self, listed=True):
+        """`listed`: in the index, too."""
+        inner = "\n".join(entry.render(listed) for entry in self.inner)
+        body = "\n\n".join(part for part in (self.text, inner) if part)
         if self.signatures == [None]:  # nothing that Sphinx could show
             return body
-        return directive(self.kind, self.signatures, body)
+        return directive(self.kind, self.signatures, body, listed)
 
 
 def merged(entries):
@@ -122,8 +128,9 @@ def function(node, name):
     result = result.replace("constexpr static", "static constexpr")
     arguments = plain(node.find("argsstring"))
     attributes = re.sub(r"\s*=\s*(default|delete)$", "", arguments)
-    template = template_of(node)
-    text = best(kind, *(f"{template}{head}{name}{attributes}".strip() for head in (f"{result} ", "")))
+    # A requirement that is spelled out in place is more than Sphinx reads; the comment says it in words.
+    templates = (template_of(node), template_of(node, constrained=False))
+    text = best(kind, *(f"{t}{head}{name}{attributes}".strip() for t in templates for head in (f"{result} ", "")))
     return kind, text
 
 
@@ -282,7 +289,8 @@ def page(header, clause, more, macros, entries, namespace):
         parts.append(more)
     parts += [f".. c:macro:: {name}\n\n" + indent(text) for name, text in macros]
     if entries:
-        parts += [f".. cpp:namespace:: {namespace}", *(entry.render() for entry in entries)]
+        listed = namespace == "hvd"
+        parts += [f".. cpp:namespace:: {namespace}", *(entry.render(listed) for entry in entries)]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 

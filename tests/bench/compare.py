@@ -239,6 +239,7 @@ class Measuring(Program):
         self.assertEqual(row.best_peer(), "openmpi")
         text = self.run_file().with_suffix(".md").read_text()
         self.assertIn("Intel MPI, 8 B: 3 wrong elements.", text)
+        self.assertIn("\n* Intel MPI has no time where it failed: 3 wrong elements.\n", text)
         self.assertNotIn("hvd-bench failed", text)
 
     def test_wrong_results_of_hvd_fail(self):
@@ -380,6 +381,21 @@ class Documents(Program):
         again = self.run_program("--from-json", self.run_file(), "--no-plots", "--update-docs", self.document)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual(self.document.read_text(), text)
+
+    def test_ratios_are_the_summary_without_shares_of_the_limit(self):
+        self.document.write_text("<!-- table: ratios -->\n<!-- end -->\n<!-- table: summary -->\n<!-- end -->\n")
+        words = ["--collectives", "allreduce", "--ranks", "2", "--sizes", "8,1M"]
+        self.measure(*words, "--update-docs", self.document)
+        short, full = self.document.read_text().split("<!-- end -->\n")[:2]
+        heads, rows = [], []
+        for text in (short, full):
+            table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+            heads.append(table[0])
+            rows.append(next(line for line in table if line[0] == "allreduce, private buffers, 2 ranks"))
+        self.assertEqual(heads[0] + ["share of limit, mean"], heads[1])
+        self.assertEqual(rows[0], rows[1][:-1])
+        self.assertRegex(rows[1][-1], r"^\d+ %$")
+        self.assertNotIn("limit", short)
 
     def test_what_was_edited_by_hand_is_found(self):
         self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", "--update-docs", self.document)

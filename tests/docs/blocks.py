@@ -14,6 +14,9 @@ before a block changes that; its parts are separated by semicolons:
     <!-- block: as NAME -->      a program that later blocks of `sh` run as ./NAME, instead of being run here
     <!-- block: run -->          a block of `sh` that is run and not only checked
 
+A program that includes <hvd/transport/mpi.hpp> is compiled by MPICH's wrapper, and two ranks run it that MPICH starts.
+A block of `sh` that is run finds MPICH's mpicxx and mpiexec under these names. Without MPICH a line says SKIP for each.
+
 The next block, if it is marked `text`, is what the code prints; three dots in it stand for anything. So is what a
 sentence "It prints `...`" right after a program says; "This is `FILE`" there says that the program is that file, letter
 by letter.
@@ -41,7 +44,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-pthread"]
 HEADERS = "algorithm array chrono complex cstdio cstdlib iostream numeric string string_view thread vector".split()
-TOOLS = set("cd cmake cp export g++ git make meson mkdir ninja python3 wait".split())
+TOOLS = set("cd cmake cp export g++ git make meson mkdir mpicxx mpiexec ninja python3 wait".split())
+MPI_HEADER = "#include <hvd/transport/mpi.hpp>"
 TIMEOUT = 60
 
 FENCE = re.compile(
@@ -84,6 +88,12 @@ class Block:
     @property
     def is_program(self):
         return re.search(r"\bint main\(", self.text) is not None
+
+    @property
+    def needs_mpi(self):
+        if self.language == "sh":
+            return self.says("run") and re.search(r"\bmpi(?:cxx|exec)\b", self.text) is not None
+        return MPI_HEADER in self.text
 
 
 def read(page):
@@ -148,9 +158,28 @@ def together(blocks):
     return "\n".join([head, START if "run_ranks(" in main else "", *parts, '#line 1 "blocks.py"', main])
 
 
+def find_mpich():
+    """MPICH's compiler wrapper and launcher; None where there is no MPICH. Debian has them beside those of others."""
+    launcher = shutil.which("mpiexec.hydra") or shutil.which("mpiexec.mpich")
+    wrapper = shutil.which("mpicxx.mpich") or (shutil.which("mpichversion") and shutil.which("mpicxx"))
+    return (wrapper, launcher) if launcher and wrapper else None
+
+
+def bring_mpich(tools, compiler, folder):
+    """Makes mpicxx and mpiexec in a folder of commands, which come before all others."""
+    folder.mkdir()
+    for name, command in zip(("mpicxx", "mpiexec"), tools):
+        script = folder / name
+        beneath = f"MPICH_CXX={shlex.quote(shlex.join(compiler))} " if name == "mpicxx" else ""
+        script.write_text(f'#!/bin/sh\n{beneath}exec {shlex.quote(command)} "$@"\n')
+        script.chmod(0o755)
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
 def compile_source(text, name, folder, compiler):
     source, program = folder / f"{name}.cpp", folder / name
     source.write_text(text)
+    compiler = ["mpicxx"] if MPI_HEADER in text else compiler
     result = subprocess.run([*compiler, *OPTIONS, source, "-o", program], capture_output=True, text=True, cwd=ROOT)
     if result.returncode != 0:
         raise Problem(f"{name}: does not compile:\n{result.stderr.strip()}")
@@ -173,6 +202,7 @@ def run(block, command, folder):
             command,
             cwd=folder,
             env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -194,7 +224,8 @@ def check_program(block, program, folder):
     if name:
         shutil.copy(program, folder / "tree" / name)
     else:
-        printed = run(block, [program], folder)
+        launcher = ["mpiexec", "-n", block.value("ranks", "2")] if block.needs_mpi else []
+        printed = run(block, [*launcher, program], folder)
         said = re.search(r"It\s+prints `([^`]*)`", block.after)
         if said:
             compare(block, printed, said[1])
@@ -245,14 +276,14 @@ def check_command(place, words, programs):
             must_exist(place, word)
 
 
-def check_shell(block, folder, programs):
+def check_shell(block, folder, programs, only_names=False):
     for i, line in enumerate(block.text.replace("\\\n", "  ").splitlines()):
         words = shlex.split(line, comments=True)
         while words:
             end = next((j for j, word in enumerate(words) if word in ("&&", "||", "|", ";", "&")), len(words))
             check_command(f"{block.page.relative_to(ROOT)}:{block.line + i}", words[:end], programs)
             words = words[end + 1 :]
-    if block.says("run"):
+    if block.says("run") and not only_names:
         run(block, ["bash", "-e", "-c", block.text], folder)
 
 
@@ -280,7 +311,10 @@ def attempt(problems, what, *arguments):
 def check(pages, compiler, folder):
     """Returns sentences about what is wrong, and how many blocks there were."""
     problems, count, jobs = [], 0, {}  # jobs: source text to name and blocks
-    shells = []
+    shells, skipped = [], []
+    mpich = find_mpich()
+    if mpich:
+        bring_mpich(mpich, compiler, folder / "commands")
     for page in pages:
         found = attempt(problems, read, page)
         if found is None:
@@ -288,8 +322,10 @@ def check(pages, compiler, folder):
         blocks, prose = found
         attempt(problems, check_names, page, prose)
         count += sum(block.language in ("cpp", "sh") for block in blocks)
+        if not mpich:
+            skipped += [block for block in blocks if block.needs_mpi]
         shells += [block for block in blocks if block.language == "sh"]
-        code = [block for block in blocks if block.language == "cpp"]
+        code = [block for block in blocks if block.language == "cpp" and block not in skipped]
         fragments = [block for block in code if not block.is_program]
         for block in code:
             if block.is_program:
@@ -317,8 +353,10 @@ def check(pages, compiler, folder):
         # Programs of the pages: built under a name, or by a command such as `g++ ... -o NAME`.
         names = {block.value("as", None) for _, blocks in jobs.values() for block in blocks}
         names |= {name for block in shells for name in re.findall(r" -o (\w+)", block.text)}
-        list(pool.map(lambda block: attempt(problems, check_shell, block, place, names), shells))
-    return problems, count
+        list(pool.map(lambda block: attempt(problems, check_shell, block, place, names, block in skipped), shells))
+    for block in skipped:
+        print(f"SKIP: {block.place}: no MPICH (mpicxx.mpich and mpiexec.hydra), which tools/setup --bench installs")
+    return problems, count - len(skipped)
 
 
 def check_itself():

@@ -47,6 +47,8 @@ def main():
         name = header.relative_to(ROOT / "include" / "hvd")
         if "detail" not in name.parts:
             assert f"reference/{name.with_suffix('.html').as_posix()}" in pages, f"{name} has no page"
+    listed = (OUT / "html" / "genindex.html").read_text()
+    assert "hvd::allreduce" in listed and "hvd::detail" not in listed, "the index lists what only hvd itself uses"
     return 0
 
 
