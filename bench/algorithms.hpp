@@ -14,7 +14,8 @@
 
 namespace hvd::bench {
 
-using any_algorithm = std::variant<automatic<>, direct, ring, tree, recursive_doubling, halving_doubling>;
+using any_algorithm =
+    std::variant<automatic<>, direct, ring, tree, recursive_doubling, halving_doubling, double_tree, bruck>;
 
 /// Calls visit(name, reference) for each tunable of an algorithm.
 template <class A, class Visit>
@@ -58,9 +59,14 @@ inline any_algorithm parse_algorithm(std::string_view text) {
     a = recursive_doubling{};
   } else if (head == "halving_doubling") {
     a = halving_doubling{};
+  } else if (head == "double_tree") {
+    a = double_tree{};
+  } else if (head == "bruck") {
+    a = bruck{};
   } else if (!head.empty() && head != "automatic") {
-    throw std::runtime_error("there is no algorithm \"" + std::string(head) +
-                             "\"; allowed: automatic, direct, ring, tree, recursive_doubling, halving_doubling");
+    throw std::runtime_error(
+        "there is no algorithm \"" + std::string(head) +
+        "\"; allowed: automatic, direct, ring, tree, recursive_doubling, halving_doubling, double_tree, bruck");
   }
   std::string_view rest = head.size() < text.size() ? text.substr(head.size() + 1) : std::string_view();
   while (!rest.empty()) {

@@ -171,7 +171,9 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
         default: return (p - 1) * alpha + S * part * beta;
       }
     case choice::recursive_doubling:
-      if (w.kind == operation::allgather) return up * alpha + S * part * beta;
+      if (w.kind == operation::allgather) {  // runs of blocks that wrap around are two messages
+        return odd ? 1.5 * up * alpha + 2 * S * part * beta : up * alpha + S * part * beta;
+      }
       return (odd ? down + 2 : down) * (alpha + S * beta) + (odd ? down + 1 : down) * S * gamma;
     case choice::halving_doubling: {
       const double inner = (acting - 1) / acting;
@@ -203,7 +205,7 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
       return w.kind == operation::reduce ? once + combine : 2 * once + combine;
     }
     case choice::bruck: {
-      const double copies = S * gamma;  // into its place: about what combining costs
+      const double copies = S * gamma / 2;  // into place: one operand less than combining
       if (w.kind == operation::allgather) return up * alpha + S * part * beta + copies;
       return up * (alpha + S / 2 * beta) + up * copies;
     }

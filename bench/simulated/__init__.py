@@ -1,0 +1,1 @@
+"""What bench/scaling is made of. Standard library only, but for plots."""

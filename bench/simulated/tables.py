@@ -1,0 +1,168 @@
+"""What bench/scaling has simulated, and its Markdown. Standard library only.
+
+A run is a dictionary, stored as NAME.json: `date`, `commit`, `command`, and `scenarios`. A scenario has `name`,
+`title`, `network` in words, and `rows`: `collective`, `algorithm`, `ranks`, `bytes`, `seconds`, `messages`,
+`message_bytes` and `wall_seconds` as hvd-scaling writes them (or `error`), and `formula`: seconds, or None.
+"""
+
+import math
+
+from comparison.tables import size_text
+from simulated import formulas
+
+MOST_DIFFERENCE = 0.05  # between simulation and formula
+FASTER = 0.995  # at least so much less is faster
+SHOWN_RANKS = (2, 8, 64, 100, 512, 1024, 4096)
+
+
+def time_text(seconds):
+    """Three digits, with a unit."""
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (math.inf, 1.0, "s")):
+        if seconds < limit:
+            value = seconds * scale
+            return f"{value:.{max(0, 2 - math.floor(math.log10(value))) if 0 < value < 1000 else 0}f} {unit}"
+    return ""
+
+
+def difference(row):
+    """How far the simulation is from the formula, as a part of the formula; None without one."""
+    if row.get("formula") is None or "seconds" not in row:
+        return None
+    return abs(row["seconds"] - row["formula"]) / row["formula"]
+
+
+def keyed(rows):
+    """{(collective, algorithm): {(ranks, bytes): row}}, in the order of the rows, without those that failed."""
+    found = {}
+    for row in rows:
+        if "seconds" in row:
+            found.setdefault((row["collective"], row["algorithm"]), {})[row["ranks"], row["bytes"]] = row
+    return found
+
+
+def problems(run):
+    """A sentence for each row that failed, or is not what its formula says."""
+    found = []
+    for scenario in run["scenarios"]:
+        for row in scenario["rows"]:
+            what = f"{row['collective']} {row['algorithm']} {row['ranks']} {row['bytes']} ({scenario['name']})"
+            if "error" in row:
+                found.append(f"{what}: {row['error']}")
+            elif (difference(row) or 0) > MOST_DIFFERENCE:
+                found.append(f"{what}: {difference(row):.1%} from the formula; allowed: {MOST_DIFFERENCE:.0%}")
+    return found
+
+
+def agreement(rows):
+    """Each algorithm's formula, and how far the simulation is from it at worst."""
+    lines = [
+        "| collective | algorithm | formula | cases | with formula | largest difference | at |",
+        "|---|---|---|--:|--:|--:|---|",
+    ]
+    for (collective, algorithm), cells in keyed(rows).items():
+        with_formula = [row for row in cells.values() if difference(row) is not None]
+        worst = max(with_formula, key=difference, default=None)
+        where = f"{worst['ranks']} ranks, {size_text(worst['bytes'])}" if worst else ""
+        largest = f"{100 * difference(worst):.2f} %" if worst else ""
+        text = formulas.written(collective, algorithm)
+        text = f"`{text}`" if text and with_formula else "none"
+        cells_ = (collective, algorithm, text, len(cells), len(with_formula), largest, where)
+        lines.append("| " + " | ".join(map(str, cells_)) + " |")
+    return "\n".join(lines)
+
+
+def times(rows, collective):
+    """Times of one collective: a row for each number of ranks and algorithm, with the formula below where it exists."""
+    mine = {name: cells for (kind, name), cells in keyed(rows).items() if kind == collective}
+    sizes = sorted({size for cells in mine.values() for _, size in cells})
+    ranks = sorted({p for cells in mine.values() for p, _ in cells})
+    chosen = [p for p in ranks if p in SHOWN_RANKS] or ranks
+    lines = ["| ranks | algorithm | | " + " | ".join(map(size_text, sizes)) + " |"]
+    lines.append("|--:|---|---|" + "--:|" * len(sizes))
+    for p in chosen:
+        for algorithm, cells in mine.items():
+            found = [cells.get((p, size)) for size in sizes]
+            if not any(found):
+                continue
+            simulated = [time_text(row["seconds"]) if row else "" for row in found]
+            lines.append(f"| {p} | {algorithm} | simulated | " + " | ".join(simulated) + " |")
+            closed = [time_text(row["formula"]) if row and row["formula"] is not None else "" for row in found]
+            if any(closed):
+                lines.append("| | | formula | " + " | ".join(closed) + " |")
+    return "\n".join(lines)
+
+
+def crossings(rows, collective, p):
+    """[(bytes from which it is the fastest, algorithm)] at p ranks, from those sizes at which all have a time. Left out
+    is what has less than half of the sizes, because it has too many messages."""
+    mine = {name: cells for (kind, name), cells in keyed(rows).items() if kind == collective}
+    sizes = {name: {size for ranks, size in cells if ranks == p} for name, cells in mine.items()}
+    most = max(map(len, sizes.values()), default=0)
+    mine = {name: cells for name, cells in mine.items() if sizes[name] and 2 * len(sizes[name]) >= most}
+    common = sorted(set.intersection(*(sizes[name] for name in mine))) if mine else []
+    found = []
+    for index, size in enumerate(common):
+        now = {name: cells[p, size]["seconds"] for name, cells in mine.items()}
+        best = min(now, key=now.get)
+        if not found:
+            found.append((0, best))
+        elif now[best] < FASTER * now[found[-1][1]]:
+            before = {name: cells[p, common[index - 1]]["seconds"] for name, cells in mine.items()}
+            found.append((crossing(common[index - 1], size, before, now, found[-1][1], best), best))
+    return found
+
+
+def crossing(low, high, before, now, old, new):
+    """Where two curves, straight between two sizes, meet."""
+    ahead, behind = before[new] - before[old], now[old] - now[new]
+    part = max(0.0, ahead / (ahead + behind)) if ahead + behind > 0 else 0.0
+    return low + part * (high - low)
+
+
+def rounded(size):
+    """Bytes with two digits, in binary units: it is known no better."""
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if size >= 1 << shift:
+            return f"{float(f'{size / (1 << shift):.2g}'):g} {unit}"
+    return f"{float(f'{size:.2g}'):g} B"
+
+
+def crossover_table(rows):
+    """For each collective with a choice: which algorithm is the fastest from which size on."""
+    lines = ["| collective | ranks | fastest |", "|---|--:|---|"]
+    for collective in dict.fromkeys(row["collective"] for row in rows):
+        names = {name for kind, name in keyed(rows) if kind == collective}
+        if len(names) < 2:
+            continue
+        for p in sorted({row["ranks"] for row in rows if row["collective"] == collective}):
+            parts = [
+                f"from {rounded(size)} {name}" if size else name for size, name in crossings(rows, collective, p)
+            ]
+            if parts:
+                lines.append(f"| {collective} | {p} | {', '.join(parts)} |")
+    return "\n".join(lines)
+
+
+def markdown(run, pictures=()):
+    """All of a run."""
+    parts = [
+        "# Scaling, simulated",
+        f"{run['date']}, commit `{run['commit']}`, command `{run['command']}`.",
+        "Times are those of `hvd::simulate`: hvd's own algorithms run on each rank, in virtual time. Nothing was "
+        "measured, so the machine does not matter. Sizes are of the whole vector, or of the blocks of all ranks "
+        "together; buffers are used in place where a call may be. In formulas p is the number of ranks, S the bytes, "
+        "b = S / p, L = log2 p, m the number of chunks of c bytes, a the largest power of two up to p; "
+        "alpha = latency + overhead, beta = 1 / bandwidth, gamma = 1 / reduction rate.",
+        *(f"![Time against bytes and against ranks]({picture})" for picture in pictures),
+    ]
+    for scenario in run["scenarios"]:
+        rows = scenario["rows"]
+        parts += [f"## {scenario['title']}", scenario["network"][0].upper() + scenario["network"][1:] + "."]
+        parts += ["### Simulation and formula", agreement(rows)]
+        parts += ["### The fastest", crossover_table(rows)]
+        for collective in dict.fromkeys(row["collective"] for row in rows):
+            parts += [f"### Times of {collective}", times(rows, collective)]
+    wrong = problems(run)
+    if wrong:
+        parts += ["## What is wrong", "\n".join(f"* {sentence}" for sentence in wrong)]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,232 @@
+// hvd/transport/simulated.hpp: any number of ranks in one thread, each with a virtual clock: scaling without a cluster.
+#pragma once
+
+#include <hvd/shared_array.hpp>
+#include <hvd/transport.hpp>
+#include <hvd/transport/simulated_ranks.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+
+namespace hvd::inline HVD_ABI {
+
+template <class F>
+simulation simulate(int np, const network& net, F&& f, const simulation_options& opts = {});
+
+/// A rank of a simulation: see `simulate`. Messages carry their bytes and take virtual time, by the rules of `network`;
+/// all else takes none, unless it is told to (`spend`, `charged`). Of use only inside of `simulate`.
+class SimulatedTransport {
+ public:
+  using options = simulation_options;
+
+  SimulatedTransport(SimulatedTransport&&) noexcept = default;
+  SimulatedTransport& operator=(SimulatedTransport&&) noexcept = default;
+
+  /// This rank in the group, from 0; and how many there are.
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(group_->members.size()); }
+  /// The host on which the network has this rank, from 0 in the whole simulation. `split(host(), rank())` makes a group
+  /// of the ranks of each host.
+  [[nodiscard]] int host() const noexcept { return ranks_->host(world()); }
+  /// Virtual seconds of this rank since the simulation began.
+  [[nodiscard]] double now() const noexcept { return ranks_->now(); }
+  /// Lets this rank be busy with something else. Errors: invalid_argument for seconds below 0.
+  void spend(double seconds) {
+    if (!(seconds >= 0 && std::isfinite(seconds))) {
+      throw error(error_kind::invalid_argument,
+                  place("spend").text() + ": " + std::to_string(seconds) + " seconds; allowed: from 0 on");
+    }
+    ranks_->spend(seconds);
+  }
+  /// Whether the messages that this rank sends carry bytes, and its charged kernels do their work: see
+  /// simulation_options. To be switched off after a beginning whose messages matter.
+  [[nodiscard]] bool payload() const noexcept { return ranks_->payload(); }
+  void payload(bool on) noexcept { ranks_->payload() = on; }
+
+  /// The same operation, whose kernels also let the calling rank spend (bytes of the result) / network::reduction_rate,
+  /// times one less than the inputs if there are more than two. What is charged already stays as it is. Of use in this
+  /// simulation only. Errors: unsupported for more than 64 different kernels.
+  [[nodiscard]] reduction charged(const reduction& op) {
+    constexpr auto& kernels = detail::charging_kernels;
+    if (std::find(kernels.begin(), kernels.end(), op.fold) != kernels.end()) return op;
+    const std::size_t i = ranks_->price({op.fold, op.element_bytes / op.lanes});
+    if (i == kernels.size()) {
+      throw error(error_kind::unsupported, place("charged").text() + ": a simulation charges for at most " +
+                                               std::to_string(i) + " different kernels");
+    }
+    reduction result = op;
+    result.fold = kernels[i];
+    return result;
+  }
+
+  /// Messages as PointToPoint describes them. `send` returns when the message has left this rank, after its overhead
+  /// and its bytes / bandwidth; it never waits for the receiver. Errors: invalid_argument for a rank that is not there;
+  /// mismatch, of `recv`, for a message of another length, which is dropped; where no rank can go on, peer_lost if
+  /// that comes from a rank that has failed or returned, else timeout: on every rank that waits, with all that it waits
+  /// for. The text of those counts ranks as the whole simulation does, error::rank as this group does.
+  void send(const std::byte* data, std::size_t bytes, int peer) { send_as("send", data, bytes, peer); }
+  /// See `send`.
+  void recv(std::byte* data, std::size_t bytes, int peer) { recv_as("recv", data, bytes, peer); }
+  /// Both directions at once. See `send`.
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    check_peer("exchange", from);
+    send_as("exchange", out, out_bytes, to);
+    recv_as("exchange", in, in_bytes, from);
+  }
+  /// Nobody leaves before all have come: ceil(log2 p) messages without bytes from each rank. (D. Hensgen, R. Finkel,
+  /// U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
+  void barrier() { meet("barrier"); }
+
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Takes the time of a
+  /// barrier. Errors: those of `send`.
+  [[nodiscard]] SimulatedTransport split(int color, int key) {
+    const std::size_t number = splits_++;
+    const auto self = static_cast<std::size_t>(rank_);
+    splitting& s = group_->splits[number];
+    s.wishes.resize(group_->members.size());
+    s.wishes[self] = {color, key, rank_};
+    meet("split");
+    if (s.places.empty()) plan(s);
+    SimulatedTransport result(*ranks_, s.places[self].first, s.places[self].second);
+    if (++s.taken == s.wishes.size()) group_->splits.erase(number);
+    return result;
+  }
+
+  /// n elements, zero at first. No other rank reaches them, so nothing is gained by it here. Errors: no_memory.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    if (n == 0) return {};
+    const std::size_t bytes = n <= std::size_t{PTRDIFF_MAX} / sizeof(T) ? n * sizeof(T) : PTRDIFF_MAX;
+    void* const memory =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+      throw error(error_kind::no_memory, place("alloc_shared").text() + ": no memory for " + std::to_string(n) +
+                                             " elements of " + std::to_string(sizeof(T)) +
+                                             " bytes: " + std::strerror(errno));
+    }
+    std::shared_ptr<void> owner(memory, [bytes](void* p) { ::munmap(p, bytes); });
+    return {static_cast<T*>(memory), n, std::move(owner)};
+  }
+
+ private:
+  template <class F>
+  friend simulation simulate(int np, const network& net, F&& f, const simulation_options& opts);
+
+  struct group;
+  struct splitting {
+    struct wish {
+      int color, key, rank;
+    };
+    std::vector<wish> wishes;
+    std::vector<std::pair<std::shared_ptr<group>, int>> places;  // by old rank: the new group, and the rank there
+    std::size_t taken = 0;
+  };
+  struct group {
+    std::vector<int> members;  // ranks of the whole simulation
+    std::uint32_t context;
+    std::map<std::size_t, splitting> splits;  // those that are going on
+  };
+
+  SimulatedTransport(detail::simulated_ranks& ranks, std::shared_ptr<group> g, int rank)
+      : ranks_(&ranks), group_(std::move(g)), rank_(rank) {}
+
+  [[nodiscard]] int world() const noexcept { return group_->members[static_cast<std::size_t>(rank_)]; }
+  [[nodiscard]] detail::simulated_place place(std::string_view operation) const noexcept {
+    return {operation, group_->members, rank_, group_->context};
+  }
+  void check_peer(std::string_view operation, int peer) const {
+    if (peer >= 0 && peer < size()) return;
+    throw error(error_kind::invalid_argument, place(operation).text() + ": there is no rank " + std::to_string(peer) +
+                                                  "; allowed: 0 to " + std::to_string(size() - 1));
+  }
+  void send_as(std::string_view operation, const std::byte* data, std::size_t bytes, int peer) {
+    check_peer(operation, peer);
+    ranks_->send(place(operation), data, bytes, peer);
+  }
+  void recv_as(std::string_view operation, std::byte* data, std::size_t bytes, int peer) {
+    check_peer(operation, peer);
+    const std::size_t sent = ranks_->receive(place(operation), data, bytes, peer);
+    if (sent == bytes) return;
+    throw error(error_kind::mismatch,
+                place(operation).text() + ": expected " + std::to_string(bytes) + " bytes from rank " +
+                    std::to_string(peer) + " but it sent " + std::to_string(sent) + "; the message was dropped",
+                peer);
+  }
+  void meet(std::string_view operation) {
+    const int p = size();
+    for (int distance = 1; distance < p; distance *= 2) {
+      send_as(operation, nullptr, 0, (rank_ + distance) % p);
+      recv_as(operation, nullptr, 0, (rank_ + p - distance) % p);
+    }
+  }
+  /// Once everybody's wish is there: everybody's new group.
+  void plan(splitting& s) {
+    std::vector<splitting::wish> order = s.wishes;
+    std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+      return std::tuple(a.color, a.key, a.rank) < std::tuple(b.color, b.key, b.rank);
+    });
+    s.places.resize(order.size());
+    std::shared_ptr<group> next;
+    for (std::size_t i = 0; i != order.size(); ++i) {
+      if (i == 0 || order[i].color != order[i - 1].color) {
+        next = std::make_shared<group>(group{{}, ranks_->new_context(), {}});
+      }
+      const auto old = static_cast<std::size_t>(order[i].rank);
+      s.places[old] = {next, static_cast<int>(next->members.size())};
+      next->members.push_back(group_->members[old]);
+    }
+  }
+  detail::simulated_ranks* ranks_;
+  std::shared_ptr<group> group_;
+  int rank_;
+  std::size_t splits_ = 0;
+};
+
+static_assert(Transport<SimulatedTransport> && PointToPoint<SimulatedTransport> && !PeerMemory<SimulatedTransport>);
+
+/// Runs f(SimulatedTransport&) on `np` ranks, in virtual time on the network `net`, and returns how long it has taken
+/// there. All ranks run in the calling thread, one at a time, each on a stack of its own: a rank goes on until it waits
+/// for a message. Every run gives the same times and the same results.
+///
+/// If a rank throws, the others go on as far as they can without it; then they get errors that name it, and when all
+/// have ended its exception is thrown again here. If no rank can go on otherwise, that is an error on each that waits,
+/// of which the first is thrown here. Ranks must not wait for one another by anything but messages: a mutex, or a
+/// variable that another rank sets, would never come.
+///
+/// Errors: invalid_argument for np out of 1 to 65,536, for numbers of the network or of the options that mean nothing;
+/// no_memory for the stacks. Cost: about a microsecond a message, a copy in and out of its bytes, and
+/// two pages of memory a rank. A stack that overflows ends the program; beyond 16,384 ranks that is not noticed.
+template <class F>
+simulation simulate(int np, const network& net, F&& f, const simulation_options& opts) {
+  if (np < 1 || np > 65536) detail::refuse_simulation("the number of ranks", np, "1 to 65536");
+  detail::check(net);
+  constexpr std::size_t least = std::size_t{16} << 10, most = std::size_t{1} << 30;
+  if (opts.stack_bytes < least || opts.stack_bytes > most) {
+    detail::refuse_simulation("stack_bytes", static_cast<double>(opts.stack_bytes), "16384 to 1073741824");
+  }
+  detail::simulated_ranks ranks(np, net, opts);
+  const auto all = std::make_shared<SimulatedTransport::group>();
+  all->members.resize(static_cast<std::size_t>(np));
+  std::iota(all->members.begin(), all->members.end(), 0);
+  all->context = ranks.new_context();
+  return ranks.run([&](int rank) {
+    SimulatedTransport comm(ranks, all, rank);
+    f(comm);
+  });
+}
+
+}  // namespace hvd::inline HVD_ABI
