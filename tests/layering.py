@@ -32,10 +32,12 @@ LEVELS = [
         [
             "transport/shm_group.hpp",
             "transport/simulated_ranks.hpp",
+            "transport/mpi_group.hpp",
             "algorithm/direct_lines.hpp",
             "algorithm/direct_cells.hpp",
             "algorithm/direct_mapped.hpp",
         ],
+        ["transport/mpi_native.hpp"],
         [
             *(f"transport/{name}.hpp" for name in ("self", "thread", "shm", "mpi", "nccl", "simulated")),
             *(
@@ -85,6 +87,9 @@ PARTS = {
     "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
     "hierarchical_calls.hpp": ("hierarchical.hpp",),
+    "transport/mpi_library.hpp": ("transport/mpi_group.hpp",),
+    "transport/mpi_group.hpp": ("transport/mpi_native.hpp", "transport/mpi.hpp"),
+    "transport/mpi_native.hpp": ("transport/mpi.hpp",),
     "transport/simulated_network.hpp": ("transport/simulated_ranks.hpp",),
     "transport/simulated_ranks.hpp": ("transport/simulated.hpp",),
     "transport/shm_start.hpp": ("transport/shm_group.hpp",),
@@ -95,6 +100,9 @@ PARTS = {
 THIRD_PARTY = {
     "eigen.hpp": ("Eigen/",),
     "transport/mpi.hpp": ("mpi.h",),
+    "transport/mpi_library.hpp": ("mpi.h",),
+    "transport/mpi_group.hpp": ("mpi.h",),
+    "transport/mpi_native.hpp": ("mpi.h",),
     "transport/nccl.hpp": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
 }
 
@@ -236,7 +244,7 @@ class Check:
             )
 
     def check_edge(self, path, line, header, target):
-        if target in THIRD_PARTY:
+        if target in THIRD_PARTY and header not in PARTS.get(target, ()):
             self.say(path, line, f"<hvd/{target}> needs a third party, so no other header includes it.")
         elif target in PARTS and header not in PARTS[target]:
             self.say(path, line, f"<hvd/{target}> is a part of {' and '.join(PARTS[target])}, included there alone.")

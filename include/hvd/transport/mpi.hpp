@@ -1,0 +1,260 @@
+// hvd/transport/mpi.hpp: ranks that an MPI connects, on one host or on many.
+#pragma once
+
+#include <hvd/selection.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/topology.hpp>
+#include <hvd/transport.hpp>
+#include <hvd/transport/mpi_group.hpp>
+#include <hvd/transport/mpi_native.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// The ranks of an MPI communicator. Runs with any MPI from 3.1 on; tested with MPICH and Open MPI. Move-only; groups
+/// made by `split` live on their own.
+///
+/// What MPI's limits mean here:
+/// * hvd's own algorithms, messages, `barrier` and what `start` returned wait with a deadline, and give the CPU away
+///   where ranks outnumber CPUs. `native`, and whatever else uses MPI's collectives, waits inside MPI: no deadline, and
+///   in MPICH no yielding either (so that there, ranks that outnumber CPUs take the non-blocking form).
+/// * When a rank is killed, the launcher normally ends the whole job with an exit code other than 0, and nobody gets an
+///   error. Where it does not, waits in hvd's loops end with a timeout that names the silent rank.
+/// * After a timeout MPI may still read or write the buffers of the call that failed: end the process, or keep them. A
+///   process that exits after that, or with a status other than 0, does so without MPI_Finalize, which could hang.
+/// * Calls are not compared between ranks (HVD_CHECK), other than by the lengths of messages.
+class MpiTransport {
+ public:
+  using options = mpi_options;
+  class request;
+
+  /// A group of the ranks of `over`, which is duplicated: messages and error handler of `over` stay as they are.
+  /// Collective over all its ranks. Initialises MPI if nobody has, with options::thread_level, and then finalises it
+  /// when the process exits with 0.
+  ///
+  /// Errors: unsupported (MPI has another thread level than is wanted, is finalised already, or was started by the
+  /// launcher of another MPI), invalid_argument (MPI_COMM_NULL, an intercommunicator), mismatch (ranks with different
+  /// versions of hvd, on all ranks), and MPI's own as no_memory or system. Cost: some 100 us, more where ranks
+  /// outnumber CPUs.
+  explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = {}) : group_(join(over, opts)) {}
+
+  /// This process in the group, from 0; and how many there are.
+  [[nodiscard]] int rank() const noexcept { return group_->rank(); }
+  [[nodiscard]] int size() const noexcept { return group_->size(); }
+  /// Name and version of the MPI: "Open MPI v4.1.4". Works before MPI is initialised.
+  [[nodiscard]] static std::string library() { return detail::mpi_library_name(); }
+
+  /// Nobody leaves before all have come; log p messages. Errors: timeout.
+  void barrier() { group_->barrier("barrier"); }
+
+  /// Messages in bytes, as PointToPoint describes them, of any length; `hvd::send` and `hvd::recv` take buffers. A rank
+  /// may send to itself, which makes a copy. Errors: invalid_argument (no such rank, or a message to itself that was
+  /// never sent), timeout; of `recv` also mismatch, for a message of another length, which is dropped.
+  void send(const std::byte* data, std::size_t bytes, int peer) { group_->send(data, bytes, peer); }
+  /// See `send`.
+  void recv(std::byte* data, std::size_t bytes, int peer) { group_->recv(data, bytes, peer); }
+  /// Both at once, so that neither waits for the other. See `send`.
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    group_->exchange(out, out_bytes, to, in, in_bytes, from);
+  }
+
+  /// Collective: ranks with the same color, any number, form a group, ordered by key and then by rank here. Errors:
+  /// timeout; MPI's own. MPI has some 2000 groups at a time.
+  [[nodiscard]] MpiTransport split(int color, int key) {
+    detail::mpi_group& g = *group_;
+    g.barrier("split");  // with a deadline; MPI's own calls have none
+    std::vector<int> colors(static_cast<std::size_t>(g.size()));
+    g.check(MPI_Allgather(&color, 1, MPI_INT, colors.data(), 1, MPI_INT, g.comm()), "split", "MPI_Allgather");
+    // MPI takes no negative color: a color's place among those that are there stands for it.
+    std::sort(colors.begin(), colors.end());
+    const auto place = std::lower_bound(colors.begin(), colors.end(), color) - colors.begin();
+    MPI_Comm part = MPI_COMM_NULL;
+    g.check(MPI_Comm_split(g.comm(), static_cast<int>(place), key, &part), "split", "MPI_Comm_split");
+    return MpiTransport(std::make_shared<detail::mpi_group>(part, g.options(), g.agreed()));
+  }
+
+  /// n elements of this rank, zero at first; private memory, so that programs need not care. Errors: no_memory.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    if (n == 0) return {};
+    constexpr std::align_val_t page{4096};
+    const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
+    void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
+    if (memory == nullptr) {
+      throw error(error_kind::no_memory, "alloc_shared on " + group_->label() + ": no memory for " + std::to_string(n) +
+                                             " elements of " + std::to_string(sizeof(T)) + " bytes");
+    }
+    std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
+    T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
+    return {data, n, std::move(owner)};
+  }
+
+  /// Runs MPI's own collective for the call, any of the eight. False, on all ranks and with nothing sent, where MPI has
+  /// no reduction that does what hvd's does: 16-bit floats, user types and operations, minimum and maximum of floats
+  /// (of which MPI does not say what a NaN does), and integers where this library is known to be wrong by a test at
+  /// start. Waits inside MPI, see above. Same bits on all ranks and in all runs as far as the MPI keeps the standard's
+  /// advice. Errors: MPI's own, no_memory, and those of the deadline where ranks outnumber CPUs.
+  ///
+  /// Counts and lengths beyond 2^31 go in pieces, or as one element of a type of many bytes; blocks of different sizes
+  /// that are longer together than that by messages.
+  template <class Call>
+    requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
+  bool native(const Call& c) {
+    detail::mpi_work work(*group_, group_->blocks());
+    if (!work.start(c)) return false;
+    work.wait();
+    return true;
+  }
+
+  /// The same under way, so that the caller can do something else: any of the eight calls. All ranks start the same
+  /// calls in the same order; in between they may call anything else. The call's buffers, reduction and partitions stay
+  /// alive until the request is done. An empty request where `native` would return false.
+  template <class Call>
+    requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
+  [[nodiscard]] request start(const Call& c);
+
+  /// What `automatic` has learned of this group, and what the user wants: see Selecting.
+  [[nodiscard]] selector& selection() noexcept { return selection_; }
+
+ private:
+  explicit MpiTransport(std::shared_ptr<detail::mpi_group> group) : group_(std::move(group)) {}
+
+  /// What each rank says when it comes; the same in all versions.
+  struct greeting {
+    std::array<char, 24> version{};
+    std::uint64_t most = 0;
+    std::uint64_t sound = 0;
+    std::uint64_t crowded = 0;
+  };
+
+  /// Whether this host has more ranks than CPUs that any of them may use. (A launcher may give each a CPU of its own.)
+  static bool is_crowded(MPI_Comm comm) {
+    MPI_Comm here = MPI_COMM_NULL;
+    if (MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here) != MPI_SUCCESS) return false;
+    std::bitset<4096> mine, all;
+    for (const int cpu : host().cpu_ids) mine.set(static_cast<std::size_t>(cpu) % mine.size());
+    int ranks = 1;
+    MPI_Comm_size(here, &ranks);
+    MPI_Allreduce(&mine, &all, sizeof all, MPI_BYTE, MPI_BOR, here);
+    MPI_Comm_free(&here);
+    const double cpus = all.none() ? host().cpus : static_cast<double>(all.count());
+    return ranks > std::min(cpus, host().quota);
+  }
+
+  static std::shared_ptr<detail::mpi_group> join(MPI_Comm over, const options& opts) {
+    detail::mpi_process::start(opts.thread_level);
+    if (over == MPI_COMM_NULL) throw error(error_kind::invalid_argument, "MpiTransport: MPI_COMM_NULL has no ranks");
+    const auto check = [](int code, const char* function) {
+      if (code == MPI_SUCCESS) return;
+      throw error(detail::mpi_error_kind(code),
+                  std::string("MpiTransport: ") + function + " failed: " + detail::mpi_text(code));
+    };
+    int inter = 0;
+    check(MPI_Comm_test_inter(over, &inter), "MPI_Comm_test_inter");
+    if (inter != 0) {
+      throw error(error_kind::invalid_argument,
+                  "MpiTransport: an intercommunicator is not one group; MPI_Intercomm_merge makes one of it");
+    }
+    MPI_Comm own = MPI_COMM_NULL;
+    check(MPI_Comm_dup(over, &own), "MPI_Comm_dup");
+    check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    int size = 1;
+    MPI_Comm_size(own, &size);
+
+    greeting mine;
+    std::copy_n(version.begin(), std::min(version.size(), mine.version.size() - 1), mine.version.begin());
+    mine.most = opts.most;
+    mine.crowded = is_crowded(own) ? 1 : 0;
+    mine.sound = detail::mpi_sound_integers::of_this_library().bits;
+    std::vector<greeting> all(static_cast<std::size_t>(size));
+    check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, own), "MPI_Allgather");
+    detail::mpi_agreement agreed{false, {mine.sound}};
+    for (int q = 0; q != size; ++q) {
+      const greeting& first = all.front();
+      const greeting& theirs = all[static_cast<std::size_t>(q)];
+      if (theirs.version != first.version || theirs.most != first.most) {
+        MPI_Comm_free(&own);
+        throw error(error_kind::mismatch,
+                    "MpiTransport: rank 0 has hvd " + std::string(first.version.data()) + " and takes " +
+                        std::to_string(first.most) + " elements at once, rank " + std::to_string(q) + " has hvd " +
+                        theirs.version.data() + " and takes " + std::to_string(theirs.most) +
+                        "; build all ranks from one version, with the same options",
+                    q);
+      }
+      agreed.crowded |= theirs.crowded != 0;
+      agreed.sound.bits &= theirs.sound;
+    }
+    return std::make_shared<detail::mpi_group>(own, opts, agreed);
+  }
+
+  std::shared_ptr<detail::mpi_group> group_;
+  selector selection_;
+};
+
+/// A collective that `MpiTransport::start` has started. Move-only. One thread at a time, as its transport. The
+/// destructor waits.
+class MpiTransport::request {
+ public:
+  request() = default;
+  request(request&&) noexcept = default;
+  request& operator=(request&& other) noexcept {
+    end();
+    group_ = std::move(other.group_);
+    work_ = std::move(other.work_);
+    return *this;
+  }
+  ~request() { end(); }
+
+  /// Whether there is one: not where MPI has no such collective.
+  [[nodiscard]] explicit operator bool() const noexcept { return work_ != nullptr; }
+  /// Whether it has ended; to ask is what lets MPI work on it. The last step (average, postscale) happens here.
+  [[nodiscard]] bool done() { return work_ == nullptr || work_->done(); }
+  /// Until it has ended. Errors: timeout.
+  void wait() {
+    if (work_ != nullptr) work_->wait();
+  }
+
+ private:
+  friend class MpiTransport;
+  request(std::shared_ptr<detail::mpi_group> group, std::unique_ptr<detail::mpi_work> work)
+      : group_(std::move(group)), work_(std::move(work)) {}
+  void end() noexcept {
+    try {
+      wait();
+    } catch (const error&) {
+      // The next call on this transport says it again.
+    }
+    work_.reset();
+  }
+
+  std::shared_ptr<detail::mpi_group> group_;
+  std::unique_ptr<detail::mpi_work> work_;
+};
+
+template <class Call>
+  requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
+MpiTransport::request MpiTransport::start(const Call& c) {
+  auto work = std::make_unique<detail::mpi_work>(*group_, false);
+  if (!work->start(c)) return {};
+  return {group_, std::move(work)};
+}
+
+static_assert(Transport<MpiTransport> && PointToPoint<MpiTransport> && Selecting<MpiTransport> &&
+              !PeerMemory<MpiTransport>);
+static_assert(Native<MpiTransport, allreduce_call> && Native<MpiTransport, reduce_call> &&
+              Native<MpiTransport, reduce_scatter_call> && Native<MpiTransport, allgather_call> &&
+              Native<MpiTransport, broadcast_call> && Native<MpiTransport, alltoall_call> &&
+              Native<MpiTransport, gather_call> && Native<MpiTransport, scatter_call>);
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,33 @@
+// The main function of doctest programs that mpiexec starts: one rank speaks, unless another has something to say.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <transport/on_mpi.hpp>
+
+#include <cstdio>
+#include <sstream>
+
+int main(int argc, char** argv) {
+  int given = MPI_THREAD_SINGLE, rank = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &given);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  int failed = 0;
+  {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    doctest::Context context;
+    context.applyCommandLine(argc, argv);
+    context.setOption("no-skip", true);
+    std::ostringstream said;
+    if (rank == 0) {
+      std::printf("%s, %d ranks\n", hvd::MpiTransport::library().c_str(), hvd::test::world().size());
+    } else {
+      context.setCout(&said);
+      if (std::freopen("/dev/null", "w", stdout) == nullptr) return 1;
+    }
+    int mine = context.run();
+    if (mine != 0 && rank != 0) std::fprintf(stderr, "rank %d:\n%s", rank, said.str().c_str());
+    MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  }
+  MPI_Finalize();
+  return failed;
+}
