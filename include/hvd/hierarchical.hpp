@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/host_map.hpp>
+#include <hvd/detail/inform.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/hierarchical_calls.hpp>
 #include <hvd/policy.hpp>
@@ -12,14 +13,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -229,13 +228,9 @@ class Hierarchical {
     if (made) ::unlink(path.c_str());
     if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
-    const char* const level = std::getenv("HOROVOD_LOG_LEVEL");
-    const std::string_view wanted = level != nullptr ? level : "";
-    if (near.rank() == 0 && (wanted == "info" || wanted == "debug" || wanted == "trace")) {
-      std::fprintf(stderr,
-                   "hvd: info: %d ranks of one host cannot share memory in %s (separate containers?) and go on "
-                   "as hosts of their own\n",
-                   near.size(), directory.c_str());
+    if (near.rank() == 0) {
+      detail::inform({near.size(), " ranks of one host cannot share memory in ", directory,
+                      " (separate containers?) and go on as hosts of their own"});
     }
     return false;
   }

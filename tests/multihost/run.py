@@ -82,6 +82,7 @@ class Case(unittest.TestCase):
     def ranks(self, hosts, program, ranks_per_host=2, local=None, **options):
         """Runs a program that reports; checks who is where, and returns what the ranks have said."""
         result = self.run_well(hosts, program, ranks_per_host, **options)
+        self.output = result.output
         each = [ranks_per_host] * hosts.count if isinstance(ranks_per_host, int) else ranks_per_host
         places = [(host.name, i, n) for host, n in zip(hosts.all, each) for i in range(n)]
         if local == "alone":
@@ -234,6 +235,8 @@ class Hierarchical(Case):
         env = {"MPIR_CVAR_NOLOCAL": "1", "HOROVOD_LOG_LEVEL": "info"}
         options = {"env": env, "alone": "/dev/shm", "local": "alone"}
         self.ranks(self.made(2), [program, "4"], 2, **options)
+        self.assertEqual(self.output.count("2 ranks of one host cannot share memory in /dev/shm"), 2, self.output)
+        self.assertEqual(self.output.count("hvd: info: 4 ranks over MPICH"), 1, self.output)
 
 
 class Given(Case):

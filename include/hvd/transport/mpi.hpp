@@ -1,6 +1,7 @@
 // hvd/transport/mpi.hpp: ranks that an MPI connects, on one host or on many.
 #pragma once
 
+#include <hvd/detail/inform.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>
@@ -41,7 +42,7 @@ class MpiTransport {
 
   /// A group of the ranks of `over`, which is duplicated: messages and error handler of `over` stay as they are.
   /// Collective over all its ranks. Initialises MPI if nobody has, with options::thread_level, and then finalises it
-  /// when the process exits with 0.
+  /// when the process exits with 0. With HOROVOD_LOG_LEVEL=info rank 0 says which MPI it is.
   ///
   /// Errors: unsupported (MPI has another thread level than is wanted, is finalised already, or was started by the
   /// launcher of another MPI), invalid_argument (MPI_COMM_NULL, an intercommunicator), mismatch (ranks with different
@@ -160,7 +161,7 @@ class MpiTransport {
       throw error(detail::mpi_error_kind(code),
                   std::string("MpiTransport: ") + function + " failed: " + detail::mpi_text(code));
     };
-    int inter = 0;
+    int inter = 0, rank = 0;
     check(MPI_Comm_test_inter(over, &inter), "MPI_Comm_test_inter");
     if (inter != 0) {
       throw error(error_kind::invalid_argument,
@@ -171,6 +172,7 @@ class MpiTransport {
     check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     int size = 1;
     MPI_Comm_size(own, &size);
+    MPI_Comm_rank(own, &rank);
 
     greeting mine;
     std::copy_n(version.begin(), std::min(version.size(), mine.version.size() - 1), mine.version.begin());
@@ -194,6 +196,9 @@ class MpiTransport {
       }
       agreed.crowded |= theirs.crowded != 0;
       agreed.sound.bits &= theirs.sound;
+    }
+    if (over == MPI_COMM_WORLD && rank == 0) {
+      detail::inform({size, " ranks over ", detail::mpi_library_name()});
     }
     return std::make_shared<detail::mpi_group>(own, opts, agreed);
   }

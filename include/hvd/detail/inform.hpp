@@ -1,0 +1,22 @@
+// hvd/detail/inform.hpp: what is worth a line to those who ask for it.
+#pragma once
+
+#include <hvd/error.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <string_view>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// A line on standard error if HOROVOD_LOG_LEVEL is info, debug or trace. Not for errors, which are thrown.
+inline void inform(std::initializer_list<piece> what) {
+  const char* const level = std::getenv("HOROVOD_LOG_LEVEL");
+  const std::string_view wanted = level != nullptr ? level : "";
+  if (wanted == "info" || wanted == "debug" || wanted == "trace") {
+    std::fprintf(stderr, "hvd: info: %s\n", joined(what).c_str());
+  }
+}
+
+}  // namespace hvd::inline HVD_ABI::detail
