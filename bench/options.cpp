@@ -141,7 +141,8 @@ struct neutral_flag {
   const char* meaning;
 };
 
-void check(options& o, bool ranks_given, int threads, int gpus, int launched) {
+/// `sized`: -t or -g is given. 1 times 1 means one rank where neither -n nor a launcher says how many there are.
+void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int launched) {
   const int each = threads * gpus;
   if (each > 1) {
     if (ranks_given && o.ranks != each) {
@@ -151,7 +152,7 @@ void check(options& o, bool ranks_given, int threads, int gpus, int launched) {
     }
     o.ranks = each;
   } else if (!ranks_given) {
-    o.ranks = o.transport == "self" ? 1 : std::max(2, std::min(host().cpus, 8));
+    o.ranks = sized || o.transport == "self" ? 1 : std::max(2, std::min(host().cpus, 8));
   }
   if (launched != 0) {
     if ((ranks_given || each > 1) && o.ranks != launched) {
@@ -213,18 +214,19 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
 
   app.add_option("collective", kind, join(collective_names));
   constexpr unsigned million = 1'000'000;
-  enum { ranks_, warmup_, iterations_ };
+  enum { ranks_, threads_, gpus_, warmup_, iterations_ };
   std::vector<whole_flag> whole = {
-      {"-n,--ranks", "-n", &ranks, 1, 256, "Ranks to start (default: one for each usable CPU, 2 to 8)"},
+      {"-n,--ranks", "-n", &ranks, 1, 256,
+       "Ranks to start (default: -t times -g if given, else one for each usable CPU, 2 to 8)"},
+      {"-t,--nthreads", "-t", &threads, 1, 256,
+       "As in nccl-tests: -t times -g ranks; more than 1 takes --transport thread"},
+      {"-g,--ngpus", "-g", &gpus, 1, 256, "See -t"},
       {"-w,--warmup_iters", "-w", &warmup, 0, million, "Calls before timing (default: by size; 5 with --iters)"},
       {"--iters", "--iters", &iterations, 1, million, "Calls that are timed (default: by size)"},
       {"-f,--stepfactor", "-f", &factor, 1, million, "Factor between sizes, instead of a step"},
       {"-c,--check", "-c", &o.checks, 0, million, "Checks of each result, 0 for none (default: 1)"},
       {"-N,--run_cycles", "-N", &o.cycles, 1, million, "Run the whole table this often (default: 1)"},
       {"-a,--average", "-a", &average, 0, 3, "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max (default: 3)"},
-      {"-t,--nthreads", "-t", &threads, 1, 256,
-       "As in nccl-tests: -t times -g ranks; more than 1 takes --transport thread"},
-      {"-g,--ngpus", "-g", &gpus, 1, 256, "See -t"},
       {"-S,--report_timestamps", "-S", &stamps, 0, 1, "1: the time of day at the end of each row"},
       {"-I,--report_iterations", "-I", &spread, 0, 1, "1: minimum, maximum and variation over iterations"},
       {"-u,--unalign", "-u", &o.unalign, 0, 4096, "Elements by which buffers are off their alignment"},
@@ -372,7 +374,8 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       throw usage_error(std::string("NCCL_TESTS_MIN_BW is \"") + least + "\"; expected a bandwidth in GB/s");
     }
   }
-  check(o, whole[ranks_].given(), static_cast<int>(threads), static_cast<int>(gpus), launched);
+  const bool sized = whole[threads_].given() || whole[gpus_].given();
+  check(o, whole[ranks_].given(), sized, static_cast<int>(threads), static_cast<int>(gpus), launched);
   if (root == "all") {
     o.roots.clear();
     for (int r = 0; r != (has_root(o.kind) ? o.ranks : 1); ++r) o.roots.push_back(r);

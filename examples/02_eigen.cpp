@@ -4,7 +4,7 @@
 
 #include <Eigen/Dense>
 
-#include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <vector>
 
@@ -20,8 +20,8 @@ Eigen::MatrixXd samples_of(int rank) {
   return samples;
 }
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 2;
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     const Eigen::MatrixXd samples = samples_of(comm.rank());
 
@@ -54,4 +54,7 @@ int main(int argc, char** argv) {
                 << map << "\n";
     }
   });
+} catch (const std::exception& e) {
+  std::cerr << e.what() << "\n";
+  return 2;
 }

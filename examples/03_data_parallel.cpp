@@ -7,7 +7,7 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 
 constexpr int samples = 120, features = 3, steps = 200;
 constexpr double learning_rate = 0.5;
@@ -41,12 +41,12 @@ Eigen::Vector3d train(Comm& comm) {
   return weights;
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   hvd::SelfTransport one_rank;
   const Eigen::Vector3d alone = train(one_rank);
   std::printf("one rank:      %.6f %.6f %.6f\n", alone[0], alone[1], alone[2]);
 
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 4;
   return hvd::fork_run(ranks, [&](hvd::ShmTransport& comm) {
     const Eigen::Vector3d together = train(comm);
     // Sums in another order differ in the last bits.
@@ -54,4 +54,7 @@ int main(int argc, char** argv) {
     if (comm.rank() == 0) std::printf("several ranks: %.6f %.6f %.6f\n", together[0], together[1], together[2]);
     return same ? 0 : 1;
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

@@ -3,7 +3,7 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 
 /// Of a set of numbers. Any trivially copyable type that is no pointer can be an element.
 struct Moments {
@@ -44,8 +44,8 @@ struct FirstSet {
   int operator()(int a, int b) const { return a != 0 ? a : b; }
 };
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 4;
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     std::array<Moments, 2> moments;  // of two features
     for (int i = 0; i != 10 + comm.rank(); ++i) {
@@ -67,4 +67,7 @@ int main(int argc, char** argv) {
     std::printf("best score %g on rank %d\n", best[0].score, best[0].rank);
     std::printf("first set: %d\n", first[0]);
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

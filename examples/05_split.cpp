@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <vector>
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 6;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 6;
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     // Ranks that give the same color are a group; the key orders its ranks. All ranks of `comm` make this call.
     hvd::ShmTransport row = comm.split(comm.rank() / 2, comm.rank());
@@ -31,4 +31,7 @@ int main(int argc, char** argv) {
                   all[i + 1], all[i + 2], all[i + 3]);
     }
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <span>
 #include <vector>
 
 constexpr std::size_t layer_sizes[] = {60000, 20000, 10};
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 2;
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     std::size_t total = 0;
     for (const std::size_t n : layer_sizes) total += n;
@@ -46,4 +46,7 @@ int main(int argc, char** argv) {
     }
     // Each rank frees its part when the array goes out of scope. Nobody may use it in a collective after that.
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <latch>
 #include <vector>
@@ -47,8 +47,8 @@ void no_answer(hvd::ThreadTransport& comm, std::latch& over) {
   over.count_down();
 }
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 3;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 3;
 
   hvd::sharing_options compared;
   compared.failure.check = true;  // or HVD_CHECK=1 in the environment: costs a microsecond or so for each call
@@ -62,4 +62,7 @@ int main(int argc, char** argv) {
   hvd::thread_run(
       ranks, [&](hvd::ThreadTransport& comm) { no_answer(comm, over); }, impatient);
   return 0;
+} catch (const std::exception& e) {
+  std::cerr << e.what() << "\n";
+  return 2;
 }

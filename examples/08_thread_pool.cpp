@@ -8,8 +8,8 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -82,10 +82,13 @@ void train(Comm& comm) {
   std::printf("\n");
 }
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 2;
   // Processes are forked before this one has threads; each starts its own.
   if (const int code = hvd::fork_run(ranks, train<hvd::ShmTransport>); code != 0) return code;
   hvd::thread_run(ranks, train<hvd::ThreadTransport>);
   return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

@@ -5,8 +5,8 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -100,8 +100,8 @@ class SocketTransport {
   std::vector<Socket> out_, in_;
 };
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 4;
   std::vector<std::vector<Socket>> to(ranks), from(ranks);  // by rank
   for (int i = 0; i != ranks * ranks; ++i) {
     const auto [out, in] = make_sockets();
@@ -116,4 +116,7 @@ int main(int argc, char** argv) {
     hvd::allreduce(comm, gradient, hvd::max, hvd::tree{});  // or named
     if (rank == 0) std::printf("%g\n", gradient[0]);
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,8 +61,8 @@ std::string name(const k_ary_tree& a) {
 static_assert(hvd::Answers<k_ary_tree, hvd::ShmTransport, hvd::allreduce_call>);
 static_assert(!hvd::Answers<k_ary_tree, hvd::ShmTransport, hvd::broadcast_call>);
 
-int main(int argc, char** argv) {
-  const int ranks = argc > 1 ? std::atoi(argv[1]) : 5;
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 5;
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     for (const k_ary_tree how : {k_ary_tree{}, k_ary_tree{.fan_out = 2, .chunk_bytes = 4096}}) {
       std::vector<float> gradient(10000, static_cast<float>(comm.rank() + 1));
@@ -70,4 +70,7 @@ int main(int argc, char** argv) {
       if (comm.rank() == 0) std::printf("%s: %g\n", name(how).c_str(), gradient.back());
     }
   });
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
 }

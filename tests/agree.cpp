@@ -92,6 +92,15 @@ void check_refused(T& comm, const std::string& name, error_kind kind, const std:
   require(false, name + ": no error");
 }
 
+// Algorithms that differ by their types alone.
+template <int>
+struct nameless {
+  template <class T, class Call>
+  void operator()(T& comm, const Call& call) const {
+    hvd::direct{}(comm, call);
+  }
+};
+
 template <class T>
 void different_calls(T& comm, int odd) {
   const int p = comm.size(), r = comm.rank();
@@ -150,6 +159,37 @@ void different_calls(T& comm, int odd) {
       }
     });
     refused("scale", {both}, [&] { hvd::allreduce(comm, one, hvd::scaled(hvd::sum, other ? 2.0 : 3.0)); });
+    const std::vector<std::string> by_another_way{both, "algorithm or its tunables differ: (hash) ", at_0, at_second};
+    refused("algorithm", by_another_way, [&] {
+      if (other) {
+        hvd::allreduce(comm, one, hvd::sum, hvd::ring{});
+      } else {
+        hvd::allreduce(comm, one);
+      }
+    });
+    refused("algorithm of broadcast", by_another_way, [&] {
+      if (other) {
+        hvd::broadcast(comm, one, 0, hvd::tree{});
+      } else {
+        hvd::broadcast(comm, one, 0, hvd::ring{});
+      }
+    });
+    refused("tunable", by_another_way,
+            [&] { hvd::allgather(comm, one, all, hvd::ring{.chunk_bytes = other ? 4096U : 8192U}); });
+    refused("tunable of direct", by_another_way,
+            [&] { hvd::allreduce(comm, one, hvd::sum, hvd::direct{.line_bytes = other ? 512U : 1024U}); });
+    if (other) {  // what is the same under another name is no difference
+      hvd::allreduce(comm, one, hvd::sum, hvd::direct{});
+    } else {
+      hvd::allreduce(comm, one);
+    }
+    refused("algorithm without a name", by_another_way, [&] {
+      if (other) {
+        hvd::allreduce(comm, one, hvd::sum, nameless<1>{});
+      } else {
+        hvd::allreduce(comm, one, hvd::sum, nameless<0>{});
+      }
+    });
     const int root = other ? 1 : 0;
     refused("root of broadcast", values("root", "0", "1"), [&] { hvd::broadcast(comm, one, root); });
     refused("root of reduce", values("root", "0", "1"), [&] { hvd::reduce(comm, one, hvd::sum, root); });

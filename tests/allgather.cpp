@@ -101,6 +101,7 @@ TEST_CASE("nothing to gather") {
 TEST_CASE("what allgather refuses") {
   everywhere([](auto& comm) {
     const auto say = [&](const std::string& why) { return refused(hvd::operation::allgather, comm, why); };
+    const auto say_v = [&](const std::string& why) { return refused("allgather_v", comm, why); };
     const auto p = static_cast<std::size_t>(comm.size());
     std::vector<float> in(2, 1.0f), out(2 * p);
     CHECK(complaint([&] { hvd::allgather(comm, in, std::span(out).first(1)); }) ==
@@ -114,14 +115,27 @@ TEST_CASE("what allgather refuses") {
     }
     const std::vector<std::size_t> none, twos(p, 2), threes(p, 3);
     CHECK(complaint([&] { hvd::allgather_v(comm, in, out, none); }) ==
-          say("counts has 0 entries; allowed: one for each of the " + std::to_string(p) + " ranks").c_str());
+          say_v("counts has 0 entries; allowed: one for each of the " + std::to_string(p) + " ranks").c_str());
     CHECK(complaint([&] { hvd::allgather_v(comm, in, out, threes); }) == doctest::Contains("(the sum of counts)"));
     std::vector<float> larger(3 * p);
     CHECK(complaint([&] { hvd::allgather_v(comm, in, larger, threes); }) ==
-          say("input has 2 elements; allowed: 3 (this rank's count)").c_str());
+          say_v("input has 2 elements; allowed: 3 (this rank's count)").c_str());
     hvd::allgather_v(comm, in, out, twos);
     CHECK(out.back() == 1.0f);
   });
+}
+
+TEST_CASE("with HVD_CHECK the others learn which function was called with wrong arguments") {
+  everywhere(
+      [](auto& comm) {
+        const auto p = static_cast<std::size_t>(comm.size());
+        std::vector<float> in(2, 1.0f), out(2 * p);
+        const std::vector<std::size_t> none, twos(p, 2);
+        const auto said = complaint([&] { hvd::allgather_v(comm, in, out, comm.rank() == 0 ? none : twos); });
+        CHECK(said == (comm.rank() == 0 ? doctest::Contains("allgather_v on rank 0 of ")
+                                        : doctest::Contains("rank 0 called allgather_v with invalid arguments")));
+      },
+      true);
 }
 
 TEST_CASE("counts whose sum is no number are refused") {
@@ -129,7 +143,11 @@ TEST_CASE("counts whose sum is no number are refused") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
     const std::vector<std::size_t> counts{std::numeric_limits<std::size_t>::max(), 3};
     std::vector<char> in(3), out(2);
-    CHECK(complaint([&] { hvd::allgather_v(comm, in, out, counts); }) ==
-          refused(hvd::operation::allgather, comm, "counts add up to more than 18446744073709551615").c_str());
+    CHECK(
+        complaint([&] { hvd::allgather_v(comm, in, out, counts); }) ==
+        refused("allgather_v", comm,
+                "counts add up to more than 9223372036854775807 elements of 1 byte, the most that can be addressed (a "
+                "negative count?)")
+            .c_str());
   });
 }

@@ -55,7 +55,7 @@ TEST_CASE("every kind has its name, both spellings are one") {
   static_assert(hvd::error::aborted == error_kind::aborted);
 }
 
-TEST_CASE("pieces are joined, and numbers look as std::to_string writes them") {
+TEST_CASE("pieces are joined, and numbers are as short as they can be") {
   using hvd::detail::joined;
   CHECK(joined({}).empty());
   CHECK(joined({"", std::string(), std::string_view()}).empty());
@@ -66,10 +66,9 @@ TEST_CASE("pieces are joined, and numbers look as std::to_string writes them") {
   CHECK(joined({std::numeric_limits<std::int64_t>::max()}) == "9223372036854775807");
   CHECK(joined({std::numeric_limits<std::uint64_t>::max()}) == "18446744073709551615");
   CHECK(joined({std::int8_t{-5}, ",", std::uint8_t{200}, ",", 'A'}) == "-5,200,65");  // not characters: bytes
-  for (const double number : {0.0, -0.0, 30.0, 0.5, -1.25, 1e-9, 1.7976931348623157e308}) {
-    CHECK(joined({number}) == std::to_string(number));
-  }
-  CHECK(joined({0.5f}) == "0.500000");
+  CHECK(joined({0.0, " ", 30.0, " ", 0.1, " ", -1.25, " ", 300.5, " ", 1e-9}) == "0 30 0.1 -1.25 300.5 1e-09");
+  CHECK(joined({0.001, " ", 1e9, " ", 0.5f, " ", -1.7976931348623157e308}) ==
+        "0.001 1000000000 0.5 -1.79769313486232e+308");
   static_assert(!std::is_convertible_v<bool, hvd::detail::piece>);  // "1", "true" or "yes"? let the caller say
 }
 

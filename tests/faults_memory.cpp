@@ -212,6 +212,7 @@ TEST_CASE("a limit on the size of files: no_memory, not SIGXFSZ") {
     CAPTURE(ranks[r].text());
     CHECK(ranks[r].is(error_kind::no_memory));
     CHECK(ranks[r].says(std::to_string(group_bytes(2)) + " bytes wanted"));
+    CHECK(ranks[r].says("(ulimit -f) is lower: raise it, or set memory_policy::staging_bytes lower"));
     CHECK(ranks[r].says(d.path()));
   }
   children later(2);
@@ -219,7 +220,17 @@ TEST_CASE("a limit on the size of files: no_memory, not SIGXFSZ") {
     hvd::ShmTransport comm(job, r, 2, opts);
     const rlimit limit{staging, staging};
     require(::setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
-    require(kind_of([&] { auto a = comm.alloc_shared<char>(staging); }) == hvd::error::no_memory, "no limit");
+    try {
+      auto a = comm.alloc_shared<char>(staging);
+      require(false, "no limit");
+    } catch (const hvd::error& e) {
+      // Rank 0 makes the file, for all; the others say as much, and why it could not.
+      const std::string text = e.what(), bytes = std::to_string(2 * staging) + " bytes ";
+      require(e.kind() == hvd::error::no_memory && text.find(bytes) != std::string::npos, text);
+      require(text.find(r == 0 ? "File too large; the limit on file sizes" : ": File too large") != std::string::npos,
+              text);
+      require(text.find("staging_bytes") == std::string::npos, text);
+    }
     check_sum(comm);
   });
   REQUIRE(later.wait(60.0));
@@ -302,7 +313,7 @@ TEST_CASE("a directory that is missing, no directory, or not to be written: an e
     for (int r = 0; r != 2; ++r) {
       CAPTURE(ranks[r].text());
       CHECK(ranks[r].is(error_kind::system));
-      CHECK(ranks[r].says(d.path() + name));
+      CHECK(ranks[r].says(d.path() + name + " (HVD_SHM_DIR or memory_policy::directory)"));
     }
   }
 }

@@ -141,13 +141,16 @@ TEST_CASE("fork_run: an exception is printed with its rank and is code 1; a kill
   said = lost([] { ::raise(SIGKILL); });
   CHECK(code == 128 + SIGKILL);
   CHECK(said.find("rank 1 has exited or was killed") != std::string::npos);
-  lost([] {
+  CHECK(said.find("rank 1 of 3: killed by signal 9 (Killed)\n") != std::string::npos);
+  said = lost([] {
     std::signal(SIGABRT, SIG_DFL);
     std::abort();
   });
   CHECK(code == 128 + SIGABRT);
-  lost([] { ::_exit(9); });
+  CHECK(said.find("rank 1 of 3: killed by signal 6 (Aborted)\n") != std::string::npos);
+  said = lost([] { ::_exit(9); });
   CHECK(code == 1);  // of rank 0, which lost rank 1
+  CHECK(said.find("killed by signal") == std::string::npos);
   lost([] { std::exit(0); });
   CHECK(code == 1);
   CHECK(now() - since < 10.0);
@@ -174,10 +177,14 @@ TEST_CASE("fork_run prints what was buffered once, and what ranks buffer") {
 }
 
 TEST_CASE("fork_run refuses numbers of ranks that cannot be") {
-  const auto run = [](int np) { return kind_of([np] { hvd::fork_run(np, [](hvd::ShmTransport&) {}); }); };
-  for (const int np : {0, -1, 4097, 1 << 30}) CHECK(run(np) == error_kind::invalid_argument);
-  const auto threads = [](int np) { return kind_of([np] { hvd::thread_run(np, [](hvd::ThreadTransport&) {}); }); };
-  for (const int np : {0, -1, 4097, 1 << 30}) CHECK(threads(np) == error_kind::invalid_argument);
+  const auto run = [](int np) { hvd::fork_run(np, [](hvd::ShmTransport&) {}); };
+  const auto threads = [](int np) { hvd::thread_run(np, [](hvd::ThreadTransport&) {}); };
+  for (const int np : {0, -1, 4097, 1 << 30}) {
+    CHECK(kind_of([&] { run(np); }) == error_kind::invalid_argument);
+    CHECK(kind_of([&] { threads(np); }) == error_kind::invalid_argument);
+  }
+  CHECK_THROWS_WITH(run(0), "hvd: fork_run: np, the number of ranks, is 0; allowed: 1 to 4096");
+  CHECK_THROWS_WITH(threads(-3), "hvd: thread_run: np, the number of ranks, is -3; allowed: 1 to 4096");
 }
 
 TEST_CASE("fork_run leaves the caller's other children to the caller") {
@@ -209,15 +216,18 @@ TEST_CASE("fork_run leaves the caller's other children to the caller") {
 void start_long_run(children& parent, children& ranks, const private_directory& d) {
   parent.start(0, [&](report& mine) {
     mine.progress = 1;
-    mine.culprit = hvd::fork_run(
-        ranks.size(),
-        [&](hvd::ShmTransport& comm) {
-          ranks[comm.rank()].culprit = ::getpid();
-          ranks[comm.rank()].progress = 1;
-          if (comm.rank() == 0) pause_for(25.0);
-          hvd::barrier(comm);
-        },
-        options_in(d));
+    const std::string said = errors_of([&] {
+      mine.culprit = hvd::fork_run(
+          ranks.size(),
+          [&](hvd::ShmTransport& comm) {
+            ranks[comm.rank()].culprit = ::getpid();
+            ranks[comm.rank()].progress = 1;
+            if (comm.rank() == 0) pause_for(25.0);
+            hvd::barrier(comm);
+          },
+          options_in(d));
+    });
+    require(said.find("killed by signal") == std::string::npos, said);  // the user's wish, and no news
     int status = 0;
     require(::waitpid(-1, &status, WNOHANG) == -1 && errno == ECHILD, "a rank is left");
   });

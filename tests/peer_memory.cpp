@@ -141,7 +141,9 @@ TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their
     const hvd::error then = caught([&] { b.enter("barrier"); });
     CHECK(then.kind() == error_kind::peer_lost);
     CHECK(then.rank() == 2);
-    CHECK(std::string(then.what()).starts_with("hvd: barrier on rank 1: the group failed before"));
+    CHECK(std::string(then.what()) == "hvd: barrier on rank 1: the group failed before and cannot be used: reduce on "
+                                      "rank 1: rank 2 has exited or was "
+                                      "killed, as rank 0 found; was waiting for rank 0 to reduce its slice");
   }
   memory fresh(3);
   auto a = rank_of(fresh, 0, 50ms), b = rank_of(fresh, 1, 50ms);
@@ -150,6 +152,24 @@ TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their
   CHECK(late.kind() == error_kind::timeout);
   CHECK(late.rank() == 1);
   CHECK(std::string(late.what()).find("gather on rank 0: rank 1 did not answer within 0.05") != std::string::npos);
+}
+
+TEST_CASE("a rank that another one has given up waiting for is told so, and not of itself as of somebody else") {
+  memory m(3);
+  auto a = rank_of(m, 0, 50ms), b = rank_of(m, 1, 50ms), c = rank_of(m, 2, 50ms);
+  for (peer_memory* const p : {&a, &b, &c}) p->enter("send");
+  const std::string hint = "; a send may wait for its recv: where two ranks both send first, use exchange";
+  const std::string slow = " (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
+  const hvd::error first = caught([&] { a.await(b.mine().staged.value, 1, 1, phase::receive); });
+  CHECK(first.what() == "hvd: send on rank 0: rank 1 did not answer within 0.05 s" + slow +
+                            "; was waiting for rank 1 to receive" + hint);
+  const hvd::error blamed = caught([&] { b.await(a.mine().staged.value, 1, 0, phase::receive); });
+  CHECK(blamed.rank() == 1);
+  CHECK(blamed.what() == "hvd: send on rank 1: rank 0 waited 0.05 s for this rank to receive" + slow +
+                             "; was waiting for rank 0 to receive" + hint);
+  const hvd::error third = caught([&] { c.await(a.mine().staged.value, 1, 0, phase::receive); });
+  CHECK(third.what() == "hvd: send on rank 2: rank 1 did not answer within 0.05 s" + slow +
+                            ", as rank 0 found; was waiting for rank 0 to receive" + hint);
 }
 
 TEST_CASE("an exception between enter and leave ends the group; after leave it does not") {

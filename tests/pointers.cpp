@@ -3,9 +3,13 @@
 
 #include <hvd/hvd.hpp>
 
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -97,4 +101,71 @@ TEST_CASE("an array is a buffer and no pointer: a number behind it is a root") {
     hvd::broadcast(comm, values, root);
     equal({values, values + 3}, {2, 5, 1}, "broadcast of an array from root 1");
   }));
+}
+
+// Each pointer form with a count of `n` elements, or of blocks of `n`, all of which is refused before anything is
+// touched. What has a count for each rank gets it for rank 1.
+std::vector<std::pair<std::string, std::function<void(hvd::ThreadTransport&)>>> too_long(std::size_t n) {
+  static float in[4] = {1, 2, 3, 4}, out[4] = {5, 6, 7, 8};
+  static float* const from = in;
+  static float* const to = out;
+  const counts_t counts{1, n};
+  return {
+      {"allreduce", [=](auto& c) { hvd::allreduce(c, from, to, n); }},
+      {"allreduce", [=](auto& c) { hvd::allreduce(c, to, n); }},
+      {"reduce", [=](auto& c) { hvd::reduce(c, from, to, n); }},
+      {"reduce", [=](auto& c) { hvd::reduce(c, to, n); }},
+      {"broadcast", [=](auto& c) { hvd::broadcast(c, from, to, n); }},
+      {"broadcast", [=](auto& c) { hvd::broadcast(c, to, n); }},
+      {"reduce_scatter", [=](auto& c) { hvd::reduce_scatter(c, from, to, n); }},
+      {"allgather", [=](auto& c) { hvd::allgather(c, from, to, n); }},
+      {"alltoall", [=](auto& c) { hvd::alltoall(c, from, to, n); }},
+      {"alltoall", [=](auto& c) { hvd::alltoall(c, to, n); }},
+      {"gather", [=](auto& c) { hvd::gather(c, from, to, n); }},
+      {"scatter", [=](auto& c) { hvd::scatter(c, from, to, n); }},
+      {"reduce_scatter_v", [=](auto& c) { hvd::reduce_scatter_v(c, from, to, counts); }},
+      {"allgather_v", [=](auto& c) { hvd::allgather_v(c, from, to, counts); }},
+      {"alltoall_v", [=](auto& c) { hvd::alltoall_v(c, from, counts, to, counts); }},
+      {"gather_v", [=](auto& c) { hvd::gather_v(c, from, to, counts); }},
+      {"scatter_v", [=](auto& c) { hvd::scatter_v(c, from, to, counts); }},
+      {"send", [=](auto& c) { hvd::send(c, std::span(from, n), 0); }},
+      {"recv", [=](auto& c) { hvd::recv(c, std::span(to, n), 0); }},
+  };
+}
+
+TEST_CASE("a count that no memory holds, such as a negative one, is refused on every rank, and the group goes on") {
+  constexpr std::size_t most = PTRDIFF_MAX / sizeof(float);
+  for (const std::size_t n : {static_cast<std::size_t>(-1), std::size_t{1} << 62, most + 1, std::size_t{1} << 60}) {
+    CHECK_NOTHROW(hvd::thread_run(2, [n](hvd::ThreadTransport& comm) {
+      for (const auto& [function, call] : too_long(n)) {
+        const bool blocks = function != "allreduce" && function != "reduce" && function != "broadcast";
+        if (n <= most && (!blocks || function.ends_with("_v") || function == "send" || function == "recv")) continue;
+        std::string said = "accepted";
+        try {
+          call(comm);
+        } catch (const hvd::error& e) {
+          said = e.what();
+          if (e.kind() != hvd::error::invalid_argument) said += " (of another kind)";
+        }
+        const std::string where = "hvd: " + function + " on rank " + std::to_string(comm.rank()) + " of 2: ";
+        if (!said.starts_with(where)) throw std::runtime_error(said);
+        for (const char* const part : {" elements of 4 bytes, ", " can be addressed (a negative count?)"}) {
+          if (said.find(part) == std::string::npos) throw std::runtime_error(said);
+        }
+      }
+      int one = 1;
+      hvd::allreduce(comm, &one, 1);
+      equal({one}, {2}, "allreduce afterwards");
+    }));
+  }
+}
+
+TEST_CASE("the error says what was passed") {
+  hvd::SelfTransport comm;
+  float value = 1;
+  CHECK_THROWS_WITH_AS(
+      hvd::allreduce(comm, &value, static_cast<std::size_t>(-1)),
+      "hvd: allreduce on rank 0 of 1: input has 18446744073709551615 elements of 4 bytes, more than can "
+      "be addressed (a negative count?)",
+      hvd::error);
 }

@@ -103,6 +103,7 @@ TEST_CASE("some blocks, or all, are empty") {
 TEST_CASE("what reduce_scatter refuses") {
   everywhere([](auto& comm) {
     const auto say = [&](const std::string& why) { return refused(hvd::operation::reduce_scatter, comm, why); };
+    const auto say_v = [&](const std::string& why) { return refused("reduce_scatter_v", comm, why); };
     const auto p = static_cast<std::size_t>(comm.size());
     std::vector<float> in(2 * p, 1.0f), out(2), one(1);
     CHECK(complaint([&] { hvd::reduce_scatter(comm, in, one); }) ==
@@ -118,13 +119,13 @@ TEST_CASE("what reduce_scatter refuses") {
     }
     const std::vector<std::size_t> too_many(p + 1, 2), twos(p, 2), ones(p, 1);
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, out, too_many); }) ==
-          say("counts has " + std::to_string(p + 1) + " entries; allowed: one for each of the " + std::to_string(p) +
-              " ranks")
+          say_v("counts has " + std::to_string(p + 1) + " entries; allowed: one for each of the " + std::to_string(p) +
+                " ranks")
               .c_str());
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, out, ones); }) ==
           doctest::Contains(("allowed: " + std::to_string(p) + " (the sum of counts)").c_str()));
     CHECK(complaint([&] { hvd::reduce_scatter_v(comm, in, one, twos); }) ==
-          say("output has 1 elements; allowed: 2 (this rank's count)").c_str());
+          say_v("output has 1 elements; allowed: 2 (this rank's count)").c_str());
     hvd::reduce_scatter(comm, in, out);
     CHECK(out[1] == static_cast<float>(comm.size()));
   });

@@ -168,7 +168,11 @@ TEST_CASE("reserve backs memory or says why not") {
   CHECK(said.find("163840 bytes wanted") != std::string::npos);
   CHECK(said.find(tiny.path()) != std::string::npos);
   CHECK(said.find("bytes free there") != std::string::npos);
-  CHECK(said.find("HVD_SHM_DIR") != std::string::npos);
+  CHECK(said.ends_with("; make it larger or name another directory in memory"));  // no staging memory
+  CHECK(said.find("(HVD_SHM_DIR or memory_policy::directory)") != std::string::npos);
+  CHECK(refused(error_kind::no_memory, [&] {
+          segment::make(tiny.path(), "t", 4096 * 100, 4096 * 100, true);
+        }).ends_with("; make it larger, set memory_policy::staging_bytes lower, or name another directory in memory"));
   s.reserve(10 * 4096, 4 * 4096);  // what failed took nothing
   CHECK(refused(error_kind::no_memory, [&] {
           segment::make(tiny.path(), "t", 4096 * 100, 4096 * 100);
@@ -176,6 +180,32 @@ TEST_CASE("reserve backs memory or says why not") {
   CHECK(segment::trouble_in(tiny.path(), 4096) == 0);
   CHECK(segment::trouble_in(tiny.path(), 4096 * 17) == ENOSPC);
   CHECK(segment::trouble_in(tiny.path() + "/none", 1) == ENOENT);
+}
+
+TEST_CASE("a directory that is not there: the error says who named it") {
+  CHECK(refused(error_kind::system, [] { segment::make("/nowhere", "s", 4096, 0); }) ==
+        "hvd: cannot make shared memory in /nowhere (HVD_SHM_DIR or memory_policy::directory): 4096 bytes wanted: No "
+        "such "
+        "file or directory");
+}
+
+TEST_CASE("beyond the limit on file sizes: that limit is named, and no larger directory is asked for") {
+  const private_directory d;
+  children one(1);
+  one.start(0, [&](report&) {
+    const rlimit limit{4096, 4096};
+    require(::setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
+    for (const bool staging : {false, true}) {
+      const std::string said =
+          refused(error_kind::no_memory, [&] { segment::make(d.path(), "s", 8192, 4096, staging); });
+      const std::string wanted =
+          "8192 bytes wanted: File too large; the limit on file sizes (ulimit -f) is lower: raise it";
+      require(said.ends_with(wanted + (staging ? ", or set memory_policy::staging_bytes lower" : "")), said);
+    }
+  });
+  REQUIRE(one.wait(20.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
 }
 
 TEST_CASE("open refuses what is too short") {

@@ -19,10 +19,11 @@ struct descriptor {
   std::uint32_t op = 0;     ///< reduction::op, 0 if there is none
   operation kind{};
   dtype type = dtype::user;
-  bool invalid = false;  ///< this rank's arguments are wrong: nobody goes on
-  std::uint8_t reserved = 0;
-  std::int32_t root = -1;
-  std::uint32_t in_block = 0;  ///< shared blocks that the buffers lie in, 0 if they are private
+  bool invalid = false;      ///< this rank's arguments are wrong: nobody goes on
+  bool with_counts = false;  ///< for messages: the function is the one with counts, as allgather_v
+  std::int16_t root = -1;
+  std::uint16_t algorithm = 0;  ///< hash of its name and tunables
+  std::uint32_t in_block = 0;   ///< shared blocks that the buffers lie in, 0 if they are private
   std::uint32_t out_block = 0;
   std::uint32_t element_bytes = 0;
   std::uint64_t in_offset = 0;  ///< and where in them
@@ -38,7 +39,7 @@ struct descriptor {
     return static_cast<std::uint16_t>(h >> 48);
   }
 };
-static_assert(sizeof(descriptor) == line::capacity);
+static_assert(sizeof(descriptor) == line::capacity && max_ranks <= INT16_MAX);
 
 inline std::uint64_t mix(std::uint64_t h, std::uint64_t value) noexcept {
   return std::rotl((h ^ value) * 0x9e3779b97f4a7c15ULL, 29);
@@ -64,7 +65,7 @@ inline descriptor describe(const reduction& op, operation kind, std::uint64_t co
   d.op = op.op;
   d.type = op.type;
   d.element_bytes = static_cast<std::uint32_t>(op.element_bytes);
-  d.root = root;
+  d.root = static_cast<std::int16_t>(root);
   d.details = details_of(op);
   return d;
 }
@@ -73,7 +74,7 @@ inline descriptor describe(operation kind, const partition& blocks, int root = -
   d.kind = kind;
   d.count = blocks.total_count();
   d.element_bytes = static_cast<std::uint32_t>(blocks.element_bytes());
-  d.root = root;
+  d.root = static_cast<std::int16_t>(root);
   d.details = details_of(blocks);
   return d;
 }
@@ -92,7 +93,7 @@ inline descriptor describe(const broadcast_call& c) noexcept {
   d.kind = c.kind;
   d.count = c.bytes;
   d.element_bytes = 1;
-  d.root = c.root;
+  d.root = static_cast<std::int16_t>(c.root);
   return d;
 }
 inline descriptor describe(const alltoall_call& c) noexcept {
@@ -121,6 +122,9 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
   if (a.details != b.details) {
     return say("scale factors or block counts", joined({"(hash) ", a.details}), joined({"(hash) ", b.details}));
   }
+  if (a.algorithm != b.algorithm) {
+    return say("algorithm or its tunables differ:", joined({"(hash) ", a.algorithm}), joined({"(hash) ", b.algorithm}));
+  }
   return {};
 }
 
@@ -142,7 +146,7 @@ inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, 
       scope.leave();
       fail(error_kind::invalid_argument,
            {m.operation_name(), " on ", m.label(), ": rank ", q, " called ", name(all[q].kind),
-            " with invalid arguments (its own error says which)"},
+            all[q].with_counts ? "_v" : "", " with invalid arguments (its own error says which)"},
            q);
     }
   }

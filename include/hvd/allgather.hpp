@@ -12,7 +12,7 @@ void allgather_blocks(T& comm, From from, To to, const partition& blocks, argume
   const std::byte* const in = bytes_of(from);
   std::byte* const out = writable_bytes_of(to);
   check.buffer("input", from).buffer("output", to);
-  check.apart(in, from.size_bytes(), out, to.size_bytes(), in == out + blocks.offset(comm.rank()));
+  check.apart(in, from.size_bytes(), out, to.size_bytes(), lies_at(in, out, blocks.offset(comm.rank())));
   check.check(comm);
   run(comm, allgather_call{in, out, blocks}, how);
 }
@@ -28,8 +28,8 @@ void allgather(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
   const auto from = as_span(in);
   const auto to = as_output(out);
   detail::arguments check(operation::allgather, comm.rank(), comm.size());
-  check.equal("output", to.size(), "ranks x elements of the input",
-              static_cast<std::size_t>(comm.size()) * from.size());
+  check.buffer("input", from)
+      .equal("output", to.size(), "ranks x elements of the input", detail::blocks_of(from.size(), comm.size()));
   detail::allgather_blocks(comm, from, to, partition(comm.size(), from.size(), sizeof(element_of<In>)), check, how);
 }
 
@@ -39,8 +39,8 @@ void allgather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> 
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
   const auto to = as_output(out);
-  detail::arguments check(operation::allgather, comm.rank(), comm.size());
-  check.counts("counts", counts).check(comm);
+  detail::arguments check(operation::allgather, comm.rank(), comm.size(), "_v");
+  check.counts("counts", counts, sizeof(element_of<In>)).check(comm);
   const partition blocks(counts, sizeof(element_of<In>));
   check.equal("output", to.size(), "the sum of counts", blocks.total_count())
       .equal("input", from.size(), "this rank's count", blocks.count(comm.rank()));
@@ -50,7 +50,7 @@ void allgather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> 
 /// Pointers with the count of elements of one block: `out` has size() x count.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void allgather(T& comm, In&& in, Out&& out, std::size_t count, const Algorithm& how = {}) {
-  allgather(comm, std::span(in, count), std::span(out, count * static_cast<std::size_t>(comm.size())), how);
+  allgather(comm, std::span(in, count), std::span(out, detail::blocks_of(count, comm.size())), how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void allgather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, const Algorithm& how = {}) {

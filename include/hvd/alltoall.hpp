@@ -20,8 +20,8 @@ void alltoall(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
   detail::arguments(operation::alltoall, comm.rank(), comm.size())
       .buffer("input", from)
       .buffer("output", to)
+      .multiple("input", from.size())
       .equal("output", to.size(), "as the input", from.size())
-      .equal("input", from.size(), "a multiple of the number of ranks", from.size() / ranks * ranks)
       .apart(in_bytes, from.size_bytes(), out_bytes, to.size_bytes(), in_bytes == out_bytes)
       .check(comm);
   const partition blocks(comm.size(), from.size() / ranks, sizeof(element_of<In>));
@@ -46,10 +46,11 @@ void alltoall_v(T& comm, const In& in, std::span<const std::size_t> send_counts,
   const auto to = as_output(out);
   const std::byte* const in_bytes = detail::bytes_of(from);
   std::byte* const out_bytes = detail::writable_bytes_of(to);
-  detail::arguments check(operation::alltoall, comm.rank(), comm.size());
-  check.counts("send_counts", send_counts).counts("recv_counts", recv_counts).check(comm);
-  const partition send(send_counts, sizeof(element_of<In>));
-  const partition recv(recv_counts, sizeof(element_of<In>));
+  constexpr std::size_t unit = sizeof(element_of<In>);
+  detail::arguments check(operation::alltoall, comm.rank(), comm.size(), "_v");
+  check.counts("send_counts", send_counts, unit).counts("recv_counts", recv_counts, unit).check(comm);
+  const partition send(send_counts, unit);
+  const partition recv(recv_counts, unit);
   check.buffer("input", from)
       .buffer("output", to)
       .equal("input", from.size(), "the sum of send_counts", send.total_count())
@@ -63,12 +64,12 @@ void alltoall_v(T& comm, const In& in, std::span<const std::size_t> send_counts,
 /// Pointers with the count of elements of one block: `in` and `out` have size() x count.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void alltoall(T& comm, In&& in, Out&& out, std::size_t count, const Algorithm& how = {}) {
-  const std::size_t all = count * static_cast<std::size_t>(comm.size());
+  const std::size_t all = detail::blocks_of(count, comm.size());
   alltoall(comm, std::span(in, all), std::span(out, all), how);
 }
 template <Transport T, detail::Pointer P, class Algorithm = automatic<>>
 void alltoall(T& comm, P&& inout, std::size_t count, const Algorithm& how = {}) {
-  alltoall(comm, std::span(inout, count * static_cast<std::size_t>(comm.size())), how);
+  alltoall(comm, std::span(inout, detail::blocks_of(count, comm.size())), how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void alltoall_v(T& comm, In&& in, std::span<const std::size_t> send_counts, Out&& out,

@@ -6,12 +6,14 @@
 #include <hvd/buffer.hpp>
 #include <hvd/transport.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 namespace hvd::inline HVD_ABI::detail {
@@ -30,21 +32,51 @@ inline bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b,
   return a_bytes != 0 && b_bytes != 0 && at_a < at_b + b_bytes && at_b < at_a + a_bytes;
 }
 
+/// Whether p is `offset` bytes behind `base`: also where that is too far for a pointer, which `arguments` refuses.
+inline bool lies_at(const std::byte* p, const std::byte* base, std::size_t offset) noexcept {
+  return reinterpret_cast<std::uintptr_t>(p) == reinterpret_cast<std::uintptr_t>(base) + offset;
+}
+
+/// `ranks` blocks of `each` elements, or the largest number: more than `arguments` lets through.
+inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
+  std::size_t all = 0;
+  const bool wraps = __builtin_mul_overflow(each, static_cast<std::size_t>(ranks), &all);
+  return wraps ? std::numeric_limits<std::size_t>::max() : all;
+}
+
 /// Collects what is wrong with the arguments of one call on one rank; the first finding counts.
 class arguments {
  public:
-  arguments(operation kind, int rank, int size) : kind_(kind), rank_(rank), size_(size) {}
+  /// `suffix` completes the name of the function that was called, as in allgather_v.
+  arguments(operation kind, int rank, int size, const char* suffix = "")
+      : kind_(kind), rank_(rank), size_(size), suffix_(suffix) {}
 
   template <class S>
   arguments& buffer(const char* name, const S& s) {
-    if (s.data() == nullptr && s.size() != 0) {
-      refuse({name, " is null but has ", s.size(), " elements"});
+    constexpr std::size_t unit = sizeof(typename S::value_type);
+    if (s.size() > most(unit)) [[unlikely]]
+      addressable(name, s.size(), unit);
+    if (s.data() == nullptr && s.size() != 0) refuse({name, " is null but has ", s.size(), " elements"});
+    return *this;
+  }
+  /// Before anything is computed from the number of elements: products with it, and pointers, could wrap around.
+  [[gnu::noinline]] arguments& addressable(const char* name, std::size_t count, std::size_t element_bytes) {
+    if (count > most(element_bytes)) {
+      refuse({name, " has ", count, " elements of ", element_bytes, element_bytes == 1 ? " byte" : " bytes",
+              ", more than can be addressed (a negative count?)"});
     }
     return *this;
   }
   arguments& equal(const char* what, std::size_t got, const char* wanted_what, std::size_t wanted) {
     if (got != wanted) {
       refuse({what, " has ", got, " elements; allowed: ", wanted, " (", wanted_what, ")"});
+    }
+    return *this;
+  }
+  /// As many for each rank.
+  arguments& multiple(const char* what, std::size_t got) {
+    if (got % static_cast<std::size_t>(size_) != 0) {
+      refuse({what, " has ", got, " elements; allowed: a multiple of ", size_, ", the number of ranks"});
     }
     return *this;
   }
@@ -55,14 +87,16 @@ class arguments {
     }
     return *this;
   }
-  arguments& counts(const char* what, std::span<const std::size_t> c) {
+  [[gnu::noinline]] arguments& counts(const char* what, std::span<const std::size_t> c, std::size_t element_bytes) {
     if (c.size() != static_cast<std::size_t>(size_)) {
       refuse({what, " has ", c.size(), " entries; allowed: one for each of the ", size_, " ranks"});
     }
     std::size_t total = 0;
     for (const std::size_t n : c) {  // or blocks with a sum that fits could lie anywhere
-      if (n > std::numeric_limits<std::size_t>::max() - total) {
-        refuse({what, " add up to more than ", std::numeric_limits<std::size_t>::max()});
+      if (n > most(element_bytes) - total) {
+        refuse({what, " add up to more than ", most(element_bytes), " elements of ", element_bytes,
+                element_bytes == 1 ? " byte" : " bytes", ", the most that can be addressed (a negative count?)"});
+        break;
       }
       total += n;
     }
@@ -94,15 +128,20 @@ class arguments {
   void check_alone() const {
     if (problem_.empty()) [[likely]]
       return;
-    fail(error_kind::invalid_argument, {name(kind_), " on rank ", rank_, " of ", size_, ": ", problem_}, rank_);
+    fail(error_kind::invalid_argument, {name(kind_), suffix_, " on rank ", rank_, " of ", size_, ": ", problem_},
+         rank_);
   }
 
  private:
+  static constexpr std::size_t most(std::size_t element_bytes) noexcept {
+    return std::size_t{PTRDIFF_MAX} / element_bytes;
+  }
   void tell(peer_memory& m) const {
     peer_memory::scope scope(m, name(kind_));
     descriptor d;
     d.kind = kind_;
     d.invalid = true;
+    d.with_counts = *suffix_ != '\0';
     try {
       agree(m, d, scope);
     } catch (const error& e) {
@@ -114,6 +153,7 @@ class arguments {
   operation kind_;
   int rank_;
   int size_;
+  const char* suffix_;
   std::string problem_;
 };
 
@@ -134,6 +174,11 @@ inline void run_alone(const gather_call& c) { move(c.out, c.in, c.blocks.bytes(0
 inline void run_alone(const scatter_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
 
 template <class A>
+inline constexpr bool is_automatic = false;
+template <class Tuning>
+inline constexpr bool is_automatic<automatic<Tuning>> = true;
+
+template <class A>
 constexpr bool keeps_rank_order() {
   if constexpr (requires { bool{A::rank_ordered}; }) {
     return A::rank_ordered;
@@ -142,12 +187,44 @@ constexpr bool keeps_rank_order() {
   }
 }
 
+/// Of the algorithm and its tunables, so that ranks can compare them; 0 for the default on common memory. Without a
+/// `name` the type is all that is known.
+template <class A>
+std::uint16_t algorithm_hash(const A& how) {
+  if constexpr (is_automatic<A>) {
+    return 0;  // `direct`
+  } else {
+    if constexpr (std::is_same_v<A, direct>) {
+      if (how == direct{}) return 0;
+    }
+    std::uint64_t h = 1;
+    const auto add = [&h](std::string_view text) {
+      for (const char c : text) h = mix(h, static_cast<unsigned char>(c));
+    };
+    if constexpr (requires {
+                    { name(how) } -> std::convertible_to<std::string_view>;
+                  }) {
+      add(name(how));
+    } else {
+      add(__PRETTY_FUNCTION__);
+    }
+    return static_cast<std::uint16_t>(h >> 48);
+  }
+}
+
+/// The call with another reduction.
+inline allreduce_call with(const allreduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op}; }
+inline reduce_call with(const reduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op, c.root}; }
+inline reduce_scatter_call with(const reduce_scatter_call& c, const reduction& op) {
+  return {c.in, c.out, c.blocks, op};
+}
+
 /// Runs a checked call.
 template <class T, class Call, class A>
 void run(T& comm, const Call& call, const A& how) {
   static_assert(Answers<A, T, Call>,
                 "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
-                "transport lacks (direct needs PeerMemory; ring, tree, recursive_doubling and halving_doubling need "
+                "transport lacks (direct needs PeerMemory; native a collective of the transport's own; all others need "
                 "PointToPoint), or has no such collective");
   if (comm.size() == 1) return run_alone(call);
   if constexpr (requires { call.op.commutative; }) {
@@ -155,18 +232,25 @@ void run(T& comm, const Call& call, const A& how) {
       fail(error_kind::unsupported,
            {name(Call::kind), " on rank ", comm.rank(), " of ", comm.size(),
             ": this algorithm does not combine ranks in order, which a non-commutative reduction needs; use "
-            "automatic, direct, tree, recursive_doubling or halving_doubling"});
+            "automatic, direct, native, tree, double_tree, recursive_doubling or halving_doubling"});
     }
   }
   if constexpr (PeerMemory<T>) {
     peer_memory& m = comm.peers();
     if (m.checks()) [[unlikely]] {
       peer_memory::scope scope(m, name(Call::kind));
-      agree(m, describe(call), scope);
+      descriptor d = describe(call);
+      d.algorithm = algorithm_hash(how);
+      agree(m, d, scope);
       scope.leave();
     }
   }
-  how(comm, call);
+  if constexpr (requires { comm.charged(call.op); }) {  // in a simulation, reductions take time
+    const reduction charged = comm.charged(call.op);
+    how(comm, with(call, charged));
+  } else {
+    how(comm, call);
+  }
 }
 
 /// What a pointer stands for where counts tell the length: the blocks of all ranks, or one of them. (That there is a

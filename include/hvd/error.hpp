@@ -59,7 +59,7 @@ class error : public std::runtime_error {
 
 namespace detail {
 
-/// A part of a text: characters or a number, which looks as std::to_string writes it. Refers to the characters.
+/// A part of a text: characters or a number, as short as it can be ("0.1", "30"). Refers to the characters.
 class piece {
  public:
   template <std::convertible_to<std::string_view> T>
@@ -72,7 +72,7 @@ class piece {
   piece(T number) noexcept : kind_(fraction), fraction_(static_cast<double>(number)) {}
 
   void append_to(std::string& text) const {
-    char digits[384];  // a double has up to 309 before its point
+    char digits[32];
     int n = 0;
     switch (kind_) {
       case characters: text.append(text_); return;
@@ -80,7 +80,7 @@ class piece {
       case without_sign:
         n = std::snprintf(digits, sizeof digits, "%llu", static_cast<unsigned long long>(number_));
         break;
-      case fraction: n = std::snprintf(digits, sizeof digits, "%f", fraction_); break;
+      case fraction: n = std::snprintf(digits, sizeof digits, "%.15g", fraction_); break;
     }
     text.append(digits, static_cast<std::size_t>(n));
   }

@@ -16,7 +16,7 @@ void gather_blocks(T& comm, From from, To to, const partition& blocks, int root,
   if (comm.rank() == root) {
     check.buffer("output", to)
         .equal("output", to.size(), "the blocks of all ranks", blocks.total_count())
-        .apart(in, from.size_bytes(), out, to.size_bytes(), in == out + blocks.offset(root));
+        .apart(in, from.size_bytes(), out, to.size_bytes(), lies_at(in, out, blocks.offset(root)));
   }
   check.check(comm);
   run(comm, gather_call{in, out, blocks, root}, how);
@@ -32,7 +32,9 @@ void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
   detail::arguments check(operation::gather, comm.rank(), comm.size());
-  check.root(root);
+  check.root(root).buffer("input", from);
+  // Also where it is not touched, so that all ranks refuse alike.
+  check.addressable("output", detail::blocks_of(from.size(), comm.size()), sizeof(element_of<In>));
   detail::gather_blocks(comm, from, as_output(out), partition(comm.size(), from.size(), sizeof(element_of<In>)), root,
                         check, how);
 }
@@ -43,8 +45,8 @@ void gather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> cou
               const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
-  detail::arguments check(operation::gather, comm.rank(), comm.size());
-  check.root(root).counts("counts", counts).check(comm);
+  detail::arguments check(operation::gather, comm.rank(), comm.size(), "_v");
+  check.root(root).counts("counts", counts, sizeof(element_of<In>)).check(comm);
   const partition blocks(counts, sizeof(element_of<In>));
   check.equal("input", from.size(), "this rank's count", blocks.count(comm.rank()));
   detail::gather_blocks(comm, from, as_output(out), blocks, root, check, how);
@@ -53,7 +55,7 @@ void gather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> cou
 /// Pointers with the count of elements of one block; `out` has size() x count on the root and may be null elsewhere.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void gather(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
-  const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
+  const std::size_t all = comm.rank() == root ? detail::blocks_of(count, comm.size()) : 0;
   gather(comm, std::span(in, count), std::span(out, all), root, how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>

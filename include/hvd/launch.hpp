@@ -107,6 +107,18 @@ inline void flush_output() {
   std::fflush(nullptr);
 }
 
+/// Before anything is started. The group would say it too, but not who was asked.
+inline void check_ranks(const char* function, int np) {
+  if (np >= 1 && np <= max_ranks) return;
+  fail(error_kind::invalid_argument, {function, ": np, the number of ranks, is ", np, "; allowed: 1 to ", max_ranks});
+}
+
+/// Says that a rank was killed, which cannot say so itself; but not where a signal to this process was passed on to it.
+inline void report_killed(int rank, int np, int signal) {
+  if (signal == signal_relay::received()) return;
+  std::fprintf(stderr, "rank %d of %d: killed by signal %d (%s)\n", rank, np, signal, ::strsignal(signal));
+}
+
 /// Runs one rank; returns its exit code.
 template <class F>
 int run_rank(int rank, int np, const std::string& job, const sharing_options& opts, F& f) {
@@ -131,16 +143,17 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 /// Runs f(ShmTransport&) in `np` child processes, each a rank of one group, and waits for them. f returns nothing, or
 /// an exit code. Returns 0 if all ranks did, else the first failure's code: that of the lowest rank that was killed
 /// (128 + signal), else of the lowest that failed. An exception that leaves f is printed to stderr with its rank and
-/// counts as code 1. SIGINT, SIGTERM and SIGHUP are passed on to the ranks; the result is then 128 + signal. A rank
-/// that dies before it has joined is lost to the others at once, not after a time limit. If this process dies, its
-/// ranks are killed.
+/// counts as code 1; a signal that killed a rank is printed with it, too. SIGINT, SIGTERM and SIGHUP are passed on to
+/// the ranks; the result is then 128 + signal. A rank that dies before it has joined is lost to the others at once, not
+/// after a time limit. If this process dies, its ranks are killed.
 ///
 /// Call it before this process starts threads: children are forked and run on. Standard output is flushed before the
 /// fork and at a rank's end; destructors of static objects do not run in the ranks. Errors: invalid_argument for np
 /// out of 1 to 4096, no_memory, system.
 template <class F>
 int fork_run(int np, F&& f, const sharing_options& opts = {}) {
-  std::vector<pid_t> ranks(static_cast<std::size_t>(std::clamp(np, 0, 4096)), 0);
+  detail::check_ranks("fork_run", np);
+  std::vector<pid_t> ranks(static_cast<std::size_t>(np), 0);
   std::vector<int> codes(ranks.size(), 0);
   detail::signal_relay relay(ranks);
   const std::string job = "fork-" + detail::hex(detail::random_word());
@@ -187,6 +200,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
       // Without a status (somebody else has collected the rank) nobody knows how it ended.
       codes[r] = ended < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      if (ended > 0 && WIFSIGNALED(status)) detail::report_killed(static_cast<int>(r), np, WTERMSIG(status));
       ranks[r] = 0;
       any = true;
       --left;
@@ -213,6 +227,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
 /// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory, system if a thread cannot be started.
 template <class F>
 void thread_run(int np, F&& f, const sharing_options& opts = {}) {
+  detail::check_ranks("thread_run", np);
   const auto group = std::make_shared<ThreadTransport::group>(np, opts);
   std::mutex mutex;
   std::exception_ptr first;

@@ -8,6 +8,7 @@
 //    deadline, and is then an hvd::error on every rank.
 #pragma once
 
+#include <hvd/detail/abort.hpp>
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
 #include <hvd/policy.hpp>
@@ -88,7 +89,7 @@ class peer_memory {
     return w.load(std::memory_order_acquire);
   }
 
-  /// Waits for any condition that `peer` (or `other`, where either may) will make true.
+  /// Waits for any condition that `peer` (or `other` by receiving, where either may) will make true.
   template <class Ready>
   [[gnu::noinline]] void await_until(int peer, phase what, Ready ready, int other = -1) {
     for (int i = crowded_ ? waiting_.crowded_loads : waiting_.loads; i > 0; --i) {
@@ -119,7 +120,7 @@ class peer_memory {
         // The peer may have stored what we need just before it left.
         if (!trouble || ready()) continue;
         const bool ask = *trouble == error_kind::peer_lost && live_.blame != nullptr;
-        give_up(*trouble, ask ? live_.blame(live_.context, p) : p, what);
+        give_up(*trouble, ask ? live_.blame(live_.context, p) : p, p == peer ? what : phase::receive);
       }
     }
   }
@@ -256,7 +257,7 @@ class peer_memory {
     operation_ = operation;
     if (failed_) [[unlikely]] {
       fail(failed_->kind(),
-           {operation, " on ", label_, ": the group failed before and cannot be used: ", failed_->what()},
+           {operation, " on ", label_, ": the group failed before and cannot be used: ", sentence(*failed_)},
            failed_->rank());
     }
     if (orphaned_) [[unlikely]] {
@@ -274,12 +275,12 @@ class peer_memory {
 
   /// Ends the group for all ranks and throws. If another rank was first, its reason is the one reported.
   [[noreturn]] void give_up(error_kind kind, int culprit, phase what) {
-    set_abort(kind, culprit);
+    set_abort(kind, culprit, what);
     fail_with(header_.abort.value.load(std::memory_order_acquire), culprit, what);
   }
-  void set_abort(error_kind kind, int culprit) noexcept {
+  void set_abort(error_kind kind, int culprit, phase what = phase::answer) noexcept {
     std::uint64_t none = 0;
-    header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_));
+    header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_, what));
   }
   /// Throws if somebody gave up.
   void check_abort(int waited_for, phase what) {
@@ -337,27 +338,8 @@ class peer_memory {
   }
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
-    const error_kind kind = abort_kind(reason);
-    const int culprit = abort_culprit(reason);
-    const int reporter = static_cast<int>(reason >> 32) - 1;
-    std::string text = joined({operation_, " on ", label_, ": "});
-    switch (kind) {
-      case error_kind::peer_lost: text += joined({"rank ", culprit, " has exited or was killed"}); break;
-      case error_kind::timeout:
-        text += joined({"rank ", culprit, " did not answer within ", failure_.timeout.count(),
-                        " s (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)"});
-        break;
-      case error_kind::mismatch:
-        text += joined({"ranks ", reporter, " and ", culprit,
-                        " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to "
-                        "see which)"});
-        break;
-      case error_kind::no_memory: text += joined({"rank ", culprit, " could not reserve its memory"}); break;
-      default: text += joined({"rank ", culprit, " failed in the middle of an operation"}); break;
-    }
-    if (reporter != rank_ && reporter >= 0) text += joined({", as rank ", reporter, " found"});
-    if (waited_for >= 0) text += joined({"; was waiting for rank ", waited_for, " to ", name(what)});
-    failed_.emplace(kind, text, culprit);
+    const abort_reader reader{operation_, label_, rank_, waited_for, what, failure_.timeout.count()};
+    failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason));
     throw error(*failed_);
   }
 

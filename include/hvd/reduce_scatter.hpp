@@ -13,7 +13,7 @@ void reduce_scatter_blocks(T& comm, From from, To to, const partition& blocks, a
   const std::byte* const in = bytes_of(from);
   std::byte* const out = writable_bytes_of(to);
   check.buffer("input", from).buffer("output", to);
-  check.apart(in, from.size_bytes(), out, to.size_bytes(), out == in + blocks.offset(comm.rank()));
+  check.apart(in, from.size_bytes(), out, to.size_bytes(), lies_at(out, in, blocks.offset(comm.rank())));
   check.check(comm);
   const reduction r = make_reduction<typename To::value_type>(op, comm.size());
   run(comm, reduce_scatter_call{in, out, blocks, r}, how);
@@ -29,8 +29,8 @@ void reduce_scatter(T& comm, const In& in, Out&& out, const Op& op = {}, const A
   const auto from = as_span(in);
   const auto to = as_output(out);
   detail::arguments check(operation::reduce_scatter, comm.rank(), comm.size());
-  check.equal("input", from.size(), "ranks x elements of the output",
-              static_cast<std::size_t>(comm.size()) * to.size());
+  check.buffer("output", to)
+      .equal("input", from.size(), "ranks x elements of the output", detail::blocks_of(to.size(), comm.size()));
   detail::reduce_scatter_blocks(comm, from, to, partition(comm.size(), to.size(), sizeof(element_of<In>)), check, op,
                                 how);
 }
@@ -42,8 +42,8 @@ void reduce_scatter_v(T& comm, const In& in, Out&& out, std::span<const std::siz
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
   const auto to = as_output(out);
-  detail::arguments check(operation::reduce_scatter, comm.rank(), comm.size());
-  check.counts("counts", counts).check(comm);
+  detail::arguments check(operation::reduce_scatter, comm.rank(), comm.size(), "_v");
+  check.counts("counts", counts, sizeof(element_of<In>)).check(comm);
   const partition blocks(counts, sizeof(element_of<In>));
   check.equal("input", from.size(), "the sum of counts", blocks.total_count())
       .equal("output", to.size(), "this rank's count", blocks.count(comm.rank()));
@@ -53,7 +53,7 @@ void reduce_scatter_v(T& comm, const In& in, Out&& out, std::span<const std::siz
 /// Pointers with the count of elements of one block: `in` has size() x count.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
-  reduce_scatter(comm, std::span(in, count * static_cast<std::size_t>(comm.size())), std::span(out, count), op, how);
+  reduce_scatter(comm, std::span(in, detail::blocks_of(count, comm.size())), std::span(out, count), op, how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, const Op& op = {},

@@ -16,7 +16,7 @@ void scatter_blocks(T& comm, From from, To to, const partition& blocks, int root
   if (comm.rank() == root) {
     check.buffer("input", from)
         .equal("input", from.size(), "the blocks of all ranks", blocks.total_count())
-        .apart(in, from.size_bytes(), out, to.size_bytes(), out == in + blocks.offset(root));
+        .apart(in, from.size_bytes(), out, to.size_bytes(), lies_at(out, in, blocks.offset(root)));
   }
   check.check(comm);
   run(comm, scatter_call{in, out, blocks, root}, how);
@@ -32,7 +32,9 @@ void scatter(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& ho
   detail::same_elements<In, Out>();
   const auto to = as_output(out);
   detail::arguments check(operation::scatter, comm.rank(), comm.size());
-  check.root(root);
+  check.root(root).buffer("output", to);
+  // Also where it is not touched, so that all ranks refuse alike.
+  check.addressable("input", detail::blocks_of(to.size(), comm.size()), sizeof(element_of<In>));
   detail::scatter_blocks(comm, as_span(in), to, partition(comm.size(), to.size(), sizeof(element_of<In>)), root, check,
                          how);
 }
@@ -43,8 +45,8 @@ void scatter_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> co
                const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto to = as_output(out);
-  detail::arguments check(operation::scatter, comm.rank(), comm.size());
-  check.root(root).counts("counts", counts).check(comm);
+  detail::arguments check(operation::scatter, comm.rank(), comm.size(), "_v");
+  check.root(root).counts("counts", counts, sizeof(element_of<In>)).check(comm);
   const partition blocks(counts, sizeof(element_of<In>));
   check.equal("output", to.size(), "this rank's count", blocks.count(comm.rank()));
   detail::scatter_blocks(comm, as_span(in), to, blocks, root, check, how);
@@ -53,7 +55,7 @@ void scatter_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> co
 /// Pointers with the count of elements of one block; `in` has size() x count on the root and may be null elsewhere.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void scatter(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
-  const std::size_t all = comm.rank() == root ? count * static_cast<std::size_t>(comm.size()) : 0;
+  const std::size_t all = comm.rank() == root ? detail::blocks_of(count, comm.size()) : 0;
   scatter(comm, std::span(in, all), std::span(out, count), root, how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>

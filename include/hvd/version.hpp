@@ -1,6 +1,11 @@
 // hvd/version.hpp: the version, written once, and the inline namespace made from it.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "hvd needs C++20: compile with -std=c++20 (Meson: default_options: ['cpp_std=c++20'])"
+#include <hvd_needs_cpp20>  // there is no such file, which ends the compilation: all else would be thousands of errors
+#endif
+
 #include <string_view>
 
 /// The version, in three numbers. This is the one place where it is written.

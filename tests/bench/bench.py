@@ -267,6 +267,18 @@ class Correct(Case):
             with self.subTest(options=options):
                 self.right("allreduce", "-b", "8", "-e", "512K", "-f", "256", "--iters", "5", *options)
 
+    def test_threads_times_gpus_is_the_number_of_ranks(self):
+        """Also where it is 1; then -n, too, may say how many."""
+        for options, ranks in (
+            (("-g", "1"), 1),
+            (("-t", "1", "-g", "1"), 1),
+            (("-t", "1", "-g", "2"), 2),
+            (("-t", "1", "-g", "1", "-n", "2"), 2),
+        ):
+            with self.subTest(options=options):
+                output = self.measure("allreduce", "-b", "64", "-e", "64", "--iters", "2", *options)
+                self.assertIn(f"# allreduce: {ranks} ranks ", output)
+
     def test_an_algorithm_that_cannot(self):
         result = run("alltoall", "-b", "1K", "-e", "1K", "--algorithm", "tree", *QUICK)
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
@@ -560,10 +572,11 @@ class Peers(Case):
         # A copy of the program has no peers beside it.
         alone = self.folder / "hvd-bench"
         shutil.copy(PROGRAM, alone)
-        result = run("allreduce", "-b", "64", "-e", "64", "--peer", "gloo", *QUICK, program=alone)
-        self.assertEqual(result.returncode, 1, result.stderr)
-        self.assertRegex(result.stdout, r"# gloo is MISSING: .*tools/setup --bench")
-        self.assertRegex(result.stderr, r"^hvd-bench: gloo was not measured: .*tools/setup --bench.*\n$")
+        for peer in ("gloo", "mpich"):
+            result = run("allreduce", "-b", "64", "-e", "64", "--peer", peer, *QUICK, program=alone)
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertRegex(result.stdout, rf"# {peer} is MISSING: .*tools/setup --bench")
+            self.assertRegex(result.stderr, rf"^hvd-bench: {peer} was not measured: .*tools/setup --bench.*\n$")
 
 
 class Ends(Case):

@@ -53,6 +53,15 @@ class SingleHeader(unittest.TestCase):
         for cxx in COMPILERS:
             self.assertEqual(compile_errors(cxx, self.folder, '#include "hvd.hpp"\n' + PROGRAM, "-fno-rtti"), "", cxx)
 
+    def test_an_older_standard_is_refused_at_once(self):
+        text = self.make("hvd.hpp")
+        self.assertEqual(text.count("#error \"hvd needs C++20: compile with -std=c++20"), 1)
+        self.assertLess(text.index("hvd needs C++20"), text.index("#include <algorithm>"))
+        for cxx in COMPILERS:
+            errors = compile_errors(cxx, self.folder, '#include "hvd.hpp"\n', "-std=c++17")
+            self.assertIn("hvd needs C++20: compile with -std=c++20", errors, cxx)
+            self.assertLess(errors.count("\n"), 20, cxx)
+
     def test_parts_that_meet(self):
         """Two files of different parts, with what both need in both."""
         first = self.make("first.hpp", "allreduce.hpp", "transport/shm.hpp")
@@ -70,7 +79,7 @@ class SingleHeader(unittest.TestCase):
         self.assertRegex(one, r"^// hvd \d+\.\d+\.\d+ in one header: .*\n(//.*\n)*// SPDX-License-Identifier: Apache-2.0")
 
     def test_each_header_once(self):
-        lines = tool("hvd.hpp", "eigen.hpp").stdout.splitlines()
+        lines = tool("hvd.hpp", "eigen.hpp", "transport/mpi.hpp", "transport/simulated.hpp").stdout.splitlines()
         opened = [line.split(": ")[0] for line in lines if re.match(r"// hvd/\S+\.hpp: ", line)]
         self.assertEqual(len(opened), len(set(opened)))
         everything = {f"// hvd/{path.relative_to(ROOT / 'include' / 'hvd')}" for path in (ROOT / "include").rglob("*.hpp")}
@@ -93,7 +102,7 @@ class SingleHeader(unittest.TestCase):
         for arguments, sentence in [
             (["allreduced.hpp"], "hvd has no header 'allreduced.hpp'; did you mean allreduce.hpp."),
             (["shm.hpp"], "hvd has no header 'shm.hpp'; did you mean transport/shm.hpp."),
-            (["mpi.h"], "hvd has no header 'mpi.h'; name them as below include/hvd, as in transport/shm.hpp."),
+            (["zlib.h"], "hvd has no header 'zlib.h'; name them as below include/hvd, as in transport/shm.hpp."),
             (["-o", self.folder], f"cannot write {self.folder}: Is a directory."),
             (["-o", self.folder / "no" / "x.hpp"], f"cannot write {self.folder}/no/x.hpp: No such file or directory."),
         ]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs a numbered example and compares what it prints with the file beside it.
 
-usage: numbered.py PROGRAM EXPECTED   run PROGRAM as it is, then with other numbers of ranks, which must succeed too
+usage: numbered.py PROGRAM EXPECTED   run PROGRAM as it is, then with other numbers of ranks, which must succeed too,
+                                      and with what is no number, which it must say
        numbered.py --list FOLDER      check that every example has its output, its line in README.md, and its test
 """
 import difflib
@@ -11,12 +12,14 @@ import subprocess
 import sys
 
 OTHER_RANKS = (2, 3, 5)
+NO_RANKS = ("two", "0", "-1", "2x", "", "99999999999")
+KILLED = re.compile(r"rank \d of \d: killed by signal 9 \(Killed\)\n")  # 07 shows what the others learn of it
 
 
 def run(program, *arguments):
     """Returns what the program prints; exits with a sentence unless it ends with code 0 and nothing on stderr."""
     ended = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120)
-    if ended.returncode != 0 or ended.stderr:
+    if ended.returncode != 0 or KILLED.sub("", ended.stderr):
         command = " ".join([pathlib.Path(program).name, *arguments])
         sys.exit(f"{command}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
     return ended.stdout
@@ -29,6 +32,13 @@ def compare(program, expected):
         sys.exit("".join(difflib.unified_diff(*lines, expected, "printed")))
     for ranks in OTHER_RANKS:
         run(program, str(ranks))
+    if "argv" not in pathlib.Path(expected).with_suffix(".cpp").read_text():
+        return
+    for text in NO_RANKS:
+        ended = subprocess.run([program, text], capture_output=True, text=True, timeout=120)
+        sentence = rf'hvd: ranks="{text}" is (not a whole number|out of range|empty); allowed: 1 to 256\n'
+        if ended.returncode != 2 or not re.fullmatch(sentence, ended.stderr):
+            sys.exit(f"{program} '{text}': exit code {ended.returncode}\n{ended.stderr}")
 
 
 def check_list(folder):

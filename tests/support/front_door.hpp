@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,9 +49,13 @@ inline std::size_t at_run_time(std::size_t n) {
 
 /// What an argument error starts with on this rank.
 template <class T>
-std::string refused(operation what, T& comm, const std::string& why) {
-  return "invalid_argument: hvd: " + std::string(name(what)) + " on rank " + std::to_string(comm.rank()) + " of " +
+std::string refused(std::string_view function, T& comm, const std::string& why) {
+  return "invalid_argument: hvd: " + std::string(function) + " on rank " + std::to_string(comm.rank()) + " of " +
          std::to_string(comm.size()) + ": " + why;
+}
+template <class T>
+std::string refused(operation what, T& comm, const std::string& why) {
+  return refused(name(what), comm, why);
 }
 
 /// The vector (rank + 1) * {1, 2, 3, ...}.

@@ -13,7 +13,8 @@ namespace {
 
 using transport = hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>;
 
-/// Two ranks a host, and an odd last one alone; on real hosts in so far as these have the ranks that mpiexec gives them.
+/// Two ranks a host, and an odd last one alone; on real hosts in so far as these have the ranks that mpiexec gives
+/// them.
 struct on_two_levels {
   static constexpr std::initializer_list<int> sizes = {2, 3, 4};
   template <class F>
@@ -30,7 +31,8 @@ struct on_two_levels {
 
 }  // namespace
 
-static_assert(hvd::PointToPoint<transport> && hvd::Native<transport, hvd::alltoall_call> && !hvd::PeerMemory<transport>);
+static_assert(hvd::PointToPoint<transport> && hvd::Native<transport, hvd::alltoall_call> &&
+              !hvd::PeerMemory<transport>);
 
 TEST_CASE("shared memory and MPI: every collective") {
   conformance_collectives<on_two_levels, std::int32_t, hvd::sum_t>({3, 4}, false);

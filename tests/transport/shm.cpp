@@ -120,6 +120,7 @@ TEST_CASE("an environment with garbage in it: invalid_argument that names variab
       {with("HVD_SHM_DIR", "shm"), {"HVD_SHM_DIR=\"shm\"", "absolute"}},
       {{{"HOROVOD_RANK", "0"}}, {"HOROVOD_RANK", "HOROVOD_SIZE"}},
       {{{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}}, {"HVD_JOB", "HOROVOD_SIZE"}},
+      {{{"HVD_JOB", "env"}}, {"HVD_JOB=\"env\" is set but HOROVOD_RANK and HOROVOD_SIZE are not", "unset HVD_JOB"}},
   };
   const auto in_environment = [](const std::map<std::string, std::string>& environment, auto&& f) {
     children one(1);
@@ -382,6 +383,7 @@ TEST_CASE("a rank that is there already is refused, and the group it wanted into
     CAPTURE(ranks[2].text());
     CHECK(ranks[2].is(error_kind::invalid_argument));
     CHECK(ranks[2].says("rank " + std::to_string(twice) + " has joined job twice already"));
+    CHECK(ranks[2].says("each rank needs its own HOROVOD_RANK, each job its own HVD_JOB"));
     join(3, 2);
     REQUIRE(ranks.wait(60.0));
     for (const int i : {0, 1, 3}) {

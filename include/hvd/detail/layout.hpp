@@ -145,38 +145,14 @@ struct alignas(header_bytes) group_header {
   std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
   rank_set entered;            ///< who has come, and holds its lock from then on while it lives
   rank_set ready;              ///< whose window has memory: until then nobody else may touch it
-  /// 0, or why the group is finished: kind + 1, the rank at fault and the rank that found it.
+  /// 0, or why the group is finished (abort.hpp).
   lonely_word abort;
 };
-
-/// The abort word's value: why the group is finished, the rank at fault, the rank that found it.
-inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter) noexcept {
-  return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
-         static_cast<std::uint64_t>(reporter + 1) << 32;
-}
-
-inline error_kind abort_kind(std::uint64_t reason) noexcept { return static_cast<error_kind>((reason & 0xff) - 1); }
-inline int abort_culprit(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 8 & 0xffffff) - 1; }
 
 static_assert(sizeof(group_header) == header_bytes);
 
 inline std::size_t group_bytes(int size, const geometry& g) {
   return sizeof(group_header) + static_cast<std::size_t>(size) * g.window_bytes;
-}
-
-/// What a rank waits for; the text completes "waiting for rank k to ...".
-enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive };
-
-constexpr const char* name(phase p) noexcept {
-  constexpr const char* names[] = {"join",
-                                   "enter the same call",
-                                   "stage its data",
-                                   "reduce its slice",
-                                   "read what was staged",
-                                   "finish the call before",
-                                   "send",
-                                   "receive"};
-  return names[static_cast<unsigned char>(p)];
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -66,7 +66,7 @@ class segment {
 
   segment(segment&& other) noexcept
       : guard_(std::exchange(other.guard_, nullptr)), data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_),
-        path_(std::move(other.path_)) {}
+        path_(std::move(other.path_)), staging_(other.staging_) {}
   segment& operator=(segment&&) = delete;
   ~segment() {
     const bool forked = guard_ != nullptr && guard_->fd() < 0;  // then the mapping is the parent's alone
@@ -74,22 +74,24 @@ class segment {
     delete guard_;
   }
 
-  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory.
-  static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved) {
+  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory. `staging` says for what
+  /// remedy where there is not enough: memory_policy::staging_bytes decides how large it is.
+  static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved,
+                      bool staging = false) {
     if (beyond_file_limit(bytes)) {
       errno = EFBIG;
-      refuse({"cannot make shared memory in ", directory}, bytes, directory);
+      refuse({"cannot make shared memory in ", directory}, bytes, directory, staging);
     }
     const fork_guard::pause no_fork;
     const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0) refuse({"cannot make shared memory in ", directory}, bytes, directory);
+    if (fd < 0) refuse({"cannot make shared memory in ", directory}, bytes, directory, staging);
     if (::fchmod(fd, 0600) != 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int why = errno;
       ::close(fd);
       errno = why;
-      refuse({"cannot make shared memory in ", directory}, bytes, directory);
+      refuse({"cannot make shared memory in ", directory}, bytes, directory, staging);
     }
-    segment s(fd, joined({directory, "/", name}), bytes);
+    segment s(fd, joined({directory, "/", name}), bytes, staging);
     s.reserve(0, reserved);
     s.map();
     return s;
@@ -106,12 +108,12 @@ class segment {
   /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` says what is
   /// wrong with one that is there but cannot be a segment.
   static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
-                                     std::string& why) {
+                                     std::string& why, bool staging = false) {
     const std::string path = joined({directory, "/", name});
     const fork_guard::pause no_fork;
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
-      if (errno != ENOENT) why = joined({path, ": ", std::strerror(errno)});
+      if (errno != ENOENT && errno != ENOTDIR) why = joined({path, ": ", std::strerror(errno)});
       return std::nullopt;
     }
     struct stat st {};
@@ -122,7 +124,7 @@ class segment {
     } else if (static_cast<std::size_t>(st.st_size) < least) {
       why = joined({path, " is truncated: ", st.st_size, " bytes"});
     } else {
-      segment s(fd, path, static_cast<std::size_t>(st.st_size));
+      segment s(fd, path, static_cast<std::size_t>(st.st_size), staging);
       s.map();
       return s;
     }
@@ -140,7 +142,7 @@ class segment {
     if (failed == 0) return;
     errno = failed;
     const std::string directory = path_.substr(0, path_.rfind('/'));
-    refuse({"cannot reserve shared memory in ", directory}, bytes, directory);
+    refuse({"cannot reserve shared memory in ", directory}, bytes, directory, staging_);
   }
 
   /// Takes a lock byte; false if another holder has it.
@@ -191,20 +193,28 @@ class segment {
     return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes ? 0 : ENOSPC;
   }
 
-  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why.
-  [[noreturn]] static void refuse(std::initializer_list<piece> what, std::size_t bytes, const std::string& directory) {
+  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why, and
+  /// still does when the error is caught.
+  [[noreturn]] static void refuse(std::initializer_list<piece> what, std::size_t bytes, const std::string& directory,
+                                  bool staging) {
     const int why = errno;
+    const bool limited = why == EFBIG && beyond_file_limit(bytes);
     const bool room = why == ENOSPC || why == ENOMEM || why == EDQUOT || why == EFBIG;
     struct statvfs fs {};
     std::string left;
-    if (room && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
+    if (room && !limited && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
       left = joined({" (", static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize, " bytes free there)"});
     }
-    const char* const remedy =
-        room ? "; make it larger, set memory_policy::staging_bytes lower, or name another directory in HVD_SHM_DIR"
-             : "";
-    fail(room ? error_kind::no_memory : error_kind::system,
-         {joined(what), ": ", bytes, " bytes wanted: ", std::strerror(why), left, remedy});
+    const char* const smaller = staging ? ", set memory_policy::staging_bytes lower," : "";
+    const std::string remedy = limited ? joined({"; the limit on file sizes (ulimit -f) is lower: raise it",
+                                                 staging ? ", or set memory_policy::staging_bytes lower" : ""})
+                               : room  ? joined({"; make it larger", smaller, " or name another directory in memory"})
+                                       : std::string();
+    const error e(room ? error_kind::no_memory : error_kind::system,
+                  joined({joined(what), " (HVD_SHM_DIR or memory_policy::directory): ", bytes,
+                          " bytes wanted: ", std::strerror(why), left, remedy}));
+    errno = why;
+    throw error(e);
   }
 
  private:
@@ -214,8 +224,8 @@ class segment {
     return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
   }
 
-  segment(int fd, std::string path, std::size_t bytes)
-      : guard_(new fork_guard(fd, nullptr, nullptr)), bytes_(bytes), path_(std::move(path)) {}
+  segment(int fd, std::string path, std::size_t bytes, bool staging)
+      : guard_(new fork_guard(fd, nullptr, nullptr)), bytes_(bytes), path_(std::move(path)), staging_(staging) {}
 
   [[nodiscard]] int fd() const noexcept { return guard_->fd(); }
 
@@ -224,7 +234,7 @@ class segment {
     data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
     if (data_ == MAP_FAILED) {
       data_ = nullptr;
-      refuse({"cannot map shared memory ", path_}, bytes_, path_.substr(0, path_.rfind('/')));
+      refuse({"cannot map shared memory ", path_}, bytes_, path_.substr(0, path_.rfind('/')), staging_);
     }
     ::madvise(data_, bytes_, MADV_DONTFORK);  // a child must not be able to disturb the group
   }
@@ -242,6 +252,7 @@ class segment {
   void* data_ = nullptr;
   std::size_t bytes_;
   std::string path_;
+  bool staging_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

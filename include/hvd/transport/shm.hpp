@@ -10,6 +10,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -42,12 +43,18 @@ class ShmTransport {
   explicit ShmTransport(T& over, const options& opts = {}) : state_(meet(over, opts)) {}
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
-  /// alone if they are not set. invalid_argument names the variable, its value and what is allowed.
+  /// alone if none of them is set. invalid_argument names the variable, its value and what is allowed.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     if (c.size > 1 && c.job.empty()) {
       detail::fail(error_kind::invalid_argument,
                    {"HOROVOD_SIZE is ", c.size, " but HVD_JOB is not set; set it to one name on all ranks"});
+    }
+    if (!c.job.empty() && std::getenv("HOROVOD_SIZE") == nullptr) {
+      detail::fail(error_kind::invalid_argument,
+                   {detail::assignment("HVD_JOB", c.job),
+                    " is set but HOROVOD_RANK and HOROVOD_SIZE are not; set them on every rank, or unset HVD_JOB for a "
+                    "program that runs alone"});
     }
     if (c.local_size != c.size) {
       detail::fail(error_kind::unsupported, {"HOROVOD_LOCAL_SIZE is ", c.local_size, " and HOROVOD_SIZE ", c.size,

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <initializer_list>
 #include <memory>
@@ -154,7 +156,8 @@ class shm_group {
   void join(int rank, std::string_view job, const watch& lost) {
     auto& header = *reinterpret_cast<group_header*>(segment_->data());
     if (!segment_->lock(rank)) {
-      refuse({"rank ", rank, " has joined job ", job, " already"});
+      refuse({"rank ", rank, " has joined job ", job,
+              " already; each rank needs its own HOROVOD_RANK, each job its own HVD_JOB"});
     }
     const bool again = header.entered.has(rank);
     header.entered.add(rank);
@@ -240,7 +243,7 @@ class shm_group {
       if (first < 0) missing = joined({first = abort_culprit(reason)});  // they came too late
       fail(error_kind::timeout,
            {"join on ", label_, ": rank(s) ", missing, " did not join within ", opts_.failure.start_timeout.count(),
-            " s (HOROVOD_START_TIMEOUT)"},
+            " s (HOROVOD_START_TIMEOUT)", how_to_meet},
            first);
     }
     peers_->check_abort(-1, phase::join);
@@ -269,20 +272,26 @@ class shm_group {
     const std::size_t bytes = stride * static_cast<std::size_t>(m.size());
     std::shared_ptr<segment> s;
     std::optional<error> trouble;
-    const auto attempt = [&](auto&& step) {
+    const auto attempt = [&](std::size_t wanted, auto&& step) {
+      struct {
+        int failed = 0, why = 0;  // the kind of the error and 1, and errno
+      } fared;
+      errno = 0;
       try {
         step();
       } catch (const error& e) {
+        fared = {static_cast<int>(e.kind()) + 1, errno};
         trouble.emplace(e);
       }
-      // Everybody learns how everybody fared: 0 is well.
-      const int state = trouble ? static_cast<int>(trouble->kind()) + 1 : 0;
-      const std::vector<int> all = share(m, state, operation::alloc_shared);
+      const auto all = share(m, fared, operation::alloc_shared);
       for (int q = 0; q != m.size(); ++q) {
-        const int other = all[static_cast<std::size_t>(q)];
-        if (other == 0) continue;
+        const auto& other = all[static_cast<std::size_t>(q)];
+        if (other.failed == 0) continue;
         if (trouble) throw error(*trouble);
-        fail(static_cast<error_kind>(other - 1), {"rank ", q, " could not get ", stride, " bytes in ", directory}, q);
+        fail(static_cast<error_kind>(other.failed - 1),
+             {"rank ", q, " could not get ", wanted, " bytes in ", directory, other.why != 0 ? ": " : "",
+              other.why != 0 ? std::strerror(other.why) : ""},
+             q);
       }
     };
     // Every rank removes the name, which is random: rank 0 may be lost between making and removing it.
@@ -290,12 +299,12 @@ class shm_group {
       std::string path;
       ~unlinker() { ::unlink(path.c_str()); }
     } const at_end{joined({directory, "/", name})};
-    attempt([&] {
+    attempt(bytes, [&] {
       if (m.rank() != 0) return;
       s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
       if (!s->publish()) fail(error_kind::system, {s->path(), " exists already"});
     });
-    attempt([&] {
+    attempt(stride, [&] {
       std::string why;
       if (m.rank() != 0) {
         if (auto opened = segment::open(directory, name, bytes, why)) s = std::make_shared<segment>(std::move(*opened));

@@ -1,6 +1,7 @@
 // hvd/transport/shm_start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
 #pragma once
 
+#include <hvd/detail/abort.hpp>
 #include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
@@ -25,7 +26,8 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
                                            std::uint64_t nonce, bool launched = false) {
   const geometry shape = make_geometry(size, opts.memory.staging_bytes);
   // Each rank reserves its own window, so that the pages lie in its own NUMA node.
-  segment s = segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header));
+  segment s =
+      segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header), true);
   auto* const h = new (s.data()) group_header;
   h->total_bytes = s.bytes();
   h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
@@ -45,6 +47,10 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
   if ((size > 1 || launched) && !s.publish()) return std::nullopt;
   return s;
 }
+
+/// For ranks that did not find each other.
+inline constexpr const char* how_to_meet =
+    "; were all ranks started on this host, by this user, with the same HVD_JOB, HOROVOD_SIZE and HVD_SHM_DIR?";
 
 /// Tells while a rank joins that another one will never come; -1 if it knows of none.
 using watch = function_ref<int()>;
@@ -69,7 +75,7 @@ struct group_finder {
     std::string stale;
     for (bool first = true;; first = false) {
       std::string why;
-      std::optional<segment> s = segment::open(directory, name, 0, why);
+      std::optional<segment> s = segment::open(directory, name, 0, why, true);
       if (s) {
         stale = stale_reason(*s);
         if (stale.empty()) return std::move(*s);
@@ -89,7 +95,7 @@ struct group_finder {
       if (now > deadline) {
         fail(error_kind::timeout,
              {"rank 0 did not create the group's memory in ", directory, " within ", opts.failure.start_timeout.count(),
-              " s (HOROVOD_START_TIMEOUT)", stale.empty() ? "" : "; refused what was there: ", stale},
+              " s (HOROVOD_START_TIMEOUT)", stale.empty() ? "" : "; refused what was there: ", stale, how_to_meet},
              0);
       }
       if (const int gone = lost ? lost() : -1; gone >= 0) {
@@ -100,7 +106,7 @@ struct group_finder {
       // Rank 0 may be unable to make it, and to say so.
       if (rank != 0 && now - started > std::chrono::milliseconds(500)) {
         errno = segment::trouble_in(directory, wanted);
-        if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory);
+        if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory, true);
       }
       nap(std::chrono::milliseconds(1));
     }
@@ -120,7 +126,8 @@ struct group_finder {
     }
     if (nonce != 0 && h.nonce[0] != nonce) return joined({s.path(), " has another group's number in it"});
     if (h.size != size) {
-      fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size});
+      fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size,
+                                  "; give all ranks the same HOROVOD_SIZE, and each job its own HVD_JOB"});
     }
     if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
         group_bytes(size, h.windows) != s.bytes()) {

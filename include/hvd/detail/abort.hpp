@@ -1,0 +1,82 @@
+// hvd/detail/abort.hpp: why a group is finished, as one word in its memory and as a sentence on each rank.
+#pragma once
+
+#include <hvd/error.hpp>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What a rank waits for; the text completes "waiting for rank k to ...".
+enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive, answer };
+
+constexpr const char* name(phase p) noexcept {
+  constexpr const char* names[] = {"join",
+                                   "enter the same call",
+                                   "stage its data",
+                                   "reduce its slice",
+                                   "read what was staged",
+                                   "finish the call before",
+                                   "send",
+                                   "receive",
+                                   "answer"};
+  return names[static_cast<unsigned char>(p)];
+}
+
+/// The abort word's value: the kind of the error, the rank at fault, the rank that found it (-1: none of them), and
+/// what that one was waiting for. Never 0.
+inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter, phase what = phase::answer) noexcept {
+  return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
+         static_cast<std::uint64_t>(reporter + 1) << 32 | static_cast<std::uint64_t>(what) << 56;
+}
+
+inline error_kind abort_kind(std::uint64_t reason) noexcept { return static_cast<error_kind>((reason & 0xff) - 1); }
+inline int abort_culprit(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 8 & 0xffffff) - 1; }
+inline int abort_reporter(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 32 & 0xffffff) - 1; }
+inline phase abort_phase(std::uint64_t reason) noexcept { return static_cast<phase>(reason >> 56); }
+
+/// One rank's view of it: its operation, and whom (-1: nobody) and what it was waiting for.
+struct abort_reader {
+  std::string_view operation, label;
+  int rank;
+  int waited_for;
+  phase what;
+  double timeout;  ///< in seconds
+};
+
+[[gnu::noinline]] inline std::string abort_sentence(std::uint64_t reason, const abort_reader& at) {
+  const error_kind kind = abort_kind(reason);
+  const int culprit = abort_culprit(reason);
+  const int reporter = abort_reporter(reason);
+  const bool blamed = kind == error_kind::timeout && culprit == at.rank && reporter >= 0;
+  std::string text = joined({at.operation, " on ", at.label, ": "});
+  switch (kind) {
+    case error_kind::peer_lost: text += joined({"rank ", culprit, " has exited or was killed"}); break;
+    case error_kind::timeout:
+      text +=
+          blamed
+              ? joined({"rank ", reporter, " waited ", at.timeout, " s for this rank to ", name(abort_phase(reason))})
+              : joined({"rank ", culprit, " did not answer within ", at.timeout, " s"});
+      text += " (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
+      break;
+    case error_kind::mismatch:
+      text += joined({"ranks ", reporter, " and ", culprit,
+                      " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to see "
+                      "which)"});
+      break;
+    case error_kind::no_memory: text += joined({"rank ", culprit, " could not reserve its memory"}); break;
+    default: text += joined({"rank ", culprit, " failed in the middle of an operation"}); break;
+  }
+  if (reporter >= 0 && reporter != at.rank && reporter != culprit && !blamed) {
+    text += joined({", as rank ", reporter, " found"});
+  }
+  if (at.waited_for >= 0) text += joined({"; was waiting for rank ", at.waited_for, " to ", name(at.what)});
+  if (kind == error_kind::timeout && at.operation == "send") {
+    text += "; a send may wait for its recv: where two ranks both send first, use exchange";
+  }
+  return text;
+}
+
+}  // namespace hvd::inline HVD_ABI::detail
