@@ -1,4 +1,4 @@
-// error: recursive_doubling and halving_doubling need PointToPoint
+// error: all others need PointToPoint
 #include <hvd/allreduce.hpp>
 #include <hvd/transport/self.hpp>
 

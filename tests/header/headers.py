@@ -18,6 +18,7 @@ from pathlib import Path
 
 INCLUDE = Path(__file__).resolve().parent.parent.parent / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.hpp"))
+MPIS = ("mpich", "ompi-c")  # pkg-config's names
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 
 # Templates have no symbols until somebody uses them.
@@ -47,6 +48,12 @@ def failure(command, source=None):
     """What the command says if it fails, else nothing."""
     result = subprocess.run([str(word) for word in command], input=source, capture_output=True, text=True)
     return None if result.returncode == 0 else result.stdout + result.stderr
+
+
+def flags(package):
+    """How to find a third party's headers, or None if it is not installed."""
+    found = subprocess.run(["pkg-config", "--cflags", package], capture_output=True, text=True)
+    return None if found.returncode else [word.replace("-I", "-isystem", 1) for word in found.stdout.split()]
 
 
 def includes(headers):
@@ -106,8 +113,12 @@ def main(arguments):
     if shutil.which(cxx) is None:
         print(f"SKIP: {cxx} is not installed")
         return 77
-    eigen = subprocess.run(["pkg-config", "--cflags", "eigen3"], check=True, capture_output=True, text=True).stdout
-    third_parties = [word.replace("-I", "-isystem") for word in eigen.split()]
+    third_parties = flags("eigen3")
+    mpi = next((found for found in map(flags, MPIS) if found is not None), None)
+    if mpi is None:
+        print("SKIP: neither MPICH nor Open MPI is installed, so hvd/transport/mpi*.hpp are left out")
+        HEADERS[:] = [header for header in HEADERS if not header.startswith("transport/mpi")]
+    third_parties += mpi or []
     with tempfile.TemporaryDirectory(prefix="hvd-headers-") as folder:
         wrong = {"clang": clang, "symbols": symbols}[check](cxx, third_parties, Path(folder))
     for words in wrong:
