@@ -8,11 +8,12 @@
 #include <cstdio>
 #include <string>
 
-namespace bench {
+namespace hvd::bench {
 
 /// A table of choices by collective and size, with the model's times; the costs stand above it as HVD_COSTS takes them.
 inline std::string explain(const hvd::selector& selection, int ranks, bool native) {
-  std::string text = "HVD_COSTS=" + hvd::to_string(selection.model.costs) + "\n";
+  std::string text = "HVD_COSTS=";
+  text += hvd::to_string(selection.model.costs) + "\n";
   text += "collective             bytes  choice                  model\n";
   for (const hvd::operation kind : hvd::detail::tuned_operations) {
     hvd::choice last{};
@@ -34,4 +35,4 @@ inline std::string explain(const hvd::selector& selection, int ranks, bool nativ
   return text;
 }
 
-}  // namespace bench
+}  // namespace hvd::bench

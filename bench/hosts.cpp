@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     if (explain) {
       hvd::MpiTransport world;
       hvd::make_ready(world);
-      if (world.rank() == 0) std::cout << bench::explain(world.selection(), world.size(), true);
+      if (world.rank() == 0) std::cout << hvd::bench::explain(world.selection(), world.size(), true);
       return 0;
     }
     const nlohmann::json result = run(sizes, rounds, seconds);

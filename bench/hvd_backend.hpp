@@ -10,8 +10,8 @@
 namespace hvd::bench {
 
 inline constexpr std::string_view transport_names[] = {"shm", "thread", "self"};
-inline constexpr std::string_view algorithm_names[] = {"automatic",          "direct",          "ring", "tree",
-                                                       "recursive_doubling", "halving_doubling"};
+inline constexpr std::string_view algorithm_names[] = {
+    "automatic", "direct", "ring", "tree", "recursive_doubling", "halving_doubling", "double_tree", "bruck"};
 
 /// Empty, or why the text names no algorithm ("ring:chunk_bytes=64K" does).
 std::string check_algorithm(std::string_view text);

@@ -1,11 +1,39 @@
 // bench/hvd_bench.cpp: the program. It ends with 0, 1 (wrong results, a failure), 2 (bad input) or 128 + signal.
+#include <bench/explain.hpp>
 #include <bench/launched.hpp>
 #include <bench/library.hpp>
 #include <bench/options.hpp>
 #include <bench/run.hpp>
 
+#include <hvd/algorithm/direct.hpp>
+#include <hvd/launch.hpp>
+
+#include <tests/support/messages_only.hpp>
+
 #include <cstdio>
 #include <exception>
+
+namespace {
+
+/// What `automatic` does where `ranks` processes of this host share memory, and where they could only send messages.
+int explain_choices(int ranks) {
+  return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
+    const auto& m = comm.peers();
+    const auto sizes = hvd::direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);
+    hvd::test::MessagesOnly messages(comm.split(0, comm.rank()));
+    if (messages.size() > 1) hvd::make_ready(messages);
+    if (comm.rank() != 0) return;
+    std::printf(
+        "%d ranks with common memory: direct, by lines up to %zu bytes (%zu where data is only copied), then in chunks "
+        "of\n"
+        "%zu bytes; buffers from alloc_shared in place from %zu bytes; output past the caches above %zu bytes\n",
+        m.size(), sizes.line_bytes, sizes.copy_line_bytes, sizes.chunk_bytes, sizes.mapped_bytes,
+        sizes.streaming_bytes);
+    std::printf("the same ranks by messages:\n%s", hvd::bench::explain(messages.selection(), m.size(), false).c_str());
+  });
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace hvd::bench;
@@ -23,7 +51,7 @@ int main(int argc, char** argv) {
       list();
       return 0;
     }
-    const int code = run(*o, inside);
+    const int code = o->explain ? explain_choices(o->ranks) : run(*o, inside);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       say("the table could not be written to standard output");
       return 1;

@@ -277,6 +277,8 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   app.add_option("--model", model_text, "For fused: resnet50 or transformer124m");
   app.add_option("--fusion-bytes", fusion, "For fused: size of the fusion buffer (default: 4M)");
   app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");
+  app.add_flag("--explain", o.explain,
+               "Print what automatic chooses on -n ranks, by size, from what messages cost; and end");
   app.add_flag("--list", o.list, "Print collectives, types, reductions, algorithms, transports and peers, and end");
 
   try {
@@ -292,6 +294,10 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   }
 
   if (o.list) return o;
+  if (o.explain) {
+    o.ranks = ranks != 0 ? static_cast<int>(ranks) : 2;
+    return o;
+  }
   if (kind.empty()) throw usage_error("which collective? hvd-bench COLLECTIVE, one of: " + join(collective_names));
   o.kind = collective_option(kind);
   for (std::size_t i = 0; i != neutral.size(); ++i) {

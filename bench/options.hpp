@@ -60,6 +60,7 @@ struct options {
   std::string json;
   std::vector<peer_option> peers;
   bool list = false;
+  bool explain = false;
   std::string command;  ///< the line as it was given
 };
 

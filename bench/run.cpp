@@ -193,7 +193,10 @@ class runner {
 
 std::string cpu_list(const options& o, const machine& m) {
   std::string list;
-  for (const int cpu : m.cpus) list += (list.empty() ? "" : ",") + std::to_string(cpu);
+  for (const int cpu : m.cpus) {
+    if (!list.empty()) list += ',';
+    list += std::to_string(cpu);
+  }
   return o.pin ? list : "";
 }
 

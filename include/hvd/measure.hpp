@@ -126,7 +126,7 @@ inline std::string to_string(const link_costs& costs) {
   std::string text;
   link_costs copy = costs;
   for (const auto& field : detail::cost_fields) {
-    text += (text.empty() ? "" : ",") + std::string(field.name) + "=" + std::to_string(field.of(copy));
+    text += detail::joined({text.empty() ? "" : ",", field.name, "=", field.of(copy)});
   }
   return text;
 }
@@ -147,7 +147,7 @@ inline link_costs parse_costs(std::string_view text, std::string_view source) {
     }
     if (!good) {
       std::string names;
-      for (const auto& known : detail::cost_fields) names += (names.empty() ? "" : ", ") + std::string(known.name);
+      for (const auto& known : detail::cost_fields) names += detail::joined({names.empty() ? "" : ", ", known.name});
       detail::fail(error_kind::invalid_argument,
                    {source, ": \"", one, "\" is no cost; allowed: NAME=NUMBER, with names ", names});
     }

@@ -44,7 +44,7 @@ struct memory_policy {
   /// Staging memory that each rank adds to the group, in bytes, control structures included. At least 64 KiB;
   /// 1 MiB keeps three cells of each rank in its second-level cache.
   std::size_t staging_bytes = std::size_t{1} << 20;
-  /// A directory on a memory file system.
+  /// A directory, on a memory file system if it is to be fast.
   std::string directory = detail::from_variable("HVD_SHM_DIR", std::string("/dev/shm"), parse_directory);
 };
 
@@ -59,7 +59,7 @@ struct failure_policy {
                                                 [](auto name, auto text) { return parse_seconds(name, text); });
   /// How often a waiting rank looks whether its peer lives and nobody has given up.
   std::chrono::microseconds look_every{1000};
-  /// Compare every collective's operation, count, type, op and root between ranks before data moves. Costs one
+  /// Compare every collective's operation, count, type, op, root and algorithm between ranks before data moves. Costs one
   /// exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.
   bool check = detail::from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
 };

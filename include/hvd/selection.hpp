@@ -276,7 +276,7 @@ class tuning_reader {
       }
     }
     std::string names;
-    for (const auto candidate : all) names += (names.empty() ? "" : ", ") + std::string(name(candidate));
+    for (const auto candidate : all) names += joined({names.empty() ? "" : ", ", name(candidate)});
     refuse(names);
   }
   std::size_t bytes() {

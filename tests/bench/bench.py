@@ -284,6 +284,14 @@ class Correct(Case):
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
         self.assertIn("tree on shm cannot do alltoall", result.stdout)
 
+    def test_what_automatic_chooses(self):
+        result = run("--explain", "-n", "3")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"^3 ranks with common memory: direct, by lines up to \d+ bytes")
+        self.assertRegex(result.stdout, r"\nHVD_COSTS=latency_ns=[1-9]\d*,byte_fs=\d+,reduce_fs=")
+        for collective in ("allreduce", "broadcast", "scatter"):
+            self.assertRegex(result.stdout, rf"\n{collective} +8  [a-z_]+ +[\d.]+ us\n")
+
     def test_limit_of_all_collectives(self):
         for kind in COLLECTIVES:
             with self.subTest(kind=kind):

@@ -24,9 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace hvd::inline HVD_ABI {
-
-namespace detail {
+namespace hvd::inline HVD_ABI::detail {
 
 /// A message, from `send` to `recv`; also the event that it is next. (One that only wakes rank `to` carries nothing.)
 struct simulated_message {
@@ -375,5 +373,4 @@ constexpr std::array<kernel, sizeof...(I)> make_charging_kernels(std::index_sequ
 inline constexpr auto charging_kernels =
     make_charging_kernels(std::make_index_sequence<simulated_ranks::most_priced>());
 
-}  // namespace detail
-}  // namespace hvd::inline HVD_ABI
+}  // namespace hvd::inline HVD_ABI::detail
