@@ -59,8 +59,8 @@ struct failure_policy {
                                                 [](auto name, auto text) { return parse_seconds(name, text); });
   /// How often a waiting rank looks whether its peer lives and nobody has given up.
   std::chrono::microseconds look_every{1000};
-  /// Compare every collective's operation, count, type, op, root and algorithm between ranks before data moves. Costs one
-  /// exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.
+  /// Compare every collective's operation, count, type, op, root and algorithm between ranks before data moves. Costs
+  /// one exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.
   bool check = detail::from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
 };
 
