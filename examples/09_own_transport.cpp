@@ -6,15 +6,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <memory>
+#include <poll.h>
 #include <span>
 #include <string>
-#include <vector>
-
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <vector>
 
 using Socket = std::shared_ptr<const int>;  // closed with its last owner
 Socket own(int fd) {
@@ -116,7 +114,6 @@ int main(int argc, char** argv) try {
     hvd::allreduce(comm, gradient, hvd::max, hvd::tree{});  // or named
     if (rank == 0) std::printf("%g\n", gradient[0]);
   });
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "%s\n", e.what());
-  return 2;
+} catch (const hvd::error& e) {
+  return std::fprintf(stderr, "%s\n", e.what()), 2;
 }
