@@ -87,6 +87,11 @@ TEST_CASE("MPI: ring") { conformance_over_messages<on_mpi, std::int32_t, hvd::su
 TEST_CASE("MPI: tree") { conformance_over_messages<on_mpi, affine, compose>(hvd::tree{.chunk_bytes = 1000}); }
 TEST_CASE("MPI: recursive doubling") { conformance_over_messages<on_mpi, affine, compose>(hvd::recursive_doubling{}); }
 TEST_CASE("MPI: halving and doubling") { conformance_over_messages<on_mpi, affine, compose>(hvd::halving_doubling{}); }
+TEST_CASE("MPI: two trees") {
+  conformance_over_messages<on_mpi, affine, compose>(hvd::double_tree{.chunk_bytes = 1000});
+}
+TEST_CASE("MPI: Bruck's") { conformance_over_messages<on_mpi, affine, compose>(hvd::bruck{}); }
+TEST_CASE("MPI: adasum") { conformance_adasum<on_mpi>(); }
 TEST_CASE("MPI: the same bits over messages") { conformance_bits_over_messages<on_mpi>(); }
 
 TEST_CASE("MPI: its own collectives") { conformance_native<on_mpi>({2, 3, 4}, {64, 4096, 70000}); }
