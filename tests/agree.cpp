@@ -2,6 +2,7 @@
 // hang, never a byte outside a buffer.
 #include <hvd/hvd.hpp>
 
+#include "support/messages_only.hpp"
 #include "support/processes.hpp"
 #include "support/require.hpp"
 
@@ -9,10 +10,13 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <random>
 #include <span>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 namespace {
 
@@ -575,6 +579,61 @@ TEST_CASE("a forked child of a rank may ask but not act: invalid_argument, and t
       CHECK(ranks.status(r) == 0);
     }
   }
+}
+
+TEST_CASE("ranks without common memory compare their calls by messages") {
+  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& started) {
+          ::setenv("HVD_CHECK", "1", 1);  // before the first collective over messages, which reads it
+          hvd::test::MessagesOnly comm(started.split(0, started.rank()));
+          const int rank = comm.rank();
+          std::vector<float> x(12, static_cast<float>(rank)), y(12);
+          const auto refused = [&](hvd::error_kind kind, int culprit, const std::string& says, auto&& call) {
+            try {
+              call();
+            } catch (const hvd::error& e) {
+              return require(e.kind() == kind && e.rank() == culprit &&
+                                 std::string(e.what()).find(says) != std::string::npos,
+                             e.what());
+            }
+            require(false, "nothing was thrown; expected: " + says);
+          };
+          const auto mismatch = [&](int culprit, const std::string& says, auto&& call) {
+            const std::string where = " on rank " + std::to_string(rank) + " of 3: ranks 0 and " +
+                                      std::to_string(culprit) + " are in different calls: ";
+            refused(hvd::error::mismatch, culprit, where + says, call);
+          };
+          mismatch(2, "count 12 on rank 0, 11 on rank 2",
+                   [&] { hvd::allreduce(comm, std::span(x).first(rank == 2 ? 11 : 12)); });
+          mismatch(1, "reduction sum on rank 0, max on rank 1", [&] {
+            if (rank == 1) {
+              hvd::allreduce(comm, x, hvd::max);
+            } else {
+              hvd::allreduce(comm, x);
+            }
+          });
+          mismatch(1, "operation allreduce on rank 0, broadcast on rank 1", [&] {
+            if (rank == 1) {
+              hvd::broadcast(comm, x);
+            } else {
+              hvd::allreduce(comm, x);
+            }
+          });
+          mismatch(2, "root 0 on rank 0, 1 on rank 2", [&] { hvd::broadcast(comm, x, rank / 2); });
+          mismatch(1, "algorithm or its tunables differ",
+                   [&] { hvd::allreduce(comm, x, hvd::sum, hvd::ring{.chunk_bytes = rank == 1 ? 4096U : 8192U}); });
+          // One rank's arguments are wrong: it says how, and the others learn whose.
+          refused(hvd::error::invalid_argument, 1,
+                  rank == 1 ? "x is null" : "rank 1 called allreduce with invalid arguments", [&] {
+                    try {
+                      hvd::allreduce(comm, rank == 1 ? nullptr : x.data(), 12);
+                    } catch (const hvd::error& e) {
+                      if (rank != 1) throw;
+                      throw hvd::error(e.kind(), "x is null: " + std::string(e.what()), e.rank());
+                    }
+                  });
+          hvd::allreduce(comm, x, y, hvd::sum);
+          require(y[11] == 3, "the group is usable after all that");
+        }) == 0);
 }
 
 }  // namespace

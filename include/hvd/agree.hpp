@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -128,6 +130,26 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
   return {};
 }
 
+/// The error that all ranks get whose calls, in rank order, are not the same; nothing if they are.
+inline std::optional<error> disagreement(std::span<const descriptor> all, std::string_view operation,
+                                         std::string_view label) {
+  for (std::size_t q = 0; q != all.size(); ++q) {
+    if (!all[q].invalid) continue;
+    return error(error_kind::invalid_argument,
+                 joined({operation, " on ", label, ": rank ", q, " called ", name(all[q].kind),
+                         all[q].with_counts ? "_v" : "", " with invalid arguments (its own error says which)"}),
+                 static_cast<int>(q));
+  }
+  for (std::size_t q = 1; q < all.size(); ++q) {
+    const std::string what = difference(all[0], 0, all[q], static_cast<int>(q));
+    if (what.empty()) continue;
+    return error(error_kind::mismatch,
+                 joined({operation, " on ", label, ": ranks 0 and ", q, " are in different calls: ", what}),
+                 static_cast<int>(q));
+  }
+  return std::nullopt;
+}
+
 /// All ranks learn each other's calls. Returns them in rank order (valid until the next use of scratch memory).
 /// Passing it also proves that every rank has finished all earlier operations. If the calls differ, every rank
 /// throws the same error and the group stays usable. Cost: one line written, one read from every peer.
@@ -141,21 +163,9 @@ inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, 
   }
   m.heard_all();
   m.end();
-  for (int q = 0; q != m.size(); ++q) {
-    if (all[q].invalid) {
-      scope.leave();
-      fail(error_kind::invalid_argument,
-           {m.operation_name(), " on ", m.label(), ": rank ", q, " called ", name(all[q].kind),
-            all[q].with_counts ? "_v" : "", " with invalid arguments (its own error says which)"},
-           q);
-    }
-  }
-  for (int q = 1; q < m.size(); ++q) {
-    const std::string what = difference(all[0], 0, all[q], q);
-    if (what.empty()) continue;
+  if (const auto why = disagreement({all, static_cast<std::size_t>(m.size())}, m.operation_name(), m.label())) {
     scope.leave();
-    fail(error_kind::mismatch,
-         {m.operation_name(), " on ", m.label(), ": ranks 0 and ", q, " are in different calls: ", what}, q);
+    throw error(*why);
   }
   return {all, static_cast<std::size_t>(m.size())};
 }

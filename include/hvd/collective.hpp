@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -42,6 +43,24 @@ inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
   std::size_t all = 0;
   const bool wraps = __builtin_mul_overflow(each, static_cast<std::size_t>(ranks), &all);
   return wraps ? std::numeric_limits<std::size_t>::max() : all;
+}
+
+/// Whether calls are compared between ranks that have no common memory, which could say it for all: HVD_CHECK, the same
+/// on all ranks.
+inline bool checks_messages() {
+  static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
+  return on;
+}
+
+/// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
+template <class T>
+void agree_by_messages(T& comm, const descriptor& own) {
+  std::vector<descriptor> all(static_cast<std::size_t>(comm.size()));
+  const partition blocks(comm.size(), 1, sizeof own);
+  recursive_doubling{}(
+      comm, allgather_call{reinterpret_cast<const std::byte*>(&own), reinterpret_cast<std::byte*>(all.data()), blocks});
+  const std::string label = joined({"rank ", comm.rank(), " of ", comm.size()});
+  if (const auto why = disagreement(all, name(own.kind), label)) throw error(*why);
 }
 
 /// Collects what is wrong with the arguments of one call on one rank; the first finding counts.
@@ -121,6 +140,8 @@ class arguments {
       return;
     if constexpr (PeerMemory<T>) {
       if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
+    } else if constexpr (PointToPoint<T>) {
+      if (checks_messages() && comm.size() > 1) tell_by_messages(comm);
     }
     check_alone();
   }
@@ -136,14 +157,25 @@ class arguments {
   static constexpr std::size_t most(std::size_t element_bytes) noexcept {
     return std::size_t{PTRDIFF_MAX} / element_bytes;
   }
-  void tell(peer_memory& m) const {
-    peer_memory::scope scope(m, name(kind_));
+  [[nodiscard]] descriptor invalid_call() const noexcept {
     descriptor d;
     d.kind = kind_;
     d.invalid = true;
     d.with_counts = *suffix_ != '\0';
+    return d;
+  }
+  template <class T>
+  void tell_by_messages(T& comm) const {
     try {
-      agree(m, d, scope);
+      agree_by_messages(comm, invalid_call());
+    } catch (const error& e) {
+      if (e.kind() != error_kind::invalid_argument) throw;  // a peer that is lost, say
+    }
+  }
+  void tell(peer_memory& m) const {
+    peer_memory::scope scope(m, name(kind_));
+    try {
+      agree(m, invalid_call(), scope);
     } catch (const error& e) {
       if (m.failed()) throw;
     }
@@ -243,6 +275,12 @@ void run(T& comm, const Call& call, const A& how) {
       d.algorithm = algorithm_hash(how);
       agree(m, d, scope);
       scope.leave();
+    }
+  } else if constexpr (PointToPoint<T>) {
+    if (checks_messages()) [[unlikely]] {
+      descriptor d = describe(call);
+      d.algorithm = algorithm_hash(how);
+      agree_by_messages(comm, d);
     }
   }
   if constexpr (requires { comm.charged(call.op); }) {  // in a simulation, reductions take time

@@ -61,6 +61,7 @@ struct failure_policy {
   std::chrono::microseconds look_every{1000};
   /// Compare every collective's operation, count, type, op, root and algorithm between ranks before data moves. Costs
   /// one exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.
+  /// (Where ranks have no common memory, HVD_CHECK alone decides, and log p messages are exchanged.)
   bool check = detail::from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
 };
 

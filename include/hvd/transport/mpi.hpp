@@ -34,7 +34,7 @@ namespace hvd::inline HVD_ABI {
 ///   error. Where it does not, waits in hvd's loops end with a timeout that names the silent rank.
 /// * After a timeout MPI may still read or write the buffers of the call that failed: end the process, or keep them. A
 ///   process that exits after that, or with a status other than 0, does so without MPI_Finalize, which could hang.
-/// * Calls are not compared between ranks (HVD_CHECK), other than by the lengths of messages.
+/// * HVD_CHECK compares the calls of the front doors by messages; `native` and `start` themselves compare nothing.
 class MpiTransport {
  public:
   using options = mpi_options;
