@@ -177,6 +177,47 @@ TEST_CASE("what crosses between hosts") {
   }
 }
 
+TEST_CASE("on one host alltoall stays in shared memory, and short vectors go through one rank of each host") {
+  const auto sent = [](int per_host, const auto& f) {
+    std::uint64_t all = 0;
+    for (const std::uint64_t bytes : crossing(4, per_host, f)) all += bytes;
+    return all;
+  };
+  const auto exchange = [](auto& comm) {
+    std::vector<float> in(400), out(400);
+    hvd::alltoall(comm, in, out);
+  };
+  CHECK(sent(4, exchange) == 0);
+  CHECK(sent(2, exchange) == 4 * 3 * 400);  // each rank's blocks for the other three, by the transport between hosts
+  const auto reduced = [](auto& comm) {
+    float x = 1, sum = 0;
+    hvd::reduce(comm, &x, &sum, 1, hvd::sum, 1);
+    require(comm.rank() != 1 || sum == 4, "a wrong sum");
+  };
+  CHECK(sent(2, reduced) == sizeof(float));
+  CHECK(sent(4, reduced) == 0);
+}
+
+TEST_CASE("a host that cannot make its group is an error on all ranks") {
+  using transport = hvd::Hierarchical<hvd::ShmTransport, hvd::ShmTransport>;
+  CHECK(hvd::fork_run(3, [](hvd::ShmTransport& world) {
+          transport::options opts;
+          // Nobody shares, and rank 1 finds no memory for itself.
+          if (world.rank() == 1) opts.sharing.memory.directory = "/nowhere";
+          if (world.rank() == 2) opts.sharing.memory.directory = "/tmp";
+          try {
+            transport::over(world.split(0, world.rank()), opts);
+          } catch (const hvd::error& e) {
+            const bool mine = world.rank() == 1;
+            require((e.kind() == hvd::error::aborted) != mine, e.what());
+            require(mine || (e.rank() == 1 && std::string(e.what()).find("rank 1 could not join") != std::string::npos),
+                    e.what());
+            return;
+          }
+          require(false, "nothing was thrown");
+        }) == 0);
+}
+
 TEST_CASE("which ranks share memory is found out") {
   using transport = hvd::Hierarchical<hvd::ShmTransport, hvd::ShmTransport>;
   CHECK(hvd::fork_run(4, [](hvd::ShmTransport& world) {
@@ -220,7 +261,7 @@ TEST_CASE("a local group with ranks of another world is refused") {
       require(false, "nothing was thrown");
     } catch (const hvd::error& e) {
       require(e.kind() == hvd::error::invalid_argument, e.what());
-      require(std::string(e.what()).find("its local group has 3 ranks") != std::string::npos, e.what());
+      require(std::string(e.what()).find("has 3 ranks, but") != std::string::npos, e.what());
     }
   });
 }

@@ -56,7 +56,7 @@ LEVELS = [
             ),
         ],
     ],
-    [["measure.hpp"], ["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
+    [["measure.hpp"], ["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_lanes.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
     [
         [
             f"{name}.hpp"
@@ -86,6 +86,7 @@ PARTS = {
     "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
+    "hierarchical_lanes.hpp": ("hierarchical_calls.hpp",),
     "hierarchical_calls.hpp": ("hierarchical.hpp",),
     "transport/mpi_library.hpp": ("transport/mpi_group.hpp",),
     "transport/mpi_group.hpp": ("transport/mpi_native.hpp", "transport/mpi.hpp"),

@@ -76,16 +76,16 @@ def time_text(us):
 
 def markdown(run):
     result, about = run["result"], run["machine"]
+    hosts = "1 host" if result["hosts"] == 1 else f"{result['hosts']} hosts"
     crowded = result["ranks"] > about["cores"]
     lines = [
-        f"# Allreduce between {result['hosts']} hosts",
+        f"# Allreduce between {hosts}" if result["hosts"] > 1 else "# Allreduce over MPI on one host",
         "",
         f"{run['date']}, " + ", ".join(f"{name} {value}" for name, value in about.items()) + f", commit "
         f"`{run['commit']}`, command `{run['command']}`.",
         "",
-        f"{result['ranks']} ranks on {result['hosts']} hosts, which are network namespaces of one machine: their network is "
-        "its memory. Floats, out of place, median of "
-        f"{result['rounds']} rounds of the slowest rank; contenders take turns between the same barriers, and every result is "
+        f"{result['ranks']} ranks on {hosts}, network namespaces of one machine whose network is its memory. Floats, out of "
+        f"place, median of {result['rounds']} rounds of the slowest rank; contenders take turns between the same barriers, and every result is "
         f"checked. {result['library']}; hvd {result['hvd']}.",
         "",
     ]
@@ -103,6 +103,7 @@ def markdown(run):
             "",
         ]
     lines += [f"* {name}: {what}" for name, what in CONTENDERS.items()]
+    lines += ["", "The last two columns are ratios of times."]
     lines += ["", f"Costs that the model measured: `{result['costs']}`.", ""]
     names = list(CONTENDERS)
     lines += [f"| bytes | {' | '.join(names)} | mpi / hierarchical | native / mpi |", "|" + "--:|" * (len(names) + 3)]

@@ -46,10 +46,15 @@ inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
 }
 
 /// Whether calls are compared between ranks that have no common memory, which could say it for all: HVD_CHECK, the same
-/// on all ranks.
-inline bool checks_messages() {
+/// on all ranks. Not in a simulation whose messages carry no bytes.
+template <class T>
+bool checks_messages(T& comm) {
   static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
-  return on;
+  if constexpr (requires { bool{comm.payload()}; }) {
+    return on && comm.payload();
+  } else {
+    return on;
+  }
 }
 
 /// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
@@ -141,7 +146,7 @@ class arguments {
     if constexpr (PeerMemory<T>) {
       if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
     } else if constexpr (PointToPoint<T>) {
-      if (checks_messages() && comm.size() > 1) tell_by_messages(comm);
+      if (checks_messages(comm) && comm.size() > 1) tell_by_messages(comm);
     }
     check_alone();
   }
@@ -221,9 +226,9 @@ constexpr bool keeps_rank_order() {
 
 /// Of the algorithm and its tunables, so that ranks can compare them; 0 for the default on common memory. Without a
 /// `name` the type is all that is known.
-template <class A>
+template <class T, class A>
 std::uint16_t algorithm_hash(const A& how) {
-  if constexpr (is_automatic<A>) {
+  if constexpr (is_automatic<A> && PeerMemory<T>) {
     return 0;  // `direct`
   } else {
     if constexpr (std::is_same_v<A, direct>) {
@@ -272,14 +277,14 @@ void run(T& comm, const Call& call, const A& how) {
     if (m.checks()) [[unlikely]] {
       peer_memory::scope scope(m, name(Call::kind));
       descriptor d = describe(call);
-      d.algorithm = algorithm_hash(how);
+      d.algorithm = algorithm_hash<T>(how);
       agree(m, d, scope);
       scope.leave();
     }
   } else if constexpr (PointToPoint<T>) {
-    if (checks_messages()) [[unlikely]] {
+    if (checks_messages(comm)) [[unlikely]] {
       descriptor d = describe(call);
-      d.algorithm = algorithm_hash(how);
+      d.algorithm = algorithm_hash<T>(how);
       agree_by_messages(comm, d);
     }
   }

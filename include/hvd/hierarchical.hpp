@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,6 +47,9 @@ namespace hvd::inline HVD_ABI {
 /// do not commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross`
 /// alone otherwise. 16-bit floats are rounded once on each level.
 ///
+/// An error of one level is that level's: its text says "rank 1 of 2" of a local group or of a lane, and rank() counts
+/// there. Bits are the same on all ranks, and in every run with the same ranks on the same hosts and the same sizes.
+///
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
 /// exploiting multi-lane communication", 2020.)
@@ -61,15 +65,28 @@ class Hierarchical {
   /// cannot share memory, because they are in separate containers for instance, each become a host of their own; that
   /// is said on standard error if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and that of joining
   /// a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different HVD_JOB;
-  /// those of `Local`'s constructor; those of messages.
+  /// those of `Local`'s constructor, on the ranks of that host, and aborted on all others; those of messages.
   static Hierarchical over(Cross world, const options& opts = {})
     requires Bootstrap<Cross> && std::constructible_from<Local, Cross&, const sharing_options&>
   {
     introduce(world);
     Cross near = world.split(neighbourhood(world), world.rank());
     if (!share_memory(near, opts.sharing.memory.directory)) near = near.split(near.rank(), 0);
-    Local local(near, opts.sharing);
-    return Hierarchical(std::move(world), std::move(local), opts.sizes);
+    std::optional<Local> local;
+    std::exception_ptr problem;
+    try {
+      local.emplace(near, opts.sharing);
+    } catch (const error&) {
+      problem = std::current_exception();
+    }
+    const auto joined = all_of(world, static_cast<std::uint8_t>(local ? 1 : 0));
+    if (problem) std::rethrow_exception(problem);
+    if (const auto other = std::find(joined.begin(), joined.end(), 0); other != joined.end()) {
+      const auto who = static_cast<int>(other - joined.begin());
+      detail::fail(error_kind::aborted,
+                   {"Hierarchical: rank ", who, " could not join the ranks of its host (its own error says why)"}, who);
+    }
+    return Hierarchical(std::move(world), *std::move(local), opts.sizes);
   }
 
   /// Of parts: all ranks, and those of this rank's host; collective. Errors: invalid_argument if the local groups are
@@ -124,20 +141,23 @@ class Hierarchical {
     Cross world;
     Local local;
     hierarchy_sizes sizes;
+    std::vector<detail::host_place> all_places;
     detail::host_map map;
     std::optional<Cross> lane;
 
     state(Cross w, Local l, const hierarchy_sizes& s)
-        : world(std::move(w)), local(std::move(l)), sizes(s), map(places(world, local)) {
+        : world(std::move(w)), local(std::move(l)), sizes(s), all_places(places(world, local)), map(all_places) {
+      for (std::size_t r = 0; r != all_places.size(); ++r) {
+        const int ranks = map.ranks[static_cast<std::size_t>(map.host_of[r])];
+        if (ranks == all_places[r].local_size) continue;
+        detail::fail(error_kind::invalid_argument,
+                     {"Hierarchical on rank ", world.rank(), " of ", world.size(), ": the local group of rank ", r,
+                      " has ", all_places[r].local_size, " ranks, but ", ranks,
+                      " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks"},
+                     static_cast<int>(r));
+      }
       const auto me = static_cast<std::size_t>(world.rank());
       const int host = map.host_of[me], place = map.local_of[me];
-      if (map.ranks[static_cast<std::size_t>(host)] != local.size()) {
-        detail::fail(error_kind::invalid_argument,
-                     {"Hierarchical on rank ", world.rank(), " of ", world.size(), ": its local group has ",
-                      local.size(), " ranks, but ", map.ranks[static_cast<std::size_t>(host)],
-                      " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks"},
-                     world.rank());
-      }
       Cross group = world.split(std::min(place, map.lanes), host);
       if (place < map.lanes) lane.emplace(std::move(group));
     }
@@ -161,7 +181,7 @@ class Hierarchical {
   }
 
   static std::vector<detail::host_place> places(Cross& world, Local& local) {
-    detail::host_place mine{world.rank(), local.rank()};
+    detail::host_place mine{world.rank(), local.rank(), local.size()};
     auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
     detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
     return all_of(world, mine);
@@ -191,7 +211,7 @@ class Hierarchical {
     }
   }
 
-  /// The lowest rank that may be on this rank's host: the same running kernel, directory for shared memory, and user.
+  /// The lowest rank that may be on this rank's host: the same running kernel, and the same user.
   static int neighbourhood(Cross& world) {
     struct identity {
       std::array<char, 40> kernel{};
@@ -216,16 +236,21 @@ class Hierarchical {
     auto* const bytes = reinterpret_cast<std::byte*>(&number);
     detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
     const std::string path = directory + "/hvd-seen-" + detail::hex(number);
-    bool made = false;
+    struct file {
+      const std::string& path;
+      bool made = false;
+      ~file() {
+        if (made) ::unlink(path.c_str());
+      }
+    } shown{path};
     if (near.rank() == 0) {
       const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-      made = fd >= 0;
-      if (made) ::close(fd);
+      shown.made = fd >= 0;
+      if (shown.made) ::close(fd);
     }
     near.barrier();
     const std::uint8_t seen = ::access(path.c_str(), F_OK) == 0 ? 1 : 0;
     const auto all = all_of(near, seen);
-    if (made) ::unlink(path.c_str());
     if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
     if (near.rank() == 0) {

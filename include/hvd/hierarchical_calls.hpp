@@ -7,93 +7,19 @@
 #include <hvd/collective.hpp>
 #include <hvd/detail/blocks.hpp>
 #include <hvd/detail/host_map.hpp>
+#include <hvd/hierarchical_lanes.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
 namespace hvd::inline HVD_ABI {
 
-/// Where `Hierarchical` changes what it does; equal on all ranks.
-struct hierarchy_sizes {
-  /// Up to here one rank of each host talks to other hosts, for all: fewer messages, and no slices to put together.
-  std::size_t leader_bytes = std::size_t{16} << 10;
-  /// What a lane carries at a time, while the host works on the chunks before and after.
-  std::size_t chunk_bytes = std::size_t{1} << 20;
-
-  friend constexpr bool operator==(const hierarchy_sizes&, const hierarchy_sizes&) = default;
-};
-
 namespace detail {
-
-/// A collective in a lane that goes on while the caller does something else, where the transport can start its own and
-/// that is what the lane would run; else it has already run.
-template <class Cross, class Call>
-class in_flight {
- public:
-  in_flight(Cross& lane, const Call& call, bool overlap) {
-    if constexpr (startable) {
-      if (automatic<>{}.choose(lane, call) == choice::native) {
-        if constexpr (Call::kind == operation::allreduce) {
-          // Libraries give the hosts above a power of two to others, which then send up to 2 S; a ring is even.
-          const bool even = std::has_single_bit(static_cast<unsigned>(lane.size()));
-          if (!even && call.op.commutative) {
-            run(lane, call, ring{});
-            return;
-          }
-        }
-        if (overlap) request_.emplace(lane.start(call));
-        if (request_ && *request_) return;
-        request_.reset();  // not this type or operation
-      }
-    }
-    run(lane, call, automatic<>{});
-  }
-  void wait() {
-    if constexpr (startable) {
-      if (request_) request_->wait();
-    }
-  }
-
- private:
-  static constexpr bool startable = requires(Cross& lane, const Call& call) { lane.start(call).wait(); };
-  template <class C, bool>
-  struct request_of {
-    using type = bool;
-  };
-  template <class C>
-  struct request_of<C, true> {
-    using type = decltype(std::declval<C&>().start(std::declval<const Call&>()));
-  };
-  std::optional<typename request_of<Cross, startable>::type> request_;
-};
-
-/// Blocks of `count` elements for the local ranks of one host: equal slices for those that have a lane, none for
-/// others.
-class slices {
- public:
-  slices(const host_map& map, int locals, std::size_t count, std::size_t element_bytes)
-      : counts_(static_cast<std::size_t>(locals)), blocks_(cut(map.lanes, count, counts_), element_bytes) {}
-  slices(const slices&) = delete;
-  slices& operator=(const slices&) = delete;
-
-  [[nodiscard]] const partition& blocks() const noexcept { return blocks_; }
-  [[nodiscard]] std::size_t count(int local_rank) const noexcept { return blocks_.count(local_rank); }
-  [[nodiscard]] std::size_t offset(int local_rank) const noexcept { return blocks_.offset(local_rank); }
-
- private:
-  static std::vector<std::size_t>& cut(int lanes, std::size_t count, std::vector<std::size_t>& counts) {
-    const even_blocks even(lanes, count, 1);
-    for (int l = 0; l != lanes; ++l) counts[static_cast<std::size_t>(l)] = even.count(l);
-    return counts;
-  }
-  std::vector<std::size_t> counts_;
-  partition blocks_;
-};
 
 /// What one rank needs of its two levels, and the collectives on them. `lane` is null where no lane has this rank.
 template <class Local, class Cross>
@@ -129,19 +55,28 @@ class two_levels {
     const auto [before, after] = stages(c.op);
     const std::size_t unit = c.op.element_bytes;
     const int root_host = host_of(c.root), root = local_of(c.root);
+    if (c.count * unit <= sizes_.leader_bytes && root < map_.lanes) {
+      const bool leads = local_.rank() == root, at_root = world_.rank() == c.root;
+      const temporary sum(leads && !at_root ? c.count * unit : 0);
+      std::byte* const mine = at_root ? c.out : sum.data();
+      here(reduce_call{c.in, mine, c.count, before, root});
+      if (leads) there(reduce_call{mine, mine, c.count, after, root_host});
+      return;
+    }
     const std::size_t room = even_blocks(map_.lanes, chunk(c.count, unit), unit).max_bytes();
     const temporary sums(has_lane() ? 2 * room : 0);
+    const auto part = [&](int turn) { return has_lane() && turn != 0 ? sums.data() + room : sums.data(); };
     in_chunks<reduce_call>(
         c.count, unit,
         [&](std::size_t at, const slices& s, int turn) {
-          std::byte* const mine = sums.data() + (turn == 0 ? 0 : room);
+          std::byte* const mine = part(turn);
           here(reduce_scatter_call{c.in + at * unit, mine, s.blocks(), before});
           return reduce_call{mine, mine, s.count(local_.rank()), after, root_host};
         },
         [&](std::size_t at, const slices& s, int turn) {
           if (host_ != root_host) return;
           std::byte* const out = world_.rank() == c.root ? c.out + at * unit : nullptr;
-          here(gather_call{sums.data() + (turn == 0 ? 0 : room), out, s.blocks(), root});
+          here(gather_call{part(turn), out, s.blocks(), root});
         });
   }
 
@@ -258,7 +193,7 @@ class two_levels {
   }
 
   /// Every pair of ranks has its own block: what crosses cannot be less.
-  void operator()(const alltoall_call& c) const { run(world_, c, automatic<>{}); }
+  void operator()(const alltoall_call& c) const { flat(c, false); }
 
   void barrier() const {
     local_.barrier();
@@ -338,7 +273,8 @@ class two_levels {
 
   /// Elements of all lanes' slices together that are on their way at a time.
   [[nodiscard]] std::size_t chunk(std::size_t count, std::size_t unit) const noexcept {
-    return chunk_elements(sizes_.chunk_bytes * static_cast<std::size_t>(map_.lanes), unit, count);
+    const auto lanes = static_cast<std::size_t>(map_.lanes);
+    return chunk_elements(std::min(sizes_.chunk_bytes, SIZE_MAX / lanes) * lanes, unit, count);
   }
   /// All local ranks get the slices of all.
   void join(std::byte* out, const slices& s) const {

@@ -115,8 +115,8 @@ struct link_costs {
 };
 
 /// Predicts times by the closed formulas of each algorithm (alpha + beta n: R. Hockney, 1994; Thakur, Rabenseifner and
-/// Gropp, 2005), and chooses the least. Ties go to the first of `all_choices`. The transport's own collective, where it
-/// was not measured, is taken at its word.
+/// Gropp, 2005), and chooses the least. Ties go to what default_tuning chooses, then to the first of `all_choices`. The
+/// transport's own collective, where it was not measured, is taken at its word.
 struct cost_model {
   link_costs costs{};
 

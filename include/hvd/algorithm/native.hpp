@@ -29,7 +29,7 @@ struct native {
     }
     throw error(error_kind::unsupported,
                 what + " on rank " + std::to_string(t.rank()) + " of " + std::to_string(t.size()) +
-                    ": the transport has no such collective of its own; use automatic, ring, tree, "
+                    ": the transport has no such collective of its own; use automatic, ring, tree, double_tree, "
                     "recursive_doubling or halving_doubling");
   }
 };

@@ -10,10 +10,11 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Where one rank of a group is: the lowest rank of its host, and its number there.
+/// Where one rank of a group is: the lowest rank of its host, its number there, and of how many.
 struct host_place {
   int leader = 0;
   int local_rank = 0;
+  int local_size = 0;
 };
 
 /// The ranks of a group, host by host. Hosts are numbered in the order of their lowest ranks.

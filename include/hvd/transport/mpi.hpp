@@ -50,6 +50,12 @@ class MpiTransport {
   /// outnumber CPUs.
   explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = {}) : group_(join(over, opts)) {}
 
+  MpiTransport(MpiTransport&&) noexcept = default;
+  MpiTransport& operator=(MpiTransport&&) noexcept = default;
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+  ~MpiTransport() = default;
+
   /// This process in the group, from 0; and how many there are.
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
@@ -105,7 +111,7 @@ class MpiTransport {
   /// no reduction that does what hvd's does: 16-bit floats, user types and operations, minimum and maximum of floats
   /// (of which MPI does not say what a NaN does), and integers where this library is known to be wrong by a test at
   /// start. Waits inside MPI, see above. Same bits on all ranks and in all runs as far as the MPI keeps the standard's
-  /// advice. Errors: MPI's own, no_memory, and those of the deadline where ranks outnumber CPUs.
+  /// advice. Errors: MPI's own, no_memory, and those of the deadline where ranks outnumber CPUs (not with Open MPI).
   ///
   /// Counts and lengths beyond 2^31 go in pieces, or as one element of a type of many bytes; blocks of different sizes
   /// that are longer together than that by messages.

@@ -243,8 +243,14 @@ class mpi_work {
   /// Until it has ended. Errors: timeout.
   void wait() {
     if (done()) return;
+    group_.usable();
     group_.await(
-        name(kind_), [&] { return done(); }, [] { return -1; }, [] { /* MPI has no way to take a collective back */ });
+        name(kind_), [&] { return done(); }, [] { return -1; },
+        [&] {
+          // MPI has no way to take a collective back, and may still use this memory: it stays till the process ends.
+          new mpi_kept(std::move(*kept_));
+          kept_.reset();
+        });
   }
 
  private:
