@@ -295,6 +295,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
 
   if (o.list) return o;
   if (o.explain) {
+    for (const whole_flag& f : whole) f.read();
     o.ranks = ranks != 0 ? static_cast<int>(ranks) : 2;
     return o;
   }
