@@ -142,7 +142,7 @@ class Scaling(unittest.TestCase):
         self.assertIn("% from the formula; allowed: 5%", err)
         self.assertIn("## What is wrong", out)
         self.assertIn("no such thing", self.run_driver(*words, code=1, pretend="errs")[1])
-        words = ("--ranks", "2,4", "--sizes", "4K", "--program", self.stand_in, "--output", self.folder)
+        words = ("--ranks", "2,4", "--sizes", "4K", "--no-plots", "--program", self.stand_in, "--output", self.folder)
         _, err = self.run_driver(*words, code=1, pretend="dies")
         self.assertIn("hvd-scaling ended after 1 of 2 simulations: it died", err)
         self.assertFalse(list(self.folder.glob("*-scaling*.md")))
@@ -201,7 +201,7 @@ class Scaling(unittest.TestCase):
             with self.subTest(signal=number):
                 started = self.folder / "hvd-scaling.started"
                 started.unlink(missing_ok=True)
-                words = ("--quick", "--program", self.stand_in, "--output", self.folder)
+                words = ("--quick", "--no-plots", "--program", self.stand_in, "--output", self.folder)
                 driver = self.start(*words, pretend="hangs")
                 end = time.monotonic() + 60
                 while not started.exists() and time.monotonic() < end:
