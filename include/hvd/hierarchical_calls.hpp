@@ -17,9 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace hvd::inline HVD_ABI {
-
-namespace detail {
+namespace hvd::inline HVD_ABI::detail {
 
 /// What one rank needs of its two levels, and the collectives on them. `lane` is null where no lane has this rank.
 template <class Local, class Cross>
@@ -313,6 +311,4 @@ class two_levels {
   int host_;
 };
 
-}  // namespace detail
-
-}  // namespace hvd::inline HVD_ABI
+}  // namespace hvd::inline HVD_ABI::detail
