@@ -4,6 +4,7 @@
 #include <hvd/agree.hpp>
 #include <hvd/algorithm/automatic.hpp>
 #include <hvd/buffer.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/transport.hpp>
 
 #include <concepts>
@@ -234,16 +235,13 @@ std::uint16_t algorithm_hash(const A& how) {
     if constexpr (std::is_same_v<A, direct>) {
       if (how == direct{}) return 0;
     }
-    std::uint64_t h = 1;
-    const auto add = [&h](std::string_view text) {
-      for (const char c : text) h = mix(h, static_cast<unsigned char>(c));
-    };
+    std::uint64_t h = 0;
     if constexpr (requires {
                     { name(how) } -> std::convertible_to<std::string_view>;
                   }) {
-      add(name(how));
+      h = text_hash(name(how));
     } else {
-      add(__PRETTY_FUNCTION__);
+      h = text_hash(__PRETTY_FUNCTION__);
     }
     return static_cast<std::uint16_t>(h >> 48);
   }

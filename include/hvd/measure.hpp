@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/algorithm/recursive_doubling.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/selection.hpp>
 
 #include <array>
@@ -174,11 +175,7 @@ void make_ready(T& t) {
   } catch (const error&) {
     unreadable = std::current_exception();
   }
-  std::uint64_t hash = 1469598103934665603U;  // FNV-1a
-  for (const std::string_view text : {costs, tuning}) {
-    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-    hash = (hash ^ 0x100) * 1099511628211U;
-  }
+  const std::uint64_t hash = detail::text_hash(detail::joined({costs, ";", tuning}));
   detail::numbers values{hash, ~hash, unreadable ? 1U : 0U};
   detail::agree_on_largest(t, values);
   if (unreadable) std::rethrow_exception(unreadable);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <hvd/detail/fork_guard.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 
 #include <cerrno>
@@ -35,12 +36,6 @@ inline std::uint64_t random_word() {
     fail(error_kind::system, {"no random numbers: ", std::strerror(errno)});
   }
   return r;
-}
-
-inline std::uint64_t text_hash(std::string_view text) noexcept {
-  std::uint64_t h = 14695981039346656037ULL;  // FNV-1a
-  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return h;
 }
 
 inline std::string hex(std::uint64_t value) {
