@@ -424,6 +424,32 @@ TEST_CASE("survivors that wait for somebody else than the victim learn of it too
   }
 }
 
+TEST_CASE("survivors that wait for nobody but ask now and then learn of it") {
+  for (int round = 0; round != 5; ++round) {
+    const private_directory d;
+    const auto opts = options_in(d);
+    const std::string job = new_job();
+    children ranks(4);
+    ranks.start_all([&](int r, report& mine) {
+      hvd::ShmTransport comm(job, r, 4, opts);
+      hvd::barrier(comm);
+      mine.progress = 2;
+      for (const double until = now() + 20.0; r == 2 || now() < until;) {
+        if (r != 2) comm.check();
+        pause_for(0.002);
+      }
+    });
+    REQUIRE(ranks.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress + ranks[3].progress < 6; }));
+    pause_for(0.002 * round);
+    const double since = now();
+    ranks.kill(2);
+    check_survivors(ranks, 2, since);
+    CAPTURE(ranks[0].text());
+    CHECK(ranks[0].text().find("hvd: check on rank 0 of 4 (job " + job + "): rank 2 has exited or was killed") !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("a rank killed while others make a group of their own is lost to them at once") {
   for (int round = 0; round != 10; ++round) {
     const private_directory d;

@@ -2,8 +2,14 @@
 
 #include <transport/conformance_algorithms.hpp>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -100,6 +106,7 @@ void conformance() {
   conformance_random_order<Run>();
   conformance_split<Run>();
   conformance_messages<Run>();
+  conformance_probing<Run>();
   conformance_barrier<Run>();
 }
 
@@ -236,6 +243,89 @@ TEST_CASE("which ranks share memory is found out") {
             require(x.front() == 6 && x.back() == 6, "a sum over levels");
           }
         }) == 0);
+}
+
+TEST_CASE("other threads see for which rank of the whole group a rank waits, on whatever level") {
+  using transport = hvd::Hierarchical<hvd::ThreadTransport, hvd::ThreadTransport>;
+  std::array<std::unique_ptr<transport>, 4> kept;
+  std::array<std::atomic<transport*>, 4> ranks{};
+  std::atomic<int> step{0};
+  // Waits till rank r waits for `peer`.
+  const auto seen = [&](std::size_t r, int peer) {
+    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+         ranks[r] == nullptr || ranks[r].load()->waiting_for() != peer;) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  };
+  auto all = std::async(std::launch::async, [&] {
+    hvd::thread_run(
+        4,
+        [&](hvd::ThreadTransport& world) {
+          const int r = world.rank();
+          hvd::ThreadTransport local = world.split(r % 2, r);
+          const auto i = static_cast<std::size_t>(r);
+          const hvd::hierarchy_sizes sizes{.leader_bytes = 100, .chunk_bytes = 3000};
+          kept[i] = std::make_unique<transport>(world.split(0, r), std::move(local), sizes);
+          transport& comm = *kept[i];
+          ranks[i] = &comm;
+          const auto reached = [&](int n) {
+            while (step < n) std::this_thread::yield();
+          };
+          std::byte b{};
+          if (r == 3) {  // in the whole group
+            comm.recv(&b, 1, 2);
+          } else if (r == 2) {  // in that of the host
+            comm.local().recv(&b, 1, 0);
+          }
+          reached(1);
+          if (r == 2) comm.send(&b, 1, 3);
+          if (r == 0) comm.local().send(&b, 1, 1);
+          // The ranks of host 1 are ranks 1 and 3; host 0 does not come.
+          std::vector<float> x(1000, 1.0F);
+          if (r % 2 == 0) reached(2);
+          hvd::allreduce(comm, x);
+          require(x[0] == 4 && x[999] == 4, "a wrong sum");
+        },
+        patient());
+  });
+  CHECK(seen(3, 2));
+  CHECK(seen(2, 0));
+  step = 1;
+  CHECK(seen(1, 0));
+  CHECK(seen(3, 2));
+  step = 2;
+  all.get();
+  CHECK(seen(3, -1));
+}
+
+TEST_CASE("a lost rank is found without a wait on each level") {
+  using transport = hvd::Hierarchical<hvd::ThreadTransport, hvd::ThreadTransport>;
+  for (const int lost : {1, 2}) {  // of the same host as rank 0, and of its lane
+    CAPTURE(lost);
+    std::string said;
+    std::atomic<int> ready{0};
+    hvd::thread_run(4, [&](hvd::ThreadTransport& world) {
+      const int r = world.rank();
+      hvd::ThreadTransport local = world.split(r / 2, r);
+      transport comm(world.split(0, r), std::move(local));
+      comm.check();
+      ++ready;
+      while (ready != 4) std::this_thread::yield();
+      if (r == lost) return;
+      try {
+        for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+             std::chrono::steady_clock::now() < until;) {
+          comm.check();
+        }
+      } catch (const hvd::error& e) {
+        require(e.kind() == hvd::error_kind::peer_lost, e.what());
+        if (r == 0) said = e.what();
+      }
+    });
+    CHECK(said.starts_with("hvd: check on rank 0 of "));
+  }
 }
 
 TEST_CASE("ranks of different jobs are refused, on all ranks") {

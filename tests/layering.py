@@ -22,13 +22,13 @@ LEVELS = [
     [["dtype.hpp", "config.hpp", "topology.hpp", "shared_array.hpp"], ["buffer.hpp", "policy.hpp"]],
     [
         ["op.hpp", "pin.hpp", "eigen.hpp"],
-        ["peer_memory.hpp"],
+        ["dynamic_op.hpp", "peer_memory.hpp"],
         ["transport.hpp"],
         ["messages.hpp", "selection.hpp"],
         ["agree.hpp"],
     ],
     [
-        ["transport/shm_start.hpp", "transport/simulated_network.hpp", "transport/mpi_library.hpp", "algorithm/direct_output.hpp"],
+        ["transport/shm_start.hpp", "transport/simulated_events.hpp", "transport/simulated_network.hpp", "transport/mpi_library.hpp", "algorithm/direct_output.hpp"],
         [
             "transport/shm_group.hpp",
             "transport/simulated_ranks.hpp",
@@ -74,8 +74,20 @@ LEVELS = [
             )
         ]
     ],
-    [["fusion.hpp", "timeline.hpp"]],
-    [["engine/*"], ["engine.hpp", "launch.hpp"]],
+    [
+        ["fusion_pack.hpp", "timeline_file.hpp", "timeline_text.hpp"],
+        ["fusion_rounds.hpp", "fusion_shared.hpp"],
+        ["fusion.hpp", "timeline.hpp"],
+    ],
+    [
+        [f"engine/{name}.hpp" for name in ("agreement", "clock", "options", "request", "tuner", "turns")],
+        ["engine/autotune.hpp", "engine/signature.hpp", "engine/watch.hpp"],
+        ["engine/ledger.hpp", "engine/validate.hpp"],
+        ["engine/negotiation.hpp", "engine/plan.hpp"],
+        ["engine/execute.hpp", "engine/observer.hpp"],
+        ["engine/lane.hpp"],
+        ["engine.hpp", "launch.hpp"],
+    ],
     [["hvd.hpp"]],
 ]
 PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, names in enumerate(steps) for name in names}
@@ -86,11 +98,17 @@ PARTS = {
     "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
+    "fusion_pack.hpp": ("fusion_rounds.hpp", "fusion_shared.hpp"),
+    "fusion_rounds.hpp": ("fusion.hpp",),
+    "fusion_shared.hpp": ("fusion.hpp",),
+    "timeline_file.hpp": ("timeline.hpp",),
+    "timeline_text.hpp": ("timeline.hpp",),
     "hierarchical_lanes.hpp": ("hierarchical_calls.hpp",),
     "hierarchical_calls.hpp": ("hierarchical.hpp",),
     "transport/mpi_library.hpp": ("transport/mpi_group.hpp",),
     "transport/mpi_group.hpp": ("transport/mpi_native.hpp", "transport/mpi.hpp"),
     "transport/mpi_native.hpp": ("transport/mpi.hpp",),
+    "transport/simulated_events.hpp": ("transport/simulated_ranks.hpp",),
     "transport/simulated_network.hpp": ("transport/simulated_ranks.hpp",),
     "transport/simulated_ranks.hpp": ("transport/simulated.hpp",),
     "transport/shm_start.hpp": ("transport/shm_group.hpp",),
@@ -161,8 +179,6 @@ def is_system(name):
 
 def place(header):
     """(level, step) of a public header, or None."""
-    if header.startswith("engine/"):
-        return PLACE["engine/*"]
     return PLACE.get(header)
 
 

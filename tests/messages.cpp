@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -144,6 +145,40 @@ TEST_CASE("ranks that do not exist are refused, and nothing is sent") {
         comm.exchange(b.data(), 4, 1 - comm.rank(), b.data(), 4, 1 - comm.rank());
       },
       options());
+}
+
+TEST_CASE("once the group has failed, who looks for a message learns why, but not before the last that is there") {
+  hvd::thread_run(
+      2,
+      [](ThreadTransport& comm) {
+        std::array<std::byte, 4> b{};
+        const auto caught = [&](auto&& call) -> std::string {
+          try {
+            call();
+          } catch (const hvd::error& e) {
+            require(e.kind() == error_kind::timeout && e.rank() == 1, e.what());
+            return e.what();
+          }
+          return "";
+        };
+        std::string text;
+        if (comm.rank() == 0) {
+          comm.send(b.data(), 4, 1);
+          require(!caught([&] { comm.recv(b.data(), 4, 1); }).empty(), "no timeout");
+          text = caught([&] { static_cast<void>(comm.arrived(1)); });
+          require(text.starts_with("hvd: arrived on rank 0 of 2 (threads): the group failed before"), text);
+          text = caught([&] { comm.check(); });
+          require(text.starts_with("hvd: check on rank 0 of 2 (threads): the group failed before"), text);
+        } else {
+          while (!comm.arrived(0)) std::this_thread::yield();
+          comm.recv(b.data(), 4, 0);
+          while (text.empty()) text = caught([&] { require(!comm.arrived(0), "a message that nobody has sent"); });
+          require(text == "hvd: arrived on rank 1 of 2 (threads): rank 0 waited 0.1 s for this rank to send (raise "
+                          "HVD_TIMEOUT or failure_policy::timeout if it is only slow)",
+                  text);
+        }
+      },
+      options(0.1));
 }
 
 TEST_CASE("nobody takes, nobody sends: timeouts that say which") {

@@ -115,6 +115,32 @@ class Hierarchical {
     state_->world.exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
+  /// See Probing. `check` asks all levels.
+  [[nodiscard]] bool arrived(int peer)
+    requires Probing<Cross>
+  {
+    return state_->world.arrived(peer);
+  }
+  void check()
+    requires Probing<Cross>
+  {
+    if constexpr (Probing<Local>) state_->local.check();
+    if (state_->lane) state_->lane->check();
+    state_->world.check();
+  }
+  /// The rank of the whole group for which this one's thread waits just now, on whatever level, or -1. Any thread may
+  /// ask, as long as the transport is neither moved nor destroyed.
+  [[nodiscard]] int waiting_for() const noexcept
+    requires requires(const Local& l, const Cross& c) { l.waiting_for(), c.waiting_for(); }
+  {
+    const state& s = *state_;
+    if (const int r = s.world.waiting_for(); r >= 0) return r;
+    const auto me = static_cast<std::size_t>(s.world.rank());
+    if (const int r = s.local.waiting_for(); r >= 0) return world_rank(s.map.host_of[me], r);
+    const int host = s.lane ? s.lane->waiting_for() : -1;  // a lane has one rank of each host
+    return host < 0 ? -1 : world_rank(host, s.map.local_of[me]);
+  }
+
   /// Any collective, on both levels. See Native.
   template <class Call>
     requires std::invocable<detail::two_levels<Local, Cross>, const Call&>
@@ -166,6 +192,13 @@ class Hierarchical {
   [[nodiscard]] detail::two_levels<Local, Cross> levels() noexcept {
     state& s = *state_;
     return {s.local, s.lane ? &*s.lane : nullptr, s.world, s.map, s.sizes};
+  }
+
+  [[nodiscard]] int world_rank(int host, int local) const noexcept {
+    const detail::host_map& map = state_->map;
+    std::size_t r = 0;
+    while (map.host_of[r] != host || map.local_of[r] != local) ++r;
+    return static_cast<int>(r);
   }
 
   /// What each rank of `group` has to say, in rank order.

@@ -153,6 +153,16 @@ inline void receive_message(peer_memory& m, std::byte* data, std::size_t bytes, 
   i.check();
 }
 
+/// Whether the next message from a peer is there, or its first fragment.
+inline bool message_arrived(peer_memory& m, int from) {
+  check_peer(m, "arrived", from);
+  m.enter("arrived");
+  const bool over = m.aborted();  // asked first: what was sent before somebody gave up is there
+  const bool there = incoming(m, nullptr, 0, from).ready();
+  if (over && !there) m.check_abort(-1, phase::answer);
+  return there;
+}
+
 /// Both at once, a fragment here and a fragment there, so that two ranks can exchange more than the slots hold.
 inline void exchange_messages(peer_memory& m, const std::byte* out, std::size_t out_bytes, int to, std::byte* in,
                               std::size_t in_bytes, int from) {

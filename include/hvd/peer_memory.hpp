@@ -13,6 +13,7 @@
 #include <hvd/detail/layout.hpp>
 #include <hvd/policy.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -99,6 +100,7 @@ class peer_memory {
       cpu_pause();
       if (ready()) return;
     }
+    waiting_for_.store(peer, std::memory_order_relaxed);
     const auto started = clock::now();
     auto next_look = started + failure_.look_every;
     for (int yields = 0;; ++yields) {
@@ -111,7 +113,7 @@ class peer_memory {
         if (!ready()) futex_wait(bell.rings, rings, waiting_.sleep);
         bell.sleepers.fetch_sub(1);
       }
-      if (ready()) return;
+      if (ready()) return waiting_for_.store(-1, std::memory_order_relaxed);
       const auto now = clock::now();
       if (now < next_look) continue;
       next_look = now + failure_.look_every;
@@ -119,11 +121,12 @@ class peer_memory {
         const std::optional<error_kind> trouble = p < 0 ? std::nullopt : look(p, now - started);
         // The peer may have stored what we need just before it left.
         if (!trouble || ready()) continue;
-        const bool ask = *trouble == error_kind::peer_lost && live_.blame != nullptr;
-        give_up(*trouble, ask ? live_.blame(live_.context, p) : p, p == peer ? what : phase::receive);
+        give_up(*trouble, *trouble == error_kind::peer_lost ? blamed(p) : p, p == peer ? what : phase::receive);
       }
     }
   }
+  /// The rank for which this one waits in `await_until`, or -1. Any thread may ask.
+  [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
 
   // ---- exchanges: small payloads in self-validating lines ------------------------------------------------------
   // Exchanges are numbered. Even and odd ones use different lines, so no rank waits at the exit: publishing
@@ -282,10 +285,24 @@ class peer_memory {
     std::uint64_t none = 0;
     header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_, what));
   }
+  [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
   /// Throws if somebody gave up.
   void check_abort(int waited_for, phase what) {
     const std::uint64_t reason = header_.abort.value.load(std::memory_order_acquire);
     if (reason != 0) fail_with(reason, waited_for, what);
+  }
+
+  /// Throws what a wait would, if a rank is gone or somebody gave up. Does not wait.
+  void check_all() {
+    for (int q = 0; q != size_; ++q) check_alive(q);
+  }
+  /// The same of one rank.
+  void check_alive(int peer) {
+    enter("check");
+    check_abort(-1, phase::answer);
+    if (peer == rank_ || !gone(peer)) return;
+    set_abort(error_kind::peer_lost, blamed(peer));
+    check_abort(-1, phase::answer);
   }
 
   /// The state of messages between this rank and `peer` (hvd/messages.hpp).
@@ -329,15 +346,20 @@ class peer_memory {
     futex_wake_all(bell.rings);
   }
 
+  [[nodiscard]] bool gone(int peer) const {
+    if (of(peer).self.state.load(std::memory_order_acquire) == presence::left) return true;
+    return live_.alive != nullptr && !live_.alive(live_.context, peer);
+  }
+  [[nodiscard]] int blamed(int lost) const { return live_.blame != nullptr ? live_.blame(live_.context, lost) : lost; }
   [[nodiscard]] std::optional<error_kind> look(int peer, clock::duration waited) {
-    if (header_.abort.value.load(std::memory_order_acquire) != 0) return error_kind::aborted;
-    if (of(peer).self.state.load(std::memory_order_acquire) == presence::left) return error_kind::peer_lost;
-    if (live_.alive != nullptr && !live_.alive(live_.context, peer)) return error_kind::peer_lost;
+    if (aborted()) return error_kind::aborted;
+    if (gone(peer)) return error_kind::peer_lost;
     if (failure_.timeout.count() > 0 && waited > failure_.timeout) return error_kind::timeout;
     return std::nullopt;
   }
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
+    waiting_for_.store(-1, std::memory_order_relaxed);
     const abort_reader reader{operation_, label_, rank_, waited_for, what, failure_.timeout.count()};
     failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason));
     throw error(*failed_);
@@ -353,6 +375,7 @@ class peer_memory {
   waiting_policy waiting_;
   failure_policy failure_;
   liveness live_;
+  std::atomic<int> waiting_for_ = -1;
   bool crowded_ = false;
   bool orphaned_ = false;
   std::string_view operation_ = "join";

@@ -69,6 +69,17 @@ concept PointToPoint =
       t.exchange(out, bytes, peer, in, bytes, peer);
     };
 
+/// A rank can look without waiting: `arrived(peer)` says whether the next message from this rank is there, or its
+/// beginning, so that `recv` would not wait for the peer to start; `check()` throws what a wait would throw if a rank
+/// of the group is known to be gone or anybody has given up. It costs about a microsecond a rank, for waits outside of
+/// the transport to call now and then; where nothing can be known it does nothing. It does not ask whether messages
+/// from the rank that is gone are still to be received: ask `arrived` first.
+template <class T>
+concept Probing = PointToPoint<T> && requires(T& t, int peer) {
+  { t.arrived(peer) } -> std::same_as<bool>;
+  t.check();
+};
+
 /// Ranks can load and store in each other's memory (staging windows, and buffers made by `alloc_shared`).
 template <class T>
 concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {

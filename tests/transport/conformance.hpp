@@ -12,6 +12,7 @@
 #include <bit>
 #include <chrono>
 #include <cstddef>
+#include <exception>
 #include <random>
 #include <set>
 #include <thread>
@@ -319,6 +320,108 @@ void conformance_messages() {
         recv(comm, got, from);
         expect(got, from + 10 * rank);
       }
+    });
+  }
+}
+
+/// Waits till a message from `peer` is there, or its beginning.
+template <class T>
+void await_arrival(T& comm, int peer) {
+  if constexpr (requires { comm.await_arrival({&peer, 1}); }) comm.await_arrival({&peer, 1});
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30); !comm.arrived(peer);) {
+    require(std::chrono::steady_clock::now() < until, "a message does not come");
+    comm.check();
+    std::this_thread::yield();
+  }
+}
+
+/// Whether a message is there is known without a wait: from each peer alone, until it is received, in order.
+template <class Run>
+void conformance_probing() {
+  for (const int size : Run::sizes) {
+    CAPTURE(size);
+    Run::run(size, [](auto& comm) {
+      const int rank = comm.rank(), p = comm.size();
+      const std::vector<std::size_t> lengths{7, 0, 300007};
+      for (int from = 0; from != p; ++from) {
+        // The next sender may have heard from others already; after the last round there may be messages of a barrier.
+        const bool quiet = rank != from + 1 && from + 1 != p;
+        require(!comm.arrived(rank), "a message to itself that was never sent");
+        if (rank == from) {
+          for (int to = 0; to != p; ++to) {
+            if (to != from) recv(comm, std::vector<char>(1), to);  // it has seen nothing until now
+          }
+          for (int to = 0; to != p; ++to) {
+            // Of a long message only the beginning is there before it is received, and none to itself may be long.
+            for (std::size_t k = 0; k != (to == from ? 2 : 3); ++k) send(comm, std::vector<char>(lengths[k], 'a'), to);
+          }
+        } else {
+          require(!comm.arrived(from), "a message before it was sent");
+          send(comm, std::vector<char>(1), from);
+        }
+        for (std::size_t k = 0; k != (rank == from ? 2 : 3); ++k) {
+          await_arrival(comm, from);
+          for (int q = 0; q != p; ++q) {
+            require(comm.arrived(q) == (q == from) || !quiet, "a message from somebody else");
+          }
+          std::vector<char> got(lengths[k]);
+          recv(comm, got, from);
+          require(got == std::vector<char>(lengths[k], 'a'), "another message");
+        }
+        require(!comm.arrived(from) || !quiet, "a message after the last");
+        comm.check();
+      }
+      for (const int peer : {-1, p}) {
+        try {
+          static_cast<void>(comm.arrived(peer));
+          require(false, "a rank that is not there was taken");
+        } catch (const error& e) {
+          require(e.kind() == error_kind::invalid_argument, e.what());
+        }
+      }
+      barrier(comm);  // nobody leaves who may still be checked
+    });
+  }
+}
+
+/// Two groups of the same ranks, each used by a thread of its own at the same time: all collectives, and new groups.
+template <class Run>
+void conformance_two_threads(std::initializer_list<int> sizes = Run::sizes) {
+  for (const int size : sizes) {
+    CAPTURE(size);
+    const tables<std::int32_t, sum_t> table(size, uneven_total(size, 2000));
+    Run::run(size, [&](auto& comm) {
+      using transport = std::remove_reference_t<decltype(comm)>;
+      const auto work = [&](transport& group, unsigned seed) {
+        for (int round = 0; round != 3; ++round) {
+          buffers memory(group, uneven_total(size, 2000) * 4 + 64);
+          checker<transport, std::int32_t, sum_t> check(group, memory, table);
+          run_random(check, group.rank(), seed, instrumented ? 20 : 60, 2000);
+          transport reversed = group.split(3, -group.rank());
+          std::vector<int> passed(1);
+          if (reversed.rank() != 0) recv(reversed, passed, reversed.rank() - 1);
+          if (++passed[0]; reversed.rank() + 1 != size) send(reversed, passed, reversed.rank() + 1);
+          require(passed[0] == reversed.rank() + 1, "another message");
+          barrier(group);
+        }
+      };
+      transport one = comm.split(0, comm.rank()), other = comm.split(0, -comm.rank());
+      std::exception_ptr problem;
+      std::thread second([&] {
+        try {
+          work(other, 21);
+        } catch (...) {
+          problem = std::current_exception();
+        }
+      });
+      try {
+        work(one, 22);
+      } catch (...) {
+        problem = std::current_exception();
+      }
+      second.join();
+      if (problem) std::rethrow_exception(problem);
+      barrier(comm);
     });
   }
 }

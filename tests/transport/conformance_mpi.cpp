@@ -24,30 +24,6 @@ void conformance_native(std::initializer_list<int> sizes, const std::vector<std:
   }
 }
 
-/// Words of all ranks of a host.
-class common_words {
- public:
-  common_words(MPI_Comm comm, int n) {
-    int rank = 0;
-    MPI_Comm_rank(comm, &rank);
-    void* mine = nullptr;
-    MPI_Win_allocate_shared(rank == 0 ? static_cast<MPI_Aint>(n) * 8 : 0, 8, MPI_INFO_NULL, comm, &mine, &window_);
-    MPI_Aint bytes = 0;
-    int unit = 0;
-    MPI_Win_shared_query(window_, 0, &bytes, &unit, &words_);
-    if (rank == 0) std::fill_n(words_, n, std::uint64_t{0});
-    MPI_Barrier(comm);
-  }
-  common_words(const common_words&) = delete;
-  common_words& operator=(const common_words&) = delete;
-  ~common_words() { MPI_Win_free(&window_); }
-  std::atomic_ref<std::uint64_t> operator[](int i) const { return std::atomic_ref(words_[i]); }
-
- private:
-  MPI_Win window_ = MPI_WIN_NULL;
-  std::uint64_t* words_ = nullptr;
-};
-
 }  // namespace
 
 TEST_CASE("MPI: every collective, 4 bytes an element") {
@@ -62,6 +38,13 @@ TEST_CASE("MPI: several MiB") { conformance_large<on_mpi>({2, 4}); }
 TEST_CASE("MPI: mixed collectives in random order") { conformance_random_order<on_mpi>(); }
 TEST_CASE("MPI: groups of a group") { conformance_split<on_mpi>(); }
 TEST_CASE("MPI: messages") { conformance_messages<on_mpi>(); }
+TEST_CASE("MPI: whether a message is there") { conformance_probing<on_mpi>(); }
+TEST_CASE("MPI: two groups in two threads") {
+  int given = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&given);
+  if (given < MPI_THREAD_MULTIPLE) return skip("this MPI has no MPI_THREAD_MULTIPLE");
+  conformance_two_threads<on_mpi>({2, 4});
+}
 
 TEST_CASE("MPI: nobody leaves a barrier before everybody has come") {
   for (const int size : on_mpi::sizes) {

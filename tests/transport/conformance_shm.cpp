@@ -18,5 +18,7 @@ TEST_CASE("processes: more than the last-level cache") { conformance_streaming<o
 TEST_CASE("processes: mixed collectives in random order") { conformance_random_order<on_processes>(); }
 TEST_CASE("processes: groups of a group") { conformance_split<on_processes>(); }
 TEST_CASE("processes: messages") { conformance_messages<on_processes>(); }
+TEST_CASE("processes: whether a message is there") { conformance_probing<on_processes>(); }
+TEST_CASE("processes: two groups in two threads") { conformance_two_threads<on_processes>({1, 2, 4}); }
 TEST_CASE("processes: barrier") { conformance_barrier<on_processes>(); }
 TEST_CASE("processes: calls compared, little memory") { conformance_options<on_processes>(); }

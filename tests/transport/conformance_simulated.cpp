@@ -29,6 +29,7 @@ TEST_CASE("simulated: blocks of different sizes") { conformance_uneven_blocks<on
 TEST_CASE("simulated: mixed collectives in random order") { conformance_random_order<on_simulated>(); }
 TEST_CASE("simulated: groups of a group") { conformance_split<on_simulated>(); }
 TEST_CASE("simulated: messages") { conformance_messages<on_simulated>(); }
+TEST_CASE("simulated: whether a message is there") { conformance_probing<on_simulated>(); }
 TEST_CASE("simulated: barrier") { conformance_barrier<on_simulated>(); }
 TEST_CASE("simulated: ring") {
   conformance_over_messages<on_simulated, std::int32_t, hvd::sum_t>(hvd::ring{.chunk_bytes = 1000});

@@ -18,5 +18,7 @@ TEST_CASE("threads: more than the last-level cache") { conformance_streaming<on_
 TEST_CASE("threads: mixed collectives in random order") { conformance_random_order<on_threads>(); }
 TEST_CASE("threads: groups of a group") { conformance_split<on_threads>(); }
 TEST_CASE("threads: messages") { conformance_messages<on_threads>(); }
+TEST_CASE("threads: whether a message is there") { conformance_probing<on_threads>(); }
+TEST_CASE("threads: two groups in two threads") { conformance_two_threads<on_threads>({1, 2, 4}); }
 TEST_CASE("threads: barrier") { conformance_barrier<on_threads>(); }
 TEST_CASE("threads: calls compared, little memory") { conformance_options<on_threads>(); }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -207,6 +208,9 @@ TEST_CASE("a silent rank is named when the time is over, again and again") {
       const auto same_again = [&](auto f) { same(complaint(hvd::error::timeout, f, 2), text); };
       same_again([&] { comm.send(&one, 1, 1); });
       same_again([&] { comm.barrier(); });
+      same_again([&] { comm.check(); });
+      same_again([&] { static_cast<void>(comm.arrived(1)); });
+      require(comm.waiting_for() == -1, "it waits for somebody");
       same_again([&] { static_cast<void>(comm.split(0, 0)); });
       same_again([&] { comm.native(hvd::broadcast_call{&one, &one, 1, 0}); });
       same_again([&] { static_cast<void>(comm.start(hvd::broadcast_call{&one, &one, 1, 0})); });
@@ -216,6 +220,33 @@ TEST_CASE("a silent rank is named when the time is over, again and again") {
              "hvd: barrier on rank 1 of 3 (MPI): rank 0 did not answer within");
     }
     MPI_Barrier(part);
+  });
+}
+
+TEST_CASE("other threads see for whom a rank waits") {
+  on_first(3, [](MPI_Comm part) {
+    const common_words seen(part, 1);
+    MpiTransport comm(part);
+    std::byte one{};
+    require(comm.waiting_for() == -1, "it waits for somebody");
+    if (comm.rank() == 0) {
+      std::thread watch([&] {
+        for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+             std::chrono::steady_clock::now() < until && seen[0].load() == 0;) {
+          if (comm.waiting_for() == 2) seen[0].store(1);
+          std::this_thread::yield();
+        }
+        if (seen[0].load() == 0) seen[0].store(2);
+      });
+      comm.recv(&one, 1, 2);
+      watch.join();
+      require(comm.waiting_for() == -1, "it waits for somebody");
+    } else if (comm.rank() == 2) {
+      while (seen[0].load() == 0) std::this_thread::yield();
+      comm.send(&one, 1, 0);
+    }
+    comm.barrier();
+    require(seen[0].load() == 1, "nobody saw for whom rank 0 waits");
   });
 }
 

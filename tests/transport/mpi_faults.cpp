@@ -60,6 +60,11 @@ void too_low() {
   MPI_Init(nullptr, nullptr);
   hvd::MpiTransport comm;
 }
+void too_low_for_threads() {
+  int given = MPI_THREAD_SINGLE;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given);
+  hvd::MpiTransport comm(MPI_COMM_WORLD, {.thread_level = MPI_THREAD_MULTIPLE});
+}
 void too_late() {
   MPI_Init(nullptr, nullptr);
   MPI_Finalize();
@@ -109,6 +114,7 @@ const std::map<std::string, void (*)()> ways = {
     {"single", [] { prepared(MPI_THREAD_SINGLE); }},
     {"outlives", outlives},
     {"too_low", too_low},
+    {"too_low_for_threads", too_low_for_threads},
     {"too_late", too_late},
     {"throws", throws},
     {"leaves", leaves},

@@ -80,6 +80,14 @@ class Faults(unittest.TestCase):
             r"thread_level in the options to MPI_THREAD_\1",
         )
 
+    def test_too_low_a_thread_level_for_several_threads(self):
+        self.fails(
+            "too_low_for_threads",
+            "hvd: MpiTransport: MPI was initialised with MPI_THREAD_SERIALIZED but MPI_THREAD_MULTIPLE is wanted; call "
+            "MPI_Init_thread with that level, or, in a program in which one thread at a time uses MPI, set "
+            "thread_level in the options to MPI_THREAD_SERIALIZED",
+        )
+
     def test_after_the_end_of_mpi(self):
         self.fails("too_late", "hvd: MpiTransport: MPI is finalized already and cannot be started again")
 

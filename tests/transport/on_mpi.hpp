@@ -10,6 +10,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -51,6 +53,30 @@ void on_first(int size, const F& f) {
   MPI_Comm_free(&part);
   all.barrier();
 }
+
+/// Words of all ranks of a host.
+class common_words {
+ public:
+  common_words(MPI_Comm comm, int n) {
+    int rank = 0;
+    MPI_Comm_rank(comm, &rank);
+    void* mine = nullptr;
+    MPI_Win_allocate_shared(rank == 0 ? static_cast<MPI_Aint>(n) * 8 : 0, 8, MPI_INFO_NULL, comm, &mine, &window_);
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    MPI_Win_shared_query(window_, 0, &bytes, &unit, &words_);
+    if (rank == 0) std::fill_n(words_, n, std::uint64_t{0});
+    MPI_Barrier(comm);
+  }
+  common_words(const common_words&) = delete;
+  common_words& operator=(const common_words&) = delete;
+  ~common_words() { MPI_Win_free(&window_); }
+  std::atomic_ref<std::uint64_t> operator[](int i) const { return std::atomic_ref(words_[i]); }
+
+ private:
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::uint64_t* words_ = nullptr;
+};
 
 /// The launcher of the conformance tests. `most` lowered sends everything through the pieces that very long counts
 /// need.

@@ -557,6 +557,26 @@ TEST_CASE("shared arrays outlive their transport and are freed in any order") {
   CHECK(d.files() == std::vector<std::string>{});
 }
 
+TEST_CASE("other threads see for whom a rank waits") {
+  const private_directory d;
+  hvd::sharing_options opts;
+  opts.memory.directory = d.path();
+  std::array<std::optional<hvd::ShmTransport>, 2> ranks;
+  std::thread second([&] { ranks[1].emplace("stuck", 1, 2, opts); });
+  ranks[0].emplace("stuck", 0, 2, opts);
+  second.join();
+  CHECK(ranks[0]->waiting_for() == -1);
+  std::byte in{}, out{};
+  std::thread stuck([&] { ranks[0]->recv(&in, 1, 1); });
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (ranks[0]->waiting_for() != 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  CHECK(ranks[0]->waiting_for() == 1);
+  CHECK(ranks[1]->waiting_for() == -1);
+  ranks[1]->send(&out, 1, 0);
+  stuck.join();
+  CHECK(ranks[0]->waiting_for() == -1);
+}
+
 TEST_CASE("a transport moves, and who moves onto it ends the old group") {
   const private_directory d;
   const auto opts = options_in(d);

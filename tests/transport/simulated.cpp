@@ -488,6 +488,125 @@ TEST_CASE("a rank that has returned is lost to those who wait for it, and to nob
   CHECK(culprit == std::array{1, 0, 1});
 }
 
+TEST_CASE("what is there is known at every moment, and only then") {
+  const std::size_t n = 1 << 16;
+  const double busy = overhead + double(n) * beta;
+  for (const double uplink : {0.0, 0x1p34}) {
+    CAPTURE(uplink);
+    simulate(3, hosts_of(1, uplink), [&](SimulatedTransport& comm) {
+      std::vector<std::byte> data(n);
+      const auto arrives = [](SimulatedTransport& c, int peer, double at) {
+        // Right before it is not there, then its beginning is.
+        c.spend(at * (1 - 0x1p-40) - c.now());
+        hvd::test::require(!c.arrived(peer), "too early");
+        c.spend(at - c.now());
+        hvd::test::require(c.arrived(peer) && c.arrived(peer), "too late");
+        hvd::test::require(c.now() == at, "to ask takes time");
+      };
+      if (comm.rank() == 0) {
+        arrives(comm, 1, latency);
+        hvd::test::require(!comm.arrived(2), "of another rank");
+        comm.recv(data.data(), n, 1);
+        hvd::test::require(comm.now() == latency + busy, "not as long as without a question");
+        hvd::test::require(!comm.arrived(1), "the message was taken");
+        arrives(comm, 2, 1 + latency);
+        comm.recv(data.data(), n, 2);
+      } else {
+        comm.spend(comm.rank() - 1);
+        comm.send(data.data(), n, 0);
+      }
+    });
+  }
+}
+
+TEST_CASE("a rank waits for whichever message comes first, as long as recv of it would") {
+  const std::size_t n = 1 << 16;
+  const double busy = overhead + double(n) * beta;
+  std::vector<int> order;
+  const simulation s = simulate(4, flat, [&](SimulatedTransport& comm) {
+    std::vector<std::byte> data(n);
+    if (comm.rank() != 0) {
+      comm.spend(4 - comm.rank());
+      return comm.send(data.data(), n, 0);
+    }
+    std::vector<int> missing{1, 2, 3};
+    while (!missing.empty()) {
+      comm.await_arrival(missing);
+      const double then = comm.now();
+      comm.await_arrival(missing);  // it is there already
+      for (const int from : std::vector(missing)) {
+        if (!comm.arrived(from)) continue;
+        comm.recv(data.data(), n, from);
+        order.push_back(from);
+        std::erase(missing, from);
+      }
+      hvd::test::require(comm.now() == then, "recv takes time again");
+      hvd::test::require(then == static_cast<double>(order.size()) + latency + busy, "at another time");
+    }
+    // Others than those that are waited for do not end a wait; a message to itself does.
+    comm.send(nullptr, 0, 0);
+    comm.await_arrival(std::array{0});
+    comm.recv(nullptr, 0, 0);
+  });
+  CHECK(order == std::vector{3, 2, 1});
+  CHECK(s.rank_seconds[1] == 3 + busy);
+
+  simulate(3, flat, [](SimulatedTransport& comm) {
+    if (comm.rank() == 2) comm.spend(5);
+    if (comm.rank() != 0) return comm.send(nullptr, 0, 0);
+    comm.await_arrival(std::array{2});
+    hvd::test::require(comm.now() == 5 + alpha, "another message has ended the wait");
+    hvd::test::require(comm.arrived(1), "the other message is lost");
+    const auto wrong = [&](std::vector<int> peers) {
+      return refused(error_kind::invalid_argument, [&] { comm.await_arrival(peers); });
+    };
+    hvd::test::require(wrong({1, 3}) == "hvd: await_arrival on rank 0 of 3 (simulated): there is no rank 3; allowed: "
+                                        "0 to 2",
+                       wrong({1, 3}));
+    hvd::test::require(wrong({}) ==
+                           "hvd: await_arrival on rank 0 of 3 (simulated): no ranks to wait for; name one at least",
+                       wrong({}));
+  });
+}
+
+TEST_CASE("ranks that all wait for any message get an error that names what each waits for") {
+  std::array<std::string, 3> said, then;
+  std::array<int, 3> culprit{};
+  const std::string thrown = refused(error_kind::timeout, [&] {
+    simulate(3, flat, [&](SimulatedTransport& comm) {
+      const int r = comm.rank();
+      comm.check();
+      try {
+        if (r == 0) comm.recv(nullptr, 0, 2);
+        comm.await_arrival(r == 1 ? std::vector{2, 0} : std::vector{2});
+      } catch (const hvd::error& e) {
+        said[static_cast<std::size_t>(r)] = e.what();
+        culprit[static_cast<std::size_t>(r)] = e.rank();
+        then[static_cast<std::size_t>(r)] = refused(error_kind::timeout, [&] { comm.check(); }) + "|" +
+                                            refused(error_kind::timeout, [&] { static_cast<void>(comm.arrived(r)); });
+        throw;
+      }
+    });
+  });
+  const std::string why =
+      " of 3 (simulated): no rank can go on: rank 0 waits in recv for rank 2, rank 1 waits in await_arrival for rank 0 "
+      "or rank 2, rank 2 waits in await_arrival for rank 2";
+  CHECK(thrown == "hvd: recv on rank 0" + why);
+  CHECK(said[1] == "hvd: await_arrival on rank 1" + why);
+  CHECK(culprit == std::array{2, 0, 2});
+  CHECK(then[2] == "hvd: check on rank 2" + why + "|hvd: arrived on rank 2" + why);
+
+  // One of those that are waited for has returned, another has not.
+  std::string lost;
+  simulate(3, flat, [&](SimulatedTransport& comm) {
+    if (comm.rank() == 2) return;
+    lost = refused(error_kind::peer_lost, [&] { comm.await_arrival(std::array{1 - comm.rank(), 2}); });
+  });
+  CHECK(lost ==
+        "hvd: await_arrival on rank 1 of 3 (simulated): no rank can go on: rank 0 waits in await_arrival for rank 1 or "
+        "rank 2, which has returned, rank 1 waits in await_arrival for rank 0 or rank 2, which has returned");
+}
+
 TEST_CASE("what a rank throws ends the simulation, after all others have ended with its name") {
   int living = 0, done = 0;
   std::vector<std::string> said(40);

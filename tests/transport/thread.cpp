@@ -90,6 +90,59 @@ TEST_CASE("a rank that ends is lost to those who wait for it, and to nobody else
   }
 }
 
+TEST_CASE("a rank that ends is found without a wait, but what it has sent is there") {
+  const auto group = std::make_shared<ThreadTransport::group>(3, impatient(30s));
+  std::atomic<int> looked{0};
+  std::array<std::string, 3> said;
+  in_threads(3, [&](int r) {
+    ThreadTransport comm(group, r);
+    int number = 7;
+    if (r == 1) {
+      while (looked != 2) std::this_thread::sleep_for(1ms);
+      return comm.send(reinterpret_cast<std::byte*>(&number), sizeof number, 0);
+    }
+    comm.check();  // whether the others are there yet or not
+    ++looked;
+    if (r == 0) {
+      while (!comm.arrived(1)) std::this_thread::sleep_for(1ms);
+      comm.recv(reinterpret_cast<std::byte*>(&number), sizeof number, 1);
+    }
+    try {
+      for (const auto until = std::chrono::steady_clock::now() + 30s; std::chrono::steady_clock::now() < until;) {
+        comm.check();
+      }
+    } catch (const hvd::error& e) {
+      said[static_cast<std::size_t>(r)] =
+          std::string(hvd::name(e.kind())) + " " + std::to_string(e.rank()) + " " + e.what();
+    }
+  });
+  for (const std::size_t r : {std::size_t{0}, std::size_t{2}}) {
+    CAPTURE(said[r]);
+    CHECK(said[r].starts_with("peer_lost 1 hvd: check on rank " + std::to_string(r) +
+                              " of 3 (threads): rank 1 has exited or was killed"));
+  }
+}
+
+TEST_CASE("other threads see for whom a rank waits") {
+  const auto group = std::make_shared<ThreadTransport::group>(3, impatient(30s));
+  ThreadTransport comm(group, 0), other(group, 2);
+  CHECK(comm.waiting_for() == -1);
+  std::byte b{};
+  std::thread stuck([&] { comm.recv(&b, 1, 2); });
+  const auto until = std::chrono::steady_clock::now() + 30s;
+  while (comm.waiting_for() != 2 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  CHECK(comm.waiting_for() == 2);
+  CHECK(other.waiting_for() == -1);
+  other.send(&b, 1, 0);
+  stuck.join();
+  CHECK(comm.waiting_for() == -1);
+
+  std::thread fails([&] { CHECK(refused(error_kind::peer_lost, [&] { comm.recv(&b, 1, 2); }) != "no error"); });
+  { const ThreadTransport ends(std::move(other)); }
+  fails.join();
+  CHECK(comm.waiting_for() == -1);
+}
+
 TEST_CASE("a rank that does not come is a timeout that names it, and then stays the reason") {
   const auto group = std::make_shared<ThreadTransport::group>(3, impatient(200ms));
   std::atomic<int> late{0};

@@ -76,6 +76,15 @@ class MpiTransport {
     group_->exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
+  /// Whether a message from this rank is there, or its beginning; asks MPI. Errors: invalid_argument for a rank that is
+  /// not there, timeout where one has ended the group.
+  [[nodiscard]] bool arrived(int peer) { return group_->arrived(peer); }
+  /// Throws the timeout that has ended the group, if one has. Whether a rank is gone MPI does not say.
+  void check() { group_->usable(); }
+  /// The rank for which this one's thread waits just now, or -1; also -1 where it waits inside MPI, and in the first
+  /// microseconds of a wait. Any thread may ask, as long as the transport is neither moved nor destroyed.
+  [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
+
   /// Collective: ranks with the same color, any number, form a group, ordered by key and then by rank here. Errors:
   /// timeout; MPI's own. MPI has some 2000 groups at a time.
   [[nodiscard]] MpiTransport split(int color, int key) {
@@ -261,8 +270,7 @@ MpiTransport::request MpiTransport::start(const Call& c) {
   return {group_, std::move(work)};
 }
 
-static_assert(Transport<MpiTransport> && PointToPoint<MpiTransport> && Selecting<MpiTransport> &&
-              !PeerMemory<MpiTransport>);
+static_assert(Transport<MpiTransport> && Probing<MpiTransport> && Selecting<MpiTransport> && !PeerMemory<MpiTransport>);
 static_assert(Native<MpiTransport, allreduce_call> && Native<MpiTransport, reduce_call> &&
               Native<MpiTransport, reduce_scatter_call> && Native<MpiTransport, allgather_call> &&
               Native<MpiTransport, broadcast_call> && Native<MpiTransport, alltoall_call> &&

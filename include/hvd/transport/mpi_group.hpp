@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <cstddef>
@@ -34,7 +35,8 @@ struct mpi_options {
   seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300),
                                           [](auto name, auto text) { return parse_seconds(name, text, "no limit"); });
   /// What is asked of MPI_Init_thread, and what an MPI that runs already must have. MPI_THREAD_FUNNELED, or
-  /// MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd.
+  /// MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd; groups that several threads
+  /// use at the same time need MPI_THREAD_MULTIPLE.
   int thread_level = MPI_THREAD_SERIALIZED;
   /// How often a wait asks MPI before it gives its CPU away; the second number where ranks outnumber usable CPUs.
   int polls = 512, crowded_polls = 4;
@@ -161,6 +163,15 @@ class mpi_group {
     transfer("exchange", out, out_bytes, receiver, in, in_bytes, sender, messages);
     if (from == rank_) take("exchange", in, in_bytes);
   }
+  bool arrived(int from) {
+    begin("arrived", from, from);
+    if (from == rank_) return !own_.empty();
+    int flag = 0;
+    check(MPI_Iprobe(from, messages, comm_, &flag, MPI_STATUS_IGNORE), "arrived", "MPI_Iprobe");
+    return flag != 0;
+  }
+  /// The rank for which `await` waits, or -1. Any thread may ask.
+  [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
   /// Dissemination: in step k a word from the rank 2^k before this one. (D. Hensgen, R. Finkel, U. Manber, "Two
   /// algorithms for barrier synchronization", 1988.) By messages, and not MPI's own: these waits have a deadline.
   void barrier(std::string_view operation) {
@@ -178,7 +189,12 @@ class mpi_group {
     for (int i = agreed_.crowded ? options_.crowded_polls : options_.polls; i > 0; --i) {
       if (done()) return;
     }
+    struct clearing {
+      std::atomic<int>& what;
+      ~clearing() { what.store(-1, std::memory_order_relaxed); }
+    } const at_end{waiting_for_};
     for (const auto started = clock::now();;) {
+      waiting_for_.store(silent(), std::memory_order_relaxed);
       ::sched_yield();
       if (done()) return;
       if (options_.timeout.count() <= 0 || clock::now() - started <= options_.timeout) continue;
@@ -321,6 +337,7 @@ class mpi_group {
   int rank_ = 0;
   int size_ = 1;
   std::string label_;
+  std::atomic<int> waiting_for_ = -1;
   std::deque<std::vector<std::byte>> own_;
   std::optional<error> failed_;
 };

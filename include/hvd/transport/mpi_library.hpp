@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -98,19 +99,20 @@ class mpi_process {
       refuse_foreign_launcher();
     }
     if (given >= wanted) return;
-    throw error(error_kind::unsupported,
-                "MpiTransport: MPI was initialised with " + mpi_level_name(given) + " but " + mpi_level_name(wanted) +
-                    " is wanted; call MPI_Init_thread with that level, or, in a program whose main thread alone uses "
-                    "MPI, set thread_level in the options to " +
-                    mpi_level_name(given));
+    throw error(error_kind::unsupported, "MpiTransport: MPI was initialised with " + mpi_level_name(given) + " but " +
+                                             mpi_level_name(wanted) +
+                                             " is wanted; call MPI_Init_thread with that level, or, in a program " +
+                                             (given == MPI_THREAD_SERIALIZED ? "in which one thread at a time uses MPI"
+                                                                             : "whose main thread alone uses MPI") +
+                                             ", set thread_level in the options to " + mpi_level_name(given));
   }
 
   /// From now on MPI_Finalize might wait for ever.
   static void give_up() noexcept { given_up() = true; }
 
  private:
-  static bool& given_up() noexcept {
-    static bool yes = false;
+  static std::atomic<bool>& given_up() noexcept {
+    static std::atomic<bool> yes = false;
     return yes;
   }
   /// The process that has to finalise; 0 if none has. (A forked child that exits must not.)

@@ -27,13 +27,13 @@ class SelfTransport {
 
   /// Queues a message to rank 0. Errors: invalid_argument for another rank.
   void send(const std::byte* data, std::size_t bytes, int peer) {
-    check(peer, "send");
+    check_peer(peer, "send");
     queue_.emplace_back(data, data + bytes);
   }
   /// Errors: invalid_argument for another rank or where nothing was sent (nobody else can), mismatch for another
   /// length.
   void recv(std::byte* data, std::size_t bytes, int peer) {
-    check(peer, "recv");
+    check_peer(peer, "recv");
     if (queue_.empty()) {
       detail::fail(error_kind::invalid_argument,
                    {"recv on rank 0 of 1: no message was sent before, and nobody else can send one"});
@@ -54,6 +54,14 @@ class SelfTransport {
     recv(in, in_bytes, from);
   }
 
+  /// Whether a message to itself is queued. Errors: invalid_argument for another rank.
+  [[nodiscard]] bool arrived(int peer) const {
+    check_peer(peer, "arrived");
+    return !queue_.empty();
+  }
+  void check() const noexcept {}                                 ///< nobody can be lost
+  [[nodiscard]] int waiting_for() const noexcept { return -1; }  ///< always -1: it never waits
+
   /// n elements, zero at first.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
@@ -71,7 +79,7 @@ class SelfTransport {
   }
 
  private:
-  static void check(int peer, const char* operation) {
+  static void check_peer(int peer, const char* operation) {
     if (peer == 0) return;
     detail::fail(error_kind::invalid_argument, {operation, " on rank 0 of 1: there is no rank ", peer, "; allowed: 0"});
   }
@@ -79,6 +87,6 @@ class SelfTransport {
   std::deque<std::vector<std::byte>> queue_;
 };
 
-static_assert(Transport<SelfTransport> && PointToPoint<SelfTransport> && !PeerMemory<SelfTransport>);
+static_assert(Transport<SelfTransport> && Probing<SelfTransport> && !PeerMemory<SelfTransport>);
 
 }  // namespace hvd::inline HVD_ABI

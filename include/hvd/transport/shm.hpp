@@ -88,6 +88,17 @@ class ShmTransport {
     detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
   }
 
+  /// Whether a message from this rank is there, or its beginning. Errors: invalid_argument for a rank that is not
+  /// there; aborted and what else ended the group.
+  [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
+  /// For waits outside of the transport: throws peer_lost if the process of any rank is gone or has left the group, and
+  /// what any rank has given up for. Ends the group like a wait that fails. Cost: a system call for each rank.
+  void check() { peers().check_all(); }
+  /// The rank for which this one's thread waits just now, by the first of two where an exchange waits for both; -1
+  /// while it does not wait, in the first microseconds of a wait, and while a new group comes together. Any thread may
+  /// ask, as long as the transport is neither moved nor destroyed.
+  [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waiting_for(); }
+
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
   /// Errors: those of the constructor and of `barrier`.
   [[nodiscard]] ShmTransport split(int color, int key) {
@@ -162,6 +173,6 @@ class ShmTransport {
   std::shared_ptr<state> state_;
 };
 
-static_assert(Transport<ShmTransport> && PointToPoint<ShmTransport> && PeerMemory<ShmTransport>);
+static_assert(Transport<ShmTransport> && Probing<ShmTransport> && PeerMemory<ShmTransport>);
 
 }  // namespace hvd::inline HVD_ABI

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -87,6 +88,27 @@ class SimulatedTransport {
     send_as("exchange", out, out_bytes, to);
     recv_as("exchange", in, in_bytes, from);
   }
+  /// Whether a message from this rank is there, or its beginning: see Probing. Takes no virtual time, so that a loop
+  /// which only asks stands still for ever; `await_arrival` or `spend` lets time pass. Errors: those of `recv` where
+  /// nothing is there.
+  [[nodiscard]] bool arrived(int peer) {
+    check_peer("arrived", peer);
+    return ranks_->arrived(place("arrived"), peer);
+  }
+  /// Blocks until a message from one of these ranks, itself included, is there as a whole; `recv` then takes no more
+  /// time for the first of them. Errors: those of `recv`, and invalid_argument for no ranks.
+  void await_arrival(std::span<const int> peers) {
+    for (const int peer : peers) check_peer("await_arrival", peer);
+    if (peers.empty()) {
+      throw error(error_kind::invalid_argument,
+                  place("await_arrival").text() + ": no ranks to wait for; name one at least");
+    }
+    ranks_->await_arrival(place("await_arrival"), peers);
+  }
+  /// Errors: those of `send` where no rank can go on. See Probing.
+  void check() { ranks_->check(place("check")); }
+  /// Always -1: while a rank waits, no other thread could ask. See ShmTransport::waiting_for.
+  [[nodiscard]] int waiting_for() const noexcept { return -1; }
   /// Nobody leaves before all have come: ceil(log2 p) messages without bytes from each rank. (D. Hensgen, R. Finkel,
   /// U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
   void barrier() { meet("barrier"); }
@@ -196,7 +218,7 @@ class SimulatedTransport {
   std::size_t splits_ = 0;
 };
 
-static_assert(Transport<SimulatedTransport> && PointToPoint<SimulatedTransport> && !PeerMemory<SimulatedTransport>);
+static_assert(Transport<SimulatedTransport> && Probing<SimulatedTransport> && !PeerMemory<SimulatedTransport>);
 
 /// Runs f(SimulatedTransport&) on `np` ranks, in virtual time on the network `net`, and returns how long it has taken
 /// there. All ranks run in the calling thread, one at a time, each on a stack of its own: a rank goes on until it waits

@@ -9,37 +9,24 @@
 #include <hvd/detail/cpu.hpp>
 #include <hvd/detail/fiber.hpp>
 #include <hvd/detail/kernel.hpp>
+#include <hvd/transport/simulated_events.hpp>
 #include <hvd/transport/simulated_network.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
-
-/// A message, from `send` to `recv`; also the event that it is next. (One that only wakes rank `to` carries nothing.)
-struct simulated_message {
-  enum class stage : unsigned char { wakes, departs, arrives };
-  stage next_is{};
-  bool crossing = false;
-  bool carries = false;  // its bytes
-  int from = 0, to = 0;  // counted in the whole simulation
-  std::uint32_t context = 0;
-  std::size_t bytes = 0;
-  double done = 0;  // when the last byte is received
-  std::unique_ptr<std::byte[]> payload{};
-  std::size_t room = 0;  // for payload
-  simulated_message* behind = nullptr;
-};
 
 class simulated_ranks {
  public:
@@ -93,8 +80,8 @@ class simulated_ranks {
 
   /// From the running rank to rank `peer` of its group. Returns when the message has left this rank.
   void send(const simulated_place& at, const std::byte* data, std::size_t bytes, int peer) {
-    if (!stuck_.empty()) fail(at, nobody);
-    message& m = fresh();
+    check(at);
+    message& m = events_.fresh();
     m.from = index_of(*running_);
     m.to = at.world(peer);
     m.context = at.context;
@@ -109,11 +96,11 @@ class simulated_ranks {
     }
     if (wires_.shares(m.crossing)) {
       m.next_is = message::stage::departs;
-      queue(running_->clock, m);
+      events_.add(running_->clock, m);
       suspend();
     } else {
       m.next_is = message::stage::arrives;
-      queue(running_->clock + wires_.latency(m.crossing), m);
+      events_.add(running_->clock + wires_.latency(m.crossing), m);
       running_->clock += wires_.busy(m.crossing, bytes);
       if (++running_->ahead == most_ahead) {
         running_->ahead = 0;
@@ -127,18 +114,11 @@ class simulated_ranks {
   /// that is not `bytes`.
   std::size_t receive(const simulated_place& at, std::byte* data, std::size_t bytes, int peer) {
     state& self = *running_;
-    const int from = at.world(peer);
-    const std::uint64_t key = key_of(at.context, from);
+    const std::uint64_t key = key_of(at.context, at.world(peer));
     auto found = find(self, key);
     if (found == self.arrived.end()) {
-      if (!stuck_.empty()) fail(at, from);
-      self.awaited = key;
-      self.awaits = from;
-      self.operation = at.operation;
-      suspend();
-      self.awaits = nobody;
+      await(at, {&key, 1});
       found = find(self, key);
-      if (found == self.arrived.end()) fail(at, from);
     }
     message& m = *found->first;
     if ((found->first = m.behind) == nullptr) {
@@ -148,13 +128,45 @@ class simulated_ranks {
     self.clock = std::max(self.clock, m.done);
     const std::size_t sent = m.bytes;
     if (m.carries && sent == bytes) copy_bytes(data, m.payload.get(), bytes);
-    if (m.room > kept_bytes) {
-      m.payload.reset();
-      m.room = 0;
-    }
-    m.behind = unused_;
-    unused_ = &m;
+    events_.drop(m);
     return sent;
+  }
+
+  /// Whether a message from rank `peer` of the group has come, or its beginning. Takes no time.
+  bool arrived(const simulated_place& at, int peer) {
+    state& self = *running_;
+    const std::uint64_t key = key_of(at.context, at.world(peer));
+    const auto there = [&] { return find(self, key) != self.arrived.end(); };
+    if (there()) return true;
+    if (!stuck_.empty()) fail(at, {&key, 1});
+    if (events_.empty() || events_.first_time() > self.clock) return false;
+    self.ahead = 0;
+    wake(index_of(self), self.clock);  // first the others catch up
+    suspend();
+    return there();
+  }
+
+  /// Waits till a message from one of these ranks of the group is there, and takes none.
+  void await_arrival(const simulated_place& at, std::span<const int> peers) {
+    state& self = *running_;
+    std::vector<std::uint64_t> keys;
+    for (const int peer : peers) keys.push_back(key_of(at.context, at.world(peer)));
+    std::sort(keys.begin(), keys.end());
+    constexpr double never = std::numeric_limits<double>::infinity();
+    const auto first = [&] {
+      double done = never;
+      for (const channel& c : self.arrived) {
+        if (std::binary_search(keys.begin(), keys.end(), c.key)) done = std::min(done, c.first->done);
+      }
+      return done;
+    };
+    if (first() == never) await(at, keys);
+    self.clock = std::max(self.clock, first());
+  }
+
+  /// Throws if nobody can go on.
+  void check(const simulated_place& at) {
+    if (!stuck_.empty()) fail(at, {});
   }
 
   // ---- kernels that take virtual time --------------------------------------------------------------------------
@@ -190,7 +202,6 @@ class simulated_ranks {
     message *first, *last;
   };
   static constexpr int nobody = -1;
-  static constexpr std::size_t kept_bytes = 4096;  // of a message that is used again
   // A rank that has sent so many lets the others catch up, or millions of events would wait in the queue. (Reduce of
   // 64 MiB by a tree of 1,024 ranks: 2.4 times faster; a ring, which never is ahead: the same.)
   static constexpr int most_ahead = 16;
@@ -198,20 +209,11 @@ class simulated_ranks {
     fiber context;
     double clock = 0;
     std::vector<channel> arrived;
-    std::uint64_t awaited = 0;
-    int awaits = nobody;
-    int ahead = 0;  // messages sent since it let the others catch up
+    std::span<const std::uint64_t> awaited;  // keys, in order: a message of any of them wakes this rank
+    int ahead = 0;                           // messages sent since it let the others catch up
     bool ended = false;
     bool payload = true;
     std::string_view operation;
-  };
-  struct event {
-    double time;
-    std::uint64_t number;  // equal times in the order in which they were queued
-    message* what;
-    bool operator<(const event& other) const noexcept {  // the earliest comes first out of a heap
-      return time != other.time ? time > other.time : number > other.number;
-    }
   };
 
   [[nodiscard]] state& of(int rank) noexcept { return ranks_[static_cast<std::size_t>(rank)]; }
@@ -219,47 +221,32 @@ class simulated_ranks {
   static std::uint64_t key_of(std::uint32_t context, int from) noexcept {
     return std::uint64_t{context} << 32 | static_cast<std::uint32_t>(from);
   }
+  static int writer(std::uint64_t key) noexcept { return static_cast<int>(key & 0xffffffff); }
   static std::vector<channel>::iterator find(state& s, std::uint64_t key) {
     return std::find_if(s.arrived.begin(), s.arrived.end(), [&](const channel& c) { return c.key == key; });
   }
 
-  message& fresh() {
-    if (unused_ == nullptr) return messages_.emplace_back();
-    message& m = *std::exchange(unused_, unused_->behind);
-    m.behind = nullptr;
-    return m;
-  }
-  void queue(double time, message& m) {
-    events_.push_back({time, numbers_++, &m});
-    std::push_heap(events_.begin(), events_.end());
-  }
-
   /// Has a rank go on at this time.
   void wake(int rank, double time) {
-    message& m = fresh();
+    message& m = events_.fresh();
     m.to = rank;
     m.next_is = message::stage::wakes;
-    queue(time, m);
+    events_.add(time, m);
   }
 
   /// Lets time pass until something wakes a rank: that rank, or null if nothing ever will.
   state* next_awake() {
     while (!events_.empty()) {
-      std::pop_heap(events_.begin(), events_.end());
-      const event e = events_.back();
-      events_.pop_back();
+      const simulated_events::event e = events_.take();
       message& m = *e.what;
       switch (m.next_is) {
-        case message::stage::wakes:
-          m.behind = unused_;
-          unused_ = &m;
-          return &of(m.to);
+        case message::stage::wakes: events_.drop(m); return &of(m.to);
         case message::stage::departs: {
           const double start = wires_.depart(e.time, m.from, m.bytes);
           state& sender = of(m.from);
           sender.clock = start + wires_.busy(true, m.bytes);
           m.next_is = message::stage::arrives;
-          queue(start + wires_.latency(true), m);
+          events_.add(start + wires_.latency(true), m);
           return &sender;
         }
         case message::stage::arrives: {
@@ -272,11 +259,23 @@ class simulated_ranks {
           } else {
             receiver.arrived.push_back({key, &m, &m});
           }
-          if (receiver.awaits != nobody && receiver.awaited == key) return &receiver;
+          if (std::binary_search(receiver.awaited.begin(), receiver.awaited.end(), key)) return &receiver;
         }
       }
     }
     return nullptr;
+  }
+
+  /// Waits till there is a message of one of these keys.
+  void await(const simulated_place& at, std::span<const std::uint64_t> keys) {
+    state& self = *running_;
+    if (stuck_.empty()) {
+      self.awaited = keys;
+      self.operation = at.operation;
+      suspend();
+      self.awaited = {};
+    }
+    if (!stuck_.empty()) fail(at, keys);
   }
 
   /// The running rank waits; returns when it has been woken.
@@ -326,20 +325,25 @@ class simulated_ranks {
       const state& s = of(r);
       if (s.ended) continue;
       if (++waiting > most) continue;
-      text += (listed++ == 0 ? "rank " : ", rank ") + std::to_string(r) + " waits in " + std::string(s.operation) +
-              " for rank " + std::to_string(s.awaits);
-      if (s.awaits == culprit_) {
-        text += ", which has failed";
-      } else if (of(s.awaits).ended) {
-        text += ", which has returned";
+      text += (listed++ == 0 ? "rank " : ", rank ") + std::to_string(r) + " waits in " + std::string(s.operation);
+      const auto named = s.awaited.first(std::min<std::size_t>(s.awaited.size(), most));
+      for (const std::uint64_t& key : named) {
+        const int from = writer(key);
+        text += (&key == named.data() ? " for rank " : " or rank ") + std::to_string(from);
+        text += from == culprit_ ? ", which has failed" : of(from).ended ? ", which has returned" : "";
+      }
+      if (named.size() != s.awaited.size()) {
+        text += " or " + std::to_string(s.awaited.size() - named.size()) + " more";
       }
     }
     if (waiting > most) text += ", and " + std::to_string(waiting - most) + " more wait";
     return text;
   }
-  /// In vain: for rank `from` of the simulation, or nobody.
-  [[noreturn]] void fail(const simulated_place& at, int from) {
-    const bool lost = culprit_ != nobody || (from != nobody && of(from).ended);
+  /// In vain: for a message of one of these keys, if any.
+  [[noreturn]] void fail(const simulated_place& at, std::span<const std::uint64_t> keys) {
+    const auto ended = std::find_if(keys.begin(), keys.end(), [&](std::uint64_t k) { return of(writer(k)).ended; });
+    const bool lost = culprit_ != nobody || ended != keys.end();
+    const int from = ended != keys.end() ? writer(*ended) : keys.empty() ? nobody : writer(keys.front());
     const std::string who =
         culprit_ != nobody ? "rank " + std::to_string(culprit_) + " of the simulation has failed, and " : "";
     throw error(lost ? error_kind::peer_lost : error_kind::timeout, at.text() + ": " + who + stuck_,
@@ -351,10 +355,7 @@ class simulated_ranks {
   wires wires_;
   fiber_stacks stacks_;
   std::unique_ptr<state[]> ranks_;
-  std::deque<message> messages_;  // all that there are; addresses stay
-  message* unused_ = nullptr;
-  std::vector<event> events_;  // a heap
-  std::uint64_t numbers_ = 0;
+  simulated_events events_;
   std::uint32_t contexts_ = 0;
   std::vector<priced> priced_;
   simulation::traffic traffic_[2];  // inside, between

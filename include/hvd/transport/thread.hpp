@@ -93,6 +93,15 @@ class ThreadTransport {
     detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
   }
 
+  /// Whether a message from this rank is there, or its beginning. Errors: invalid_argument for a rank that is not
+  /// there; aborted and what else ended the group.
+  [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
+  /// For waits outside of the transport: throws peer_lost if any rank has left the group, and what any rank has given
+  /// up for. Ends the group like a wait that fails.
+  void check() { peers().check_all(); }
+  /// The rank for which this one's thread waits just now, or -1: see ShmTransport::waiting_for.
+  [[nodiscard]] int waiting_for() const noexcept { return state_->peers.waiting_for(); }
+
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
   /// those of `barrier`.
   [[nodiscard]] ThreadTransport split(int color, int key) {
@@ -204,6 +213,6 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
   return {data, n, std::move(owner)};
 }
 
-static_assert(Transport<ThreadTransport> && PointToPoint<ThreadTransport> && PeerMemory<ThreadTransport>);
+static_assert(Transport<ThreadTransport> && Probing<ThreadTransport> && PeerMemory<ThreadTransport>);
 
 }  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,327 @@
+// hvd/engine.hpp: named tensors, submitted in any order by each rank, reduced in one agreed order, fused.
+#pragma once
+
+#include <hvd/buffer.hpp>
+#include <hvd/detail/segment.hpp>
+#include <hvd/engine/clock.hpp>
+#include <hvd/engine/lane.hpp>
+#include <hvd/engine/options.hpp>
+#include <hvd/engine/request.hpp>
+#include <hvd/engine/validate.hpp>
+#include <hvd/engine/watch.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// Runs named operations in the background: what a trainer submits in whatever order its ranks come to it runs in one
+/// order on all ranks, as soon as all have submitted it, many small ones as one. Names and signatures (type, shape,
+/// operation) are negotiated once; from then on ranks agree with one exchange of bits for all that is ready. An idle
+/// engine sends nothing and uses no CPU. (The contract is Horovod's: A. Sergeev, M. Del Balso, "Horovod: fast and easy
+/// distributed deep learning in TensorFlow", 2018.)
+///
+/// Any thread may call any function, but for those that are collective: all ranks call those in the same order.
+template <Probing T>
+class Engine {
+ public:
+  /// Collective; the group of `comm`, which itself stays its owner's. Errors: those of `split`.
+  explicit Engine(T& comm, engine_options opts = engine_options::from_environment())
+      : opts_(std::move(opts)), rank_(comm.rank()), size_(comm.size()),
+        clock_(detail::agree_on_clock(comm, detail::random_word())) {
+    if (!opts_.timeline.empty()) start_timeline(opts_.timeline, opts_.mark_cycles);
+    lanes_[0] = make_lane(comm, 0, comm.rank(), 0);
+    sets_[0] = {};
+    for (int r = 0; r != comm.size(); ++r) sets_[0].push_back(r);
+    if (opts_.watch && opts_.thread && comm.size() > 1) start_watch(comm.split(0, comm.rank()));
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  /// What is in flight on this rank ends with an error of kind aborted; other ranks that wait for this one get an
+  /// error.
+  ~Engine() { shutdown(); }
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+
+  /// Submits, and returns at once; the tensors' memory belongs to the engine until the handle is done. Errors, thrown
+  /// here and without any effect: invalid_argument for a name in flight, an operation, type, shape or splits that can
+  /// never work, an unknown process set or one that this rank is not in. Errors of the handle: mismatch, on all ranks,
+  /// where they submit different things under one name; peer_lost, timeout, aborted, where the group has failed: all
+  /// that is in flight ends with it, and all that is submitted later.
+  handle submit(request r, int process_set = 0) { return start(std::move(r), process_set, true); }
+  /// Submits and waits: the calling thread does the work where it can. Errors: as of `submit` and the handle.
+  handle run(request r, int process_set = 0) {
+    handle h = start(std::move(r), process_set, false);
+    h.wait();
+    return h;
+  }
+
+  // ---- by buffers of one type ---------------------------------------------------------------------------------
+
+  /// inout[i] = op over all ranks, by name. The buffer must live until the handle is done.
+  template <Buffer B>
+  handle allreduce(std::string name, B&& inout, reduce_op op = reduce_op::sum, double prescale = 1.0,
+                   double postscale = 1.0, int process_set = 0) {
+    request r;
+    r.name = std::move(name);
+    r.op = op;
+    r.prescale = prescale;
+    r.postscale = postscale;
+    r.tensors.push_back(of(as_output(inout)));
+    return submit(std::move(r), process_set);
+  }
+  /// The root's elements, to all ranks, in place.
+  template <Buffer B>
+  handle broadcast(std::string name, B&& inout, int root, int process_set = 0) {
+    request r;
+    r.kind = operation::broadcast;
+    r.name = std::move(name);
+    r.root = root;
+    r.tensors.push_back(of(as_output(inout)));
+    return submit(std::move(r), process_set);
+  }
+  /// All ranks' elements, as many on each as it has; the result is the handle's `output`.
+  template <Buffer B>
+  handle allgather(std::string name, const B& in, int process_set = 0) {
+    request r;
+    r.kind = operation::allgather;
+    r.name = std::move(name);
+    r.tensors.push_back(from(as_span(in)));
+    return submit(std::move(r), process_set);
+  }
+  /// This rank's part of the reduction, the first ranks one element more where they cannot have equally many; the
+  /// result is the handle's `output`.
+  template <Buffer B>
+  handle reduce_scatter(std::string name, const B& in, reduce_op op = reduce_op::sum, int process_set = 0) {
+    request r;
+    r.kind = operation::reduce_scatter;
+    r.name = std::move(name);
+    r.op = op;
+    r.tensors.push_back(from(as_span(in)));
+    return submit(std::move(r), process_set);
+  }
+  /// splits[r] elements to rank r; the result is the handle's `output`, with what came from each rank.
+  template <Buffer B>
+  handle alltoall(std::string name, const B& in, std::vector<std::size_t> splits = {}, int process_set = 0) {
+    request r;
+    r.kind = operation::alltoall;
+    r.name = std::move(name);
+    r.tensors.push_back(from(as_span(in)));
+    r.tensors.back().splits = std::move(splits);
+    return submit(std::move(r), process_set);
+  }
+  /// Done when all ranks of the process set have submitted it.
+  handle barrier(std::string name = "barrier", int process_set = 0) {
+    request r;
+    r.kind = operation::barrier;
+    r.name = std::move(name);
+    return submit(std::move(r), process_set);
+  }
+
+  // ---- ranks that have no more data ---------------------------------------------------------------------------
+
+  /// This rank has nothing more to submit until all ranks have joined: till then it gives zeros to every allreduce with
+  /// sum or average (which divides by all ranks) or adasum, and takes part in barriers; other operations end with an
+  /// error (unsupported) on the ranks that submit them. The handle's `last_joined` names the rank that came last.
+  handle join() {
+    const auto l = lane(0);
+    return {l->join(), l};
+  }
+
+  // ---- process sets -------------------------------------------------------------------------------------------
+
+  /// A group of some ranks, with operations and names of its own, which runs beside all others. Collective over all
+  /// ranks, also those that are not in it; waits. Returns its number, from 1. Errors: mismatch if ranks give different
+  /// lists; invalid_argument for ranks that are not there or named twice, or none.
+  int add_process_set(std::vector<int> ranks) {
+    detail::check_members(ranks, rank(), size());
+    return manage(detail::about_set("add_process_set", ranks));
+  }
+  /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
+  /// invalid_argument for a set that is not there, or 0.
+  void remove_process_set(int id) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (id == 0 || sets_.find(id) == sets_.end()) {
+        detail::fail(error_kind::invalid_argument,
+                     {"remove_process_set: there is no process set ", id, " that could be removed"});
+      }
+    }
+    manage(detail::about_set("remove_process_set", {id}));
+  }
+  /// The ranks of a process set. Errors: invalid_argument if there is none of this number.
+  [[nodiscard]] std::vector<int> process_set(int id) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = sets_.find(id);
+    if (found == sets_.end()) detail::no_such_set(id);
+    return found->second;
+  }
+
+  // ---- the timeline -------------------------------------------------------------------------------------------
+
+  /// Writes what this rank does from now on to a file (hvd/timeline.hpp): all ranks that are told to, of their own
+  /// accord and at any time, to the same one. Errors: invalid_argument if the file cannot be written.
+  void start_timeline(const std::string& path, bool mark_cycles = false) {
+    timeline_.start(path, {.rank = rank_,
+                           .size = size_,
+                           .mark_cycles = mark_cycles,
+                           .job = detail::hex(clock_.job),
+                           .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
+                           .start_steady_ns = clock_.steady_ns,
+                           .start_epoch_us = clock_.epoch_us});
+  }
+  /// The file is strict JSON when this returns, and at any moment before.
+  void stop_timeline() { timeline_.stop(); }
+  /// For those who look: whether it records, and how many events found no room.
+  [[nodiscard]] const Timeline& timeline() const noexcept { return timeline_; }
+
+  /// Ends the engine, as the destructor does; what is submitted later ends with an error.
+  void shutdown() {
+    std::map<int, std::shared_ptr<lane_type>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all.swap(lanes_);
+      sets_.clear();
+    }
+    for (const auto& [id, l] : all) l->close();
+    all.clear();
+    watch_.reset();  // asks lanes, so not under the lock
+  }
+
+ private:
+  using lane_type = detail::lane<T>;
+
+  std::shared_ptr<lane_type> make_lane(T& over, int color, int key, int set) {
+    T control = over.split(color, key);
+    T data = over.split(color, key);
+    std::string prefix = set == 0 ? std::string() : detail::joined({"set ", set, ": "});
+    auto made =
+        std::make_shared<lane_type>(std::move(control), std::move(data), opts_, timeline_, std::move(prefix), set == 0);
+    made->start([this](const request& r) { return managed(r); });
+    return made;
+  }
+  [[nodiscard]] std::shared_ptr<lane_type> lane(int process_set) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = lanes_.find(process_set);
+    if (found != lanes_.end()) return found->second;
+    if (sets_.empty()) detail::fail(error_kind::aborted, {"the engine was shut down"});
+    if (sets_.find(process_set) == sets_.end()) detail::no_such_set(process_set);
+    detail::fail(error_kind::invalid_argument, {"this rank is not in process set ", process_set});
+  }
+  handle start(request r, int process_set, bool wake) {
+    const auto l = lane(process_set);
+    detail::validate(r, l->rank(), l->size());
+    return {l->submit(std::move(r), wake), l};
+  }
+
+  void start_watch(T comm) {
+    detail::watched what;
+    what.list = [this] {
+      std::vector<detail::in_flight> all;
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, l] : lanes_) {
+        for (detail::in_flight& f : l->snapshot()) {
+          f.set = id;
+          all.push_back(std::move(f));
+        }
+      }
+      return all;
+    };
+    what.state = [this](int set) {
+      const std::lock_guard lock(mutex_);
+      const auto found = lanes_.find(set);
+      detail::lane_state s = found == lanes_.end() ? detail::lane_state{} : found->second->state();
+      if (s.waiting_for >= 0) s.waiting_for = sets_.at(set)[static_cast<std::size_t>(s.waiting_for)];
+      return s;
+    };
+    what.ranks = [this](int set) {
+      const std::lock_guard lock(mutex_);
+      const auto found = sets_.find(set);
+      return found == sets_.end() ? std::vector<int>() : found->second;
+    };
+    what.give_up = [this](const error& why) {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, l] : lanes_) l->give_up(why);
+    };
+    watch_.emplace(std::move(comm), opts_, std::move(what));
+  }
+
+  /// A request about process sets, one at a time on this rank; returns its answer.
+  int manage(request r) {
+    const std::lock_guard one(managing_);
+    const auto l = lane(0);
+    const auto end = l->submit(std::move(r), false);
+    handle(end, l).wait();
+    return end->answer;
+  }
+  /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
+  int managed(const request& r) {
+    std::vector<int> numbers(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
+    return r.name == "add_process_set" ? add_set(std::move(numbers)) : remove_set(numbers.front());
+  }
+  int add_set(std::vector<int> ranks) {
+    const auto world = lane(0);
+    const auto place = std::find(ranks.begin(), ranks.end(), world->rank());
+    const bool member = place != ranks.end();
+    const int id = ++last_set_;  // this thread's alone
+    auto made = make_lane(world->data(), member ? 0 : 1, static_cast<int>(place - ranks.begin()), id);
+    const std::lock_guard lock(mutex_);
+    if (sets_.empty()) return id;  // shut down meanwhile
+    sets_[id] = std::move(ranks);
+    if (member) lanes_[id] = std::move(made);
+    return id;
+  }
+  int remove_set(int id) {
+    std::shared_ptr<lane_type> gone;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = lanes_.find(id); found != lanes_.end()) {
+        gone = std::move(found->second);
+        lanes_.erase(found);
+      }
+      sets_.erase(id);
+    }
+    if (gone) gone->close();
+    return id;
+  }
+
+  template <class E>
+  static tensor of(std::span<E> s) {
+    tensor t = from(std::span<const E>(s));
+    t.out = reinterpret_cast<std::byte*>(s.data());
+    return t;
+  }
+  template <class E>
+  static tensor from(std::span<E> s) {
+    using element = std::remove_const_t<E>;
+    static_assert(dtype_of<element> != dtype::user,
+                  "hvd: the engine takes numbers and bool: other types have no name that ranks could compare");
+    tensor t;
+    t.in = reinterpret_cast<const std::byte*>(s.data());
+    t.type = dtype_of<element>;
+    t.shape = {s.size()};
+    return t;
+  }
+
+  engine_options opts_;
+  int rank_, size_;
+  detail::job_clock clock_;
+  Timeline timeline_;         // lives longer than lanes
+  mutable std::mutex mutex_;  // lanes_, sets_
+  std::map<int, std::shared_ptr<lane_type>> lanes_;
+  std::map<int, std::vector<int>> sets_;
+  int last_set_ = 0;
+  std::mutex managing_;
+  std::optional<detail::stall_watch<T>> watch_;
+};
+
+}  // namespace hvd::inline HVD_ABI

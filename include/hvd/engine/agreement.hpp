@@ -1,0 +1,227 @@
+// hvd/engine/agreement.hpp: rounds in which ranks learn what all of them have submitted.
+//
+// A round combines words by bitwise or over all ranks, in ceil(log2 p) steps of one message: in step k a rank sends to
+// the one 2^k behind it what it has combined so far (D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
+// synchronization", 1988; what is combined twice does not matter to `or`). Nobody has to start a round: a rank that has
+// something to tell sends its first message, and those who receive one join. So an idle group sends nothing, and what
+// arrives wakes.
+#pragma once
+
+#include <hvd/detail/cpu.hpp>
+#include <hvd/detail/futex.hpp>
+#include <hvd/peer_memory.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sched.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Where the thread that drives an engine sleeps. In shared memory where there is some, so that peers can wake it.
+struct alignas(64) door {
+  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleeping{0};
+
+  void ring() noexcept {
+    rings.fetch_add(1);
+    if (sleeping.load() != 0) futex_wake_all(rings);
+  }
+};
+
+/// How long a rank looks before it sleeps.
+struct patience {
+  int looks = 200;  ///< for a message, with a pause of the CPU between them
+  int yields = 10;  ///< after that
+  int waits = 50;   ///< yields of a thread that waits for the one that drives
+};
+
+template <Probing T>
+class agreement {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  explicit agreement(T& comm) : comm_(comm), own_door_(std::make_unique<door>()) {
+    for (int distance = 1; distance < comm.size(); distance *= 2) {
+      before_.push_back((comm.rank() + distance) % comm.size());
+      behind_.push_back((comm.rank() - distance + comm.size()) % comm.size());
+    }
+    if constexpr (PeerMemory<T>) {
+      shared_doors_ = comm.template alloc_shared<door_bytes>(1);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(shared_doors_.data());
+      doors_ = *comm.peers().find_block(bytes, sizeof(door_bytes));
+      for (int r = 0; r != comm.size(); ++r) {  // zero bytes are a door's first state
+        peer_doors_.push_back(reinterpret_cast<door*>(doors_.part(r)));
+      }
+    }
+  }
+
+  /// Wakes the thread that sleeps here, if one does. Any thread of this process may call it.
+  void ring() noexcept { mine().ring(); }
+
+  /// Whether a round is under way in which this rank takes part.
+  [[nodiscard]] bool under_way() const noexcept { return active_; }
+  /// Whether another rank has begun a round.
+  [[nodiscard]] bool called() {
+    return std::any_of(before_.begin(), before_.end(), [&](int peer) { return comm_.arrived(peer); });
+  }
+
+  /// Begins a round, or joins it, with as many words on every rank.
+  void begin(std::vector<std::uint64_t> words) {
+    words_ = std::move(words);
+    incoming_.resize(words_.size());
+    step_ = 0;
+    active_ = true;
+    if (!before_.empty()) tell();
+  }
+
+  /// Goes on with the round until its end, or until `until`: returns whether the end has come. `waited_for` shows the
+  /// rank whose message is missing.
+  bool finish(clock::time_point until, const patience& p, std::atomic<int>& waited_for) {
+    while (step_ != before_.size()) {
+      const int from = before_[step_];
+      if (!await(from, until, p, waited_for)) return false;
+      comm_.recv(reinterpret_cast<std::byte*>(incoming_.data()), bytes(), from);
+      for (std::size_t i = 0; i != words_.size(); ++i) words_[i] |= incoming_[i];
+      if (++step_ != before_.size()) tell();
+    }
+    active_ = false;
+    return true;
+  }
+  /// The combined words, after a round.
+  [[nodiscard]] const std::vector<std::uint64_t>& words() const noexcept { return words_; }
+
+  /// Sleeps until somebody rings, a round is called, or `until`. `ready` is asked once this thread counts as sleeping.
+  template <class Ready>
+  void sleep(clock::time_point until, const Ready& ready) {
+    if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
+      if (!ready()) comm_.await_arrival(before_);
+    } else {
+      nap_ = std::chrono::microseconds(20);
+      doze(
+          until, [&] { return ready() || called(); }, true);
+    }
+  }
+
+  /// Combines texts of all ranks along a binomial tree, and gives all ranks the result. `join` takes this rank's text
+  /// so far and another's.
+  std::string merge(std::string text, std::string (*join)(const std::string&, const std::string&)) {
+    const int rank = comm_.rank(), size = comm_.size();
+    int distance = 1;
+    for (; distance < size; distance *= 2) {
+      if ((rank & distance) != 0) {
+        send_text(text, rank - distance);
+        text = receive_text(rank - distance);
+        break;
+      }
+      if (rank + distance < size) text = join(text, receive_text(rank + distance));
+    }
+    for (distance /= 2; distance != 0; distance /= 2) {
+      if (rank + distance < size) send_text(text, rank + distance);
+    }
+    return text;
+  }
+
+ private:
+  struct door_bytes {
+    alignas(door) std::byte bytes[sizeof(door)];
+  };
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return words_.size() * sizeof(std::uint64_t); }
+  [[nodiscard]] door& mine() noexcept {
+    return peer_doors_.empty() ? *own_door_ : *peer_doors_[static_cast<std::size_t>(comm_.rank())];
+  }
+
+  void tell() {
+    const int to = behind_[step_];
+    comm_.send(reinterpret_cast<const std::byte*>(words_.data()), bytes(), to);
+    if (!peer_doors_.empty()) peer_doors_[static_cast<std::size_t>(to)]->ring();
+  }
+
+  bool await(int from, clock::time_point until, const patience& p, std::atomic<int>& waited_for) {
+    if (comm_.arrived(from)) return true;
+    for (int i = 0; i != p.looks; ++i) {
+      cpu_pause();
+      if (comm_.arrived(from)) return true;
+    }
+    for (int i = 0; i != p.yields; ++i) {
+      ::sched_yield();
+      if (comm_.arrived(from)) return true;
+    }
+    waited_for.store(from, std::memory_order_relaxed);
+    bool come = false;
+    if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
+      comm_.await_arrival(std::span(&from, 1));
+      come = true;
+    } else {
+      nap_ = std::chrono::microseconds(20);
+      while (!(come = comm_.arrived(from)) && clock::now() < until) {
+        doze(
+            until, [&] { return comm_.arrived(from); }, false);
+        // Only the rank that this one waits for: others may have ended well, with nothing more to say.
+        if constexpr (PeerMemory<T>) {
+          if (!comm_.arrived(from)) comm_.peers().check_alive(from);
+        }
+      }
+    }
+    waited_for.store(-1, std::memory_order_relaxed);
+    return come;
+  }
+
+  /// One sleep at the door, not longer than until peers should be looked at; `more`: sleeps until there is a reason.
+  template <class Ready>
+  void doze(clock::time_point until, const Ready& ready, bool more) {
+    door& d = mine();
+    do {
+      const std::uint32_t rings = d.rings.load();
+      d.sleeping.store(1);
+      const auto left = until - clock::now();
+      if (!ready() && left > left.zero()) {
+        // Without common memory nobody can ring for a message: look again, less often the longer it lasts.
+        const std::chrono::nanoseconds most = peer_doors_.empty() ? nap_ : std::chrono::milliseconds(50);
+        futex_wait(d.rings, rings, std::min<std::chrono::nanoseconds>(left, most));
+        nap_ = std::min(nap_ * 2, std::chrono::microseconds(1000));
+      }
+      d.sleeping.store(0);
+      more = more && d.rings.load() == rings && !ready() && clock::now() < until;
+      if (more) comm_.check();
+    } while (more);
+  }
+
+  void send_text(const std::string& text, int to) {
+    const std::uint64_t length = text.size();
+    comm_.send(reinterpret_cast<const std::byte*>(&length), sizeof length, to);
+    comm_.send(reinterpret_cast<const std::byte*>(text.data()), length, to);
+  }
+  std::string receive_text(int from) {
+    std::uint64_t length = 0;
+    comm_.recv(reinterpret_cast<std::byte*>(&length), sizeof length, from);
+    std::string text(length, '\0');
+    comm_.recv(reinterpret_cast<std::byte*>(text.data()), length, from);
+    return text;
+  }
+
+  T& comm_;
+  std::vector<int> before_, behind_;  // whom this rank hears, and tells, in each step
+  std::vector<std::uint64_t> words_, incoming_;
+  std::size_t step_ = 0;
+  bool active_ = false;
+  std::chrono::microseconds nap_{20};
+  std::unique_ptr<door> own_door_;
+  shared_array<door_bytes> shared_doors_;
+  shared_block doors_{};
+  std::vector<door*> peer_doors_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

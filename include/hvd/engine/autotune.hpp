@@ -1,0 +1,113 @@
+// hvd/engine/autotune.hpp: tunes an engine on the job that it runs.
+#pragma once
+
+#include <hvd/algorithm/automatic.hpp>
+#include <hvd/collective.hpp>
+#include <hvd/detail/inform.hpp>
+#include <hvd/engine/options.hpp>
+#include <hvd/engine/tuner.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What is tuned.
+struct engine_setting {
+  std::size_t fusion_threshold = 0;
+  std::chrono::microseconds cycle_time{0};
+};
+
+/// Bytes that were reduced or moved, over time, between the ends of batches: ranks run the same batches in the same
+/// order, so all of them come to the end of a sample at the same batch, hear there what rank 0 has measured, and go on
+/// with the same setting.
+template <class T>
+class autotuner {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  /// Errors: invalid_argument where the log cannot be written.
+  autotuner(T& comm, const engine_options& opts)
+      : comm_(comm), steps_(opts.autotune_steps),
+        search_(tunables(opts), {.warmup = opts.autotune_warmup,
+                                 .budget = std::max(opts.autotune_samples, 6) * 6,
+                                 .candidates = std::clamp(opts.autotune_samples / 2, 2, 8)}) {
+    if (opts.autotune_log.empty() || comm.rank() != 0) return;
+    log_.reset(std::fopen(opts.autotune_log.c_str(), "we"));
+    if (log_ == nullptr) {
+      fail(error_kind::invalid_argument, {assignment("HOROVOD_AUTOTUNE_LOG", opts.autotune_log), " cannot be written: ",
+                                          std::strerror(errno), "; give a file in a directory that is there"});
+    }
+    write(search_.csv_header());
+  }
+
+  /// After a batch of so many bytes. Returns the setting from here on, if it changes. Collective at the end of a
+  /// sample.
+  std::optional<engine_setting> count(std::size_t bytes) {
+    if (search_.finished()) return std::nullopt;
+    if (batches_++ == 0) {  // the end of the first batch starts the clock
+      began_ = clock::now();
+      return std::nullopt;
+    }
+    bytes_ += bytes;
+    if (batches_ <= steps_) return std::nullopt;
+    double score =
+        static_cast<double>(bytes_) / std::chrono::duration<double, std::micro>(clock::now() - began_).count();
+    auto* const at = reinterpret_cast<std::byte*>(&score);
+    run(comm_, broadcast_call{at, at, sizeof score, 0}, automatic<>{});
+    search_.record(score);
+    write(search_.csv_row());
+    batches_ = 0;
+    bytes_ = 0;
+    if (search_.finished() && comm_.rank() == 0) inform({"autotune: ", search_.verdict()});
+    const std::vector<std::int64_t>& now = search_.propose();
+    return engine_setting{static_cast<std::size_t>(now[0]), std::chrono::microseconds(now[1])};
+  }
+
+ private:
+  struct closer {
+    void operator()(std::FILE* f) const noexcept { std::fclose(f); }
+  };
+
+  static std::chrono::microseconds cycle_of(const engine_options& opts) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time);
+  }
+  static tunable around(std::string name, std::vector<std::int64_t> values, std::int64_t standard, bool fixed) {
+    values.push_back(standard);
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+    const auto at = std::find(values.begin(), values.end(), standard) - values.begin();
+    return {std::move(name), std::move(values), static_cast<std::size_t>(at), fixed};
+  }
+  static std::vector<tunable> tunables(const engine_options& opts) {
+    std::vector<std::int64_t> bytes{0};
+    for (std::int64_t n = std::int64_t{1} << 18; n <= std::int64_t{1} << 28; n *= 4) bytes.push_back(n);
+    return {around("fusion_threshold", bytes, static_cast<std::int64_t>(opts.fusion_threshold), opts.threshold_fixed),
+            around("cycle_time_us", {0, 50, 200, 1000, 5000}, cycle_of(opts).count(), opts.cycle_fixed)};
+  }
+  void write(const std::string& text) {
+    if (log_ == nullptr) return;
+    std::fwrite(text.data(), 1, text.size(), log_.get());
+    std::fflush(log_.get());
+  }
+
+  T& comm_;
+  int steps_;
+  tuner search_;
+  std::unique_ptr<std::FILE, closer> log_;
+  int batches_ = 0;
+  std::size_t bytes_ = 0;
+  clock::time_point began_{};
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

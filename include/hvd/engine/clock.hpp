@@ -1,0 +1,65 @@
+// hvd/engine/clock.hpp: the clock of rank 0, as seen from the other ranks.
+#pragma once
+
+#include <hvd/transport.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// When a job began, the same on all ranks but for the offset.
+struct job_clock {
+  std::uint64_t job = 0;       ///< a random number of rank 0's
+  std::int64_t steady_ns = 0;  ///< rank 0's steady clock at the start
+  std::int64_t epoch_us = 0;   ///< and its system clock, in microseconds since 1970
+  std::int64_t offset_ns = 0;  ///< added to this rank's steady clock it gives rank 0's
+};
+
+inline std::int64_t steady_now() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Collective. Where ranks have common memory they are on one host, with one clock; else each rank asks rank 0 what
+/// time it is, takes the quickest answer of some, and assumes that question and answer took as long (F. Cristian,
+/// "Probabilistic clock synchronization", 1989). Cost: 8 round trips for each rank, one after the other.
+template <PointToPoint T>
+job_clock agree_on_clock(T& comm, std::uint64_t random) {
+  job_clock c{random, steady_now(),
+              std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+                  .count(),
+              0};
+  const auto bytes = [](auto& value) { return reinterpret_cast<std::byte*>(&value); };
+  constexpr int asks = PeerMemory<T> ? 0 : 8;
+  if (comm.rank() == 0) {
+    for (int r = 1; r < comm.size(); ++r) {
+      comm.send(bytes(c), sizeof c, r);
+      for (int i = 0; i != asks; ++i) {
+        std::int64_t now = 0;
+        comm.recv(bytes(now), sizeof now, r);
+        now = steady_now();
+        comm.send(bytes(now), sizeof now, r);
+      }
+    }
+    return c;
+  }
+  comm.recv(bytes(c), sizeof c, 0);
+  std::int64_t quickest = std::numeric_limits<std::int64_t>::max();
+  for (int i = 0; i != asks; ++i) {
+    std::int64_t theirs = 0;
+    const std::int64_t asked = steady_now();
+    comm.send(bytes(theirs), sizeof theirs, 0);
+    comm.recv(bytes(theirs), sizeof theirs, 0);
+    const std::int64_t answered = steady_now();
+    if (answered - asked >= quickest) continue;
+    quickest = answered - asked;
+    c.offset_ns = theirs - (asked + (answered - asked) / 2);
+  }
+  return c;
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

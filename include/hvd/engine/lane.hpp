@@ -1,0 +1,364 @@
+// hvd/engine/lane.hpp: the operations of one process set, from submission to their end.
+#pragma once
+
+#include <hvd/engine/agreement.hpp>
+#include <hvd/engine/autotune.hpp>
+#include <hvd/engine/execute.hpp>
+#include <hvd/engine/negotiation.hpp>
+#include <hvd/engine/observer.hpp>
+#include <hvd/engine/options.hpp>
+#include <hvd/engine/turns.hpp>
+#include <hvd/engine/watch.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Any thread submits; one at a time drives: takes what is submitted, agrees with the other ranks, runs what is ready.
+template <class T>
+class lane final : public waiting_room {
+ public:
+  using clock = std::chrono::steady_clock;
+
+  /// `control` carries agreement, `data` what is agreed on; both have the ranks of the process set.
+  lane(T control, T data, const engine_options& opts, Timeline& timeline, std::string prefix, bool tuned)
+      : opts_(opts), control_(std::move(control)), data_(std::move(data)), agreement_(control_),
+        negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
+        observer_(timeline, control_.rank(), std::move(prefix)), threshold_(opts.fusion_threshold),
+        cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
+    if (opts.autotune && tuned) tuner_.emplace(data_, opts);
+  }
+  lane(const lane&) = delete;
+  lane& operator=(const lane&) = delete;
+  ~lane() override { close(); }
+
+  /// Starts the lane's thread. `manage` runs requests of kind split, in their place in the order of all ranks, and
+  /// returns their answer.
+  void start(std::function<int(const request&)> manage) {
+    manage_ = std::move(manage);
+    if (!opts_.thread) return;
+    turns_.start([this] { return has_work(); }, [this] { drive(nullptr, clock::time_point::max()); });
+  }
+
+  [[nodiscard]] int rank() noexcept { return control_.rank(); }
+  [[nodiscard]] int size() noexcept { return control_.size(); }
+  [[nodiscard]] T& data() noexcept { return data_; }
+  [[nodiscard]] executor<T>& execute() noexcept { return execute_; }
+
+  /// Takes a request whose arguments have been checked. Errors: invalid_argument if its name is in flight. With `wake`
+  /// false no thread is woken, because the caller waits at once.
+  std::shared_ptr<completion> submit(request r, bool wake) {
+    auto what = std::make_shared<submission>(std::move(r));
+    const std::string& name = what->what.name;
+    std::optional<error> too_late;
+    what->end->label = joined({hvd::name(what->what.kind), " \"", name, "\" on rank ", rank(), " of ", size()});
+    {
+      const std::lock_guard lock(mutex_);
+      too_late = stopped_;
+      if (!too_late) {
+        const auto [at, fresh] = in_flight_.emplace(name, what);
+        if (!fresh) {
+          fail(error_kind::invalid_argument, {what->end->label, ": this name is in flight already; wait for it first, "
+                                                                "or give each tensor its own name"});
+        }
+        observer_.submitted(*what);
+        fresh_.push_back(what);
+      }
+    }
+    if (too_late) complete(*what, too_late);
+    if (wake || turns_.taken()) stir();
+    return what->end;
+  }
+
+  /// See Engine::join.
+  std::shared_ptr<completion> join() {
+    auto end = std::make_shared<completion>();
+    end->label = joined({"join on rank ", rank(), " of ", size()});
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_) {
+        end->finish(*stopped_);
+        return end;
+      }
+      if (joining_)
+        fail(error_kind::invalid_argument, {end->label, ": a join is in flight already; wait for it first"});
+      joining_ = end;
+    }
+    stir();
+    return end;
+  }
+
+  void await(const completion& end, clock::time_point until) override {
+    if (turns_.mine()) {
+      fail(error_kind::invalid_argument,
+           {end.label, " cannot be awaited by a callback, on whose return its progress depends"});
+    }
+    for (int yields = 0; !end.finished() && clock::now() < until;) {
+      if (turns_.attempt([&] { drive(&end, until); })) {
+        if (has_work()) turns_.wake();
+      } else if (!opts_.thread || yields < patience{}.waits) {
+        ++yields;  // the thread that drives may be here in a moment, or done
+        ::sched_yield();
+      } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)))) {
+        return;
+      }
+    }
+  }
+
+  /// Ends the lane: what is in flight ends with an error, and so do later submissions.
+  void close() {
+    turns_.close();
+    stir();
+    turns_.join();
+    turns_.insist([this] {
+      if (agreement_.under_way()) abandon();  // others are waiting for this rank's words
+      stop(error(error_kind::aborted, "the engine was shut down"));
+    });
+  }
+
+  /// What is in flight, for the watch. Any thread.
+  [[nodiscard]] std::vector<in_flight> snapshot() {
+    const std::lock_guard lock(mutex_);
+    std::vector<in_flight> all;
+    for (const auto& [name, s] : in_flight_) all.push_back({name, hvd::name(s->what.kind), 0, s->since});
+    return all;
+  }
+  /// Ends everything in flight with this error, at the next moment when the driver looks.
+  void give_up(const error& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!verdict_) verdict_ = why;
+    }
+    condemned_.store(true);
+    abandon();  // the driver may be in a collective, which ends by this
+    stir();
+  }
+  /// What the driving thread does, and for which rank of the process set it waits. Any thread.
+  [[nodiscard]] lane_state state() noexcept {
+    const int control = waited_for_.load(std::memory_order_relaxed);
+    return {phase_.load(std::memory_order_relaxed), control >= 0 ? control : data_.waiting_for()};
+  }
+
+ private:
+  // ---- who drives ---------------------------------------------------------------------------------------------
+
+  /// There is something new: whoever drives looks at it, or else the lane's thread.
+  void stir() noexcept {
+    if (turns_.taken()) agreement_.ring();
+    if (!turns_.taken()) turns_.wake();  // who drove may just have left
+  }
+  [[nodiscard]] bool has_work() {
+    const std::lock_guard lock(mutex_);
+    return !stopped_ && (!in_flight_.empty() || joining_ != nullptr);
+  }
+
+  /// Makes progress until `end` has come (null: until there is nothing to do), until `until`, or until the lane closes.
+  void drive(const completion* end, clock::time_point until) {
+    try {
+      while (!turns_.closing() && !(end != nullptr && end->finished())) {
+        if (condemned_.load()) throw error(verdict());
+        take_fresh();
+        if (negotiation_.idle()) break;
+        const auto now = clock::now();
+        const bool news = negotiation_.has_news();
+        if (agreement_.under_way() || (news && now >= next_round_) || agreement_.called()) {
+          if (!round(until, end != nullptr)) break;
+        } else {
+          if (now >= until) break;
+          phase_.store(lane_phase::waiting, std::memory_order_relaxed);
+          agreement_.sleep(news ? std::min(until, next_round_) : until,
+                           [&] { return turns_.closing() || condemned_.load() || has_fresh(); });
+        }
+      }
+    } catch (const error& e) {
+      abandon();
+      stop(condemned_.load() ? verdict() : e);
+    } catch (const std::exception& e) {
+      abandon();
+      stop(error(error_kind::system, joined({"the engine on rank ", rank(), " of ", size(), ": ", e.what()})));
+    }
+    phase_.store(lane_phase::idle, std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool has_fresh() {
+    const std::lock_guard lock(mutex_);
+    return !fresh_.empty() || (joining_ != nullptr && !negotiation_.joined());
+  }
+  void take_fresh() {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    for (auto& s : fresh_) negotiation_.add(std::move(s));
+    fresh_.clear();
+    if (joining_ != nullptr && !negotiation_.joined()) negotiation_.join();
+  }
+  error verdict() {
+    const std::lock_guard lock(mutex_);
+    return *verdict_;
+  }
+
+  // ---- a round ------------------------------------------------------------------------------------------------
+
+  /// What a collective is called in the timeline.
+  template <class Transport>
+  static constexpr const char* activity(operation kind) noexcept {
+    switch (kind) {
+      case operation::allreduce: return named<Transport>("SHM_ALLREDUCE", "MPI_ALLREDUCE", "P2P_ALLREDUCE");
+      case operation::allgather: return named<Transport>("SHM_ALLGATHER", "MPI_ALLGATHER", "P2P_ALLGATHER");
+      case operation::broadcast: return named<Transport>("SHM_BCAST", "MPI_BCAST", "P2P_BCAST");
+      case operation::reduce_scatter:
+        return named<Transport>("SHM_REDUCESCATTER", "MPI_REDUCESCATTER", "P2P_REDUCESCATTER");
+      case operation::alltoall: return named<Transport>("SHM_ALLTOALL", "MPI_ALLTOALL", "P2P_ALLTOALL");
+      default: return "RUN";
+    }
+  }
+  template <class Transport>
+  static constexpr const char* named(const char* memory, const char* backend, const char* messages) noexcept {
+    return PeerMemory<Transport> ? memory : Native<Transport, allreduce_call> ? backend : messages;
+  }
+
+  /// Takes part in a round; false if `until` came first.
+  bool round(clock::time_point until, bool awaited) {
+    if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
+    phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
+    while (!agreement_.finish(std::min(until, clock::now() + std::chrono::milliseconds(100)),
+                              awaited ? patience{} : patience{.looks = 20}, waited_for_)) {
+      if (turns_.closing() || condemned_.load()) return true;
+      if (clock::now() >= until) return false;
+    }
+    if (cycle_time_.count() > 0) next_round_ = clock::now() + cycle_time_;
+    observer_.cycle();
+    decision d = negotiation_.decide(agreement_.words());
+    for (const refusal& r : d.refused) refuse(r);
+    const auto batches = plan(negotiation_.known(), std::move(d.ready), threshold_, opts_.groups_alone);
+    for (const batch& b : batches) {
+      for (const std::uint32_t id : b.ids) observer_.ready(negotiation_.find(id));
+    }
+    for (const batch& b : batches) run(b);
+    if (d.talk) {
+      for (const refusal& r : negotiation_.learn(agreement_.merge(negotiation_.announce(), &merge_gossip))) refuse(r);
+      if (negotiation_.last_joined() >= 0) end_join();
+    }
+    return true;
+  }
+
+  void refuse(const refusal& r) {
+    if (const auto s = negotiation_.take(r.name)) finish(*s, r.why);
+  }
+  void end_join() {
+    std::shared_ptr<completion> end;
+    {
+      const std::lock_guard lock(mutex_);
+      end = std::move(joining_);
+      joining_ = nullptr;
+      negotiation_.rejoin();
+    }
+    end->answer = negotiation_.last_joined();
+    end->finish(std::nullopt);
+  }
+
+  void run(const batch& b) {
+    phase_.store(lane_phase::running, std::memory_order_relaxed);
+    std::vector<std::shared_ptr<submission>> mine;
+    std::vector<work> works;
+    for (const std::uint32_t id : b.ids) {
+      negotiation_.use(id);
+      auto s = negotiation_.take(id);
+      works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
+      if (s) mine.push_back(std::move(s));
+    }
+    running_ = mine;
+    observer_.enter(mine, activity<T>(works.front().what.kind));
+    if (works.front().what.kind == operation::split) {
+      for (const auto& s : mine) s->end->answer = manage_(s->what);
+    } else {
+      execute_(works);
+    }
+    running_.clear();
+    for (const auto& s : mine) finish(*s, std::nullopt);
+    if (!tuner_) return;
+    if (const auto setting = tuner_->count(b.bytes)) {
+      threshold_ = setting->fusion_threshold;
+      cycle_time_ = setting->cycle_time;
+      execute_.buffer().threshold(threshold_);
+    }
+  }
+
+  void finish(submission& s, const std::optional<error>& problem) {
+    observer_.ended(s);
+    {
+      const std::lock_guard lock(mutex_);
+      in_flight_.erase(s.what.name);
+    }
+    complete(s, problem);
+  }
+  static void complete(submission& s, const std::optional<error>& problem) {
+    const auto done = std::move(s.what.done);
+    s.what.keep.reset();
+    s.end->finish(problem);
+    [&]() noexcept {
+      if (done) done(handle(s.end, {}));
+    }();
+  }
+
+  /// Tells the other ranks, where they can be told, that this one gives up.
+  void abandon() noexcept {
+    if constexpr (PeerMemory<T>) {
+      control_.peers().set_abort(error_kind::aborted, control_.rank());
+      data_.peers().set_abort(error_kind::aborted, data_.rank());
+    }
+  }
+
+  /// The end of the lane: everything in flight ends with `why`.
+  void stop(const error& why) {
+    std::unordered_map<std::string, std::shared_ptr<submission>> left;
+    std::shared_ptr<completion> join;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!stopped_) stopped_ = why;
+      left.swap(in_flight_);
+      fresh_.clear();
+      join = std::move(joining_);
+    }
+    for (const auto& [name, s] : left) complete(*s, why);
+    if (join) join->finish(why);
+  }
+
+  const engine_options opts_;
+  T control_;
+  T data_;
+  agreement<T> agreement_;
+  negotiation negotiation_;
+  executor<T> execute_;
+  observer observer_;
+  std::size_t threshold_;
+  std::chrono::microseconds cycle_time_;
+  clock::time_point next_round_{};
+  std::optional<autotuner<T>> tuner_;  // of lane 0
+  std::vector<std::shared_ptr<submission>> running_;
+  std::function<int(const request&)> manage_;
+
+  std::mutex mutex_;  // what follows, up to the blank line
+  std::unordered_map<std::string, std::shared_ptr<submission>> in_flight_;
+  std::vector<std::shared_ptr<submission>> fresh_;
+  std::shared_ptr<completion> joining_;
+  std::optional<error> stopped_;
+  std::optional<error> verdict_;
+
+  std::atomic<bool> condemned_{false};
+  std::atomic<int> waited_for_{-1};
+  std::atomic<lane_phase> phase_{lane_phase::idle};
+  turns turns_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

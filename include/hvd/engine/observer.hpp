@@ -1,0 +1,80 @@
+// hvd/engine/observer.hpp: what a lane shows of its work, as events of a timeline.
+#pragma once
+
+#include <hvd/engine/negotiation.hpp>
+#include <hvd/timeline.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Horovod's names of an operation: while ranks agree, and while it runs.
+struct activity_names {
+  const char* negotiate;
+  const char* run;
+};
+constexpr activity_names activities_of(operation kind, reduce_op op) noexcept {
+  switch (kind) {
+    case operation::allreduce:
+      if (op == reduce_op::adasum) return {"NEGOTIATE_ADASUM", "ADASUM"};
+      return {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"};
+    case operation::allgather: return {"NEGOTIATE_ALLGATHER", "ALLGATHER"};
+    case operation::broadcast: return {"NEGOTIATE_BROADCAST", "BROADCAST"};
+    case operation::reduce_scatter: return {"NEGOTIATE_REDUCESCATTER", "REDUCESCATTER"};
+    case operation::alltoall: return {"NEGOTIATE_ALLTOALL", "ALLTOALL"};
+    case operation::barrier: return {"NEGOTIATE_BARRIER", "BARRIER"};
+    default: return {"NEGOTIATE_PROCESS_SET", "PROCESS_SET"};
+  }
+}
+
+/// Records the stations of submissions: NEGOTIATE_..., until all ranks have submitted, then the operation, in it QUEUE
+/// while others run, and what fusion does. One that was submitted before the timeline started is not shown.
+class observer {
+ public:
+  using submissions = std::span<const std::shared_ptr<submission>>;
+
+  /// `prefix` is put before the names of a process set's tensors.
+  observer(Timeline& timeline, int rank, std::string prefix)
+      : timeline_(timeline), rank_(rank), prefix_(std::move(prefix)) {}
+
+  /// By the submitting thread.
+  void submitted(submission& s) {
+    if (!timeline_.active()) return;
+    s.shown = true;
+    s.track = prefix_.empty() ? timeline_.tensor(s.what.name) : timeline_.tensor(prefix_ + s.what.name);
+    timeline_.begin(s.track, activities_of(s.what.kind, s.what.op).negotiate);
+    timeline_.tick(s.track, rank_);
+  }
+  void cycle() noexcept { timeline_.cycle(); }
+  /// All ranks have submitted it.
+  void ready(submission* s) noexcept {
+    if (s == nullptr || !s->shown) return;
+    timeline_.end(s->track);
+    timeline_.begin(s->track, activities_of(s->what.kind, s->what.op).run);
+    timeline_.begin(s->track, "QUEUE");
+  }
+  /// From here on they do this, which is a part of the operation; it ends what they did before.
+  void enter(submissions all, const char* activity) noexcept {
+    for (const auto& s : all) {
+      if (!s->shown) continue;
+      timeline_.end(s->track);
+      timeline_.begin(s->track, activity);
+    }
+  }
+  void ended(const submission& s) noexcept {
+    if (!s.shown) return;
+    if (s.what.tensors.empty()) return timeline_.end(s.track, dtype::user, {});
+    timeline_.end(s.track, s.what.tensors.front().type, s.what.tensors.front().shape);
+  }
+
+ private:
+  Timeline& timeline_;
+  int rank_;
+  std::string prefix_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

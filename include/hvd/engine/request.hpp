@@ -1,0 +1,152 @@
+// hvd/engine/request.hpp: what is submitted to the engine, and the handle on which its end is awaited.
+#pragma once
+
+#include <hvd/detail/futex.hpp>
+#include <hvd/dynamic_op.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// One tensor of a submission, on this rank: contiguous memory in row-major order.
+struct tensor {
+  const std::byte* in = nullptr;  ///< null only without elements
+  /// For allreduce and broadcast as long as `in`, and possibly the same memory; for reduce_scatter this rank's rows.
+  /// Null: the engine allocates the result, which `handle::output` gives; so it always does for allgather and alltoall.
+  std::byte* out = nullptr;
+  dtype type = dtype::float32;
+  std::vector<std::size_t> shape{};   ///< of the input; empty: a scalar
+  std::vector<std::size_t> splits{};  ///< alltoall: rows (of dimension 0) for each rank; empty: equal parts
+};
+
+class handle;
+
+/// One named operation, on one tensor or on a group of them. Ranks may submit in any order; an operation runs when all
+/// ranks of the process set have submitted one of this name.
+struct request {
+  operation kind = operation::allreduce;  ///< allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
+  std::string name{};                     ///< unique among what this rank has in flight in the process set
+  std::vector<tensor> tensors{};          ///< all of a group are ready, and run, together
+  reduce_op op = reduce_op::sum;          ///< for allreduce and reduce_scatter
+  double prescale = 1.0;                  ///< factor of every input
+  double postscale = 1.0;                 ///< factor of the result
+  int root = 0;                           ///< of a broadcast: a rank of the process set
+  /// Of what is ready at the same time, higher ones run first. What the lowest rank says when a name is new counts.
+  int priority = 0;
+  std::shared_ptr<void> keep{};  ///< kept alive until the operation is done
+  std::function<void(const handle&)>
+      done{};  ///< called once, by the thread that ended the operation; must neither wait nor throw
+};
+
+/// What the engine has allocated for a result.
+struct result {
+  std::shared_ptr<std::byte> data{};  ///< null where the caller gave the memory
+  std::vector<std::size_t> shape{};   ///< of the output
+  dtype type = dtype::float32;
+  std::vector<std::size_t> received_splits{};  ///< alltoall: rows from each rank
+};
+
+namespace detail {
+
+/// The end of one submission, shared between its handles and the engine.
+class completion {
+ public:
+  [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
+  /// What went wrong; once finished.
+  [[nodiscard]] const std::optional<error>& problem() const noexcept { return problem_; }
+
+  /// Sleeps until the end, or until `until`; returns whether it has come.
+  bool sleep_until(std::chrono::steady_clock::time_point until) const noexcept {
+    while (!finished()) {
+      const auto left = until - std::chrono::steady_clock::now();
+      if (left <= left.zero()) return false;
+      futex_wait(state_, 0, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
+    }
+    return true;
+  }
+
+  /// By the engine, once.
+  void finish(std::optional<error> problem) {
+    problem_ = std::move(problem);
+    state_.store(1, std::memory_order_release);
+    futex_wake_all(state_);
+  }
+
+  std::vector<result> results{};  ///< one for each tensor; written before the end
+  int answer = -1;                ///< of a join: the rank that came last; of a new process set: its number
+  std::string label{};            ///< for messages: operation, name, rank
+
+ private:
+  std::atomic<std::uint32_t> state_{0};
+  std::optional<error> problem_;
+};
+
+/// What a handle needs of the lane behind it: to wait there, which makes progress.
+class waiting_room {
+ public:
+  virtual ~waiting_room() = default;
+  /// Returns when `end` has come or the time is over.
+  virtual void await(const completion& end, std::chrono::steady_clock::time_point until) = 0;
+};
+
+}  // namespace detail
+
+/// A submission in flight or done. Handles are copies of each other; any thread may use them. They may outlive the
+/// engine, whose end is theirs.
+class handle {
+ public:
+  handle() = default;
+  handle(std::shared_ptr<detail::completion> end, std::weak_ptr<detail::waiting_room> where)
+      : end_(std::move(end)), where_(std::move(where)) {}
+
+  /// Whether the operation is done, well or not. Cost: one load.
+  [[nodiscard]] bool poll() const noexcept { return end_ == nullptr || end_->finished(); }
+
+  /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
+  /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, where the
+  /// operation stays in flight.
+  void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const {
+    if (end_ == nullptr) return;
+    if (!end_->finished()) {
+      using clock = std::chrono::steady_clock;
+      const bool limited = limit && *limit < std::chrono::hours(24 * 365);
+      const auto until =
+          limited ? clock::now() + std::chrono::duration_cast<clock::duration>(*limit) : clock::time_point::max();
+      if (const auto room = where_.lock()) room->await(*end_, until);
+      if (!end_->finished()) {
+        detail::fail(error_kind::timeout,
+                     {end_->label, " is not done after ", limit->count(), " s; it stays in flight"});
+      }
+    }
+    if (end_->problem()) throw error(*end_->problem());
+  }
+
+  /// The result of tensor `i`, after `wait`. Errors: invalid_argument before the end, or for a tensor that is not
+  /// there.
+  [[nodiscard]] const result& output(std::size_t i = 0) const {
+    if (end_ == nullptr || !end_->finished() || i >= end_->results.size()) {
+      detail::fail(error_kind::invalid_argument, {"output ", i, " of a handle that has ",
+                                                  end_ && end_->finished() ? end_->results.size() : 0, " outputs yet"});
+    }
+    return end_->results[i];
+  }
+  /// Of a join that is done: the rank that joined last; -1 of anything else.
+  [[nodiscard]] int last_joined() const noexcept { return end_ != nullptr && end_->finished() ? end_->answer : -1; }
+
+ private:
+  std::shared_ptr<detail::completion> end_;
+  std::weak_ptr<detail::waiting_room> where_;
+};
+
+}  // namespace hvd::inline HVD_ABI

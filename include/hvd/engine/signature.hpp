@@ -1,0 +1,155 @@
+// hvd/engine/signature.hpp: what ranks must agree on before an operation runs, and how it travels.
+#pragma once
+
+#include <hvd/engine/request.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What must be equal on all ranks that submit under one name.
+struct signature {
+  operation kind = operation::allreduce;
+  reduce_op op = reduce_op::sum;
+  int root = 0;
+  double prescale = 1.0, postscale = 1.0;
+  std::vector<dtype> types{};
+  std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where ranks may have rows of their own
+
+  bool operator==(const signature&) const = default;
+
+  /// Elements of tensor `t` in one row (of dimension 0), or all of them.
+  [[nodiscard]] std::size_t elements(std::size_t t) const noexcept {
+    std::size_t all = 1;
+    for (const std::size_t n : shapes[t]) all *= n;
+    return all;
+  }
+};
+
+/// Ranks may have different numbers of rows.
+constexpr bool rows_differ(operation kind) noexcept {
+  return kind == operation::allgather || kind == operation::alltoall;
+}
+constexpr bool has_op(operation kind) noexcept {
+  return kind == operation::allreduce || kind == operation::reduce_scatter;
+}
+
+inline signature signature_of(const request& r) {
+  signature s;
+  s.kind = r.kind;
+  if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale;
+  if (r.kind == operation::broadcast) s.root = r.root;
+  s.types.reserve(r.tensors.size());
+  s.shapes.reserve(r.tensors.size());
+  for (const tensor& t : r.tensors) {
+    s.types.push_back(t.type);
+    s.shapes.emplace_back(t.shape.begin() + (rows_differ(r.kind) ? 1 : 0), t.shape.end());
+  }
+  return s;
+}
+
+/// A named signature, who announced it, and how many did.
+struct announcement {
+  std::string name{};
+  signature what{};
+  int priority = 0;
+  int rank = 0;  ///< the lowest that announced it
+  std::uint32_t ranks = 1;
+};
+
+// ---- as bytes -------------------------------------------------------------------------------------------------
+
+template <class V>
+void put(std::string& to, V value) {
+  char bytes[sizeof value];
+  std::memcpy(bytes, &value, sizeof value);
+  to.append(bytes, sizeof value);
+}
+template <class V>
+V take(std::string_view& from) {
+  V value{};
+  if (from.size() < sizeof value)
+    fail(error_kind::mismatch, {"the engine of another rank sent a text that ends early"});
+  std::memcpy(&value, from.data(), sizeof value);
+  from.remove_prefix(sizeof value);
+  return value;
+}
+
+inline void put(std::string& to, const announcement& a) {
+  put(to, static_cast<std::uint32_t>(a.name.size()));
+  to += a.name;
+  put(to, a.priority);
+  put(to, a.rank);
+  put(to, a.ranks);
+  put(to, a.what.kind);
+  put(to, a.what.op);
+  put(to, a.what.root);
+  put(to, a.what.prescale);
+  put(to, a.what.postscale);
+  put(to, static_cast<std::uint32_t>(a.what.types.size()));
+  for (std::size_t t = 0; t != a.what.types.size(); ++t) {
+    put(to, a.what.types[t]);
+    put(to, static_cast<std::uint32_t>(a.what.shapes[t].size()));
+    for (const std::size_t n : a.what.shapes[t]) put(to, n);
+  }
+}
+inline announcement take_announcement(std::string_view& from) {
+  announcement a;
+  const auto length = take<std::uint32_t>(from);
+  if (from.size() < length) fail(error_kind::mismatch, {"the engine of another rank sent a name that ends early"});
+  a.name = from.substr(0, length);
+  from.remove_prefix(length);
+  a.priority = take<int>(from);
+  a.rank = take<int>(from);
+  a.ranks = take<std::uint32_t>(from);
+  a.what.kind = take<operation>(from);
+  a.what.op = take<reduce_op>(from);
+  a.what.root = take<int>(from);
+  a.what.prescale = take<double>(from);
+  a.what.postscale = take<double>(from);
+  for (auto tensors = take<std::uint32_t>(from); tensors != 0; --tensors) {
+    a.what.types.push_back(take<dtype>(from));
+    auto& shape = a.what.shapes.emplace_back();
+    for (auto dimensions = take<std::uint32_t>(from); dimensions != 0; --dimensions) {
+      shape.push_back(take<std::size_t>(from));
+    }
+  }
+  return a;
+}
+
+// ---- as text --------------------------------------------------------------------------------------------------
+
+inline std::string shape_text(const std::vector<std::size_t>& shape, bool rows_differ) {
+  std::string text = rows_differ ? "[any" : "[";
+  for (std::size_t i = 0; i != shape.size(); ++i) text += joined({i == 0 && !rows_differ ? "" : ", ", shape[i]});
+  return text + ']';
+}
+
+/// Sentence part for the first field in which two signatures differ; both values with their ranks.
+inline std::string difference(const announcement& a, const announcement& b) {
+  const auto say = [&](std::string_view what, piece left, piece right) {
+    return joined({what, " ", left, " on rank ", a.rank, ", ", right, " on rank ", b.rank});
+  };
+  const signature &x = a.what, &y = b.what;
+  if (x.kind != y.kind) return say("operation", name(x.kind), name(y.kind));
+  if (x.types.size() != y.types.size()) return say("number of tensors", x.types.size(), y.types.size());
+  for (std::size_t t = 0; t != x.types.size(); ++t) {
+    const std::string which = x.types.size() == 1 ? std::string() : joined({" of tensor ", t});
+    if (x.types[t] != y.types[t]) return say("element type" + which, name(x.types[t]), name(y.types[t]));
+    if (x.shapes[t] != y.shapes[t]) {
+      return say("shape" + which, shape_text(x.shapes[t], rows_differ(x.kind)),
+                 shape_text(y.shapes[t], rows_differ(y.kind)));
+    }
+  }
+  if (x.op != y.op) return say("reduction", name(x.op), name(y.op));
+  if (x.root != y.root) return say("root", x.root, y.root);
+  if (x.prescale != y.prescale) return say("prescale factor", x.prescale, y.prescale);
+  return say("postscale factor", x.postscale, y.postscale);
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

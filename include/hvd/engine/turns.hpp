@@ -1,0 +1,93 @@
+// hvd/engine/turns.hpp: which thread drives.
+#pragma once
+
+#include <hvd/detail/futex.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// One thread at a time drives: one that waits for a result, so that a call that is awaited at once costs no switch
+/// between threads, else a thread of this class, which sleeps while there is nothing to do.
+class turns {
+ public:
+  turns() = default;
+  turns(const turns&) = delete;
+  turns& operator=(const turns&) = delete;
+  ~turns() { join(); }
+
+  /// Starts the thread: while `has_work()` and nobody drives, it calls `drive()`.
+  template <class HasWork, class Drive>
+  void start(HasWork has_work, Drive drive) {
+    thread_ = std::thread([this, has_work = std::move(has_work), drive = std::move(drive)] {
+      while (!closing_.load()) {
+        const std::uint32_t seen = calls_.load();
+        if (has_work() && attempt(drive)) continue;
+        asleep_.store(1);
+        if (!closing_.load() && calls_.load() == seen) futex_wait(calls_, seen, std::chrono::hours(1));
+        asleep_.store(0);
+      }
+    });
+  }
+  /// Drives if nobody does.
+  template <class Drive>
+  bool attempt(const Drive& drive) {
+    if (!driving_.try_lock()) return false;
+    take(drive);
+    return true;
+  }
+  /// Drives when nobody else does any more.
+  template <class Drive>
+  void insist(const Drive& drive) {
+    driving_.lock();
+    take(drive);
+  }
+
+  /// Whether the calling thread drives, and so must not wait for progress.
+  [[nodiscard]] bool mine() const noexcept { return driver_.load() == std::this_thread::get_id(); }
+  /// Whether any thread does. After something new was made visible, one of two holds: the thread that drives sees it,
+  /// or this is false.
+  [[nodiscard]] bool taken() const noexcept { return driven_.load(); }
+  /// Has the thread look whether there is work.
+  void wake() noexcept {
+    calls_.fetch_add(1);
+    if (asleep_.load() != 0) futex_wake_all(calls_);
+  }
+
+  [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
+  /// From now on `closing`; the thread ends when it stops driving.
+  void close() noexcept {
+    closing_.store(true);
+    wake();
+  }
+  void join() {
+    close();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  template <class Drive>
+  void take(const Drive& drive) {
+    const std::lock_guard lock(driving_, std::adopt_lock);
+    driver_.store(std::this_thread::get_id());
+    driven_.store(true);
+    drive();
+    driver_.store(std::thread::id());
+    driven_.store(false);
+  }
+
+  std::mutex driving_;
+  std::atomic<std::thread::id> driver_{};
+  std::atomic<bool> driven_{false};
+  std::atomic<bool> closing_{false};
+  std::atomic<std::uint32_t> calls_{0};   // reasons to look
+  std::atomic<std::uint32_t> asleep_{0};  // the thread
+  std::thread thread_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

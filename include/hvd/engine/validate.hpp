@@ -1,0 +1,121 @@
+// hvd/engine/validate.hpp: what one rank can see to be wrong with a request, before any other hears of it.
+#pragma once
+
+#include <hvd/engine/signature.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+[[noreturn]] inline void no_such_set(int id) {
+  fail(error_kind::invalid_argument,
+       {"there is no process set ", id, "; 0 is all ranks, others come from add_process_set"});
+}
+
+/// The ranks of a process set that is to be made.
+inline void check_members(const std::vector<int>& ranks, int rank, int size) {
+  const std::string who = joined({"add_process_set on rank ", rank, " of ", size, ": "});
+  if (ranks.empty()) fail(error_kind::invalid_argument, {who, "no ranks are given"});
+  for (std::size_t i = 0; i != ranks.size(); ++i) {
+    if (ranks[i] < 0 || ranks[i] >= size) {
+      fail(error_kind::invalid_argument, {who, "there is no rank ", ranks[i], "; allowed: 0 to ", size - 1});
+    }
+    if (std::find(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(i), ranks[i]) !=
+        ranks.begin() + static_cast<std::ptrdiff_t>(i)) {
+      fail(error_kind::invalid_argument, {who, "rank ", ranks[i], " is named twice"});
+    }
+  }
+}
+
+/// A request that changes process sets: ranks compare its shape, which holds the numbers.
+inline request about_set(const char* what, const std::vector<int>& ranks_or_set) {
+  request r;
+  r.kind = operation::split;
+  r.name = what;
+  tensor t;
+  t.type = dtype::int32;
+  for (const int n : ranks_or_set) t.shape.push_back(static_cast<std::size_t>(n));
+  r.tensors.push_back(std::move(t));
+  return r;
+}
+
+/// Throws invalid_argument, or unsupported, in a sentence that names the operation, the rank and what is allowed.
+inline void validate(const request& r, int rank, int size) {
+  const auto refuse = [&](std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) {
+    fail(kind, {name(r.kind), " \"", r.name, "\" on rank ", rank, " of ", size, ": ", joined(why)});
+  };
+  switch (r.kind) {
+    case operation::barrier:
+      if (!r.tensors.empty()) refuse({"a barrier has no tensors, but ", r.tensors.size(), " are given"});
+      break;
+    case operation::allreduce:
+    case operation::allgather:
+    case operation::broadcast:
+    case operation::reduce_scatter:
+    case operation::alltoall: break;
+    default:
+      refuse({"is no operation of the engine; allowed: allreduce, allgather, broadcast, reduce_scatter, alltoall, "
+              "barrier"});
+  }
+  if (r.name.empty()) refuse({"the name is empty; every tensor needs one, the same on all ranks"});
+  if (r.kind != operation::barrier && r.tensors.empty()) refuse({"no tensors are given"});
+  if (r.kind == operation::broadcast && (r.root < 0 || r.root >= size)) {
+    refuse({"root ", r.root, " is out of range; allowed: 0 to ", size - 1});
+  }
+  const bool reduces = has_op(r.kind);
+  if (reduces && !(std::isfinite(r.prescale) && std::isfinite(r.postscale))) {
+    refuse({"prescale ", r.prescale, " and postscale ", r.postscale, " must be finite numbers"});
+  }
+  for (std::size_t i = 0; i != r.tensors.size(); ++i) {
+    const tensor& t = r.tensors[i];
+    const std::string which = r.tensors.size() == 1 ? std::string("the tensor") : joined({"tensor ", i});
+    std::size_t elements = 1;
+    for (const std::size_t n : t.shape) {
+      if (__builtin_mul_overflow(elements, n, &elements) || elements > std::size_t{PTRDIFF_MAX} / 16) {
+        refuse({which, " has more elements than can be addressed"});
+      }
+    }
+    if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
+    if (t.in == nullptr && elements != 0) refuse({which, " is null but has ", elements, " elements"});
+    if (r.kind != operation::allreduce && r.kind != operation::broadcast && t.shape.empty()) {
+      refuse({which, " is a scalar; ", name(r.kind), " needs a first dimension; reshape it to one element"});
+    }
+    if (reduces && r.op == reduce_op::adasum) {
+      const bool floating =
+          t.type == dtype::float16 || t.type == dtype::bfloat16 || t.type == dtype::float32 || t.type == dtype::float64;
+      if (r.kind == operation::reduce_scatter) {
+        refuse({"reduce_scatter has no adasum; allowed: sum, average, min, max, product"}, error_kind::unsupported);
+      }
+      if (!floating) refuse({"adasum is for float16, bfloat16, float32 and float64, not for ", name(t.type)});
+    } else if (reduces) {
+      try {
+        make_reduction(t.type, r.op, size, r.prescale, r.postscale);
+      } catch (const error& e) {
+        refuse({which, ": ", sentence(e)});
+      }
+    }
+    if (r.kind != operation::alltoall && !t.splits.empty()) refuse({"splits are for alltoall alone"});
+    if (r.kind != operation::alltoall) continue;
+    std::size_t rows = 0;
+    for (const std::size_t n : t.splits) {
+      if (n > t.shape.front() || (rows += n) > t.shape.front()) {
+        refuse({"splits add up to more than the ", t.shape.front(), " rows of ", which});
+      }
+    }
+    if (!t.splits.empty() && t.splits.size() != static_cast<std::size_t>(size)) {
+      refuse({"splits has ", t.splits.size(), " entries; allowed: one for each of the ", size, " ranks"});
+    }
+    if (t.splits.empty() && t.shape.front() % static_cast<std::size_t>(size) != 0) {
+      refuse({which, " has ", t.shape.front(), " rows, which ", size,
+              " ranks cannot share equally; give splits, or a multiple of ", size});
+    }
+  }
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,243 @@
+// hvd/fusion.hpp: many tensors in one collective.
+#pragma once
+
+#include <hvd/fusion_rounds.hpp>
+#include <hvd/fusion_shared.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// Horovod's default.
+inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
+
+/// Collectives on batches of tensors, which cost as much as one on a tensor of their length: fusion, as Horovod calls
+/// it (A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018). All calls are
+/// collective: the same operation on tensors of the same counts and types, in the same order, on all ranks. (Where they
+/// lie is each rank's own business.) The types in a batch may differ: each pair of `type` and `wire` is reduced apart.
+///
+/// On ranks with common memory (ShmTransport, ThreadTransport) there is no buffer: chunks go through the group's
+/// staging memory, straight from the tensors and straight into them, while the next chunk is packed
+/// (fusion_shared.hpp): 6 - 4/p memory accesses for each byte, as for one long private buffer. Tensors in memory from
+/// `bucket` (or `alloc_shared`), at the same place on all ranks, are not packed at all: 2 accesses. Elsewhere tensors
+/// are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with `automatic`, and unpacked;
+/// it is memory from alloc_shared where the transport has such, is allocated when it is first needed, and doubles as it
+/// grows. Scale and conversion come with packing and unpacking, or are done by the kernels: never in a pass of their
+/// own.
+///
+/// All ranks get the same bits, and the same tensors give the same bits in every run with the same threshold and number
+/// of ranks. On ranks with common memory (average to product) a tensor's result depends on nothing else in the batch,
+/// and is that of hvd::allreduce. Elsewhere where a tensor lies in the buffer may decide in which order an algorithm
+/// adds.
+///
+/// Errors of all calls, before anything is sent: invalid_argument (null with a count, input and output that overlap
+/// without being the same, types that cannot be converted, an operation that is not defined for the type, counts that
+/// do not fit). Later: mismatch, found before data moves on ranks with common memory, peer_lost, timeout, aborted,
+/// no_memory.
+template <Transport T>
+class FusionBuffer {
+ public:
+  /// Uses `comm`, which must outlive it. Allocates nothing yet. `threshold`: see there.
+  explicit FusionBuffer(T& comm, std::size_t threshold = default_fusion_threshold)
+      : comm_(comm), rounds_(comm, threshold) {}
+
+  /// How many bytes may travel together, where they go through a buffer; 0: each tensor by itself, everywhere. A tensor
+  /// that is longer goes alone, without a copy where it is not converted, else in pieces. (Adasum and reduce_scatter
+  /// cannot cut a tensor: there the buffer grows above the threshold for one that is converted.)
+  [[nodiscard]] std::size_t threshold() const noexcept { return rounds_.threshold; }
+  /// Between calls, on all ranks alike.
+  void threshold(std::size_t bytes) noexcept { rounds_.threshold = bytes; }
+
+  /// out[i] = postscale x (op over all ranks of prescale x in[i]) for each tensor; `average` divides by the number of
+  /// ranks, and `adasum` calls that below. The result of a tensor that is converted is rounded to the wire type.
+  void allreduce(std::span<const fused> tensors, reduce_op op = reduce_op::sum, double prescale = 1.0,
+                 double postscale = 1.0) {
+    if (op == reduce_op::adasum) return adasum(tensors, prescale, postscale);
+    same_length(operation::allreduce, tensors).reduces(tensors, op, prescale, postscale).check(comm_);
+    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+      const auto vectors = detail::by_type(
+          batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
+      const auto ops = reductions(vectors, op, prescale, postscale);
+      if constexpr (PeerMemory<T>) {
+        detail::peer_memory& m = comm_.peers();
+        if (pays(vectors, detail::fused_sizes(m).line_bytes)) {
+          return detail::run_fused_allreduce(m, batch, vectors, ops);
+        }
+      }
+      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.allreduce(vectors[i], ops[i]);
+    });
+  }
+
+  /// Adaptive summation (hvd/algorithm/adasum.hpp), in which each tensor has factors of its own; by messages, on every
+  /// transport. float16, bfloat16, float32 and float64.
+  void adasum(std::span<const fused> tensors, double prescale = 1.0, double postscale = 1.0) {
+    detail::fused_arguments check = same_length(operation::allreduce, tensors);
+    for (std::size_t i = 0; i != tensors.size(); ++i) {
+      if (detail::find_adasum(tensors[i].wire) != nullptr) continue;
+      check.refuse({"tensor ", i, ": adasum is for float16, bfloat16, float32 and float64, not for ",
+                    hvd::name(tensors[i].wire)});
+    }
+    check.check(comm_);
+    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+      const auto vectors = detail::by_type(batch, [&](detail::fused_vector& v, std::size_t i) {
+        v.add(batch[i].in, batch[i].out, batch[i].count, i, 1);  // no gaps: they would be tensors too
+      });
+      const auto ops = reductions(vectors, reduce_op::sum, prescale, postscale);
+      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.adasum(vectors[i], ops[i]);
+    });
+  }
+
+  /// `in` of each tensor on root, to `out` on all ranks. `in` is not used elsewhere. No conversion.
+  void broadcast(std::span<const fused> tensors, int root) {
+    const bool sends = comm_.rank() == root;
+    check_arguments(operation::broadcast)
+        .tensors(
+            tensors, [&](std::size_t i) { return std::pair(sends ? tensors[i].count : 0, tensors[i].count); },
+            [&](std::size_t i) { return tensors[i].in == tensors[i].out; })
+        .moves(tensors)
+        .root(root)
+        .check(comm_);
+    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+      detail::fused_vector v;
+      for (const fused& t : batch) v.add(t.in, t.out, t.count * size_of(t.type), 0);
+      if constexpr (PeerMemory<T>) {
+        detail::peer_memory& m = comm_.peers();
+        if (pays({&v, 1}, detail::fused_sizes(m).copy_line_bytes)) {
+          return detail::run_fused_broadcast(m, batch, v, root);
+        }
+      }
+      rounds_.broadcast(v, root);
+    });
+  }
+
+  /// `in` of each tensor t, which has counts[t][rank] elements, from all ranks to all: `out` has the blocks of all
+  /// ranks in rank order. `in` may be this rank's block of `out`. No conversion.
+  void allgather(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts) {
+    detail::fused_arguments check = check_arguments(operation::allgather);
+    check.counts(tensors, counts).check(comm_);
+    const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
+    check
+        .tensors(
+            tensors, [&](std::size_t i) { return std::pair(counts[i][own], detail::sum_of(counts[i], ranks)); },
+            [&](std::size_t i) {
+              return detail::lies_at(tensors[i].in, tensors[i].out,
+                                     detail::sum_of(counts[i], own) * size_of(tensors[i].type));
+            })
+        .moves(tensors)
+        .lengths(tensors, "its count for this rank", [&](std::size_t i) { return counts[i][own]; })
+        .check(comm_);
+    each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
+      const auto here = counts.subspan(at, batch.size());
+      if constexpr (PeerMemory<T>) {
+        std::vector<detail::fused_vector> blocks(ranks);
+        for (std::size_t i = 0; i != batch.size(); ++i) {
+          std::byte* to = batch[i].out;
+          for (std::size_t r = 0; r != ranks; ++r) {
+            const std::size_t bytes = here[i][r] * size_of(batch[i].type);
+            blocks[r].add(batch[i].in, to, bytes, i);
+            to += bytes;
+          }
+        }
+        detail::peer_memory& m = comm_.peers();
+        if (batch.size() > 1 && pays(blocks, detail::fused_sizes(m).copy_line_bytes)) {
+          return detail::run_fused_allgather(m, batch, here, blocks);
+        }
+      }
+      rounds_.allgather(batch, here);
+    });
+  }
+
+  /// As allreduce, where rank r gets block r of each tensor t, of counts[t][r] elements. `out` may be this rank's block
+  /// of `in`; the rest of `in` is not changed.
+  void reduce_scatter(std::span<const fused> tensors, reduce_op op, double prescale, double postscale,
+                      std::span<const std::vector<std::size_t>> counts) {
+    detail::fused_arguments check = check_arguments(operation::reduce_scatter);
+    check.counts(tensors, counts).check(comm_);
+    const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
+    check
+        .tensors(
+            tensors, [&](std::size_t i) { return std::pair(detail::sum_of(counts[i], ranks), counts[i][own]); },
+            [&](std::size_t i) {
+              return detail::lies_at(tensors[i].out, tensors[i].in,
+                                     detail::sum_of(counts[i], own) * size_of(tensors[i].type));
+            })
+        .reduces(tensors, op, prescale, postscale)
+        .lengths(tensors, "the sum of its counts", [&](std::size_t i) { return detail::sum_of(counts[i], ranks); })
+        .check(comm_);
+    each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
+      const auto here = counts.subspan(at, batch.size());
+      const auto vectors = detail::by_type(
+          batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
+      const auto ops = reductions(vectors, op, prescale, postscale);
+      if constexpr (PeerMemory<T>) {
+        detail::peer_memory& m = comm_.peers();
+        if (pays(vectors, detail::fused_sizes(m).line_bytes)) {
+          return detail::run_fused_reduce_scatter(m, batch, here, vectors, ops);
+        }
+      }
+      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.reduce_scatter(vectors[i], ops[i], here);
+    });
+  }
+
+  /// n elements of memory in which tensors are reduced where they are; collective. Fill it in place, and pass the parts
+  /// of it as tensors with in == out, at the same places on all ranks. Memory of this rank alone where the transport
+  /// has no other, with the same results. Errors: those of alloc_shared.
+  template <class E>
+  [[nodiscard]] shared_array<E> bucket(std::size_t n) {
+    if constexpr (requires { comm_.template alloc_shared<E>(n); }) {
+      return comm_.template alloc_shared<E>(n);
+    } else {
+      const std::shared_ptr<E[]> memory(new E[n]());
+      return {memory.get(), n, memory};
+    }
+  }
+
+  /// Bytes of the buffer that this rank has now.
+  [[nodiscard]] std::size_t bytes() const noexcept { return rounds_.bytes(); }
+  /// Gives the buffer's memory back. Between calls, on all ranks alike.
+  void release() noexcept { rounds_.release(); }
+
+ private:
+  [[nodiscard]] detail::fused_arguments check_arguments(operation kind) const {
+    return {kind, comm_.rank(), comm_.size()};
+  }
+  [[nodiscard]] detail::fused_arguments same_length(operation kind, std::span<const fused> tensors) const {
+    detail::fused_arguments check = check_arguments(kind);
+    check.tensors(
+        tensors, [&](std::size_t i) { return std::pair(tensors[i].count, tensors[i].count); },
+        [&](std::size_t i) { return tensors[i].in == tensors[i].out; });
+    return check;
+  }
+  [[nodiscard]] std::vector<reduction> reductions(std::span<const detail::fused_vector> vectors, reduce_op op,
+                                                  double prescale, double postscale) const {
+    std::vector<reduction> all;
+    for (const detail::fused_vector& v : vectors) {
+      all.push_back(make_reduction(v.wire, op, comm_.size(), prescale, postscale));
+    }
+    return all;
+  }
+  /// Whether there is something to fuse, and it is more than one exchange of lines would move.
+  [[nodiscard]] bool pays(std::span<const detail::fused_vector> vectors, std::size_t line_bytes) const noexcept {
+    std::size_t most = 0, parts = 0;
+    for (const detail::fused_vector& v : vectors) {
+      most = std::max(most, v.length * v.unit);
+      parts += v.parts.size() + (v.converts() ? 1 : 0);
+    }
+    return comm_.size() > 1 && parts > 1 && most > line_bytes;
+  }
+  template <class F>
+  void each_batch(std::span<const fused> tensors, const F& f) {
+    if (rounds_.threshold != 0 && comm_.size() != 1) return f(tensors, std::size_t{0});
+    for (std::size_t i = 0; i != tensors.size(); ++i) f(tensors.subspan(i, 1), i);
+  }
+
+  T& comm_;
+  detail::fusion_rounds<T> rounds_;
+};
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,337 @@
+// hvd/timeline.hpp: what this rank does with each tensor and when, as a file that browsers show.
+//
+// Open the file in chrome://tracing or ui.perfetto.dev, while the program runs or later. Each tensor is a "process",
+// with one row for each rank, named "rank 0", "rank 1" and so on. All ranks of a host, and those of other hosts that
+// have the directory in common, write one file; other hosts write one of the same name each (NFS: see
+// hvd/timeline_file.hpp).
+//
+// | event | phase | from |
+// |---|---|---|
+// | `NEGOTIATE_ALLREDUCE`, `ALLREDUCE`, `QUEUE`, `MEMCPY_IN_FUSION_BUFFER`, ... | `B`, `E` | `begin`, `end` |
+// | dtype and shape | `args` of `E` | `end` of the outermost activity |
+// | `1`: rank 1 is ready | `X` of duration 0 | `tick` |
+// | `CYCLE_START` | `i`, on process 0 | `cycle` |
+// | `DROPPED`: how many events were not recorded | `i`, on process 0 | a full ring |
+// | the start of the job, in microseconds since 1970 | `args.start_time_since_epoch_in_micros` of process 0 | rank 0 |
+//
+// Names and layout are Horovod's (docs/timeline.rst there), so that scripts which read its timelines read these. Times
+// are microseconds since the job's first start, on the clock of rank 0.
+#pragma once
+
+#include <hvd/detail/futex.hpp>
+#include <hvd/detail/trace_ring.hpp>
+#include <hvd/dtype.hpp>
+#include <hvd/error.hpp>
+#include <hvd/timeline_file.hpp>
+#include <hvd/timeline_text.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <pthread.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI {
+
+/// The timeline of one rank; all its functions may be called by any thread at any time.
+///
+/// Recording (`begin`, `end`, `tick`, `cycle`) never waits, locks or allocates: an event is a time and 64 bytes in a
+/// ring of 16,384, from which a thread of this class makes text and appends it to the file about ten times a second.
+/// While there are no events, and without a file, that thread does not run. What does not fit into the ring is dropped
+/// and counted.
+///
+/// If the file cannot be written any more (a full disk), a line on standard error says so, all further events are
+/// dropped, and the job goes on. A forked child records nothing.
+class Timeline {
+ public:
+  struct options {
+    int rank = 0;
+    int size = 1;
+    bool mark_cycles = false;  ///< whether `cycle` records anything
+    std::string job{};         ///< the same on all ranks, and of no other run: another's file is emptied
+    std::chrono::nanoseconds clock_offset{0};  ///< added to this host's steady clock it gives that of rank 0's host
+    std::int64_t start_steady_ns = 0;          ///< rank 0's steady clock at the start of the job
+    std::int64_t start_epoch_us = 0;           ///< and its system clock then, in microseconds since 1970
+  };
+
+  /// Records nothing until start().
+  Timeline() = default;
+
+  /// As start().
+  Timeline(const std::string& path, const options& o) { start(path, o); }
+
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+
+  /// As stop().
+  ~Timeline() { stop(); }
+
+  /// Opens the file, writes its header unless another rank of the job has, and records from now on. A file that the
+  /// same job has written before, on any rank, is continued. Where this timeline already writes to `path` nothing
+  /// happens, and where it writes to another file that one is stopped. Errors, after which all is as it was:
+  /// invalid_argument if the path cannot be written, or has something else in it than a timeline; timeout if the file's
+  /// lock is held for 5 s; system.
+  void start(const std::string& path, const options& o) {
+    const std::string who = detail::joined({"rank ", o.rank, " of ", o.size});
+    if (forked()) {
+      detail::fail(error_kind::invalid_argument,
+                   {"timeline on ", who, ": this process was forked from the one that made it; make another here"});
+    }
+    process_ = ::getpid();
+    const std::lock_guard hold(control_);
+    if (file_ != nullptr && file_->path() == path) return;
+    auto file = std::make_unique<detail::timeline_file>(path, who, o.job, o.start_epoch_us, &forget, this);
+    halt();
+    if (ring_ == nullptr) ring_ = std::make_unique<detail::trace_ring>(16'384);
+    while (ring_->pop()) continue;  // of a thread that was recording while the last timeline stopped
+    const std::int64_t later = (o.start_epoch_us - file->start_epoch_us()) * 1000;  // than the job's first start
+    text_.emplace(names_, o.rank, o.start_steady_ns - o.clock_offset.count() - later);
+    who_ = who;
+    dropped_ = noted_ = unwritten_ = 0;
+    failed_ = false;
+    word_ = running;
+    file_ = std::move(file);
+    if (const int why = start_writer(); why != 0) {
+      file_.reset();
+      detail::fail(error_kind::system, {"timeline on ", who, ": no thread for it: ", std::strerror(why)});
+    }
+    on_.store(o.mark_cycles ? with_cycles : without_cycles, std::memory_order_release);
+  }
+
+  /// Writes what was recorded before, ends what is still open (marked `unfinished`) and closes the file, which is
+  /// strict JSON then. Without a timeline nothing happens. Takes a few milliseconds; at most some seconds where another
+  /// process has the lock and does not run.
+  void stop() noexcept {
+    if (forked()) return;
+    const std::lock_guard hold(control_);
+    halt();
+  }
+
+  [[nodiscard]] bool active() const noexcept { return on_.load(std::memory_order_relaxed) != off; }
+
+  /// How many events since the start are not in the file: the ring was full, or the file could not be written.
+  [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
+
+  /// The number of a tensor, for the calls below. Valid for the life of this object, across stop and start. Locks, and
+  /// allocates for a new name, so ask once. There is room for 65,536 names; events of all others are dropped.
+  std::uint32_t tensor(std::string_view name) { return forked() ? detail::timeline_names::unknown : names_.add(name); }
+
+  /// An activity begins, within the one of this tensor that was begun last. The text must live for ever, as literals
+  /// do.
+  void begin(std::uint32_t tensor, const char* activity) noexcept {
+    if (!active()) return;
+    detail::trace_event e = event(detail::trace_kind::begin, tensor);
+    e.activity = activity;
+    record(e);
+  }
+
+  /// The activity of the tensor that was begun last ends.
+  void end(std::uint32_t tensor) noexcept {
+    if (!active()) return;
+    record(event(detail::trace_kind::end, tensor));
+  }
+
+  /// The outermost activity of the tensor ends, and with it all that lie in it. The first 5 dimensions of the shape are
+  /// shown.
+  void end(std::uint32_t tensor, dtype type, std::span<const std::size_t> shape) noexcept {
+    if (!active()) return;
+    detail::trace_event e = event(detail::trace_kind::result, tensor);
+    e.type = static_cast<std::uint8_t>(type);
+    e.dims = static_cast<std::uint8_t>(std::min<std::size_t>(shape.size(), UINT8_MAX));
+    for (std::size_t i = 0; i != std::min(shape.size(), e.most_dims); ++i) e.shape[i] = shape[i];
+    record(e);
+  }
+
+  /// This rank has learned that `rank` has the tensor ready.
+  void tick(std::uint32_t tensor, int rank) noexcept {
+    if (!active()) return;
+    detail::trace_event e = event(detail::trace_kind::tick, tensor);
+    e.rank = rank;
+    record(e);
+  }
+
+  /// A round of negotiation begins. Recorded only with `options::mark_cycles`.
+  void cycle() noexcept {
+    if (on_.load(std::memory_order_relaxed) == with_cycles) record(event(detail::trace_kind::cycle, 0));
+  }
+
+ private:
+  enum : int { off, without_cycles, with_cycles };                      // on_
+  enum : std::uint32_t { running, idle, stopping };                     // word_
+  static constexpr std::chrono::milliseconds period{100};               // between appends
+  static constexpr std::chrono::seconds patience{1}, last_patience{5};  // with other ranks that append
+  static constexpr std::size_t most_text = std::size_t{1} << 18;        // for one append
+
+  static std::int64_t now() noexcept {
+    timespec t;
+    ::clock_gettime(CLOCK_MONOTONIC, &t);
+    return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+  }
+
+  static detail::trace_event event(detail::trace_kind kind, std::uint32_t tensor) noexcept {
+    detail::trace_event e;
+    e.kind = kind;
+    e.tensor = tensor;
+    e.time = now();
+    return e;
+  }
+
+  void record(const detail::trace_event& e) noexcept {
+    // Seen together with the ring, which is made before.
+    if (on_.load(std::memory_order_acquire) == off) return;
+    const auto before = e.tensor != detail::timeline_names::unknown ? ring_->push(e) : std::nullopt;
+    if (!before) {
+      dropped_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    // The writer says that it is idle before it looks into the ring for the last time; this is the other way round.
+    if (word_.load(std::memory_order_seq_cst) == idle) {
+      std::uint32_t was = idle;
+      if (word_.compare_exchange_strong(was, running)) detail::futex_wake_all(word_);
+    } else if (*before % (ring_->capacity() / 2) == 0) {
+      detail::futex_wake_all(word_);  // before its time, so that the ring does not fill up
+    }
+  }
+
+  static void forget(void* self) noexcept { static_cast<Timeline*>(self)->on_ = off; }
+
+  // In a child the writer does not exist, and other threads that do not exist either may hold locks.
+  [[nodiscard]] bool forked() const noexcept { return process_ != 0 && process_ != ::getpid(); }
+
+  int start_writer() noexcept {
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the writer is nobody's to interrupt
+    const int why = ::pthread_create(
+        &writer_, nullptr,
+        [](void* self) -> void* {
+          static_cast<Timeline*>(self)->write();
+          return nullptr;
+        },
+        this);
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return why;
+  }
+
+  void halt() noexcept {
+    if (file_ == nullptr) return;
+    on_ = off;
+    word_ = stopping;
+    detail::futex_wake_all(word_);
+    ::pthread_join(writer_, nullptr);
+    file_.reset();
+    text_.reset();
+  }
+
+  // From here on: what the writer does.
+
+  void write() noexcept {
+    for (;;) {
+      const bool last = word_ == stopping;
+      bool found = false;
+      try {
+        found = drain(last);
+      } catch (const std::exception& e) {
+        give_up(e.what());
+      }
+      if (last) return;
+      if (!found) {
+        std::uint32_t was = running;
+        if (word_.compare_exchange_strong(was, idle) && ring_->empty()) {
+          detail::futex_wait(word_, idle, std::chrono::hours(1));
+        }
+        was = idle;
+        word_.compare_exchange_strong(was, running);
+      }
+      detail::futex_wait(word_, running, period);
+    }
+  }
+
+  // Brings what is in the ring into the file. False if there was nothing to do.
+  bool drain(bool last) {
+    bool found = false;
+    for (int naps = 0;;) {
+      std::string& lines = text_->lines();
+      while (lines.size() < most_text) {
+        const auto e = ring_->pop();
+        if (!e) break;
+        found = true;
+        ++unwritten_;
+        if (failed_ || !text_->add(*e)) lose(1);
+      }
+      const bool more = lines.size() >= most_text;
+      if (last && !more) {
+        if (!ring_->empty() && ++naps != 100) {  // a thread is about to complete its event
+          detail::nap(std::chrono::milliseconds(1));
+          continue;
+        }
+        if (!failed_) text_->end_all(now());
+      }
+      if (const std::uint64_t total = dropped(); !failed_ && total != noted_) {
+        text_->add_dropped(total - noted_, total, now());
+        noted_ = total;
+      }
+      if (lines.empty()) return found;
+      switch (file_->append(lines, last ? last_patience : patience)) {
+        case detail::timeline_file::outcome::busy:
+          if (!last) return true;  // the ring holds what comes until then
+          give_up("another process holds its lock");
+          break;
+        case detail::timeline_file::outcome::failed: give_up(file_->problem()); break;
+        case detail::timeline_file::outcome::written: break;
+      }
+      lines.clear();
+      unwritten_ = 0;
+      if (!more) return true;
+    }
+  }
+
+  void lose(std::uint64_t events) noexcept {
+    dropped_.fetch_add(events, std::memory_order_relaxed);
+    unwritten_ -= events;
+  }
+
+  void give_up(std::string_view why) noexcept {
+    if (!failed_) {
+      std::fprintf(stderr, "hvd: timeline on %s: '%s' cannot be written: %.*s; no more events are recorded\n",
+                   who_.c_str(), file_->path().c_str(), static_cast<int>(why.size()), why.data());
+    }
+    failed_ = true;
+    lose(unwritten_);
+    text_->lines().clear();
+  }
+
+  std::atomic<int> on_{off};
+  std::atomic<pid_t> process_{0};             // which has called start
+  std::atomic<std::uint32_t> word_{running};  // what the writer sleeps on
+  std::atomic<std::uint64_t> dropped_{0};
+  std::unique_ptr<detail::trace_ring> ring_;  // made by the first start
+  detail::timeline_names names_;
+
+  std::mutex control_;  // of start and stop
+  std::unique_ptr<detail::timeline_file> file_;
+  std::optional<detail::timeline_text> text_;
+  std::string who_;
+  pthread_t writer_{};
+  std::uint64_t noted_ = 0;      // of those dropped, how many the file tells of
+  std::uint64_t unwritten_ = 0;  // events in the text
+  bool failed_ = false;
+};
+
+}  // namespace hvd::inline HVD_ABI
