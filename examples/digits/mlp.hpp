@@ -45,11 +45,20 @@ struct mlp {
   }
 
   /// `images` has one image a column. `gradient` becomes the *sum* over the images of the gradients of their
-  /// losses: the sums of ranks with unequal shares add up to the right thing, their averages would not.
+  /// losses: the sums of ranks with unequal shares add up to the right thing, their averages would not. As soon as a
+  /// part of it is computed, the last layer's first, `ready(name, part)` is called.
   score differentiate(const Eigen::VectorXf& weights, const Eigen::MatrixXf& images,
-                      std::span<const std::uint8_t> labels, Eigen::VectorXf& gradient) const {
+                      std::span<const std::uint8_t> labels, Eigen::VectorXf& gradient, auto&& ready) const {
+    layers<float> slope(*this, gradient.data());
+    const auto done = [&](const char* name, auto& part) {
+      ready(name, std::span<float>(part.data(), static_cast<std::size_t>(part.size())));
+    };
     if (labels.empty()) {
       gradient.setZero();
+      done("output.weights", slope.out);
+      done("output.bias", slope.out_bias);
+      done("hidden.weights", slope.in);
+      done("hidden.bias", slope.in_bias);
       return {};
     }
     const layers<const float> layer(*this, weights.data());
@@ -59,12 +68,15 @@ struct mlp {
 
     // For softmax with cross-entropy, the slope at the outputs is probability minus truth; then backwards.
     for (Eigen::Index i = 0; i < delta.cols(); ++i) delta(labels[static_cast<std::size_t>(i)], i) -= 1;
-    const Eigen::MatrixXf hidden_delta = (1 - activation.array().square()) * (layer.out.transpose() * delta).array();
-    layers<float> slope(*this, gradient.data());
     slope.out.noalias() = delta * activation.transpose();
+    done("output.weights", slope.out);
     slope.out_bias = delta.rowwise().sum();
+    done("output.bias", slope.out_bias);
+    const Eigen::MatrixXf hidden_delta = (1 - activation.array().square()) * (layer.out.transpose() * delta).array();
     slope.in.noalias() = hidden_delta * images.transpose();
+    done("hidden.weights", slope.in);
     slope.in_bias = hidden_delta.rowwise().sum();
+    done("hidden.bias", slope.in_bias);
     return result;
   }
 

@@ -34,6 +34,7 @@ enum key : int {
   resume,
   loss_file,
   check_bits,
+  engine,
 };
 
 constexpr std::array long_options = {
@@ -49,6 +50,7 @@ constexpr std::array long_options = {
     option{"resume", required_argument, nullptr, key::resume},
     option{"loss-file", required_argument, nullptr, key::loss_file},
     option{"check-bits", no_argument, nullptr, key::check_bits},
+    option{"engine", no_argument, nullptr, key::engine},
     option{"help", no_argument, nullptr, key::help},
     option{nullptr, 0, nullptr, 0},
 };
@@ -152,6 +154,7 @@ options parse_options(int argc, char** argv) {
       case key::resume: wanted.resume = given.path(); break;
       case key::loss_file: wanted.loss_file = given.path(); break;
       case key::check_bits: wanted.check_bits = true; break;
+      case key::engine: wanted.engine = true; break;
       case key::help: wanted.help = true; return wanted;
       default: refuse_syntax(answer, argv[optind - 1]);
     }
@@ -180,6 +183,8 @@ Trains a multi-layer perceptron on handwritten digits, data-parallel on several 
       --checkpoint FILE written by rank 0 after every epoch
       --resume FILE     go on from a checkpoint, up to --epochs in all
       --loss-file FILE  write one line an epoch: its number and its loss
+      --engine          sum the gradients of a layer while those of the one before are computed;
+                        HOROVOD_TIMELINE=FILE shows when, in a browser
       --check-bits      after every step, check that all ranks hold the same bits
   -h, --help
 

@@ -20,6 +20,7 @@ struct options {
   std::string resume;
   std::string loss_file;
   bool check_bits = false;
+  bool engine = false;
   bool help = false;
 };
 

@@ -13,6 +13,7 @@
 #include <hvd/allreduce.hpp>
 #include <hvd/broadcast.hpp>
 #include <hvd/eigen.hpp>
+#include <hvd/engine.hpp>
 #include <hvd/op.hpp>
 #include <hvd/transport.hpp>
 
@@ -73,7 +74,7 @@ struct step_policy {
 struct epoch_totals {
   double loss = 0;           ///< summed over the images
   double seconds = 0;        ///< spent in steps
-  double communicating = 0;  ///< of these, in allreduce; the wait for slower ranks is included
+  double communicating = 0;  ///< of these, waiting for sums over all ranks, and so for slower ranks
 };
 
 /// Adds what f takes to `seconds`.
@@ -83,7 +84,33 @@ void timed(double& seconds, auto f) {
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-epoch_totals train_epoch(hvd::Transport auto& comm, const mlp& model, const labelled_images& images,
+/// Sums the gradients of all ranks when the backward pass is over: they are one vector, so one call does it.
+template <hvd::Transport T>
+struct sum_at_the_end {
+  T& comm;
+
+  void ready(const char* /*name*/, std::span<float> /*part*/) {}
+  void finish(Eigen::VectorXf& gradient) { hvd::allreduce(comm, gradient); }
+};
+
+/// Sums each part as soon as it is computed, by name, while the backward pass goes on with the layer before.
+template <hvd::Transport T>
+class sum_as_they_come {
+ public:
+  explicit sum_as_they_come(T& comm) : engine_(comm) {}
+
+  void ready(const char* name, std::span<float> part) { in_flight_.push_back(engine_.allreduce(name, part)); }
+  void finish(Eigen::VectorXf& /*gradient*/) {
+    for (const hvd::handle& h : in_flight_) h.wait();
+    in_flight_.clear();
+  }
+
+ private:
+  hvd::Engine<T> engine_;
+  std::vector<hvd::handle> in_flight_;
+};
+
+epoch_totals train_epoch(hvd::Transport auto& comm, auto& gradients, const mlp& model, const labelled_images& images,
                          const step_policy& policy, training_state& state, progress_display& progress) {
   epoch_totals mine;
   Eigen::VectorXf gradient(model.size());
@@ -95,9 +122,10 @@ epoch_totals train_epoch(hvd::Transport auto& comm, const mlp& model, const labe
     timed(mine.seconds, [&] {
       // Shard: each rank takes its part of the step's images and computes the sum of their gradients.
       const batch share(images, shard(comm, step));
-      mine.loss += model.differentiate(state.weights, share.images, share.labels, gradient).loss;
+      const auto ready = [&](const char* name, std::span<float> part) { gradients.ready(name, part); };
+      mine.loss += model.differentiate(state.weights, share.images, share.labels, gradient, ready).loss;
       // Average: the sum over all ranks by the images of the whole step; right for unequal shards, too.
-      timed(mine.communicating, [&] { hvd::allreduce(comm, gradient); });
+      timed(mine.communicating, [&] { gradients.finish(gradient); });
       gradient /= static_cast<float>(step.size());
       // Update: from the same bits with the same arithmetic, so the weights need not be sent again.
       state.velocity = policy.momentum * state.velocity + gradient + policy.decay * state.weights;
@@ -129,9 +157,9 @@ std::uint64_t count_correct(hvd::Transport auto& comm, const mlp& model, const E
   return correct[0];
 }
 
-/// Trains as `wanted` says; rank 0 reports. Throws std::runtime_error or hvd::error; what is wrong with a
+/// Trains as `wanted` says, with `gradients` summed over the ranks; rank 0 reports. Throws std::runtime_error or hvd::error; what is wrong with a
 /// file is thrown on every rank.
-void train(hvd::Transport auto& comm, const options& wanted) {
+void train(hvd::Transport auto& comm, auto& gradients, const options& wanted) {
   const dataset data = wanted.mnist.empty() ? read_digits(wanted.data) : read_mnist(wanted.mnist);
   const mlp model{static_cast<Eigen::Index>(data.train.pixels_per_image), 64, classes};
   const auto ranks = static_cast<std::uint64_t>(comm.size());
@@ -174,7 +202,7 @@ void train(hvd::Transport auto& comm, const options& wanted) {
                 static_cast<double>(policy.learning_rate));
 
   while (state.epochs < wanted.epochs) {
-    const epoch_totals epoch = train_epoch(comm, model, data.train, policy, state, progress);
+    const epoch_totals epoch = train_epoch(comm, gradients, model, data.train, policy, state, progress);
     const double loss = epoch.loss / static_cast<double>(images);
     const double wall = epoch.seconds / static_cast<double>(ranks);
     progress.line("epoch %2" PRIu64 "  loss %.5f  %7.0f images/s  communicating %4.1f %%", state.epochs, loss,
@@ -193,6 +221,18 @@ void train(hvd::Transport auto& comm, const options& wanted) {
   const std::uint64_t correct = count_correct(comm, model, state.weights, data.test);
   progress.line("test accuracy %.2f %% (%" PRIu64 " of %zu images)",
                 100 * static_cast<double>(correct) / static_cast<double>(data.test.size()), correct, data.test.size());
+}
+
+/// The same, summed as the options say.
+template <hvd::Transport T>
+void train(T& comm, const options& wanted) {
+  if (wanted.engine) {
+    sum_as_they_come<T> gradients(comm);
+    train(comm, gradients, wanted);
+  } else {
+    sum_at_the_end<T> gradients{comm};
+    train(comm, gradients, wanted);
+  }
 }
 
 }  // namespace digits

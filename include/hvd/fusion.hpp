@@ -74,7 +74,7 @@ class FusionBuffer {
   }
 
   /// Adaptive summation (hvd/algorithm/adasum.hpp), in which each tensor has factors of its own; by messages, on every
-  /// transport. float16, bfloat16, float32 and float64.
+  /// transport that has them (else unsupported). float16, bfloat16, float32 and float64.
   void adasum(std::span<const fused> tensors, double prescale = 1.0, double postscale = 1.0) {
     detail::fused_arguments check = same_length(operation::allreduce, tensors);
     for (std::size_t i = 0; i != tensors.size(); ++i) {
@@ -88,7 +88,12 @@ class FusionBuffer {
         v.add(batch[i].in, batch[i].out, batch[i].count, i, 1);  // no gaps: they would be tensors too
       });
       const auto ops = reductions(vectors, reduce_op::sum, prescale, postscale);
-      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.adasum(vectors[i], ops[i]);
+      if constexpr (PointToPoint<T>) {
+        for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.adasum(vectors[i], ops[i]);
+      } else {
+        detail::fail(error_kind::unsupported, {"adasum on rank ", comm_.rank(), " of ", comm_.size(),
+                                               ": it needs messages, which this transport does not have"});
+      }
     });
   }
 

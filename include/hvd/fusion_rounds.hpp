@@ -56,7 +56,9 @@ class fusion_rounds {
   }
 
   /// Each part is a tensor with factors of its own; there are no gaps.
-  void adasum(const fused_vector& v, const reduction& op) {
+  void adasum(const fused_vector& v, const reduction& op)
+    requires PointToPoint<T>
+  {
     const fused_reduction parts(op, v.converts(), false);
     std::vector<std::size_t> lengths;
     each_round(v, [&](std::size_t first, std::size_t last) {

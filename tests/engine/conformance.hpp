@@ -16,7 +16,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <span>
 #include <string>
@@ -253,19 +257,27 @@ void conformance_callbacks() {
     CAPTURE(size);
     Run::run(size, [&](auto& comm) {
       Engine engine(comm, options_for<Run>());
+      constexpr std::size_t times = 20;
       float x = 1.0f;
-      std::atomic<int> left = 20;
+      std::mutex mutex;
+      std::vector<handle> submitted;
       std::atomic<bool> refused = false;
       std::function<void(const handle&)> again;
       const auto next = [&] {
         request r{.name = "again"};  // the name is free in the callback
         r.tensors.push_back({.in = reinterpret_cast<std::byte*>(&x), .out = reinterpret_cast<std::byte*>(&x)});
         r.done = again;
-        return engine.submit(std::move(r));
+        const handle h = engine.submit(std::move(r));
+        const std::lock_guard lock(mutex);
+        submitted.push_back(h);
+        return h;
       };
       again = [&](const handle& h) {
         h.wait();  // is done, so that there is nothing to wait for
-        if (--left == 0) return;
+        {
+          const std::lock_guard lock(mutex);
+          if (submitted.size() == times) return;
+        }
         const handle more = next();
         try {
           more.wait(long_enough);
@@ -273,11 +285,18 @@ void conformance_callbacks() {
           if (e.kind() == error_kind::invalid_argument) refused = true;
         }
       };
-      next().wait();
-      while (left != 0) engine.barrier().wait(long_enough);
+      next();
+      for (std::size_t i = 0; i != times;) {
+        handle h;
+        {
+          const std::lock_guard lock(mutex);
+          if (i < submitted.size()) h = submitted[i++];  // else the callback is about to submit it
+        }
+        h.wait(long_enough);
+      }
       engine.barrier("end").wait(long_enough);
       float expected = 1.0f;
-      for (int i = 0; i != 20; ++i) expected *= static_cast<float>(size);
+      for (std::size_t i = 0; i != times; ++i) expected *= static_cast<float>(size);
       require(x == expected, "a wrong number of callbacks");
       require(refused, "a callback could wait");
     });
@@ -316,7 +335,8 @@ void conformance_refused_here() {
                       "timeout: allreduce \"x" + place + " is not done after 0.02 s; it stays in flight",
                   "a wait without a limit");
           require(thrown([&] { h.wait(std::chrono::seconds(0)); }).starts_with("timeout"), "a wait of no time");
-          require(thrown([&] { h.wait(std::chrono::seconds(-1)); }).starts_with("timeout"), "a wait of less than no time");
+          require(thrown([&] { h.wait(std::chrono::seconds(-1)); }).starts_with("timeout"),
+                  "a wait of less than no time");
           require(!h.poll(), "done without the others");
         }
         comm.barrier();
@@ -544,6 +564,7 @@ void conformance_independent_sets() {
         world.finish();
       }
       if (rank == 0) require(!waiting.poll(), "done without the other rank");
+      comm.barrier();
       if (rank == 1) waiting = engine.allreduce("x", std::span(&x, 1), reduce_op::sum, 1.0, 1.0, stuck);
       if (rank < 2) {
         waiting.wait(long_enough);
@@ -552,7 +573,8 @@ void conformance_independent_sets() {
         if (rank == 0) waiting = engine.allreduce("x", std::span(&x, 1), reduce_op::sum, 1.0, 1.0, stuck);
       }
       engine.remove_process_set(stuck);
-      if (rank == 0) require(attempt::failure_of(waiting).starts_with("aborted"), "in flight in a removed set");
+      // Of kind aborted here, or peer_lost where the other rank was first to go.
+      if (rank == 0) require(!attempt::failure_of(waiting).empty(), "in flight in a set that was removed");
       engine.barrier("end").wait(long_enough);
     });
   }
@@ -619,20 +641,68 @@ void conformance_shutdown() {
           join = engine.join();
         }
         engine.shutdown();
-        const handle late = engine.submit(ask("late"));
-        require(attempt::failure_of(late) == "aborted: the engine was shut down", attempt::failure_of(late));
+        std::string late;
+        try {
+          engine.submit(ask("late"));
+        } catch (const error& e) {
+          late = std::string(hvd::name(e.kind())) + ": " + std::string(detail::sentence(e));
+        }
+        require(late == "aborted: the engine was shut down", late);
         engine.shutdown();
       }
       if (!alone && comm.rank() == 0) {
         require(attempt::failure_of(left) == "aborted: the engine was shut down", attempt::failure_of(left));
         require(attempt::failure_of(join) == "aborted: the engine was shut down", attempt::failure_of(join));
       }
-      require(called == (!alone && comm.rank() == 0 ? 3 : 2), "a callback of what was aborted is missing");
+      require(called == (!alone && comm.rank() == 0 ? 2 : 1), "a callback of what was aborted is missing");
       require(kept.use_count() == 1, "something is kept longer than it is in flight");
       Engine next(comm, options_for<Run>());
       require(next.run(ask("x")).output().shape.empty(), "a wrong output");
     });
   }
+}
+
+/// Open files, mappings, and resident pages of this process.
+struct holdings {
+  std::size_t files = 0, mappings = 0, pages = 0;
+  static holdings now() {
+    holdings h;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++h.files;
+    std::ifstream maps("/proc/self/maps"), memory("/proc/self/statm");
+    for (std::string line; std::getline(maps, line);) ++h.mappings;
+    std::size_t all = 0;
+    memory >> all >> h.pages;
+    return h;
+  }
+};
+
+/// Engines made and destroyed again and again, `times` after a beginning in which caches fill.
+template <class Run>
+void conformance_again(int size, int times) {
+  Run::run(size, [&](auto& comm) {
+    const auto one = [&] {
+      Engine engine(comm, options_for<Run>());
+      float x = 1.0f;
+      engine.allreduce("x", std::span(&x, 1)).wait(long_enough);
+      require(x == static_cast<float>(size), "a wrong sum");
+    };
+    for (int i = 0; i != 50; ++i) one();
+    comm.barrier();
+    const holdings before = holdings::now();
+    comm.barrier();
+    for (int i = 0; i != times; ++i) one();
+    comm.barrier();
+    const holdings after = holdings::now();
+    require(after.files <= before.files, "files stay open");
+    require(after.mappings <= before.mappings + 30, [&] {
+      return "mappings stay: " + std::to_string(before.mappings) + ", then " + std::to_string(after.mappings);
+    });
+    // A sanitizer keeps what was freed.
+    require(instrumented || after.pages <= before.pages + 2048, [&] {
+      return "memory stays: " + std::to_string(before.pages) + " pages, then " + std::to_string(after.pages);
+    });
+    comm.barrier();
+  });
 }
 
 }  // namespace hvd::test

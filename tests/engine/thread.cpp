@@ -1,9 +1,8 @@
 // The conformance body of the engine on threads, and alone.
 #include <engine/conformance.hpp>
 
-#include <ctime>
-#include <filesystem>
-#include <string>
+#include <chrono>
+#include <thread>
 
 #include <sys/resource.h>
 
@@ -45,4 +44,29 @@ TEST_CASE("engine, alone: all of it") {
   conformance_process_sets<alone>();
   conformance_threads<alone>();
   conformance_shutdown<alone>();
+}
+
+TEST_CASE("engine, threads: 500 engines leave nothing behind") {
+  conformance_again<threads>(3, 500);
+  conformance_again<alone>(1, 500);
+}
+
+TEST_CASE("engine, threads: an idle engine does nothing") {
+  threads::run(3, [](hvd::ThreadTransport& comm) {
+    hvd::Engine engine(comm);
+    float x = 1.0f;
+    engine.allreduce("x", std::span(&x, 1)).wait(long_enough);
+    comm.barrier();
+    rusage before{}, after{};
+    ::getrusage(RUSAGE_SELF, &before);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    ::getrusage(RUSAGE_SELF, &after);
+    const auto microseconds = [](const rusage& r) {
+      return (r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1'000'000 + r.ru_utime.tv_usec + r.ru_stime.tv_usec;
+    };
+    // Two polls a millisecond would be thousands.
+    require(after.ru_nvcsw - before.ru_nvcsw < 100, "an idle engine wakes up");
+    require(microseconds(after) - microseconds(before) < 100'000, "an idle engine uses a CPU");
+    comm.barrier();
+  });
 }

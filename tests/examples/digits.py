@@ -4,6 +4,7 @@
 usage: digits.py TRAIN_DIGITS DIGITS_CSV [CLASS...]   (all classes below, unless some are named)
 """
 
+import json
 import os
 import pty
 import re
@@ -115,6 +116,25 @@ class Curves(Case):
                 self.assertGreaterEqual(accuracy(output), 95)
                 self.assertIn(f"{16 * ranks} images a step, learning rate {rate}\n", output)
                 self.assertEqual(len(re.findall(r"^epoch +\d+  loss [\d.]+ +\d+ images/s .* %$", output, re.M)), 60)
+
+
+class Engine(Case):
+    """Layers summed one by one while the backward pass goes on give what one sum at its end gives."""
+
+    def test_same_bits_and_a_timeline(self):
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks=ranks):
+                files = [self.folder / f"{name}-{ranks}" for name in ("whole", "layers", "timeline")]
+                self.train("-n", ranks, "--epochs", 3, "--loss-file", files[0])
+                timeline = {"HOROVOD_TIMELINE": str(files[2])}
+                self.train("-n", ranks, "--epochs", 3, "--check-bits", "--loss-file", files[1], "--engine", env=timeline)
+                self.assertEqual(files[0].read_text(), files[1].read_text())
+                events = json.loads(files[2].read_text())
+                shown = [event["args"]["name"] for event in events if event.get("name") == "process_name"]
+                for part in ("output.weights", "output.bias", "hidden.weights", "hidden.bias"):
+                    self.assertIn(part, shown)
+                names = {event.get("name") for event in events}
+                self.assertLessEqual({"NEGOTIATE_ALLREDUCE", "ALLREDUCE"}, names)
 
 
 class Checkpoints(Case):

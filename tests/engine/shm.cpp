@@ -1,0 +1,28 @@
+// The conformance body of the engine on processes.
+#include <engine/conformance.hpp>
+
+using namespace hvd::test;
+
+namespace {
+
+struct processes : on_processes {
+  static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
+  static constexpr bool real_time = true;
+};
+
+}  // namespace
+
+TEST_CASE("engine, processes: every operation, type and reduction") { conformance_operations<processes>(); }
+TEST_CASE("engine, processes: typed calls") { conformance_front_doors<processes>(); }
+TEST_CASE("engine, processes: the same bits on all ranks") { conformance_same_bits<processes>(); }
+TEST_CASE("engine, processes: adasum") { conformance_adasum<processes>(); }
+TEST_CASE("engine, processes: shapes that change, priorities") { conformance_changes<processes>(); }
+TEST_CASE("engine, processes: callbacks") { conformance_callbacks<processes>(); }
+TEST_CASE("engine, processes: refused at once, limits of waits") { conformance_refused_here<processes>(); }
+TEST_CASE("engine, processes: mismatches") { conformance_mismatches<processes>(); }
+TEST_CASE("engine, processes: join") { conformance_join<processes>(); }
+TEST_CASE("engine, processes: process sets") { conformance_process_sets<processes>(); }
+TEST_CASE("engine, processes: process sets do not wait for each other") { conformance_independent_sets<processes>(); }
+TEST_CASE("engine, processes: several threads, two engines") { conformance_threads<processes>(); }
+TEST_CASE("engine, processes: shutdown") { conformance_shutdown<processes>(); }
+TEST_CASE("engine, processes: 500 engines leave nothing behind") { conformance_again<processes>(3, 500); }
