@@ -157,8 +157,8 @@ std::uint64_t count_correct(hvd::Transport auto& comm, const mlp& model, const E
   return correct[0];
 }
 
-/// Trains as `wanted` says, with `gradients` summed over the ranks; rank 0 reports. Throws std::runtime_error or hvd::error; what is wrong with a
-/// file is thrown on every rank.
+/// Trains as `wanted` says, with `gradients` summed over the ranks; rank 0 reports. Throws std::runtime_error or
+/// hvd::error; what is wrong with a file is thrown on every rank.
 void train(hvd::Transport auto& comm, auto& gradients, const options& wanted) {
   const dataset data = wanted.mnist.empty() ? read_digits(wanted.data) : read_mnist(wanted.mnist);
   const mlp model{static_cast<Eigen::Index>(data.train.pixels_per_image), 64, classes};

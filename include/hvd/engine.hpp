@@ -226,10 +226,10 @@ class Engine {
   void start_watch(T comm) {
     detail::watched what;
     what.list = [this] {
-      std::vector<detail::in_flight> all;
+      std::vector<detail::pending_operation> all;
       const std::lock_guard lock(mutex_);
       for (const auto& [id, l] : lanes_) {
-        for (detail::in_flight& f : l->snapshot()) {
+        for (detail::pending_operation& f : l->snapshot()) {
           f.set = id;
           all.push_back(std::move(f));
         }

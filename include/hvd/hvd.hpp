@@ -8,6 +8,8 @@
 #include <hvd/barrier.hpp>
 #include <hvd/broadcast.hpp>
 #include <hvd/config.hpp>
+#include <hvd/engine.hpp>
+#include <hvd/fusion.hpp>
 #include <hvd/gather.hpp>
 #include <hvd/hierarchical.hpp>
 #include <hvd/launch.hpp>
@@ -15,6 +17,7 @@
 #include <hvd/reduce_scatter.hpp>
 #include <hvd/scatter.hpp>
 #include <hvd/send_recv.hpp>
+#include <hvd/timeline.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/self.hpp>
 #include <hvd/transport/shm.hpp>

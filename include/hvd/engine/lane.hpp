@@ -129,9 +129,9 @@ class lane final : public waiting_room {
   }
 
   /// What is in flight, for the watch. Any thread.
-  [[nodiscard]] std::vector<in_flight> snapshot() {
+  [[nodiscard]] std::vector<pending_operation> snapshot() {
     const std::lock_guard lock(mutex_);
-    std::vector<in_flight> all;
+    std::vector<pending_operation> all;
     for (const auto& [name, s] : in_flight_) all.push_back({name, hvd::name(s->what.kind), 0, s->since});
     return all;
   }

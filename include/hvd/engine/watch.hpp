@@ -26,7 +26,7 @@ namespace hvd::inline HVD_ABI::detail {
 enum class lane_phase : std::uint8_t { idle, waiting, negotiating, running };
 
 /// What this rank has in flight, and where it is.
-struct in_flight {
+struct pending_operation {
   std::string name{};
   std::string_view kind{};
   int set = 0;
@@ -39,7 +39,7 @@ struct lane_state {
 
 /// What a watch needs to see; asked by its thread.
 struct watched {
-  std::function<std::vector<in_flight>()> list{};
+  std::function<std::vector<pending_operation>()> list{};
   std::function<lane_state(int set)> state{};
   std::function<std::vector<int>(int set)> ranks{};
   std::function<void(const error&)> give_up{};
@@ -95,8 +95,9 @@ class stall_watch {
   }
 
   void look(std::chrono::duration<double> period) {
-    std::vector<in_flight> all = what_.list();
-    std::sort(all.begin(), all.end(), [](const in_flight& a, const in_flight& b) { return a.since < b.since; });
+    std::vector<pending_operation> all = what_.list();
+    std::sort(all.begin(), all.end(),
+              [](const pending_operation& a, const pending_operation& b) { return a.since < b.since; });
     const auto now = clock::now();
     if (all.empty() || now - all.front().since < opts_.stall_warning) {
       asked_.clear();
@@ -105,7 +106,7 @@ class stall_watch {
     const double age = std::chrono::duration<double>(now - all.front().since).count();
     if (asked_.empty() && now >= next_) {
       while (all.size() > most_names) all.pop_back();
-      std::erase_if(all, [&](const in_flight& f) { return now - f.since < opts_.stall_warning; });
+      std::erase_if(all, [&](const pending_operation& f) { return now - f.since < opts_.stall_warning; });
       asked_ = std::move(all);
       asked_at_ = now;
       replies_.clear();
@@ -137,7 +138,7 @@ class stall_watch {
   void ask() {
     std::string text;
     put(text, static_cast<std::uint32_t>(asked_.size()));
-    for (const in_flight& f : asked_) {
+    for (const pending_operation& f : asked_) {
       put(text, f.set);
       put(text, static_cast<std::uint32_t>(f.name.size()));
       text += f.name;
@@ -162,7 +163,7 @@ class stall_watch {
       if (r.submitted.size() == asked_.size()) replies_[from] = std::move(r);
       return;
     }
-    const std::vector<in_flight> mine = what_.list();
+    const std::vector<pending_operation> mine = what_.list();
     std::string back;
     put(back, entries);
     for (std::uint32_t i = 0; i != entries; ++i) {
@@ -170,8 +171,8 @@ class stall_watch {
       const auto length = std::min<std::size_t>(get<std::uint32_t>(rest), rest.size());
       const std::string_view name = rest.substr(0, length);
       rest.remove_prefix(length);
-      const bool has =
-          std::any_of(mine.begin(), mine.end(), [&](const in_flight& f) { return f.set == set && f.name == name; });
+      const bool has = std::any_of(mine.begin(), mine.end(),
+                                   [&](const pending_operation& f) { return f.set == set && f.name == name; });
       put(back, static_cast<char>(has));
       put(back, what_.state(set));
     }
@@ -258,7 +259,7 @@ class stall_watch {
   T comm_;
   const engine_options& opts_;
   watched what_;
-  std::vector<in_flight> asked_;  // what the question under way is about
+  std::vector<pending_operation> asked_;  // what the question under way is about
   clock::time_point asked_at_{}, next_{};
   std::map<int, reply> replies_;
   std::atomic<std::uint32_t> stop_{0};
