@@ -265,8 +265,8 @@ class Engine {
   }
   /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
   int managed(const request& r) {
-    std::vector<int> numbers(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
-    return r.name == "add_process_set" ? add_set(std::move(numbers)) : remove_set(numbers.front());
+    std::vector<int> listed(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
+    return r.name == "add_process_set" ? add_set(std::move(listed)) : remove_set(listed.front());
   }
   int add_set(std::vector<int> ranks) {
     const auto world = lane(0);

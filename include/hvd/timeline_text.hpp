@@ -106,8 +106,8 @@ class timeline_text {
 
   /// That events were dropped: how many since the last time, and in all.
   void add_dropped(std::uint64_t events, std::uint64_t total, std::int64_t time) {
-    const std::string numbers = std::to_string(events) + ",\"total\":" + std::to_string(total);
-    mark("DROPPED", time, numbers);
+    const std::string both = std::to_string(events) + ",\"total\":" + std::to_string(total);
+    mark("DROPPED", time, both);
   }
 
   /// Ends what is still open, and says so: at the end of a timeline.

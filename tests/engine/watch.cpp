@@ -1,0 +1,226 @@
+// tests/engine/watch.cpp: ranks that are late, stuck in a collective, or stopped are named while the others wait.
+#include <hvd/engine.hpp>
+#include <hvd/launch.hpp>
+#include <support/processes.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What watches say, in the order in which they say it.
+struct reports {
+  std::mutex mutex;
+  std::vector<std::string> all;
+  std::function<void(const std::string&)> writer() {
+    return [this](const std::string& text) {
+      const std::lock_guard lock(mutex);
+      all.push_back(text);
+    };
+  }
+  std::string until(const std::string& word) {  // at most 30 s
+    for (int i = 0; i != 3000; ++i) {
+      {
+        const std::lock_guard lock(mutex);
+        for (const std::string& text : all) {
+          if (text.find(word) != std::string::npos) return text;
+        }
+      }
+      std::this_thread::sleep_for(10ms);
+    }
+    return "nobody reported '" + word + "'";
+  }
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+hvd::engine_options impatient() {
+  hvd::engine_options o;
+  o.stall_warning = 100ms;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("a tensor that some ranks have not submitted") {
+  for (const int np : {2, 3, 4}) {
+    CAPTURE(np);
+    reports said;
+    std::atomic<bool> reported{false};
+    hvd::thread_run(np, [&](hvd::ThreadTransport& comm) {
+      hvd::engine_options o = impatient();
+      o.report = said.writer();
+      hvd::Engine engine(comm, o);
+      std::vector<float> v(3, 1.0f), w(5, 1.0f);
+      engine.allreduce("early", w).wait();
+      const int late = np - 1;
+      if (comm.rank() == late) {
+        while (!reported) std::this_thread::sleep_for(1ms);
+      }
+      const hvd::handle h = engine.allreduce("layer 7", v);
+      if (comm.rank() == 0) {
+        const std::string text = said.until("layer 7");
+        CHECK_MESSAGE(has(text, hvd::detail::joined({"rank 0 of ", np})), text);
+        CHECK_MESSAGE(has(text, "allreduce \"layer 7\""), text);
+        CHECK_MESSAGE(has(text, np == 2   ? "submitted by rank 0;"
+                                : np == 3 ? "submitted by ranks 0, 1;"
+                                          : "submitted by ranks 0-2;"),
+                      text);
+        CHECK_MESSAGE(has(text, hvd::detail::joined({"not submitted by rank ", late})), text);
+        CHECK_MESSAGE(!has(text, "early"), text);
+        CHECK_MESSAGE(has(text, "negotiating"), text);
+        reported = true;
+      }
+      h.wait();
+      CHECK(v == std::vector<float>(3, static_cast<float>(np)));
+    });
+    const std::lock_guard lock(said.mutex);
+    for (const std::string& text : said.all) CHECK_MESSAGE(has(text, "rank 0 of"), text);  // the lowest alone reports
+  }
+}
+
+TEST_CASE("a rank that is stuck inside a collective") {
+  reports said;
+  std::atomic<bool> reported{false};
+  hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.report = said.writer();
+    o.fusion_threshold = 0;  // one collective for each tensor
+    hvd::Engine engine(comm, o);
+    std::vector<float> first(30000, 1.0f), second(30000, 2.0f);
+    const auto submit = [&](const char* name, std::vector<float>& v, bool hangs) {
+      hvd::request r;
+      r.name = name;
+      hvd::tensor t;
+      t.in = reinterpret_cast<const std::byte*>(v.data());
+      t.out = reinterpret_cast<std::byte*>(v.data());
+      t.shape = {v.size()};
+      r.tensors.push_back(t);
+      if (hangs) {
+        r.done = [&](const hvd::handle&) {
+          while (!reported) std::this_thread::sleep_for(1ms);
+        };
+      }
+      return engine.submit(std::move(r));
+    };
+    // Rank 1's engine does not come back from the first, so that the others wait for it within the second.
+    const hvd::handle a = submit("first", first, comm.rank() == 1), b = submit("second", second, false);
+    if (comm.rank() == 0) {
+      const std::string text = said.until("waiting for rank 1");
+      CHECK_MESSAGE(has(text, "allreduce \"second\""), text);
+      CHECK_MESSAGE(has(text, "submitted by ranks 0-2"), text);
+      CHECK_MESSAGE(!has(text, "not submitted"), text);
+      CHECK_MESSAGE(has(text, "in a collective, waiting for rank 1"), text);
+      reported = true;
+    }
+    a.wait();
+    b.wait();
+    CHECK(first == std::vector<float>(30000, 3.0f));
+    CHECK(second == std::vector<float>(30000, 6.0f));
+  });
+}
+
+TEST_CASE("tensors of a process set are named with ranks of the whole group") {
+  reports said;
+  std::atomic<bool> reported{false};
+  hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.report = said.writer();
+    hvd::Engine engine(comm, o);
+    const int set = engine.add_process_set({2, 1});
+    std::vector<float> v(3, 1.0f);
+    if (comm.rank() == 0) return;
+    if (comm.rank() == 2) {
+      while (!reported) std::this_thread::sleep_for(1ms);
+    }
+    const hvd::handle h = engine.allreduce("x", v, hvd::reduce_op::sum, 1.0, 1.0, set);
+    if (comm.rank() == 1) {
+      const std::string text = said.until("\"x\"");
+      CHECK_MESSAGE(has(text, "allreduce \"x\" of process set 1"), text);
+      CHECK_MESSAGE(has(text, "submitted by rank 1; not submitted by rank 2"), text);
+      reported = true;
+    }
+    h.wait();
+    CHECK(v == std::vector<float>(3, 2.0f));
+  });
+}
+
+TEST_CASE("a stall that lasts ends the job where that is asked for") {
+  std::atomic<int> ended{0};
+  reports said;
+  hvd::thread_run(2, [&](hvd::ThreadTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.stall_shutdown = 300ms;
+    o.report = said.writer();
+    hvd::Engine engine(comm, o);
+    std::vector<float> v(3, 1.0f);
+    if (comm.rank() == 0) {
+      const hvd::handle h = engine.allreduce("never", v);
+      try {
+        h.wait();
+        CHECK_MESSAGE(false, "no error");
+      } catch (const hvd::error& e) {
+        CHECK(e.kind() == hvd::error::timeout);
+        CHECK_MESSAGE(has(e.what(), "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), e.what());
+      }
+      ++ended;
+    } else {
+      while (ended == 0) std::this_thread::sleep_for(1ms);
+      CHECK_THROWS_AS(engine.allreduce("never", v).wait(), hvd::error);  // not for ever: the group is finished
+    }
+  });
+}
+
+TEST_CASE("a rank whose process is stopped does not answer, and is named for that") {
+  // Rank 0 tells the process group's parent, through common memory, what its watch has said.
+  struct board {
+    std::atomic<pid_t> stopped;
+    std::atomic<bool> heard;
+    char text[2000];
+  };
+  void* const memory = ::mmap(nullptr, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  auto& shown = *new (memory) board{};
+  std::thread waker([&] {
+    for (int i = 0; i != 3000 && !shown.heard; ++i) std::this_thread::sleep_for(10ms);
+    if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
+  });
+  const int code = hvd::fork_run(3, [&](hvd::ShmTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.report = [&](const std::string& text) {
+      if (comm.rank() != 0 || shown.heard || text.find("no answer") == std::string::npos) return;
+      std::snprintf(shown.text, sizeof shown.text, "%s", text.c_str());
+      shown.heard = true;
+    };
+    hvd::Engine engine(comm, o);
+    std::vector<float> v(3, 1.0f);
+    if (comm.rank() == 2) {
+      shown.stopped = ::getpid();
+      ::kill(::getpid(), SIGSTOP);
+    }
+    engine.allreduce("x", v).wait();
+    return v[0] == 3.0f ? 0 : 1;
+  });
+  waker.join();
+  CHECK(code == 0);
+  CHECK(shown.heard);
+  const std::string text = shown.text;
+  CHECK_MESSAGE(has(text, "submitted by ranks 0, 1"), text);
+  CHECK_MESSAGE(has(text, "no answer from rank 2"), text);
+  ::munmap(memory, sizeof(board));
+}
