@@ -294,14 +294,15 @@ class peer_memory {
 
   /// Throws what a wait would, if a rank is gone or somebody gave up. Does not wait.
   void check_all() {
-    for (int q = 0; q != size_; ++q) check_alive(q);
+    for (int q = 0; q != size_; ++q) check_alive(q, [] { return false; });
   }
-  /// The same of one rank.
-  void check_alive(int peer) {
+  /// The same of one rank, unless what it was to do is `there`: it may have done that and left.
+  template <class There>
+  void check_alive(int peer, const There& there) {
     enter("check");
-    check_abort(-1, phase::answer);
-    if (peer == rank_ || !gone(peer)) return;
-    set_abort(error_kind::peer_lost, blamed(peer));
+    const bool lost = peer != rank_ && gone(peer);  // asked first: what it stored before it left is then visible
+    if ((!lost && !aborted()) || there()) return;
+    if (lost) set_abort(error_kind::peer_lost, blamed(peer));
     check_abort(-1, phase::answer);
   }
 

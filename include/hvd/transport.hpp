@@ -11,6 +11,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -39,12 +40,13 @@ enum class operation : unsigned char {
   recv,            ///< a message from one rank
 };
 
-/// As it is called: "reduce_scatter".
+/// As it is called: "reduce_scatter"; "unknown" for a value that is none.
 constexpr std::string_view name(operation op) noexcept {
   constexpr std::string_view names[] = {"barrier",      "allreduce", "reduce", "reduce_scatter", "allgather",
                                         "broadcast",    "alltoall",  "gather", "scatter",        "split",
                                         "alloc_shared", "send",      "recv"};
-  return names[static_cast<unsigned char>(op)];
+  const auto index = static_cast<std::size_t>(op);
+  return index < std::size(names) ? names[index] : "unknown";
 }
 
 /// A connected group of ranks; it is the communicator. One thread at a time may use a transport. `split` is

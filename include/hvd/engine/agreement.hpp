@@ -171,7 +171,7 @@ class agreement {
             until, [&] { return comm_.arrived(from); }, false);
         // Only the rank that this one waits for: others may have ended well, with nothing more to say.
         if constexpr (PeerMemory<T>) {
-          if (!comm_.arrived(from)) comm_.peers().check_alive(from);
+          comm_.peers().check_alive(from, [&] { return comm_.arrived(from); });
         }
       }
     }

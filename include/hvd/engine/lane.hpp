@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -34,9 +35,10 @@ class lane final : public waiting_room {
 
   /// `control` carries agreement, `data` what is agreed on; both have the ranks of the process set.
   lane(T control, T data, const engine_options& opts, Timeline& timeline, std::string prefix, bool tuned)
-      : opts_(opts), control_(std::move(control)), data_(std::move(data)), agreement_(control_),
-        negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
-        observer_(timeline, control_.rank(), std::move(prefix)), threshold_(opts.fusion_threshold),
+      : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
+        agreement_(control_), negotiation_(opts.cache_capacity, control_.rank(), control_.size()),
+        execute_(data_, opts.fusion_threshold), observer_(timeline, control_.rank(), std::move(prefix)),
+        threshold_(opts.fusion_threshold),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && tuned) tuner_.emplace(data_, opts);
   }
@@ -52,8 +54,8 @@ class lane final : public waiting_room {
     turns_.start([this] { return has_work(); }, [this] { drive(nullptr, clock::time_point::max()); });
   }
 
-  [[nodiscard]] int rank() noexcept { return control_.rank(); }
-  [[nodiscard]] int size() noexcept { return control_.size(); }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
   [[nodiscard]] executor<T>& execute() noexcept { return execute_; }
 
@@ -123,7 +125,10 @@ class lane final : public waiting_room {
     stir();
     turns_.join();
     turns_.insist([this] {
-      if (agreement_.under_way()) abandon();  // others are waiting for this rank's words
+      if (agreement_.under_way()) {  // others are waiting for this rank's words
+        abandon();
+        keep_messages();
+      }
       stop(error(error_kind::aborted, "the engine was shut down"));
     });
   }
@@ -319,6 +324,17 @@ class lane final : public waiting_room {
     }
   }
 
+  /// Where what was sent and never received stays in the channel, which the backend could give to the next group: keeps
+  /// the channel until the program ends.
+  void keep_messages() {
+    if constexpr (!PeerMemory<T> && std::move_constructible<T>) {
+      static std::vector<T*>& kept = *new std::vector<T*>;  // never destroyed: the backend may end before
+      static std::mutex guard;
+      const std::lock_guard lock(guard);
+      kept.push_back(new T(std::move(control_)));
+    }
+  }
+
   /// The end of the lane: everything in flight ends with `why`.
   void stop(const error& why) {
     std::unordered_map<std::string, std::shared_ptr<submission>> left;
@@ -335,6 +351,7 @@ class lane final : public waiting_room {
   }
 
   const engine_options opts_;
+  const int rank_, size_;
   T control_;
   T data_;
   agreement<T> agreement_;
