@@ -18,7 +18,9 @@ namespace {
 void run(const digits::options& wanted) {
   const char* const given = std::getenv("HVD_TRANSPORT");
   const std::string_view transport = given != nullptr ? given : "hierarchical";
-  hvd::MpiTransport world;
+  // The engine works beside this thread.
+  hvd::MpiTransport world(MPI_COMM_WORLD,
+                          {.thread_level = wanted.engine ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED});
   if (transport == "mpi") {
     digits::train(world, wanted);
   } else if (transport == "shm") {

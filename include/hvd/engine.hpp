@@ -33,10 +33,12 @@ namespace hvd::inline HVD_ABI {
 template <Probing T>
 class Engine {
  public:
-  /// Collective; the group of `comm`, which itself stays its owner's. Errors: those of `split`.
+  /// Collective; the group of `comm`, which itself stays its owner's. Errors: those of `split`; unsupported over an MPI
+  /// that does not run at MPI_THREAD_MULTIPLE.
   explicit Engine(T& comm, engine_options opts = engine_options::from_environment())
       : opts_(std::move(opts)), rank_(comm.rank()), size_(comm.size()),
         clock_(detail::agree_on_clock(comm, detail::random_word())) {
+    if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
     if (!opts_.timeline.empty()) start_timeline(opts_.timeline, opts_.mark_cycles);
     lanes_[0] = make_lane(comm, 0, comm.rank(), 0);
     sets_[0] = {};

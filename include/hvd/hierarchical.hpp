@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -147,6 +148,13 @@ class Hierarchical {
   bool native(const Call& call) {
     levels()(call);
     return true;
+  }
+
+  /// See MpiTransport::require_threads.
+  static void require_threads(std::string_view who)
+    requires requires { Cross::require_threads(who); }
+  {
+    Cross::require_threads(who);
   }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here.

@@ -7,7 +7,7 @@ namespace {
 
 struct processes : on_processes {
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
-  static constexpr bool real_time = true;
+  static constexpr bool real_time = true, one_process = false;
 };
 
 }  // namespace
@@ -25,4 +25,5 @@ TEST_CASE("engine, processes: process sets") { conformance_process_sets<processe
 TEST_CASE("engine, processes: process sets do not wait for each other") { conformance_independent_sets<processes>(); }
 TEST_CASE("engine, processes: several threads, two engines") { conformance_threads<processes>(); }
 TEST_CASE("engine, processes: shutdown") { conformance_shutdown<processes>(); }
+TEST_CASE("engine, processes: a rank that goes while others wait") { conformance_left<processes>(); }
 TEST_CASE("engine, processes: 500 engines leave nothing behind") { conformance_again<processes>(3, 500); }

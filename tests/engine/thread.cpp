@@ -12,10 +12,10 @@ namespace {
 
 struct threads : on_threads {
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
-  static constexpr bool real_time = true;
+  static constexpr bool real_time = true, one_process = true;
 };
 struct alone : on_self {
-  static constexpr bool real_time = true;
+  static constexpr bool real_time = true, one_process = true;
 };
 
 }  // namespace
@@ -33,6 +33,7 @@ TEST_CASE("engine, threads: process sets") { conformance_process_sets<threads>()
 TEST_CASE("engine, threads: process sets do not wait for each other") { conformance_independent_sets<threads>(); }
 TEST_CASE("engine, threads: several threads, two engines") { conformance_threads<threads>(); }
 TEST_CASE("engine, threads: shutdown") { conformance_shutdown<threads>(); }
+TEST_CASE("engine, threads: a rank that goes while others wait") { conformance_left<threads>(); }
 
 TEST_CASE("engine, alone: all of it") {
   conformance_operations<alone>();

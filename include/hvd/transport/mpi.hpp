@@ -85,6 +85,19 @@ class MpiTransport {
   /// microseconds of a wait. Any thread may ask, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
 
+  /// For those who use groups of this process in several threads at the same time. Errors: unsupported, unless MPI runs
+  /// at MPI_THREAD_MULTIPLE.
+  static void require_threads(std::string_view who) {
+    int given = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&given);
+    if (given >= MPI_THREAD_MULTIPLE) return;
+    throw error(error_kind::unsupported,
+                detail::joined({who, " uses MPI in several threads, but MPI was initialised with ",
+                                detail::mpi_level_name(given),
+                                "; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or give that as thread_level in the "
+                                "options of the first MpiTransport"}));
+  }
+
   /// Collective: ranks with the same color, any number, form a group, ordered by key and then by rank here. Errors:
   /// timeout; MPI's own. MPI has some 2000 groups at a time.
   [[nodiscard]] MpiTransport split(int color, int key) {
