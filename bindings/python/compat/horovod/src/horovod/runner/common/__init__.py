@@ -1,0 +1,1 @@
+"""Helpers that launchers and scripts share."""

@@ -1,0 +1,5 @@
+"""What a training function logs with."""
+
+from hvd.horovod_runner import log_to_driver
+
+__all__ = ["log_to_driver"]

@@ -1,0 +1,1 @@
+"""What belongs to TensorFlow; see keras."""

@@ -1,0 +1,48 @@
+// keep_alive.hpp: Python objects that threads of the engine let go of.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace hvd_python {
+
+/// Where references wait until a thread that has the GIL passes by. A thread of the engine never takes the GIL: it
+/// would wait for whoever computes in Python, and for ever once the interpreter is gone.
+class released_objects {
+ public:
+  /// Never destroyed: threads may still come while the process ends.
+  static released_objects& instance() {
+    static auto* const all = new released_objects;
+    return *all;
+  }
+
+  void add(PyObject* object) {
+    const std::lock_guard lock(mutex_);
+    objects_.push_back(object);
+  }
+
+  /// With the GIL.
+  void drain() {
+    std::vector<PyObject*> objects;
+    {
+      const std::lock_guard lock(mutex_);
+      objects.swap(objects_);
+    }
+    for (PyObject* const object : objects) Py_DECREF(object);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
+
+/// A reference that any thread may drop. With the GIL.
+inline std::shared_ptr<void> keep_alive(nanobind::handle object) {
+  return {object.inc_ref().ptr(), [](void* p) { released_objects::instance().add(static_cast<PyObject*>(p)); }};
+}
+
+}  // namespace hvd_python

@@ -1,0 +1,219 @@
+// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is known here.
+
+#include "errors.hpp"
+#include "keep_alive.hpp"
+#include "session.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd_python {
+namespace {
+
+namespace nb = nanobind;
+using seconds = std::chrono::duration<double>;
+
+/// A result that the engine has allocated; lives as long as a buffer over it.
+struct memory {
+  std::shared_ptr<std::byte> data;
+  std::size_t bytes;
+};
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const memory& m = *nb::inst_ptr<memory>(self);
+  static char nothing;
+  void* const data = m.data ? static_cast<void*>(m.data.get()) : &nothing;
+  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(m.bytes), 0, flags);
+}
+
+PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer)}, {0, nullptr}};
+
+std::vector<std::size_t> read_lengths(nb::handle lengths) {
+  std::vector<std::size_t> result;
+  for (const nb::handle length : lengths) {
+    const auto value = nb::cast<long long>(length);
+    if (value < 0) throw nb::value_error("hvd: a length or a number of rows is negative");
+    result.push_back(static_cast<std::size_t>(value));
+  }
+  return result;
+}
+
+/// (address of the input, address of the output or 0, number of the dtype, shape[, splits])
+hvd::tensor read_tensor(nb::tuple description) {
+  hvd::tensor t;
+  t.in = reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(description[0]));
+  t.out = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(description[1]));
+  t.type = static_cast<hvd::dtype>(nb::cast<std::uint8_t>(description[2]));
+  t.shape = read_lengths(description[3]);
+  if (description.size() > 4) t.splits = read_lengths(description[4]);
+  return t;
+}
+
+/// A tuple of Python, from lengths.
+nb::tuple to_tuple(const std::vector<std::size_t>& lengths) {
+  nb::list list;
+  for (const std::size_t length : lengths) list.append(length);
+  return nb::tuple(list);
+}
+
+/// Waits without the GIL, and looks now and then whether somebody pressed Ctrl-C.
+void wait(const hvd::handle& h, std::optional<double> limit) {
+  using clock = std::chrono::steady_clock;
+  constexpr seconds slice(0.1);
+  const clock::time_point started = clock::now();
+  while (true) {
+    seconds next = slice;
+    if (limit) next = std::min(next, std::max(seconds(0), seconds(*limit) - seconds(clock::now() - started)));
+    std::optional<hvd::error> problem;
+    {
+      const nb::gil_scoped_release released;
+      try {
+        h.wait(next);
+      } catch (const hvd::error& e) {
+        problem = e;
+      }
+    }
+    released_objects::instance().drain();
+    if (!problem) return;
+    if (h.poll()) {
+      // It may have ended just after the slice was over: the end itself counts.
+      try {
+        h.wait();
+        return;
+      } catch (const hvd::error& e) {
+        throw failed_operation{e};
+      }
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (limit && seconds(clock::now() - started) >= seconds(*limit)) {
+      PyErr_SetString(PyExc_TimeoutError, problem->what());
+      throw nb::python_error();
+    }
+  }
+}
+
+/// The session of a process. Closing it is collective in that other ranks learn of it.
+class job {
+ public:
+  explicit job(std::shared_ptr<session> s) : session_(std::move(s)) {}
+
+  session& get() const {
+    if (!session_) throw nb::value_error("Horovod has not been initialized; use hvd.init().");
+    return *session_;
+  }
+
+  hvd::handle submit(int kind, std::string name, nb::sequence tensors, int op, double prescale, double postscale,
+                     int root, int priority, int process_set, nb::object keep) {
+    released_objects::instance().drain();
+    hvd::request r;
+    r.kind = static_cast<hvd::operation>(kind);
+    r.name = std::move(name);
+    for (const nb::handle description : tensors) r.tensors.push_back(read_tensor(nb::cast<nb::tuple>(description)));
+    r.op = static_cast<hvd::reduce_op>(op);
+    r.prescale = prescale;
+    r.postscale = postscale;
+    r.root = root;
+    r.priority = priority;
+    r.keep = keep_alive(keep);
+    const std::shared_ptr<session> s = session_;
+    get();
+    const nb::gil_scoped_release released;
+    return s->submit(std::move(r), process_set);
+  }
+
+  void close() {
+    std::shared_ptr<session> last = std::move(session_);
+    {
+      const nb::gil_scoped_release released;
+      last.reset();
+    }
+    released_objects::instance().drain();
+  }
+
+  /// In the child of a fork, which has no part in the job: no thread, no place among the ranks.
+  void forget() { new std::shared_ptr<session>(std::move(session_)); }
+
+ private:
+  std::shared_ptr<session> session_;
+};
+
+void define_handle(nb::module_& m) {
+  nb::class_<memory>(m, "Memory", nb::type_slots(memory_slots)).def("__len__", [](const memory& x) { return x.bytes; });
+
+  nb::class_<hvd::handle>(m, "Handle")
+      .def("poll", &hvd::handle::poll)
+      .def("wait", &wait, nb::arg("limit") = nb::none())
+      .def("output",
+           [](const hvd::handle& h, std::size_t i) {
+             const hvd::result& r = h.output(i);
+             std::size_t bytes = hvd::size_of(r.type);
+             for (const std::size_t n : r.shape) bytes *= n;
+             return nb::make_tuple(memory{r.data, bytes}, to_tuple(r.shape));
+           })
+      .def("received_splits", [](const hvd::handle& h, std::size_t i) { return to_tuple(h.output(i).received_splits); })
+      .def("last_joined", &hvd::handle::last_joined);
+}
+
+void define_job(nb::module_& m) {
+  const auto released = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<job>(m, "Job")
+      .def_prop_ro("rank", [](const job& j) { return j.get().rank(); })
+      .def_prop_ro("size", [](const job& j) { return j.get().size(); })
+      .def("submit", &job::submit)
+      .def(
+          "join", [](const job& j) { return j.get().join(); }, released)
+      .def(
+          "add_process_set", [](const job& j, std::vector<int> r) { return j.get().add_process_set(std::move(r)); },
+          released)
+      .def(
+          "remove_process_set", [](const job& j, int id) { j.get().remove_process_set(id); }, released)
+      .def(
+          "start_timeline",
+          [](const job& j, std::string path, bool mark) { j.get().start_timeline(std::move(path), mark); }, released)
+      .def(
+          "stop_timeline", [](const job& j) { j.get().stop_timeline(); }, released)
+      .def("close", &job::close)
+      .def("forget", &job::forget);
+
+  m.def(
+      "connect_alone", [] { return job(connect_alone()); }, released);
+  m.def(
+      "connect_shm", [](const std::string& name, int rank, int size) { return job(connect_shm(name, rank, size)); },
+      released);
+}
+
+}  // namespace
+}  // namespace hvd_python
+
+NB_MODULE(_core, m) {
+  namespace nb = nanobind;
+  // What lives until the process ends is no leak, and who meets a report of it can do nothing.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator(&hvd_python::translate);
+  hvd_python::define_handle(m);
+  hvd_python::define_job(m);
+
+  m.attr("version") = std::string(hvd::version);
+  nb::dict types, operations;
+  for (std::uint8_t i = 0; i != static_cast<std::uint8_t>(hvd::dtype::user); ++i)
+    types[std::string(hvd::name(static_cast<hvd::dtype>(i))).c_str()] = i;
+  using hvd::operation;
+  for (const operation o : {operation::barrier, operation::allreduce, operation::reduce_scatter, operation::allgather,
+                            operation::broadcast, operation::alltoall})
+    operations[std::string(hvd::name(o)).c_str()] = static_cast<int>(o);
+  m.attr("dtypes") = types;
+  m.attr("operations") = operations;
+}

@@ -1,0 +1,36 @@
+// session.hpp: the engine of a job with the type of its transport hidden, which is all that Python sees of it.
+#pragma once
+
+#include <hvd/engine/request.hpp>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd_python {
+
+/// See hvd::Engine for each function. Any thread may call any of them, but for the destructor.
+class session {
+ public:
+  session() = default;
+  session(const session&) = delete;
+  session& operator=(const session&) = delete;
+  virtual ~session() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual hvd::handle submit(hvd::request r, int process_set) = 0;
+  virtual hvd::handle join() = 0;
+  virtual int add_process_set(std::vector<int> ranks) = 0;
+  virtual void remove_process_set(int id) = 0;
+  virtual void start_timeline(std::string path, bool mark_cycles) = 0;
+  virtual void stop_timeline() = 0;
+};
+
+/// A job of one process. Errors: those of hvd::Engine.
+std::shared_ptr<session> connect_alone();
+/// A job of processes of this host. Errors: those of hvd::ShmTransport and hvd::Engine.
+std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size);
+
+}  // namespace hvd_python

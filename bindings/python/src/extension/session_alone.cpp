@@ -1,0 +1,11 @@
+// session_alone.cpp: one process.
+
+#include "session_of.hpp"
+
+#include <hvd/transport/self.hpp>
+
+#include <memory>
+
+std::shared_ptr<hvd_python::session> hvd_python::connect_alone() {
+  return std::make_shared<session_of<hvd::SelfTransport>>(hvd::SelfTransport());
+}

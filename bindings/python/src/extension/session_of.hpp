@@ -1,0 +1,34 @@
+// session_of.hpp: a session over one transport. Each is instantiated in a file of its own, to be compiled side by side.
+#pragma once
+
+#include "session.hpp"
+
+#include <hvd/engine.hpp>
+
+namespace hvd_python {
+
+template <hvd::Transport T>
+class session_of final : public session {
+ public:
+  explicit session_of(T comm) : comm_(std::move(comm)), engine_(comm_) {}
+
+  int rank() const override { return engine_.rank(); }
+  int size() const override { return engine_.size(); }
+  hvd::handle submit(hvd::request r, int process_set) override { return engine_.submit(std::move(r), process_set); }
+  hvd::handle join() override { return engine_.join(); }
+  int add_process_set(std::vector<int> ranks) override { return engine_.add_process_set(std::move(ranks)); }
+  void remove_process_set(int id) override { engine_.remove_process_set(id); }
+  void start_timeline(std::string path, bool mark_cycles) override {
+    if constexpr (requires { engine_.start_timeline(std::move(path), mark_cycles); })
+      engine_.start_timeline(std::move(path), mark_cycles);
+  }
+  void stop_timeline() override {
+    if constexpr (requires { engine_.stop_timeline(); }) engine_.stop_timeline();
+  }
+
+ private:
+  T comm_;
+  hvd::Engine<T> engine_;
+};
+
+}  // namespace hvd_python

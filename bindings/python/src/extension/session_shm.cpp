@@ -1,0 +1,12 @@
+// session_shm.cpp: processes of one host.
+
+#include "session_of.hpp"
+
+#include <hvd/transport/shm.hpp>
+
+#include <memory>
+#include <string>
+
+std::shared_ptr<hvd_python::session> hvd_python::connect_shm(const std::string& name, int rank, int size) {
+  return std::make_shared<session_of<hvd::ShmTransport>>(hvd::ShmTransport(name, rank, size));
+}

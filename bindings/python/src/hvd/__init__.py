@@ -1,0 +1,72 @@
+"""Collective communication for data-parallel training, with the interface of Horovod.
+
+``import hvd`` is for programs without a framework: its collectives take NumPy arrays and whatever has the buffer protocol
+or DLPack. ``import hvd.torch as hvd`` is for PyTorch. Nothing is loaded before it is used: ``hvd.launcher`` and
+``hvd.horovod_runner`` need neither the extension nor a framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+_HOMES = {
+    "hvd.basics": (
+        "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"
+        " start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built"
+        " ddl_built ccl_built cuda_built rocm_built mlsl_built Average Sum Adasum Min Max Product ReduceOp"
+    ),
+    "hvd.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "hvd.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
+    "hvd.numpy_ops": (
+        "allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_"
+        " grouped_allreduce_async grouped_allreduce_async_ allgather allgather_async grouped_allgather"
+        " grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async"
+        " reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async poll synchronize join"
+        " barrier broadcast_object allgather_object Compression"
+    ),
+    "hvd.launcher": "run",
+    "hvd.horovod_runner": "HorovodRunner log_to_driver LogCallback",
+    "hvd.check_build": "check_build",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)
+
+if TYPE_CHECKING:
+    from hvd.basics import (  # noqa: F401
+        Adasum, Average, Max, Min, Product, ReduceOp, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
+        gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
+        mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+    )
+    from hvd.check_build import check_build  # noqa: F401
+    from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: F401
+    from hvd.horovod_runner import HorovodRunner, LogCallback, log_to_driver  # noqa: F401
+    from hvd.launcher import run  # noqa: F401
+    from hvd.numpy_ops import (  # noqa: F401
+        Compression, allgather, allgather_async, allgather_object, allreduce, allreduce_, allreduce_async,
+        allreduce_async_, alltoall, alltoall_async, barrier, broadcast, broadcast_, broadcast_async, broadcast_async_,
+        broadcast_object, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
+        grouped_allreduce_async, grouped_allreduce_async_, grouped_reducescatter, grouped_reducescatter_async, join,
+        poll, reducescatter, reducescatter_async, synchronize,
+    )
+    from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from hvd import _core
+
+        value: object = _core.version
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'hvd' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,0 +1,71 @@
+"""The engine of hvd: tensors are addresses, types and shapes. Everything here is for hvd's own modules."""
+
+from typing import Dict, Optional, Sequence, Tuple, Union
+
+# (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank])
+Tensor = Union[
+    Tuple[int, int, int, Tuple[int, ...]],
+    Tuple[int, int, int, Tuple[int, ...], Sequence[int]],
+]
+
+version: str
+dtypes: Dict[str, int]
+operations: Dict[str, int]
+
+class Memory:
+    """A result that the engine has allocated: a writable buffer of bytes, which lives as long as somebody looks at it."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Handle:
+    """An operation in flight, or done."""
+
+    def poll(self) -> bool:
+        """Whether it is done, well or not."""
+
+    def wait(self, limit: Optional[float] = None) -> None:
+        """Waits without the GIL. Raises HorovodInternalError, TimeoutError after ``limit`` seconds, KeyboardInterrupt."""
+
+    def output(self, i: int) -> Tuple[Memory, Tuple[int, ...]]:
+        """Memory and shape of result ``i`` of what is done, where the engine allocated it."""
+
+    def received_splits(self, i: int) -> Tuple[int, ...]:
+        """Of an alltoall: rows from each rank."""
+
+    def last_joined(self) -> int:
+        """Of a join: the rank that came last."""
+
+class Job:
+    """A group of ranks with its engine."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def submit(
+        self,
+        kind: int,
+        name: str,
+        tensors: Sequence[Tensor],
+        op: int,
+        prescale: float,
+        postscale: float,
+        root: int,
+        priority: int,
+        process_set: int,
+        keep: object,
+        /,
+    ) -> Handle:
+        """Begins an operation. ``keep`` is referenced until it is done. Raises ValueError."""
+
+    def join(self) -> Handle: ...
+    def add_process_set(self, ranks: Sequence[int], /) -> int: ...
+    def remove_process_set(self, id: int, /) -> None: ...
+    def start_timeline(self, path: str, mark_cycles: bool, /) -> None: ...
+    def stop_timeline(self) -> None: ...
+    def close(self) -> None: ...
+    def forget(self) -> None: ...
+
+def connect_alone() -> Job: ...
+def connect_shm(name: str, rank: int, size: int, /) -> Job: ...

@@ -1,0 +1,254 @@
+"""The job that this process is part of: joining it, leaving it, and where the process stands in it.
+
+All frameworks of a process share one job and one engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
+
+from hvd import placement
+from hvd.exceptions import HorovodInternalError
+
+if TYPE_CHECKING:
+    from hvd import _core
+    from hvd.process_sets import ProcessSet
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class ReduceOp(enum.IntEnum):
+    """How the inputs of the ranks are combined; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+
+class _State:
+    """What init() has set up; all of it is None or empty while the process is in no job."""
+
+    def __init__(self) -> None:
+        self.job: Optional[_core.Job] = None
+        self.place = placement.Place()
+        self.homogeneous = True
+        self.over_mpi = False
+        self.forked = False
+        self.lock = threading.RLock()
+
+
+_state = _State()
+# Called without arguments when the process leaves its job: what other modules have to forget.
+_at_shutdown: list[Callable[[], None]] = []
+
+
+def at_shutdown(function: Callable[[], None]) -> Callable[[], None]:
+    """Has ``function`` called when the process leaves its job."""
+    _at_shutdown.append(function)
+    return function
+
+
+def current_job() -> _core.Job:
+    """The job. Raises ValueError outside one, HorovodInternalError in a process forked from a rank."""
+    job = _state.job
+    if job is None:
+        if _state.forked:
+            raise HorovodInternalError(
+                f"hvd: this process was forked from rank {_state.place.rank} after hvd.init() and is no rank itself: it"
+                " cannot take part in collectives (in a DataLoader's worker, do them in the main process)"
+            )
+        raise ValueError(NOT_INITIALIZED)
+    return job
+
+
+def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]] = None) -> None:
+    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one. Collective; does nothing in a job.
+
+    ``comm``: None, the ranks of the launch that form the job (this one must be among them), or an mpi4py communicator.
+    ``process_sets``: sets of ranks to be made at once, the same on all ranks, or "dynamic"; sets can be added later in
+    either case.
+
+    Errors: ValueError for an environment or arguments that can never work; HorovodInternalError where the ranks did not
+    come together within HOROVOD_START_TIMEOUT seconds. Cost: about a millisecond.
+    """
+    from hvd import connect, process_sets as sets
+
+    with _state.lock:
+        if _state.job is not None:
+            return
+        if isinstance(process_sets, str) and process_sets != "dynamic":
+            raise ValueError(f'hvd: process_sets is {process_sets!r}; allowed: None, a list of ProcessSet, "dynamic"')
+        joined = connect.join(comm)
+        _state.job, _state.place, _state.homogeneous, _state.over_mpi = joined
+        _state.forked = False
+        try:
+            sets.begin([] if process_sets is None or isinstance(process_sets, str) else list(process_sets))
+        except BaseException:
+            shutdown()
+            raise
+
+
+def shutdown() -> None:
+    """Leaves the job; what is in flight ends with an error on the other ranks. Does nothing outside a job."""
+    with _state.lock:
+        job, _state.job = _state.job, None
+        if job is None:
+            return
+        try:
+            job.close()
+        finally:
+            for function in _at_shutdown:
+                function()
+            _state.place, _state.homogeneous, _state.over_mpi = placement.Place(), True, False
+
+
+def is_initialized() -> bool:
+    """Whether the process is in a job."""
+    return _state.job is not None
+
+
+def _leave_in_child() -> None:
+    """A forked child has none of its parent's threads and is no rank; its rank() and size() remain for information."""
+    _state.lock = threading.RLock()
+    if _state.job is not None:
+        _state.job.forget()
+        _state.job, _state.forked = None, True
+
+
+atexit.register(shutdown)
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _place() -> placement.Place:
+    if _state.job is None and not _state.forked:
+        raise ValueError(NOT_INITIALIZED)
+    return _state.place
+
+
+def rank() -> int:
+    """This process in the job, from 0."""
+    return _place().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return _place().size
+
+
+def local_rank() -> int:
+    """This process among those of the job on its host, from 0: the one to choose a device by."""
+    return _place().local_rank
+
+
+def local_size() -> int:
+    """How many processes of the job run on this host."""
+    return _place().local_size
+
+
+def cross_rank() -> int:
+    """This process among those of its local rank on all hosts, from 0."""
+    return _place().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return _place().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of processes."""
+    _place()
+    return _state.homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins to write a trace that can be opened in a browser (chrome://tracing, Perfetto); all ranks write into one file.
+
+    ``mark_cycles`` also marks each turn of the engine. Errors: ValueError for a path that cannot be written.
+    """
+    try:
+        current_job().start_timeline(os.fspath(file_path), mark_cycles)
+    except HorovodInternalError as e:
+        if e.kind != "system":
+            raise
+        raise ValueError(str(e)) from None
+
+
+def stop_timeline() -> None:
+    """Ends the trace; the file is complete when the call returns."""
+    current_job().stop_timeline()
+
+
+def mpi_built() -> bool:
+    """Whether the package was built with an MPI."""
+    import importlib.util
+
+    return importlib.util.find_spec("hvd._core_mpi") is not None
+
+
+def mpi_enabled() -> bool:
+    """Whether this job runs over MPI (it does across hosts)."""
+    return _state.over_mpi
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called by other threads while this job runs. Raises ValueError outside a job."""
+    _place()
+    return _state.over_mpi
+
+
+def gloo_enabled() -> bool:
+    """False: hvd has transports of its own."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: hvd has transports of its own."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that the package was built with; 0: none."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False."""
+    return False
+
+
+def mlsl_built() -> bool:
+    """False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: tensors are on the CPU."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: tensors are on the CPU."""
+    return False
+
+

@@ -1,0 +1,51 @@
+"""What the package has found: its extensions, launchers, libraries and this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_build() -> str:
+    """The report that ``python -m hvd`` and ``hvdrun --check-build`` print."""
+    from hvd import _core, basics
+
+    def mark(name: str, there: object, note: str = "") -> str:
+        return f"    [{'X' if there else ' '}] {name}{f' {note}' if note else ''}"
+
+    frameworks = [("NumPy", "numpy"), ("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras")]
+    shm = os.environ.get("HVD_SHM_DIR", "/dev/shm")
+    free = ""
+    if os.path.isdir(shm):
+        space = os.statvfs(shm)
+        free = f"({shm}, {space.f_bavail * space.f_frsize / 2**30:.1f} GiB free)"
+    launchers = [name for name in ("mpiexec.hydra", "mpiexec.mpich", "mpirun.openmpi", "srun") if shutil.which(name)]
+    lines = [
+        f"hvd {_core.version}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} CPUs",
+        "",
+        "Available frameworks:",
+        *(mark(name, _version_of(package), _version_of(package)) for name, package in frameworks),
+        "",
+        "Available transports:",
+        mark("shared memory", free, free),
+        mark("MPI", basics.mpi_built()),
+        "",
+        "Available launchers:",
+        mark("hvdrun", importlib.util.find_spec("hvd.launcher")),
+        *(mark(name, True, f"({shutil.which(name)})") for name in launchers),
+        "",
+        "Available devices:",
+        mark("CPU", True, f"({platform.machine()})"),
+        mark("CUDA", basics.cuda_built()),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""Bringing the ranks of a job together: over shared memory on one host, over MPI across hosts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Tuple
+
+from hvd import placement
+
+if TYPE_CHECKING:
+    from hvd import _core
+
+Joined = Tuple["_core.Job", placement.Place, bool, bool]
+
+
+def join(comm: Any) -> Joined:
+    """The job, this process's place in it, whether all hosts have as many ranks, and whether it runs over MPI."""
+    from hvd import _core
+
+    if comm is not None and hasattr(comm, "Get_rank"):
+        return _join_over(comm)
+    place = placement.find_place()
+    if comm is not None:
+        place = _subset(place, comm)
+    transport = os.environ.get("HVD_TRANSPORT", "auto")
+    if transport not in ("auto", "shm", "mpi"):
+        raise ValueError(f'hvd: HVD_TRANSPORT="{transport[:80]}"; allowed: auto, shm, mpi')
+    if transport == "mpi" or (transport == "auto" and not place.one_host):
+        return _join_mpi(place, comm)
+    if place.size == 1:
+        return _core.connect_alone(), place, True, False
+    if not place.one_host:
+        raise ValueError(
+            f'hvd: HVD_TRANSPORT="shm", but {place.local_size} of {place.size} ranks are on this host; leave it to "auto"'
+        )
+    return _core.connect_shm(place.job, place.rank, place.size), place, True, False
+
+
+def _subset(place: placement.Place, comm: Any) -> placement.Place:
+    try:
+        ranks = [int(r) for r in comm]
+    except (TypeError, ValueError):
+        raise ValueError(f"hvd: comm is {comm!r}; allowed: None, a list of ranks, an mpi4py communicator") from None
+    if not ranks:
+        return place
+    if len(set(ranks)) != len(ranks) or any(not 0 <= r < place.size for r in ranks):
+        raise ValueError(f"hvd: comm={ranks} names a rank twice, or one that is none of 0 to {place.size - 1}")
+    if place.rank not in ranks:
+        raise ValueError(f"hvd: comm={ranks} does not name this process, which is rank {place.rank}")
+    if ranks == list(range(place.size)):
+        return place
+    if not place.one_host:
+        raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
+    position, size = ranks.index(place.rank), len(ranks)
+    name = f"{place.job[:90]}.{'.'.join(map(str, ranks)) if size < 5 else hex(hash(tuple(ranks)) & (2**64 - 1))}"
+    return replace(
+        place, rank=position, size=size, local_rank=position, local_size=size, cross_rank=0, cross_size=1, job=name
+    )
+
+
+def _join_over(comm: Any) -> Joined:
+    """The ranks of an mpi4py communicator: over shared memory where they are on one host."""
+    from hvd import _core
+
+    rank, size = comm.Get_rank(), comm.Get_size()
+    hosts = comm.allgather(f"{socket.gethostname()} {_boot_id()}")
+    if len(set(hosts)) > 1:
+        return _join_mpi(placement.Place(rank=rank, size=size, launcher="mpi4py"), comm)
+    place = placement.Place(rank, size, rank, size, job=comm.bcast(f"comm-{secrets.token_hex(16)}"), launcher="mpi4py")
+    if size == 1:
+        return _core.connect_alone(), place, True, False
+    return _core.connect_shm(place.job, rank, size), place, True, False
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _join_mpi(place: placement.Place, comm: Any) -> Joined:
+    raise ValueError(
+        f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts need MPI, which this"
+        " package was built without; install MPICH or Open MPI and build it again"
+    )

@@ -1,0 +1,29 @@
+"""What can go wrong in a job, as exceptions."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation that had been submitted could not be done; a restart of the job from its last state may help.
+
+    ``kind`` is the kind of the ``hvd::error`` behind it ("mismatch", "peer_lost", "timeout", "aborted", "no_memory",
+    "unsupported", "system", "invalid_argument"; "" where there is none), ``rank`` the rank that caused it, or -1. After a mismatch
+    the job goes on; after a lost peer it has to be shut down.
+    """
+
+    def __init__(self, message: object = "", kind: str = "", rank: int = -1) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.rank = rank
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Elastic jobs: hosts came or went. ``skip_sync`` says that the state of all ranks is the same still."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """The package and what it was built for do not fit. Never raised by hvd, which is built for no framework."""

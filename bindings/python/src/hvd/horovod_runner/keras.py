@@ -1,0 +1,60 @@
+"""hvd/horovod_runner/keras.py: LogCallback, which logs a Keras training where HorovodRunner was called."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from hvd.horovod_runner.log import log_to_driver
+
+
+def _keras_callback() -> type:
+    """Keras' Callback: of TensorFlow's Keras, if there is TensorFlow, which may be another one; `object` without."""
+    if find_spec("tensorflow") is not None:
+        from tensorflow.keras.callbacks import Callback  # type: ignore[import, unused-ignore]
+    elif find_spec("keras") is not None:
+        from keras.callbacks import Callback  # type: ignore[import, unused-ignore]
+    else:
+        return object
+    return Callback  # type: ignore[no-any-return, unused-ignore]
+
+
+class LogCallback(_keras_callback()):  # type: ignore[misc]
+    """A Keras callback that logs each epoch, and with `per_batch_log` each batch, with its metrics by `log_to_driver`.
+
+    Give it to `fit` on every rank: it logs on the first one only.
+    """
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        super().__init__()
+        self.per_batch_log = per_batch_log
+        self._silent = int(os.environ.get("HOROVOD_RANK", "0")) != 0
+        self._epoch = 0
+        self._began = time.monotonic()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._epoch = epoch
+        self._began = time.monotonic()
+        self._log(f"Epoch {epoch} begins", logs)
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self.per_batch_log:
+            self._log(f"Epoch {self._epoch}, batch {batch}", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._log(f"Epoch {epoch} ended after {time.monotonic() - self._began:.1f} s", logs)
+
+    def _log(self, text: str, logs: Mapping[str, Any] | None) -> None:
+        if not self._silent:
+            metrics = ", ".join(f"{name} {_number(value)}" for name, value in (logs or {}).items())
+            log_to_driver(f"{text}: {metrics}" if metrics else text)
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError):
+        return str(value)

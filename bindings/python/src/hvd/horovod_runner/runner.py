@@ -1,0 +1,79 @@
+"""hvd/horovod_runner/runner.py: HorovodRunner, with exactly the signatures that Databricks' has."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+from hvd.horovod_runner import local
+
+_VERBOSITIES = ("all", "log_callback_only")
+
+
+class HorovodRunner:
+    """Runs a function with Horovod's interface in several processes at once.
+
+    ```python
+    def train(rate):
+        import hvd.torch as hvd
+        hvd.init()
+        ...
+        return loss
+
+    loss = HorovodRunner(np=-2).run(train, rate=0.1)
+    ```
+
+    `np`: how many processes.
+        -1: none is started: the function is called here, and sees and changes what is here.
+        -n (n of 2 or more): n processes on this machine, over shared memory. Nothing else is needed.
+        0 or more: as many tasks of a Spark job, which hvd does not start yet: `run` says so.
+
+    `driver_log_verbosity`: "log_callback_only" or "all", which of the output of Spark tasks comes to the driver. What
+    processes on this machine print comes to this process's standard output in any case, each line with its rank.
+
+    Raises TypeError for an `np` that is not an integer, ValueError for a verbosity of another name.
+    """
+
+    def __init__(self, *, np, driver_log_verbosity="log_callback_only"):  # type: ignore[no-untyped-def]
+        # The signature is what callers inspect: no annotations, no further arguments.
+        if isinstance(np, bool):
+            raise TypeError(f"np is {np}, and must be an integer: -2 for two processes on this machine")
+        try:
+            self.num_processor = operator.index(np)
+        except TypeError:
+            raise TypeError(f"np is {np!r}, and must be an integer: -2 for two processes on this machine") from None
+        if driver_log_verbosity not in _VERBOSITIES:
+            allowed = " or ".join(map(repr, _VERBOSITIES))
+            raise ValueError(f"driver_log_verbosity is {driver_log_verbosity!r}, and must be {allowed}")
+        self.driver_log_verbosity = driver_log_verbosity
+
+    def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
+        """Calls `main(**kwargs)` on every rank and returns what it returned on rank 0.
+
+        Where processes are started, `main`, `kwargs` and the result travel by cloudpickle: what `main` changes outside
+        of itself is changed on the ranks only. Modules that lie beside the notebook or script (imported Python files
+        below the working directory, the script's directory or `sys.path[0]`, that are not installed) travel along, as
+        they are here in memory. Imports inside of `main` and of what it calls are resolved on the ranks, with the same
+        `sys.path`.
+
+        Raises what `main` raises if np is -1. Else, once all processes have ended:
+            NotPicklable (a TypeError) before any is started, with the path to each object that cannot be pickled;
+            TypeError if `kwargs` do not fit `main`;
+            RankError (a RankFailed) if `main` raised: its text has the rank and the traceback there, its __cause__ is
+            the exception itself where it can be pickled;
+            RankFailed (a RuntimeError) if a process was killed, with the signal and its last lines;
+            KeyboardInterrupt if that came here;
+            NotImplementedError if np is 0 or more.
+
+        Warns, with names and sizes, if more than `hvd.horovod_runner.pickling.LARGE` bytes go to each process.
+        """
+        if not callable(main):
+            raise TypeError(f"main is {main!r}, and must be a function, which is called on every rank")
+        if self.num_processor == -1:
+            return main(**kwargs)
+        if self.num_processor < -1:
+            return local.call_on_ranks(-self.num_processor, functools.partial(main, **kwargs))[0]
+        raise NotImplementedError(
+            f"np={self.num_processor} asks for the tasks of a Spark job, which hvd cannot start yet: "
+            f"HorovodRunner(np=-{self.num_processor or 2}) runs on this machine"
+        )

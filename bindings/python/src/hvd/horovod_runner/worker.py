@@ -1,0 +1,89 @@
+"""hvd/horovod_runner/worker.py: a rank of HorovodRunner, `python -m hvd.horovod_runner.worker`.
+
+It has two files in memory from the process that started it: what to call, which all ranks share, and its own for the
+result. Their numbers stand in the environment variable HVD_RUNNER_FILES, which it takes away. Nothing listens, and what
+is unpickled comes from the parent only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import pickle
+import sys
+import time
+import traceback
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+from hvd.horovod_runner import contents, pickling
+from hvd.horovod_runner.local import FILES
+
+_LAST_SECONDS = 5.0  # after main has raised, for what runs at the end of a process: other ranks wait for this one
+_REMEDY = "return numbers, arrays, a state_dict or a path"
+
+
+def main() -> int:
+    """Calls what the parent wants, and writes what came of it; returns the exit code."""
+    program, result = (int(number) for number in os.environ.pop(FILES).split(","))
+    for number in (program, result):
+        os.set_inheritable(number, False)
+    rank = int(os.environ["HOROVOD_RANK"])
+    doing = "load what it was to call"
+    with os.fdopen(result, "wb") as answer:
+        try:
+            with open(f"/proc/self/fd/{program}", "rb") as file:  # opened anew: a position in it of its own
+                os.close(program)
+                driver = pickle.load(file)
+                _prepare(driver)
+                call = cloudpickle.load(file)
+            doing = ""
+            value = call()
+            doing = f"return the result of {contents.describe(call)}"
+            pickle.dump({"raised": False}, answer)
+            if rank == 0 or driver["every"]:
+                # No module by value: the driver takes its own, of the same path.
+                pickling.dump(value, answer, f"what {contents.describe(call)} returned", _REMEDY)
+        except BaseException as error:  # SystemExit as well: main was to return
+            answer.seek(0)
+            pickle.dump(_report(error, doing), answer)
+            answer.flush()
+            faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True)
+            return 1
+    return 0
+
+
+def _prepare(driver: dict[str, Any]) -> None:
+    """Makes this process like the driver, as far as the function can see it."""
+    sys.path[:] = driver["path"]
+    sys.argv[:] = driver["argv"]
+    os.environ.pop("PYTHONPATH", None)
+    os.environ.update(driver["environ"])
+    for name, lines in driver["sources"].items():
+        linecache.cache[name] = (
+            sum(map(len, lines)),
+            None,
+            lines,
+            name,
+        )  # for tracebacks: a notebook's cells are no files
+
+
+def _report(error: BaseException, doing: str) -> dict[str, Any]:
+    """What the driver gets to know about an exception."""
+    when = time.monotonic_ns()  # the same clock in all processes: the first to fail is the cause
+    frames = error.__traceback__ and error.__traceback__.tb_next  # without this file's
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    if isinstance(error, pickling.NotPicklable):
+        text = f"{error}\n"  # says all, and not where this package noticed it
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:
+        pickled = None
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    return {"raised": True, "when": when, "doing": doing, "summary": summary, "traceback": text, "exception": pickled}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

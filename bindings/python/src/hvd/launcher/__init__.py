@@ -1,0 +1,20 @@
+"""hvd.launcher: starts ranks. It needs neither the extension nor a framework, and imports nothing of a third party."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvd.launcher.local import Interrupted, LaunchError, RankFailed, run_local
+
+if TYPE_CHECKING:
+    from hvd.launcher.function import run
+
+__all__ = ["Interrupted", "LaunchError", "RankFailed", "run", "run_local"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "run":
+        from hvd.launcher.function import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,354 @@
+"""hvd/launcher/guard.py: the process that is the parent of all that a job runs on a host.
+
+It exists so that nothing is left behind, however the launcher or the ranks end. It has one thread, so that it may do in
+a new process, before the program begins, what a launcher inside a notebook may not. It adopts what ranks leave behind
+(PR_SET_CHILD_SUBREAPER), and is at its end only when it has no child any more, which the kernel tells it. It learns by
+the end of a pipe that the launcher is gone, and by PR_SET_PDEATHSIG the ranks learn that it is gone itself.
+
+It is run by its path, with the standard library alone: `python -I -S guard.py CONTROL REPORT`, two numbers of pipes, or
+where mpiexec starts the ranks, one for each: `python -I -S guard.py rank OPTIONS COMMAND...`; see keep_rank.
+CONTROL brings first what to start, as a JSON document with its length in a line before it, then lines `stop SIGNAL
+SECONDS`. REPORT takes lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code]
+in the order in which it happened (code as subprocess has it: below zero for signals), ["left", pid...] for what even
+SIGKILL does not end, and at last ["done"].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE = 10.0  # seconds after SIGKILL, which a process that waits for a device takes late or never
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MARK = "\x1ehvd:"  # before what the guard of a rank says among the rank's output; then the job's token and words
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Guard:
+    """Starts programs, tells how they end, and ends them."""
+
+    def __init__(self, control: int, report: int) -> None:
+        self.control = control
+        self.report = report
+        self.commands = b""
+        self.running: dict[int, int] = {}  # process number: index of the program
+        self.alone: set[int] = set()  # numbers of those that pass signals on to their children themselves
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.deadline: float | None = None  # when all is killed; None while nothing is to end
+        self.grace = 5.0
+        self.cleared = False  # whether what the programs left behind has been told to end
+        self.pid = os.getpid()
+        self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # Handlers, not SIG_IGN, which programs would inherit.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in STOPPING:
+            signal.signal(number, lambda *_: self.stop(signal.SIGTERM, self.grace))
+        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def tell(self, *words: Any) -> None:
+        """To the launcher, if it is still there."""
+        line = json.dumps(words).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self.report, line) :]
+
+    def read_order(self) -> dict[str, Any] | None:
+        """What to start; None if the launcher ended before it had said it."""
+        while b"\n" not in self.commands:
+            if not self.read_more():
+                return None
+        length, _, self.commands = self.commands.partition(b"\n")
+        while len(self.commands) < int(length):
+            if not self.read_more():
+                return None
+        text, self.commands = self.commands[: int(length)], self.commands[int(length) :]
+        order: dict[str, Any] = json.loads(text)
+        return order
+
+    def read_more(self) -> bool:
+        """More of what the launcher says; False at its end."""
+        data = os.read(self.control, 1 << 16)
+        self.commands += data
+        return bool(data)
+
+    def start(self, order: dict[str, Any]) -> bool:
+        """Starts the programs; False if one could not be started."""
+        self.grace = order["grace"]
+        own = {fd for program in order["programs"] for fd in (*program["fds"], *program["pass_fds"])}
+        for fd in own:
+            os.set_inheritable(fd, False)
+        well = True
+        for index, program in enumerate(order["programs"]):
+            stdin, stdout, stderr = program["fds"]
+            try:
+                process = subprocess.Popen(
+                    program["argv"],
+                    executable=program["executable"],
+                    env={**order["env"], **program["env"]},
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=program["pass_fds"],
+                    preexec_fn=self.preparation(program["cpus"]),
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                self.tell("refused", index, getattr(error, "errno", None) or 0, str(error))
+                well = False
+                break
+            self.started.append(process)  # kept, for at its end Popen would wait for the process itself
+            self.running[process.pid] = index
+            self.alone.update([process.pid] if program["alone"] else [])
+            self.tell("started", index)
+        for fd in own:
+            os.close(fd)
+        return well
+
+    def preparation(self, cpus: list[int] | None) -> Callable[[], None]:
+        """What a new process does before it becomes the program."""
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self.pid:  # it was gone before this process had asked to be told
+                os._exit(1)
+            if cpus:
+                with contextlib.suppress(OSError):  # a CPU has gone off line; running anywhere is better than not
+                    os.sched_setaffinity(0, cpus)
+
+        return prepare
+
+    def run(self) -> None:
+        """Until there is no process any more."""
+        sources = select.poll()  # not select(), which knows only numbers below 1024
+        sources.register(self.woken, select.POLLIN)
+        sources.register(self.control, select.POLLIN)
+        while self.reap():
+            if not self.running and not self.cleared:
+                self.cleared = True
+                self.stop(signal.SIGTERM, self.grace)
+            wait = None
+            if self.deadline is not None:
+                wait = self.deadline - time.monotonic()
+                if wait < -PATIENCE:
+                    self.tell("left", *sorted(self.below()))
+                    break
+                if wait <= 0:
+                    self.kill_all()
+                    wait = 0.05
+            ready = [fd for fd, _ in sources.poll(None if wait is None else math.ceil(wait * 1000))]
+            if self.woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.woken, 4096)
+            if self.control in ready:
+                if self.read_more():
+                    self.obey()
+                else:
+                    sources.unregister(self.control)
+                    self.stop(signal.SIGKILL, 0.0)
+
+    def reap(self) -> bool:
+        """Tells which programs have ended; False if no process is left."""
+        ended = []
+        left = True
+        while left:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                left = False
+                break
+            if pid == 0:
+                break
+            index = self.running.pop(pid, None)
+            if index is not None:
+                ended.append((index, os.waitstatus_to_exitcode(status)))
+                self.started[index].returncode = ended[-1][1]
+        # Of several that ended at once a killed one was the cause: it ends the others, and cannot itself be ended.
+        for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
+            self.tell("exited", index, code)
+        if any(code != 0 for _, code in ended) and self.deadline is None:
+            self.stop(signal.SIGTERM, self.grace)
+        return left
+
+    def obey(self) -> None:
+        """Does what whole lines of the launcher say."""
+        while b"\n" in self.commands:
+            line, _, self.commands = self.commands.partition(b"\n")
+            _, number, seconds = line.split()
+            self.stop(int(number), float(seconds))
+
+    def stop(self, number: int, seconds: float) -> None:
+        """A signal to all that is there; what is still there after so many seconds is killed."""
+        for pid in self.running:
+            send = os.kill if pid in self.alone else os.killpg
+            with contextlib.suppress(OSError):
+                send(pid, number)
+                send(pid, signal.SIGCONT)
+        adopted = [pid for pid, parent in parents().items() if parent == self.pid and pid not in self.running]
+        for pid in adopted:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+                os.kill(pid, signal.SIGCONT)
+        wanted = time.monotonic() + seconds
+        self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
+
+    def below(self) -> set[int]:
+        """All processes below this one, whatever group or session they have made for themselves."""
+        found = parents()
+        below: set[int] = set()
+        more = {self.pid}
+        while more:
+            more = {pid for pid, parent in found.items() if parent in more} - below
+            below |= more
+        return below
+
+    def kill_all(self) -> None:
+        """Ends what has not ended when it was told to."""
+        for pid in self.below():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def parents() -> dict[int, int]:
+    """Of each process that can be seen, the parent."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    return found
+
+
+def sweep(directory: str, prefix: str) -> None:
+    """Removes the files of a job whose ranks were killed before they could do it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if name.startswith(prefix):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
+
+
+class RankGuard(Guard):
+    """The guard of one rank where mpiexec starts it, on any host; its launcher hears it in the rank's output."""
+
+    def __init__(self, control: int, options: dict[str, Any]) -> None:
+        super().__init__(control, os.dup(2))
+        self.options = options
+        self.code = 1
+
+    def tell(self, *words: Any) -> None:
+        """In one write, so that nothing comes between."""
+        if words[0] == "exited":
+            self.code = words[2]
+        line = f"{MARK}{self.options['token']} {json.dumps(words)}\n"
+        with contextlib.suppress(OSError):
+            os.write(self.report, line.encode())
+
+
+def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
+    """What tells a rank where it is, on hosts with so many ranks each; include/hvd/config.hpp reads it."""
+    host, local = 0, rank
+    while local >= counts[host]:
+        local -= counts[host]
+        host += 1
+    fellows = [index for index, count in enumerate(counts) if count > local]
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(sum(counts)),
+        "HOROVOD_LOCAL_RANK": str(local),
+        "HOROVOD_LOCAL_SIZE": str(counts[host]),
+        "HOROVOD_CROSS_RANK": str(fellows.index(host)),
+        "HOROVOD_CROSS_SIZE": str(len(fellows)),
+        "HOROVOD_HOSTNAME": names[host],
+    }
+
+
+def keep_rank(options: dict[str, Any], command: list[str]) -> int:
+    """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
+
+    `options`: token, counts and names of hosts, bind, env, grace and farewell in seconds. mpiexec's proxy may kill the
+    process that it has started at any time. The guard therefore is another one, which sees that by the end of a pipe.
+    """
+    control, orders = os.pipe2(os.O_CLOEXEC)
+    told: list[int] = []
+
+    def pass_on(number: int, *_: Any) -> None:
+        told.append(number)
+        again = len(told) > 1 and number != signal.SIGTERM
+        seconds = options["grace"] if number == signal.SIGTERM else options["farewell"]
+        with contextlib.suppress(OSError):
+            os.write(orders, f"stop {signal.SIGKILL} 0\n".encode() if again else f"stop {number} {seconds}\n".encode())
+
+    for number in STOPPING:
+        signal.signal(number, pass_on)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(orders)
+        return guard_rank(control, options, command)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # where the proxy is gone
+    os.closerange(3, orders)  # above all what MPI talks through, which is the rank's
+    os.closerange(orders + 1, 1024)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
+    """The guard of a rank; returns the rank's exit code."""
+    rank = int(os.environ["PMI_RANK"])
+    own = place(rank, options["counts"], options["names"])
+    shares = None
+    if options["bind"]:
+        spec = importlib.util.spec_from_file_location("cores", os.path.join(os.path.dirname(__file__), "cores.py"))
+        assert spec and spec.loader
+        cores = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(cores)
+        shares, _ = cores.share_out(int(own["HOROVOD_LOCAL_SIZE"]))
+    pmi = os.environ.get("PMI_FD", "")
+    program = {
+        "argv": command,
+        "executable": None,
+        "env": {**own, **options["env"]},
+        "cpus": shares[int(own["HOROVOD_LOCAL_RANK"])] if shares else None,
+        # For all but rank 0 mpiexec leaves open a pipe into which nobody writes.
+        "fds": [0 if rank == 0 else os.open(os.devnull, os.O_RDONLY), 1, 2],
+        "pass_fds": [int(pmi)] if pmi.isdigit() else [],
+        "alone": False,
+    }
+    guard = RankGuard(control, options)
+    guard.start({"grace": options["grace"], "env": dict(os.environ), "programs": [program]})
+    guard.run()
+    return guard.code if guard.code >= 0 else 128 - guard.code
+
+
+def main() -> None:
+    """Reads what to start, and guards it."""
+    if sys.argv[1] == "rank":
+        sys.exit(keep_rank(json.loads(sys.argv[2]), sys.argv[3:]))
+    guard = Guard(int(sys.argv[1]), int(sys.argv[2]))
+    order = guard.read_order()
+    if order is None:
+        return
+    if not guard.start(order):
+        guard.stop(signal.SIGKILL, 0.0)
+    guard.run()
+    if order["sweep"]:
+        sweep(*order["sweep"])
+    guard.tell("done")
+
+
+if __name__ == "__main__":
+    main()

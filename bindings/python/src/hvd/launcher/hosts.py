@@ -1,0 +1,112 @@
+"""hvd/launcher/hosts.py: hosts with their slots, as they are written on the command line and in files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_WORDS = re.compile(r"([^\s:=]+)(?:\s*:\s*(\S+))?((?:\s+[\w-]+\s*=\s*\S+)*)\Z")
+
+
+def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
+    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names come once."""
+    found = []
+    for word in text.split(","):
+        name, colon, slots = word.strip().partition(":")
+        found.append(_host(name, slots if colon else "1", word, where))
+    return merged(found)
+
+
+def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
+    """Hosts from a file, one on a line: `h1 slots=2` as Horovod and Open MPI have it, `h1:2` as MPICH, or `h1`.
+
+    From # on it is a comment; other settings of Open MPI (max-slots=4) are left alone. ValueError names file and line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"the hostfile {os.fspath(path)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the hostfile {os.fspath(path)} is not a text in UTF-8") from None
+    return _parse_lines(lines, os.fspath(path))
+
+
+def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
+    """Hosts as Horovod's discovery script prints them, `host:slots` or, where `slots` is given, `host` on each line."""
+    try:
+        done = subprocess.run([script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"--host-discovery-script {script} cannot be run: {error}") from None
+    if done.returncode != 0:
+        raise ValueError(f"--host-discovery-script {script} ended with exit code {done.returncode}")
+    return _parse_lines(done.stdout.decode("utf-8", "replace").splitlines(), script, str(slots or 1))
+
+
+def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list[tuple[str, int]]:
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        place = f"{where}, line {number}"
+        match = _WORDS.match(text)
+        if not match:
+            raise ValueError(f"{place}: {text!r} is not a host; allowed: NAME, NAME:SLOTS or NAME slots=SLOTS")
+        name, slots, settings = match.groups()
+        given = dict(re.findall(r"([\w-]+)\s*=\s*(\S+)", settings))
+        found.append(_host(name, slots or given.get("slots", otherwise), text, place))
+    if not found:
+        raise ValueError(f"{where} names no host")
+    return merged(found)
+
+
+def _host(name: str, slots: str, text: str, where: str) -> tuple[str, int]:
+    if not _NAME.match(name):
+        raise ValueError(f"{where}: {text!r} is not a host; allowed: NAME or NAME:SLOTS, with commas between hosts")
+    if not slots.isdecimal() or int(slots) < 1:
+        raise ValueError(f"{where}: {text!r} has {slots!r} slots; allowed: a whole number from 1")
+    return name, int(slots)
+
+
+def merged(hosts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Each name once, at its first place, with all its slots."""
+    total: dict[str, int] = {}
+    for name, slots in hosts:
+        total[name] = total.get(name, 0) + slots
+    return list(total.items())
+
+
+def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
+    """The first hosts with so many ranks on each that there are np; ValueError if there are fewer slots."""
+    available = sum(slots for _, slots in hosts)
+    if np > available:
+        listed = ", ".join(f"{name}:{slots}" for name, slots in hosts)
+        raise ValueError(
+            f"{np} ranks were asked for, but there are {available} slots ({listed}); name more hosts or slots (-H), "
+            f"or ask for fewer ranks (-np {available})"
+        )
+    result = []
+    for name, slots in hosts:
+        count = min(slots, np)
+        np -= count
+        if count:
+            result.append((name, count))
+    return result
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is this host's, or an address of it; False for what cannot be resolved."""
+    if name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):
+        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)  # which only an address of this host allows
+                return True
+    return False

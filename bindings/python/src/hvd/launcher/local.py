@@ -1,0 +1,170 @@
+"""hvd/launcher/local.py: a command on several ranks of this host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Callable
+
+from hvd.launcher import cores
+from hvd.launcher.job import Interrupted, Job, LaunchError, Program, find_program, signal_name
+from hvd.launcher.output import LinePrinter, OnLine
+
+__all__ = ["Interrupted", "LaunchError", "RankFailed", "run_local"]
+
+MOST_RANKS = 1024
+SHOWN = 12  # last lines in an error's text
+
+
+class RankFailed(RuntimeError):
+    """A rank failed, the first of the job to do so; all others have been ended.
+
+    `rank`; `returncode`, which is the negative number of the signal that killed it, if one did; `last_lines`, what it
+    wrote last to its standard error, or to its output where that is empty (at most 40 lines).
+    """
+
+    def __init__(self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.returncode = returncode
+        self.last_lines = list(last_lines)
+        who = f"rank {rank}" + (f" of {size}" if size else "") if rank >= 0 else "mpiexec"
+        self.sentence = f"{who} {how_it_ended(returncode)}"
+        text = self.sentence
+        if self.last_lines:
+            text += "; its last lines:\n" + "\n".join(f"  {line}" for line in self.last_lines[-SHOWN:])
+        super().__init__(text)
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would call it: 128 + signal for a rank that was killed."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+
+def how_it_ended(returncode: int) -> str:
+    """In words, for a code as subprocess has it."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    words = signal.strsignal(-returncode)
+    return f"was killed by {signal_name(-returncode)}" + (f" ({words})" if words else "")
+
+
+def run_local(
+    command: Sequence[str | os.PathLike[str]],
+    np: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    rank_env: Callable[[int], Mapping[str, str]] | None = None,
+    on_line: OnLine | None = None,
+    stdin: int | None = None,
+    pass_fds: Callable[[int], Sequence[int]] | None = None,
+    bind: bool | int = True,
+    start_timeout: float = 30.0,
+    signals: Sequence[int] = (signal.SIGINT,),
+    output_dir: str | os.PathLike[str] | None = None,
+    notify: Callable[[str], None] | None = None,
+    verbose: Callable[[str], None] | None = None,
+) -> None:
+    """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have ended well.
+
+    command: a list of words, the program first. Ranks get HOROVOD_RANK, HOROVOD_SIZE and the rest of their place, and
+        HVD_JOB, a random name; PYTHONUNBUFFERED=1 unless it is set, so that output comes when it is printed.
+    env: what ranks find besides, by default this process's environment. rank_env(rank) goes on top of all.
+    on_line(rank, stream, piece): what ranks write, stream being "stdout" or "stderr", on this thread. A piece keeps its
+        line's end; see hvd/launcher/output.py for "\\r" and pieces without one. By default it is printed, prefixed.
+    stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, find /dev/null.
+    pass_fds(rank): file descriptors that the rank inherits, by the same numbers. They stay the caller's to close.
+    bind: True gives each rank its own cores where there are enough, a number so many cores, False none.
+    start_timeout: seconds for all to be started, and for ranks to find each other (HOROVOD_START_TIMEOUT).
+    signals: are passed on to the ranks where this is called on the main thread, and come back as Interrupted, which is
+        a KeyboardInterrupt, when all ranks are gone. They have 30 s; a second signal kills them.
+    output_dir: a folder for rank.N/stdout and rank.N/stderr, the bytes as they were written.
+    notify, verbose: called with sentences for a person about what happens, and about what was decided.
+
+    When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. What ranks have started ends with them. RankFailed
+    for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a bad np.
+    If this process is killed, all ranks are. Cost: one process besides the ranks, about 40 ms.
+    """
+    if isinstance(np, bool) or not isinstance(np, int) or not 1 <= np <= MOST_RANKS:
+        raise ValueError(f"np, the number of ranks, is {np!r}; allowed: 1 to {MOST_RANKS}")
+    if not 1e-3 <= start_timeout <= 1e9:
+        raise ValueError(f"start_timeout is {start_timeout!r}; allowed: 0.001 to 1000000000 seconds")
+    base = ranks_environment(env)
+    words, program = find_program(command, base)
+    shares, why = (None, "not bound: as asked for")
+    if bind is not False:
+        shares, why = cores.share_out(np, None if bind is True else bind)
+    if verbose:
+        verbose(f"ranks are {why}")
+    job_name = secrets.token_hex(16)
+    printer = LinePrinter() if on_line is None else None
+    with contextlib.ExitStack() as stack:
+        tee = stack.enter_context(files_of_ranks(output_dir, np)) if output_dir is not None else None
+        job = Job(base, on_line or printer or LinePrinter(), tee, notify)
+        for rank in range(np):
+            own = place(rank, np, job_name, start_timeout)
+            own.update(rank_env(rank) if rank_env else {})
+            job.add(
+                Program(
+                    argv=words,
+                    executable=program,
+                    env=own,
+                    cpus=shares[rank] if shares else None,
+                    stdin=stdin if rank == 0 else None,
+                    pass_fds=tuple(pass_fds(rank)) if pass_fds else (),
+                )
+            )
+        # A segment that has lost its ranks before they had all joined still has its name: see segment_name in C++.
+        directory = base.get("HVD_SHM_DIR") or "/dev/shm"
+        try:
+            outcome = job.run(start_timeout, (directory, f"hvd-{os.geteuid()}-{job_name}-"), signals)
+        finally:
+            if printer:
+                printer.finish()
+    if outcome.failed is not None:
+        raise RankFailed(outcome.failed, outcome.code, job.last_lines(outcome.failed), np)
+    if outcome.interrupted is not None:
+        raise Interrupted(outcome.interrupted)
+
+
+def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """What all ranks find. Python would keep what it prints into a pipe until there is much of it."""
+    base = dict(os.environ if env is None else env)
+    base.setdefault("PYTHONUNBUFFERED", "1")
+    return base
+
+
+def place(rank: int, size: int, job: str, start_timeout: float) -> dict[str, str]:
+    """What tells a rank where it is, in a job on one host; include/hvd/config.hpp reads it."""
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
+        "HVD_JOB": job,
+    }
+
+
+@contextlib.contextmanager
+def files_of_ranks(folder: str | os.PathLike[str], np: int) -> Iterator[Callable[[int, str, bytes], None]]:
+    """What writes the bytes of each rank to FOLDER/rank.N/stdout and stderr; N has zeros before it, as in Horovod."""
+    files: dict[tuple[int, str], BinaryIO] = {}
+    with contextlib.ExitStack() as stack:
+        for rank in range(np):
+            own = Path(folder, f"rank.{rank:0{len(str(np - 1))}d}")
+            try:
+                own.mkdir(parents=True, exist_ok=True)
+                for stream in ("stdout", "stderr"):
+                    files[rank, stream] = stack.enter_context(open(own / stream, "wb", buffering=0))
+            except OSError as error:
+                raise LaunchError(f"{error.filename}: output cannot be written there: {error.strerror}") from None
+        yield lambda rank, stream, data: None if files[rank, stream].write(data) else None

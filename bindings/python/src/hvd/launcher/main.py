@@ -1,0 +1,189 @@
+"""hvd/launcher/main.py: the command hvdrun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+
+from hvd.launcher import hosts, options, settings
+from hvd.launcher.local import Interrupted, LaunchError, RankFailed, run_local
+from hvd.launcher.output import LinePrinter
+from hvd.launcher.speech import Speech
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs hvdrun; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    chosen, warnings = options.parse(arguments)
+    if chosen.version:
+        print(version())
+        return 0
+    if chosen.check_build:
+        return check_build()
+    speech = Speech()
+    for sentence in warnings:
+        speech.warn(sentence)
+    try:
+        return launch(chosen, speech)
+    except ValueError as error:
+        speech.error(str(error))
+        return 2
+    except LaunchError as error:
+        speech.error(str(error))
+        return 1
+    except RankFailed as error:
+        sentence = error.sentence + ("" if error.rank < 0 or error.size == 1 else "; the others were ended")
+        speech.error(sentence, error.last_lines)
+        return error.exit_code
+    except Interrupted as error:
+        return 128 + error.signal
+    except BrokenPipeError:
+        # Nobody reads any more. Python would say so once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def launch(chosen: argparse.Namespace, speech: Speech) -> int:
+    """Starts the ranks, on one host or on several, and waits for them."""
+    env = {**os.environ, **settings.variables(vars(chosen))}
+    places = named_hosts(chosen)
+    several = chosen.mpi or (places is not None and not (len(places) == 1 and hosts.is_local(places[0][0])))
+    timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
+    printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
+    verbose = speech.say if chosen.verbose else None
+    check_affinity(env.get("HOROVOD_THREAD_AFFINITY"), places if several and places else [("", chosen.np)])
+    try:
+        if several:
+            from hvd.launcher.mpi import run_mpi
+
+            interfaces = chosen.interfaces.split(",") if chosen.interfaces else []
+            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"):
+                if interfaces:
+                    env.setdefault(name, ",".join(interfaces))
+            if chosen.tcp:
+                env.setdefault("UCX_TLS", "tcp,sm,self")
+                env.setdefault("NCCL_IB_DISABLE", "1")
+            run_mpi(
+                chosen.command,
+                places or [("localhost", chosen.np)],
+                env=env,
+                on_line=printer,
+                stdin=input_or_none(),
+                bind=not chosen.binding_args,
+                start_timeout=timeout,
+                signals=SIGNALS,
+                output_dir=chosen.output_filename,
+                notify=speech.warn,
+                verbose=verbose,
+                ssh_port=chosen.ssh_port,
+                ssh_identity=chosen.ssh_identity_file,
+                interface=interfaces[0] if interfaces else None,
+                mpi_args=[*(chosen.binding_args or []), *(chosen.mpi_args or [])],
+                waiting=speech.waiting,
+            )
+        else:
+            for flag in ("ssh_port", "ssh_identity_file", "interfaces", "mpi_args"):
+                if getattr(chosen, flag):
+                    speech.warn(f"--{flag.replace('_', '-')} has no effect here: all ranks are on this host")
+            run_local(
+                chosen.command,
+                chosen.np,
+                env=env,
+                on_line=printer,
+                stdin=input_or_none(),
+                bind=binding(chosen.binding_args, speech),
+                start_timeout=timeout,
+                signals=SIGNALS,
+                output_dir=chosen.output_filename,
+                notify=speech.warn,
+                verbose=verbose,
+            )
+    finally:
+        printer.finish()
+    return 0
+
+
+def named_hosts(chosen: argparse.Namespace) -> list[tuple[str, int]] | None:
+    """Hosts with the ranks of each; None where no host was named. ValueError where there are too few slots."""
+    if chosen.hosts is not None:
+        found = hosts.parse_hosts(chosen.hosts)
+    elif chosen.hostfile is not None:
+        found = hosts.parse_hostfile(chosen.hostfile)
+    elif chosen.host_discovery_script is not None:
+        found = hosts.discovered_hosts(chosen.host_discovery_script, chosen.slots_per_host)
+    else:
+        return None
+    return hosts.allot(found, chosen.np)
+
+
+def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
+    """What --binding-args asks for on this host: as for mpiexec -bind-to none, core or core:N."""
+    text = " ".join(arguments or [])
+    match = re.fullmatch(r"--?bind-to[ =](none|core)(?::(\d+))?( --?map-by \S+)?", text)
+    if text and not match:
+        speech.warn(f"--binding-args {text!r} has no effect on one host; allowed there: -bind-to none, core or core:N")
+    if match and match[1] == "none":
+        return False
+    return int(match[2]) if match and match[2] else True
+
+
+def check_affinity(text: str | None, places: Sequence[tuple[str, int]]) -> None:
+    """HOROVOD_THREAD_AFFINITY has one CPU for each rank of a host, or ValueError."""
+    most = max(count for _, count in places)
+    if text and len(text.split(",")) != most:
+        raise ValueError(
+            f"HOROVOD_THREAD_AFFINITY (--thread-affinity) is {text!r}; it must have one CPU for each of the {most} "
+            "ranks of a host, with commas between them"
+        )
+
+
+def input_or_none() -> int | None:
+    """This process's standard input; None where it is closed."""
+    try:
+        os.fstat(0)
+    except OSError:
+        return None
+    return 0
+
+
+def float_or(text: str | None, otherwise: float) -> float:
+    """A number in a variable."""
+    if not text:
+        return otherwise
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds") from None
+
+
+def version() -> str:
+    """Of the installed package."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("hvd")
+    except metadata.PackageNotFoundError:
+        return "hvd is not installed as a package, so its version is not known"
+
+
+def check_build() -> int:
+    """What `python -m hvd` prints."""
+    try:
+        from hvd.__main__ import main as report
+
+        return report()
+    except ImportError as error:
+        Speech().error(f"the extension of hvd cannot be loaded: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""hvd/launcher/mpi.py: a command on ranks of several hosts, which MPICH's mpiexec.hydra starts.
+
+mpiexec writes what each rank writes to a pipe of its own (-outfile-pattern), so nothing has to be taken apart. It does
+not notice ranks that end with an error, nor hosts that never answer: the guard that each rank has (guard.py) tells how
+it began and ended, in marked lines among the rank's errors, which are taken out here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, ContextManager
+
+from hvd.launcher import guard, hosts
+from hvd.launcher.job import FAREWELL, GRACE, GUARD, Interrupted, Job, LaunchError, Program, find_program
+from hvd.launcher.local import MOST_RANKS, RankFailed, files_of_ranks, ranks_environment
+from hvd.launcher.output import LinePrinter, OnLine
+
+MPIEXEC = -1  # its index among ranks
+NAMES = ("mpiexec.hydra", "mpiexec.mpich")  # not mpiexec, which may be Open MPI's
+
+
+def run_mpi(
+    command: Sequence[str | os.PathLike[str]],
+    places: Sequence[tuple[str, int]],
+    *,
+    env: Mapping[str, str] | None = None,
+    on_line: OnLine | None = None,
+    stdin: int | None = None,
+    bind: bool = True,
+    start_timeout: float = 30.0,
+    signals: Sequence[int] = (signal.SIGINT,),
+    output_dir: str | os.PathLike[str] | None = None,
+    notify: Callable[[str], None] | None = None,
+    verbose: Callable[[str], None] | None = None,
+    ssh_port: int | None = None,
+    ssh_identity: str | None = None,
+    interface: str | None = None,
+    mpi_args: Sequence[str] = (),
+    waiting: Callable[[str], ContextManager[Any]] | None = None,
+) -> None:
+    """Runs a command on hosts with so many ranks each, `places`; parameters and errors are those of run_local.
+
+    Ranks find HOROVOD_RANK and the rest of their place, and MPI's own variables. Python, hvd, the command and the
+    working directory have the same paths on all hosts. Hosts are reached by ssh without a password, or as
+    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC say. `mpi_args` go to mpiexec. LaunchError for a host that cannot be reached
+    within start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
+    """
+    places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
+    size = sum(count for _, count in places)
+    if not 1 <= size <= MOST_RANKS:
+        raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
+    base = ranks_environment(env)
+    words, _ = find_program(command, base)
+    mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
+    if mpiexec is None:
+        raise LaunchError(f"several hosts need MPICH: {NAMES[0]} is not in PATH (Debian: apt-get install mpich)")
+    token = secrets.token_hex(8)
+    options = {
+        "token": token,
+        "counts": [count for _, count in places],
+        "names": [name for name, _ in places],
+        "bind": bind,
+        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}"},
+        "grace": GRACE,
+        "farewell": FAREWELL,
+    }
+    if verbose:
+        verbose(f"{size} ranks on {', '.join(f'{name}:{count}' for name, count in places)}, started by {mpiexec}")
+        verbose("ranks get their own cores where a host has enough" if bind else "ranks are not bound")
+    printer = LinePrinter() if on_line is None else None
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
+        with waiting("trying to reach the hosts") if waiting else contextlib.nullcontext():
+            launcher = reach(places, base, folder, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+        tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
+        show = on_line or printer or LinePrinter()
+        said: collections.deque[str] = collections.deque(maxlen=20)
+
+        def sort_out(index: int, stream: str, piece: str) -> None:
+            if index != MPIEXEC:
+                show(index, stream, piece)
+            elif piece.strip():
+                said.append(piece.rstrip())
+
+        job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != MPIEXEC else None, notify)
+        job.grace = 2 * GRACE  # within which the guards of the ranks end those
+        missing = set(range(size))
+        job.expected = size
+        job.late = lambda: late_text(missing, places)
+        for rank in range(size):
+            for stream in ("stdout", "stderr"):
+                path = os.path.join(folder, f"{stream}.{rank}")
+                os.mkfifo(path, 0o600)
+                # For writing as well, or it would be at its end before mpiexec has opened it.
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                stack.callback(os.close, fd)
+                only = Hearing(token, heed(job, rank, missing)) if stream == "stderr" else None
+                job.listen(fd, rank, stream, only)
+        patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
+        line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
+        line += [*patterns, *(["-iface", interface] if interface else []), *mpi_args]
+        line += [sys.executable, "-I", "-S", str(GUARD), "rank", json.dumps(options), *words]
+        job.add(Program(argv=line, executable=mpiexec, stdin=stdin, index=MPIEXEC, alone=True))
+        try:
+            outcome = job.run(start_timeout, None, signals)
+        except LaunchError as error:
+            raise LaunchError("\n  ".join([str(error), *said])) from None
+        finally:
+            if printer:
+                printer.finish()
+    if outcome.failed is not None:
+        lines = list(said) if outcome.failed == MPIEXEC else job.last_lines(outcome.failed)
+        raise RankFailed(outcome.failed, outcome.code, lines, size)
+    if outcome.interrupted is not None:
+        raise Interrupted(outcome.interrupted)
+
+
+class Hearing:
+    """Takes the marked lines of a rank's guard out of what the rank writes, however it arrives in parts."""
+
+    def __init__(self, token: str, heed: Callable[[list[object]], None]) -> None:
+        self._mark = f"{guard.MARK}{token} ".encode()
+        self._heed = heed
+        self._held = b""  # what may be the beginning of such a line
+
+    def __call__(self, data: bytes) -> bytes:
+        text, self._held = self._held + data, b""
+        if not data:
+            return text
+        passed = b""
+        while text:
+            before, found, _ = text.partition(self._mark[:1])
+            passed += before
+            text = text[len(before) :]
+            if not found:
+                break
+            line, newline, rest = text.partition(b"\n")
+            if line.startswith(self._mark) and newline:
+                self._heed(json.loads(line[len(self._mark) :]))
+                text = rest
+            elif line.startswith(self._mark) or (not newline and self._mark.startswith(line)):
+                self._held = text
+                break
+            else:
+                passed += text[:1]
+                text = text[1:]
+        return passed
+
+
+def heed(job: Job, rank: int, missing: set[int]) -> Callable[[list[object]], None]:
+    """What to do with what the guard of a rank tells."""
+
+    def act(words: list[object]) -> None:
+        if words[0] == "started":
+            missing.discard(rank)
+            job.begun()
+        elif words[0] == "refused":
+            job.refuse(f"rank {rank} could not be started: {words[3]}")
+        elif words[0] == "exited" and words[2] != 0:
+            job.fail(rank, int(str(words[2])))
+
+    return act
+
+
+def late_text(missing: set[int], places: Sequence[tuple[str, int]]) -> str:
+    """Which hosts did not start their ranks."""
+    silent, first = [], 0
+    for name, count in places:
+        if missing & set(range(first, first + count)):
+            silent.append(name)
+        first += count
+    return f"{len(missing)} ranks, on {', '.join(silent)}, were not started"
+
+
+def reach(
+    places: Sequence[tuple[str, int]],
+    env: Mapping[str, str],
+    folder: str,
+    mpiexec: str,
+    ssh_port: int | None,
+    ssh_identity: str | None,
+    limit: float,
+    verbose: Callable[[str], None] | None,
+) -> list[str]:
+    """The options that tell mpiexec how to reach hosts, after they have been tried; LaunchError for those that fail."""
+    launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
+    agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
+    ssh_options = ssh_port is not None or ssh_identity is not None
+    if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
+        return []  # Hydra asks the one who has given the hosts
+    if launcher not in ("", "ssh", "rsh"):
+        return []
+    others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
+    if not others:
+        return []
+    arguments = []
+    if launcher != "rsh" and not agent:
+        ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
+        if not ssh:
+            raise LaunchError(f"{', '.join(others)}: hosts are reached by ssh, which is not in PATH")
+        if ssh_identity is not None and not Path(ssh_identity).is_file():
+            raise LaunchError(f"-i {ssh_identity}: there is no such file")
+        line = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limit))}"]
+        line += ["-p", str(ssh_port)] if ssh_port is not None else []
+        line += ["-i", os.path.abspath(ssh_identity)] if ssh_identity is not None else []
+        agent = os.path.join(folder, "ssh")
+        Path(agent).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n', encoding="utf-8")
+        os.chmod(agent, 0o700)
+        arguments = ["-launcher", "ssh", "-launcher-exec", agent]
+    agent = agent or shutil.which("rsh") or ""
+    if agent:
+        try_hosts(others, agent, env, mpiexec, limit)
+        if verbose:
+            verbose(f"{', '.join(others)} can be reached")
+    return arguments
+
+
+def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
+    """Runs a small script on all hosts at once, which looks for what the ranks will need."""
+    proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
+    wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
+    script = f"for p in {shlex.join(wanted)}; do test -e $p || echo no $p; done; echo there"
+    deadline = time.monotonic() + limit
+    problems = []
+    with contextlib.ExitStack() as stack:
+        asked = {name: stack.enter_context(_asking([agent, name, script], env)) for name in names}
+        for name, process in asked.items():
+            try:
+                out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                problems.append(f"{name} did not answer within {limit:g} s (--start-timeout)")
+                continue
+            lines = out.decode("utf-8", "replace").splitlines()
+            lacking = [line[3:] for line in lines if line.startswith("no ")]
+            if "there" not in lines:
+                reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
+                problems.append(f"{name} cannot be reached: {reason}")
+            elif lacking:
+                problems.append(f"{name} lacks {', '.join(lacking)}, which must be there as on this host")
+    if problems:
+        raise LaunchError("; ".join(problems))
+
+
+@contextlib.contextmanager
+def _asking(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

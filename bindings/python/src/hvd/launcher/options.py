@@ -1,0 +1,163 @@
+"""hvd/launcher/options.py: the command line of hvdrun, which is horovodrun's."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from hvd.launcher import settings
+
+EPILOG = """\
+examples:
+  hvdrun -np 4 python train.py
+  hvdrun -np 8 -H h1:4,h2:4 python train.py --epochs 3
+On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra starts them, and they talk over MPI.
+The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """One that names what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence, and where to read more; exit code 2."""
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        if unknown:
+            word = unknown[1].partition("=")[0]
+            known = [name for action in self._actions for name in action.option_strings]
+            close = difflib.get_close_matches(word, known, 1, 0.5)
+            message = f"{word} is not an option of {self.prog}" + (f" ({close[0]}?)" if close else "")
+            message += "; options of the command come after its name"
+        self.exit(2, f"{self.prog}: {message}\n  {self.prog} --help lists all options\n")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A number of a TCP port."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, from 1 to 65535")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time of which something is left to wait."""
+    value = settings.number(text)
+    if value < 1e-3:
+        raise argparse.ArgumentTypeError(f"{text!r} is too short; allowed: from 0.001 seconds")
+    return value
+
+
+def words(text: str) -> list[str]:
+    """Arguments in one text, as a shell would take it apart."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def make_parser() -> Parser:
+    """All options."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(
+        prog="hvdrun",
+        usage="hvdrun -np N [-H HOSTS] [OPTIONS] COMMAND [ARGUMENTS...]",
+        description="Runs a command as N ranks of one job.",
+        epilog=EPILOG,
+        formatter_class=form,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="store_true", help="print the version")
+    add("-np", "-n", "--num-proc", dest="np", type=positive, metavar="N", help="how many ranks")
+    add("-cb", "--check-build", action="store_true", help="print what this installation has")
+    add("--verbose", action="store_true", help="say what is done")
+    add("--config-file", metavar="FILE", help="settings, in YAML; options of the command line come first")
+    add("--start-timeout", type=seconds, metavar="S", help="for all ranks to be there (default 30)")
+    add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr as well")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="times before lines")
+    add("--disable-cache", action="store_true", help="accepted, without effect: nothing is cached between starts")
+    place = parser.add_argument_group("hosts")
+    place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, as in h1:4,h2:4")
+    place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, a line for each: h1 slots=4, or h1:4")
+    place.add_argument("--host-discovery-script", metavar="FILE", help="a program that prints them; it is run once")
+    place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on the hosts")
+    place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
+    for name in ("--network-interfaces", "--network-interface"):
+        place.add_argument(name, dest="interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1")
+    place.add_argument("--tcp", action="store_true", help="only TCP between hosts")
+    place.add_argument("--mpi", action="store_true", help="MPI on one host, too")
+    place.add_argument("--gloo", action="store_true", help="accepted, without effect: shared memory is used")
+    place.add_argument("--jsrun", action="store_true", help="accepted, without effect: mpiexec.hydra is used")
+    place.add_argument("--mpi-args", type=words, metavar="TEXT", help="more arguments for mpiexec.hydra")
+    place.add_argument(
+        "--binding-args", type=words, metavar="TEXT", help="-bind-to none, core or core:N (default core)"
+    )
+    settings.add_to(parser)
+    add("--blacklist-cooldown-range", nargs=2, type=settings.whole, metavar=("MIN", "MAX"), help=argparse.SUPPRESS)
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """The same with `--mpi-args=-x` for `--mpi-args -x`, which argparse would take for two options."""
+    result: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        action = parser._option_string_actions.get(word)
+        if word in ("--mpi-args", "--binding-args") and rest:
+            word += f"={rest.pop(0)}"
+            action = None
+        result.append(word)
+        if action is not None:
+            count = 1 if action.nargs is None else int(action.nargs)
+            result += rest[:count]
+            del rest[:count]
+    return result + rest
+
+
+def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """The options with those of the configuration file, and warnings; leaves with exit code 2 where they are wrong."""
+    parser = make_parser()
+    options = parser.parse_args(joined(parser, sys.argv[1:] if arguments is None else arguments))
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    from_file: dict[str, Any] = {}
+    if options.config_file is not None:
+        try:
+            from_file = settings.read_file(options.config_file)
+        except ValueError as error:
+            parser.error(str(error))
+    for name, value in from_file.items():
+        if getattr(options, name, None) is None:
+            setattr(options, name, value)
+    if not (options.version or options.check_build):
+        if options.np is None:
+            parser.error("-np, the number of ranks, is missing")
+        if not options.command:
+            parser.error(f"the command is missing: hvdrun -np {options.np} python train.py")
+        if sum(each is not None for each in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
+            parser.error("-H, --hostfile and --host-discovery-script exclude each other")
+    said = settings.warnings(vars(options))
+    if options.blacklist_cooldown_range:
+        said.append("--blacklist-cooldown-range has no effect here: elastic jobs are not in this version")
+    if options.host_discovery_script:
+        said.append("--host-discovery-script is run once, at the start: elastic jobs are not in this version")
+    if options.disable_cache:
+        said.append("--disable-cache has no effect here: nothing is cached between starts")
+    if options.gloo or from_file.get("controller") == "gloo":
+        said.append("--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI")
+    if options.jsrun:
+        said.append("--jsrun has no effect here: mpiexec.hydra starts ranks of several hosts")
+    return options, said

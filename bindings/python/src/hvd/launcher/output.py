@@ -1,0 +1,147 @@
+"""hvd/launcher/output.py: what ranks write, cut into lines and printed with the rank before each.
+
+A piece is what a rank has written up to the end of a line, the end included: a line ("text\\n"), the state of a
+progress bar ("12%\\r"), or, where a rank has paused in the middle of a line, what there is of it ("name? "), to which
+the next piece is the continuation.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+import time
+from collections import deque
+from typing import Any, Callable, TextIO
+
+OnLine = Callable[[int, str, str], None]
+
+LONGEST = 1 << 16  # characters of a piece; what has no line's end at all is passed on in parts
+KEPT = 40  # lines of each stream for who asks why a rank failed
+
+_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of one
+
+
+class Splitter:
+    """Cuts one stream of one rank into pieces; bytes that are no UTF-8 become U+FFFD."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._line = ""
+        self._overwrite = False  # what comes replaces it
+        self.last_lines: deque[str] = deque(maxlen=KEPT)
+
+    def feed(self, data: bytes, final: bool = False) -> list[str]:
+        """The pieces that are complete now. `final`: nothing comes any more, so all that there is."""
+        text = self._rest + self._decoder.decode(data, final)
+        pieces, begin = [], 0
+        for end in _END.finditer(text):
+            pieces.append(text[begin : end.start()] + end[0][-1])
+            begin = end.end()
+        self._rest = text[begin:]
+        if final or len(self._rest) > LONGEST:
+            pieces += self.pause()
+        self._remember(pieces)
+        if final and self._line:
+            self.last_lines.append(self._line)
+            self._line = ""
+        return pieces
+
+    def waiting(self) -> bool:
+        """Whether there is a part of a line that nobody has seen."""
+        return bool(self._rest)
+
+    def flush(self) -> list[str]:
+        """That part, as a piece: its rank has paused, perhaps with a question."""
+        pieces = self.pause()
+        self._remember(pieces)
+        return pieces
+
+    def pause(self) -> list[str]:
+        """That part, which is none any more."""
+        rest, self._rest = self._rest, ""
+        return [rest] if rest else []
+
+    def _remember(self, pieces: list[str]) -> None:
+        for piece in pieces:
+            text = piece.rstrip("\r\n")
+            self._line = text if self._overwrite and text else self._line + text
+            self._overwrite = piece.endswith("\r") or (self._overwrite and not text)
+            if piece.endswith("\n"):
+                self.last_lines.append(self._line)
+                self._line, self._overwrite = "", False
+
+
+class _Place:
+    """Where the cursor of an output is."""
+
+    def __init__(self) -> None:
+        self.source: tuple[int, str] | None = None  # whose unfinished line it stands in
+        self.overwriting = False  # that line ends with a carriage return
+
+
+class LinePrinter:
+    """Prints pieces of several ranks, each line with its rank before it: `[1]<stdout>: text`.
+
+    Where a line is unfinished, as with a progress bar, and another rank writes, the other one begins a new line. It is
+    what `on_line` of run_local may be; `out` and `err` are where the two streams go, by default this process's own.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, prefix: bool = True, timestamp: bool = False
+    ) -> None:
+        self._files = {"stdout": out or sys.stdout, "stderr": err or sys.stderr}
+        first = _Place()
+        both_seen = self._files["stdout"] is self._files["stderr"] or all(map(_is_terminal, self._files.values()))
+        self._places = {"stdout": first, "stderr": first if both_seen else _Place()}
+        self._prefix = prefix
+        self._timestamp = timestamp
+
+    def __call__(self, rank: int, stream: str, piece: str) -> None:
+        file, place = self._files[stream], self._places[stream]
+        source = (rank, stream)
+        text, end = (piece[:-1], piece[-1]) if piece[-1:] in ("\n", "\r") else (piece, "")
+        written = ""
+        if place.source is not None and place.source != source:
+            written += "\n"
+            place.source = None
+        if place.source is None or place.overwriting:
+            if end == "\r" and not text:
+                return  # to the beginning of a line that nothing stands in
+            written += self._before(rank, stream)
+        written += text + end
+        if end == "\r" and _is_terminal(file):
+            written = written[:-1] + "\x1b[K\r"  # nothing of a longer line before it
+        place.source = None if end == "\n" else source
+        place.overwriting = end == "\r"
+        _write(file, written)
+
+    def finish(self) -> None:
+        """Ends a line that a rank has left unfinished."""
+        for stream, place in self._places.items():
+            if place.source is not None:
+                place.source = None
+                _write(self._files[stream], "\n")
+
+    def _before(self, rank: int, stream: str) -> str:
+        if not self._prefix:
+            return ""
+        when = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamp else ""
+        return f"{when}[{rank}]<{stream}>: "
+
+
+def _is_terminal(file: Any) -> bool:
+    try:
+        return bool(file.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def _write(file: TextIO, text: str) -> None:
+    try:
+        file.write(text)
+    except UnicodeEncodeError:
+        encoding = getattr(file, "encoding", None) or "ascii"
+        file.write(text.encode(encoding, "replace").decode(encoding))
+    file.flush()

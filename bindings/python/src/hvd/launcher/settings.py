@@ -1,0 +1,281 @@
+"""hvd/launcher/settings.py: what horovodrun can set for the ranks: flag, variable, and place in a configuration file.
+
+One table, from which come the options of the command line, the keys of the YAML file and the variables of the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Callable
+
+_CYCLE = "a tensor wakes the engine, which has no cycle"
+_HIERARCHY = "across hosts all collectives are hierarchical"
+_ELASTIC = "elastic jobs are not in this version, and the number of ranks is that of -np"
+
+
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number from 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = number(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to 1")
+    return value
+
+
+def truth(text: str) -> bool:
+    """In a file; the command line has --x and --no-x."""
+    if text.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return text.lower() in ("true", "1", "yes", "on")
+
+
+def level(text: str) -> str:
+    """What the ranks log."""
+    levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+    if text.upper() not in levels:
+        raise argparse.ArgumentTypeError(f"{text!r} is no level; allowed: {', '.join(levels)}")
+    return text.upper()
+
+
+def core_list(text: str) -> str:
+    """One CPU for each local rank."""
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPUs, one for each rank of a host, as in 0,4")
+    return text
+
+
+_META: dict[Callable[[str], Any], str] = {
+    whole: "N", number: "X", share: "X", core_list: "CPUS", level: "LEVEL", str: "FILE",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that can be set. `idle`: why it changes nothing here, where it does not."""
+
+    flag: str
+    kind: Callable[[str], Any]
+    help: str
+    variable: str = ""
+    key: str = ""  # section.name in the YAML file
+    idle: str = ""
+    encode: Callable[[Any], str] = str
+
+    @property
+    def name(self) -> str:
+        """The attribute of the parsed options."""
+        return self.flag.replace("-", "_")
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def _not(value: bool) -> str:
+    return _flag(not value)
+
+
+def _g(value: float) -> str:
+    return f"{value:g}"
+
+
+# fmt: off
+GROUPS: dict[str, list[Setting]] = {
+    "tuning": [
+        Setting(
+            "fusion-threshold-mb", whole, "fuse tensors up to so many MB; 0: none (default 128)",
+            "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb", encode=lambda mb: str(mb << 20),
+        ),
+        Setting("cycle-time-ms", number, "ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", _CYCLE, _g),
+        Setting(
+            "cache-capacity", whole, "signatures of tensors that are known at a time (default 1024)",
+            "HOROVOD_CACHE_CAPACITY", "params.cache_capacity",
+        ),
+        Setting(
+            "hierarchical-allreduce", truth, "in hosts, then across",
+            "HOROVOD_HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", _HIERARCHY, _flag,
+        ),
+        Setting(
+            "hierarchical-allgather", truth, "in hosts, then across",
+            "HOROVOD_HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", _HIERARCHY, _flag,
+        ),
+        Setting(
+            "torus-allreduce", truth, "in hosts, then across",
+            "HOROVOD_TORUS_ALLREDUCE", "params.torus_allreduce", _HIERARCHY, _flag,
+        ),
+    ],
+    "autotuning": [
+        Setting("autotune", truth, "tune while training", "HOROVOD_AUTOTUNE", "autotune.enabled", encode=_flag),
+        Setting("autotune-log-file", str, "a CSV file of what was tried", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file"),
+        Setting(
+            "autotune-warmup-samples", whole, "samples that do not count (default 3)",
+            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "autotune.warmup_samples",
+        ),
+        Setting(
+            "autotune-steps-per-sample", whole, "batches in a sample (default 10)",
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "autotune.steps_per_sample",
+        ),
+        Setting(
+            "autotune-bayes-opt-max-samples", whole, "samples at most (default 20)",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "autotune.bayes_opt_max_samples",
+        ),
+        Setting(
+            "autotune-gaussian-process-noise", share, "of Horovod's model", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+            "autotune.gaussian_process_noise", "the tuner here has no model with noise", _g,
+        ),
+    ],
+    "timeline": [
+        Setting("timeline-filename", str, "a timeline in Chrome's format", "HOROVOD_TIMELINE", "timeline.filename"),
+        Setting(
+            "timeline-mark-cycles", truth, "with marks where the engine woke", "HOROVOD_TIMELINE_MARK_CYCLES",
+            "timeline.mark_cycles", encode=_flag,
+        ),
+    ],
+    "stalled tensors": [
+        Setting(
+            "stall-check", truth, "warn of tensors that some ranks have not submitted", "HOROVOD_STALL_CHECK_DISABLE",
+            "stall_check.enabled", encode=_not,
+        ),
+        Setting(
+            "stall-check-warning-time-seconds", whole, "until the warning (default 60)",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall_check.warning_time_seconds",
+        ),
+        Setting(
+            "stall-check-shutdown-time-seconds", whole, "until the job ends; 0: never (the default)",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall_check.shutdown_time_seconds",
+        ),
+    ],
+    "libraries": [
+        Setting(
+            "mpi-threads-disable", truth, "MPI without threads", "HOROVOD_MPI_THREADS_DISABLE",
+            "library_options.mpi_threads_disable", "hvd asks MPI for what it needs", _flag,
+        ),
+        Setting(
+            "num-nccl-streams", whole, "of each GPU", "HOROVOD_NUM_NCCL_STREAMS", "library_options.num_nccl_streams",
+            "NCCL is not in this version",
+        ),
+        Setting(
+            "thread-affinity", core_list, "a CPU for the communication of each local rank, as in 0,4",
+            "HOROVOD_THREAD_AFFINITY", "library_options.thread_affinity",
+        ),
+        Setting(
+            "gloo-timeout-seconds", whole, "of Gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS",
+            "library_options.gloo_timeout_seconds", "Gloo is not used; HVD_TIMEOUT limits the wait for another rank",
+        ),
+    ],
+    "logging": [
+        Setting("log-level", level, "TRACE to FATAL (default WARNING)", "HOROVOD_LOG_LEVEL", "logging.level"),
+        Setting(
+            "log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp",
+            "messages of the ranks have no time of their own; see --prefix-output-with-timestamp", _flag,
+        ),
+    ],
+    "elastic jobs": [
+        Setting("min-num-proc", whole, "ranks at least", idle=_ELASTIC),
+        Setting("max-num-proc", whole, "ranks at most", idle=_ELASTIC),
+        Setting("slots-per-host", whole, "of discovered hosts"),
+        Setting("elastic-timeout", whole, "seconds", idle=_ELASTIC),
+        Setting("reset-limit", whole, "restarts at most", idle=_ELASTIC),
+    ],
+}
+# fmt: on
+ALL = {setting.name: setting for group in GROUPS.values() for setting in group}
+ALIASES = {"min-num-proc": ["--min-np"], "max-num-proc": ["--max-np"]}
+NEGATIVE = {"log-with-timestamp": ["--log-without-timestamp", "--log-hide-timestamp"]}
+POSITIVE = {"log-with-timestamp": ["--no-log-hide-timestamp"]}
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """The options of all settings; None stands for what is not said."""
+    for title, group in GROUPS.items():
+        section = parser.add_argument_group(title)
+        for setting in group:
+            text = setting.help if not setting.idle else f"accepted, without effect: {setting.idle}"
+            if setting.kind is truth:
+                yes = [f"--{setting.flag}", *POSITIVE.get(setting.flag, [])]
+                no = NEGATIVE.get(setting.flag, [f"--no-{setting.flag}"])
+                section.add_argument(*yes, dest=setting.name, action="store_true", default=None, help=text)
+                section.add_argument(*no, dest=setting.name, action="store_false", default=None, help="the contrary")
+            else:
+                names = [f"--{setting.flag}", *ALIASES.get(setting.flag, [])]
+                section.add_argument(
+                    *names, dest=setting.name, type=setting.kind, metavar=_META[setting.kind], help=text
+                )
+
+
+def variables(options: Mapping[str, Any]) -> dict[str, str]:
+    """What the ranks find in their environment."""
+    said = {name: options.get(name) for name in ALL}
+    return {
+        ALL[name].variable: ALL[name].encode(value)
+        for name, value in said.items()
+        if value is not None and ALL[name].variable
+    }
+
+
+def warnings(options: Mapping[str, Any]) -> list[str]:
+    """A sentence for each thing that was set and that changes nothing."""
+    idle = [setting for name, setting in ALL.items() if setting.idle and options.get(name) is not None]
+    return [f"--{setting.flag} has no effect here: {setting.idle}" for setting in idle]
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """What a YAML file sets, by the names of the options; ValueError names file and key."""
+    import yaml  # type: ignore[import-untyped,unused-ignore]
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        raise ValueError(f"--config-file {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"--config-file {path} must have sections, as in `params:`; it is a {type(content).__name__}")
+    keys = {setting.key: setting for setting in ALL.values() if setting.key}
+    found: dict[str, Any] = {}
+    for section, values in content.items():
+        if section == "controller":
+            found["controller"] = str(values).lower()
+            continue
+        if not isinstance(values, dict):
+            raise ValueError(f"--config-file {path}: section {section} has no keys")
+        for key, value in values.items():
+            place = f"{section}.{str(key).replace('-', '_')}"
+            if place == "logging.hide_timestamp":
+                place, value = "logging.with_timestamp", not value
+            setting = keys.get(place)
+            if setting is None:
+                known = ", ".join(sorted(name for name in keys if name.startswith(f"{section}.")))
+                sections = ", ".join(sorted({name.partition(".")[0] for name in keys} | {"controller"}))
+                raise ValueError(f"--config-file {path}: {place} is unknown; allowed: {known or sections}")
+            if value is None:
+                continue
+            try:
+                found[setting.name] = setting.kind(str(value))
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(f"--config-file {path}: {place}: {error}") from None
+    return found

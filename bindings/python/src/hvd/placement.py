@@ -1,0 +1,141 @@
+"""Where this process stands among those of its job, as its launcher says it in the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import Mapping, Optional
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank and size in the job, on this host, and among the processes of one local rank on all hosts."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    job: str = ""  # under which ranks of one host find each other; "" where only an MPI brings them together
+    launcher: str = "none"
+
+    @property
+    def one_host(self) -> bool:
+        return self.local_size == self.size
+
+
+# A launcher that hvd knows: its variables for rank and size in the job, and on the host; ranks are its children.
+_LAUNCHERS = {
+    "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "OMPI": (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+}
+_PARENTS = ("hydra_pmi_proxy", "mpiexec.hydra", "prterun", "prted", "orted", "mpirun", "mpiexec", "slurmstepd")
+
+
+def find_place(environment: Optional[Mapping[str, str]] = None) -> Place:
+    """The first that is there of HOROVOD_*, PMI_*, OMPI_COMM_WORLD_* and srun's variables; else this process is alone.
+
+    Raises ValueError for variables that contradict each other or are no numbers, and where several ranks have no name
+    under which to meet.
+    """
+    env = os.environ if environment is None else environment
+    if "HOROVOD_RANK" in env or "HOROVOD_SIZE" in env:
+        return _by_horovod(env)
+    for launcher, (rank_name, size_name, local_rank_name, local_size_name) in _LAUNCHERS.items():
+        if rank_name in env and size_name in env:
+            rank, size = _pair(env, rank_name, size_name)
+            local = _pair(env, local_rank_name, local_size_name) if local_size_name in env else (rank, size)
+            return _complete(rank, size, local, _name_of_launch(env, launcher), launcher)
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
+        return _by_slurm(env)
+    return Place()
+
+
+def _number(env: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
+    text = env.get(name)
+    if text is None:
+        raise ValueError(f"hvd: {name} is not set but its companions are; set all of them or none")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not lowest <= int(text) <= highest:
+        raise ValueError(f'hvd: {name}="{text[:80]}" is no whole number from {lowest} to {highest}')
+    return int(text)
+
+
+def _pair(env: Mapping[str, str], rank_name: str, size_name: str, largest: int = 10**9 - 1) -> tuple[int, int]:
+    size = _number(env, size_name, 1, largest)
+    return _number(env, rank_name, 0, size - 1), size
+
+
+def _by_horovod(env: Mapping[str, str]) -> Place:
+    rank, size = _pair(env, "HOROVOD_RANK", "HOROVOD_SIZE")
+    local = rank, size
+    if "HOROVOD_LOCAL_RANK" in env or "HOROVOD_LOCAL_SIZE" in env:
+        local = _pair(env, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", size)
+    job = env.get("HVD_JOB", "")
+    place = _complete(rank, size, local, job, "HOROVOD")
+    if "HOROVOD_CROSS_RANK" in env or "HOROVOD_CROSS_SIZE" in env:
+        cross_rank, cross_size = _pair(env, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", size - local[1] + 1)
+        place = Place(rank, size, *local, cross_rank, cross_size, job, "HOROVOD")
+    if size > 1 and place.one_host and not job:
+        raise ValueError(
+            f"hvd: HOROVOD_SIZE is {size} but HVD_JOB is not set, the name under which the ranks meet; set it to one"
+            " name on all ranks, or start them by `hvdrun -np N python script.py`"
+        )
+    return place
+
+
+def _by_slurm(env: Mapping[str, str]) -> Place:
+    rank, size = _pair(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    counts = [  # "2(x3),1": three hosts with two ranks, one with one
+        int(ranks)
+        for ranks, hosts in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+        for _ in range(int(hosts or 1))
+    ]
+    node = _number(env, "SLURM_NODEID", 0, len(counts) - 1) if len(counts) > 1 else 0
+    local = _number(env, "SLURM_LOCALID", 0, counts[node] - 1), counts[node]
+    return _complete(rank, size, local, _name_of_launch(env, "SLURM"), "SLURM")
+
+
+def _complete(rank: int, size: int, local: tuple[int, int], job: str, launcher: str) -> Place:
+    """Hosts are taken to have equal numbers of consecutive ranks; over several hosts ranks find out when they meet."""
+    local_rank, local_size = local
+    cross = (rank // local_size, -(-size // local_size)) if local_size != size else (0, 1)
+    return Place(rank, size, local_rank, local_size, *cross, job, launcher)
+
+
+def _name_of_launch(env: Mapping[str, str], launcher: str) -> str:
+    """A name that is the same on all ranks of this host that one launcher has started, and that no other launch has."""
+    job = env.get("HVD_JOB")
+    if job:
+        return job
+    if launcher == "OMPI" and "PMIX_NAMESPACE" in env:
+        identity = env["PMIX_NAMESPACE"]
+    elif launcher == "SLURM":
+        identity = ".".join(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    else:
+        identity = _launcher_process()
+    digest = hashlib.sha256(f"{socket.gethostname()} {identity}".encode()).hexdigest()
+    return f"{launcher.lower()}-{digest[:32]}"
+
+
+def _launcher_process() -> str:
+    """The nearest ancestor that is a launcher of MPI, or the parent, as number and time of its start."""
+    pid, parent = os.getppid(), ""
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                text = file.read()
+        except OSError:
+            break
+        name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+        identity = f"{pid} {fields[19]}"
+        parent = parent or identity
+        if name in _PARENTS or name.startswith(("hydra_", "mpiexec", "mpirun")):
+            return identity
+        pid = int(fields[1])
+    return parent or str(os.getppid())

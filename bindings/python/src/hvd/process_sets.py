@@ -1,0 +1,136 @@
+"""Sets of ranks that do collectives among themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Optional, Sequence, Union
+
+from hvd import basics
+
+
+class ProcessSet:
+    """Ranks of the job that do collectives among themselves; given to ``init`` or to ``add_process_set``.
+
+    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are found out when the set is added.
+    A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
+    """
+
+    process_set_id: Optional[int] = None
+    ranks: Optional[List[int]] = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Union[Iterable[int], Any]) -> None:
+        if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
+            self.mpi_comm = ranks_or_comm
+            return
+        try:
+            ranks = sorted(ranks_or_comm)
+        except TypeError:
+            ranks = [None]
+        if any(not isinstance(r, int) or isinstance(r, bool) for r in ranks):
+            raise ValueError("ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object")
+        self.ranks = ranks
+
+    def size(self) -> Optional[int]:
+        """How many ranks it has; None if the job does not know it."""
+        return None if self._unknown() else len(self.ranks or ())
+
+    def rank(self) -> Optional[int]:
+        """This process within the set; None if the job does not know the set. Raises ValueError if it is not part of it."""
+        if self._unknown():
+            return None
+        mine = basics.rank()
+        if mine not in (self.ranks or ()):
+            raise ValueError("Process is not part of provided process set.")
+        return (self.ranks or []).index(mine)
+
+    def included(self) -> Optional[bool]:
+        """Whether this process is part of it; None if the job does not know it."""
+        return None if self._unknown() else basics.rank() in (self.ranks or ())
+
+    def _unknown(self) -> bool:
+        if self is global_process_set:
+            basics.size()  # raises outside a job
+        return self.process_set_id is None
+
+    def _invalidate(self) -> None:
+        self.process_set_id = None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+_known: dict[int, list[ProcessSet]] = {}
+
+
+def begin(sets: Sequence[ProcessSet]) -> None:
+    """By init: makes the sets in the order given."""
+    global_process_set.ranks = list(range(basics.size()))
+    for one in sets:
+        if not isinstance(one, ProcessSet):
+            raise ValueError(f"hvd: process_sets holds a {type(one).__name__}; allowed: ProcessSet")
+        add_process_set(one)
+
+
+@basics.at_shutdown
+def _forget() -> None:
+    for sets in _known.values():
+        for one in sets:
+            one._invalidate()
+    _known.clear()
+    global_process_set.ranks = []
+
+
+def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+    """Makes a set known to the job. Collective over all ranks of the job, those outside the set as well; blocks.
+
+    Errors: ValueError for ranks that the job does not have or a set that it knows already, HorovodInternalError (on all
+    ranks) where they do not agree.
+    """
+    job = basics.current_job()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"hvd: {process_set!r} was added before")
+    if process_set.mpi_comm is not None:
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(basics.rank()))
+    ranks = process_set.ranks or []
+    size = basics.size()
+    for r in ranks:
+        if not 0 <= r < size:
+            raise ValueError(f"hvd: the process set {ranks} names rank {r}, but the job has the ranks 0 to {size - 1}")
+    if not ranks or len(set(ranks)) != len(ranks):
+        raise ValueError(f"hvd: the process set {ranks} is empty or names a rank twice")
+    if ranks == global_process_set.ranks or any(ranks == s.ranks for sets in _known.values() for s in sets):
+        raise ValueError(f"A process set with ranks {ranks} already exists.")
+    process_set.process_set_id = job.add_process_set(ranks)
+    _known.setdefault(process_set.process_set_id, []).append(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Has the job forget a set; collective over all ranks of the job. False for the global set and unknown ones."""
+    job = basics.current_job()
+    number = process_set.process_set_id
+    if number is None or number == 0 or number not in _known:
+        return False
+    job.remove_process_set(number)
+    for one in _known.pop(number):
+        one._invalidate()
+    return True
+
+
+def process_set_by_id(process_set_id: int) -> ProcessSet:
+    """The set of this number. Raises ValueError for an unknown one."""
+    if process_set_id == 0:
+        return global_process_set
+    if process_set_id not in _known:
+        raise ValueError(f"No known process set with id {process_set_id}")
+    return _known[process_set_id][0]
+
+
+def process_sets() -> list[ProcessSet]:
+    """All sets that the job knows, by number."""
+    return [global_process_set, *(_known[number][0] for number in sorted(_known))]

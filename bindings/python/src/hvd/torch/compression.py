@@ -1,0 +1,43 @@
+"""What gradients are sent as."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+
+from hvd.compression import Compressor, NoneCompressor
+
+_WIDE = (torch.float32, torch.float64)
+
+
+class FP16Compressor(Compressor):
+    """Sends float32 and float64 as float16: half the bytes, 11 bits of precision, nothing above 65504."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Tuple[Any, Any]:
+        return (tensor.to(torch.float16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class BF16Compressor(Compressor):
+    """Sends float32 and float64 as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Tuple[Any, Any]:
+        return (tensor.to(torch.bfloat16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class Compression:
+    """The choices, as ``DistributedOptimizer`` and the collectives take them."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,96 @@
+"""What a training script does with whole models, optimizers and objects."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+
+import torch
+
+from hvd import basics
+from hvd.collectives import synchronize
+from hvd.objects import allgather_object, broadcast_object  # noqa: F401
+from hvd.process_sets import ProcessSet, global_process_set
+from hvd.torch.mpi_ops import broadcast_async_
+
+Parameters = Union[Dict[str, torch.Tensor], Iterable[Union[torch.Tensor, Tuple[Optional[str], torch.Tensor]]]]
+
+
+def broadcast_parameters(
+    params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some tensors.
+
+    Names and shapes are the same on all ranks. Raises ValueError for anything but a dictionary or an iterable of tensors.
+    """
+    if isinstance(params, dict):
+        named: List[Tuple[Optional[str], torch.Tensor]] = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
+        named = [p if isinstance(p, tuple) else (None, p) for p in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    _broadcast([(name, p) for name, p in named if isinstance(p, torch.Tensor)], root_rank, process_set)
+
+
+def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    """All at once; tensors that are not contiguous take a way through a copy."""
+    begun = []
+    for name, tensor in named:
+        tensor = tensor.detach()
+        whole = tensor.contiguous()
+        begun.append((broadcast_async_(whole, root_rank, name, process_set), tensor, whole))
+    for handle, tensor, whole in begun:
+        synchronize(handle)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+
+class _Tensor:
+    """Stands for a tensor in the structure of an optimizer's state."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+    """The structure of ``value`` without its tensors, which are appended to ``tensors``."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Tensor(value)
+    if isinstance(value, dict):
+        return {key: _take_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take_tensors(item, tensors) for item in value)
+    return value
+
+
+def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+    """The opposite; new tensors are appended to ``tensors``."""
+    if isinstance(value, _Tensor):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_tensors(item, tensors) for item in value)
+    return value
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives all ranks the root's state of an optimizer: options such as the rate, and momenta.
+
+    The optimizers have the same parameters in the same groups. Raises ValueError for LBFGS. ``model`` is there for scripts that
+    pass it.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    tensors: List[torch.Tensor] = []
+    root = basics.rank() == root_rank
+    structure = _take_tensors(optimizer.state_dict(), tensors) if root else None
+    structure = broadcast_object(structure, root_rank, "broadcast_optimizer_state", process_set)
+    state = None if root else _put_tensors(structure, tensors)
+    _broadcast([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
+    if state is not None:
+        optimizer.load_state_dict(state)

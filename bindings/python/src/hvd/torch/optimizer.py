@@ -1,0 +1,400 @@
+"""An optimizer of PyTorch whose gradients are reduced over ranks while the backward pass still runs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from hvd import basics
+from hvd.basics import Adasum, Average, ReduceOp
+from hvd.collectives import Op, synchronize
+from hvd.compression import Compressor
+from hvd.process_sets import ProcessSet, global_process_set
+from hvd.torch.adasum_optimizer import AdasumOptimizer
+from hvd.torch.compression import Compression
+from hvd.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
+
+Parameter = torch.Tensor
+Groups = Union[None, int, Sequence[Sequence[Parameter]]]
+
+
+class _Slot:
+    """A parameter on its way through one step."""
+
+    def __init__(self, parameter: Parameter, name: str, passes: int) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.remaining = passes  # backward passes until its gradient is complete
+        self.group: Optional[_Group] = None
+        self.finish: Optional[Callable[[], None]] = None  # waits for the reduction that was begun
+
+
+class _Group:
+    """Parameters whose gradients are reduced together."""
+
+    def __init__(self, slots: List[_Slot]) -> None:
+        self.slots = slots
+        self.name = slots[0].name
+        for slot in slots:
+            slot.group = self
+
+    def ready(self) -> bool:
+        return all(slot.remaining <= 0 for slot in self.slots)
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """Comes before the class of the user's optimizer; see DistributedOptimizer."""
+
+    def _hvd_setup(
+        self, named: List[Tuple[str, Parameter]], compression: type[Compressor], passes: int, op: ReduceOp,
+        predivide: float, groups: Groups, sparse_as_dense: bool, process_set: ProcessSet,
+    ) -> None:
+        self._compression = compression
+        self._op = op
+        self._scales = (1.0 / predivide, predivide) if predivide != 1.0 else (1.0, 1.0)
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self.backward_passes_per_step = passes
+        names = {id(p): name for name, p in named}
+        self._slots: Dict[Parameter, _Slot] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    self._slots[p] = _Slot(p, names.get(id(p)) or f"noname.{len(self._slots)}", passes)
+        self._make_groups(groups)
+        self._job: Any = None
+        self._active = False
+        self._touched = False
+        self._synchronized = False
+        self._should_synchronize = True
+        # An optimizer that nobody holds any more leaves its parameters to the next one.
+        me = weakref.ref(self)
+
+        def hook(p: Parameter) -> None:
+            optimizer = me()
+            if optimizer is not None:
+                optimizer._gradient_ready(p)
+
+        self._hooks = [_after_gradient(p, hook) for p in self._slots]
+        weakref.finalize(self, _remove, self._hooks)
+
+    def _make_groups(self, groups: Groups) -> None:
+        slots = list(self._slots.values())
+        if isinstance(groups, int) and groups > 0 and slots:
+            each, more = divmod(len(slots), min(groups, len(slots)))
+            ends = [(i + 1) * each + min(i + 1, more) for i in range(min(groups, len(slots)))]
+            for start, end in zip([0, *ends], ends):
+                _Group(slots[start:end])
+        elif groups is not None and not isinstance(groups, int):
+            for members in groups:
+                found = [self._slots[p] for p in members if p in self._slots]
+                if found:
+                    _Group(found)
+
+    # ---- between backward and step ------------------------------------------------------------------------------
+
+    def _is_active(self) -> bool:
+        """Whether there is anybody to reduce with; found out anew where the process has joined another job."""
+        job = basics.current_job()
+        if job is not self._job:
+            self._job = job
+            ranks = self._process_set.ranks or []
+            self._active = len(ranks) > 1 and basics.rank() in ranks
+            self._reset()
+        return self._active
+
+    def _reset(self) -> None:
+        self._touched = False
+        for slot in self._slots.values():
+            slot.finish = None
+            slot.remaining = self.backward_passes_per_step
+
+    def _gradient_ready(self, p: Parameter) -> None:
+        """The hook: the backward pass has added to p.grad."""
+        if not self._is_active():
+            return
+        slot = self._slots[p]
+        if slot.remaining <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase"
+                " backward_passes_per_step to accumulate gradients locally."
+            )
+        self._touched = True
+        slot.remaining -= 1
+        if slot.remaining == 0:
+            if slot.group is None:
+                self._begin(slot)
+            elif slot.group.ready():
+                self._begin_group(slot.group)
+
+    def _gradient(self, slot: _Slot) -> torch.Tensor:
+        p = slot.parameter
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        elif p.grad.is_sparse:
+            if self._sparse_as_dense:
+                p.grad = p.grad.to_dense()
+        elif not p.grad.is_contiguous():
+            p.grad = p.grad.contiguous()
+        return p.grad
+
+    def _begin(self, slot: _Slot) -> None:
+        gradient = self._gradient(slot)
+        if gradient.is_sparse:
+            result = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
+
+            def finish_sparse() -> None:
+                slot.parameter.grad = result()
+
+            slot.finish = finish_sparse
+            return
+        sent, ctx = self._compression.compress(gradient)
+        handle = allreduce_async_(sent, None, slot.name, self._op, *self._scales, self._process_set)
+
+        def finish() -> None:
+            synchronize(handle)
+            self._store(gradient, sent, ctx)
+
+        slot.finish = finish
+
+    def _begin_group(self, group: _Group) -> None:
+        gradients = [self._gradient(slot) for slot in group.slots]
+        dense = [g for g in gradients if not g.is_sparse]
+        for slot, gradient in zip(group.slots, gradients):
+            slot.remaining = 0
+            if gradient.is_sparse:
+                self._begin(slot)
+        if not dense:
+            return
+        pairs = [self._compression.compress(g) for g in dense]
+        handle = grouped_allreduce_async_(
+            [sent for sent, _ in pairs], None, group.name, self._op, *self._scales, self._process_set
+        )
+
+        def finish() -> None:
+            synchronize(handle)
+            for gradient, (sent, ctx) in zip(dense, pairs):
+                self._store(gradient, sent, ctx)
+
+        first = next(slot for slot, g in zip(group.slots, gradients) if not g.is_sparse)
+        for slot, gradient in zip(group.slots, gradients):
+            if not gradient.is_sparse:
+                slot.finish = finish if slot is first else _nothing
+
+    def _store(self, gradient: torch.Tensor, sent: torch.Tensor, ctx: Any) -> None:
+        if sent is not gradient:
+            gradient.copy_(self._compression.decompress(sent, ctx))
+
+    # ---- for users ----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Waits until the gradients are reduced; those that no backward pass came to on this rank count as zero.
+
+        Raises HorovodInternalError where a reduction failed; all others are complete then.
+        """
+        if self._is_active():
+            for slot in self._slots.values():
+                if slot.finish is None and slot.parameter.requires_grad:
+                    if slot.group is None:
+                        self._begin(slot)
+                    else:
+                        self._begin_group(slot.group)
+            problem = None
+            for slot in self._slots.values():
+                if slot.finish is not None:
+                    try:
+                        slot.finish()
+                    except RuntimeError as e:
+                        problem = problem or e
+            self._reset()
+            if problem is not None:
+                raise problem
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it ``step`` does not synchronize: after ``synchronize()``, and what it was called for, such as clipping."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes add to the gradients before they are reduced."""
+        _check_passes(passes)
+        self.backward_passes_per_step = passes
+        for slot in self._slots.values():
+            slot.remaining = passes
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """As the optimizer's own, on reduced gradients; those of a closure are reduced each time it was called."""
+        if not self._should_synchronize:
+            self._synchronized = False
+            return super().step(closure)  # type: ignore[arg-type]
+        if closure is None or self._touched:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()."
+                    " This can cause training slowdown. You may want to consider using optimizer.skip_synchronize()"
+                    " context if you use optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        if closure is None:
+            return super().step()  # type: ignore[call-arg]
+
+        def reduced() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if self._touched:
+                self.synchronize()
+                self._synchronized = False
+            return loss
+
+        return super().step(reduced)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
+        if any(slot.finish is not None for slot in self._slots.values()):
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
+                " optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As the optimizer's own; gradients that were on their way are waited for and forgotten."""
+        for slot in self._slots.values():
+            if slot.finish is not None:
+                with contextlib.suppress(RuntimeError):
+                    slot.finish()
+        self._reset()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+
+def _nothing() -> None:
+    """For members of a group whose first one waits for all."""
+
+
+def _remove(hooks: List[Any]) -> None:
+    for hook in hooks:
+        if hasattr(hook, "remove"):
+            hook.remove()
+
+
+def _after_gradient(p: Parameter, function: Callable[[Parameter], None]) -> object:
+    """Has ``function(p)`` called whenever a backward pass has added to p.grad; returns what keeps it so."""
+    if hasattr(p, "register_post_accumulate_grad_hook"):
+        return p.register_post_accumulate_grad_hook(function)
+    # Before PyTorch 2.1: the node that accumulates lives as long as somebody holds it.
+    node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *_: function(p))  # type: ignore[union-attr]
+    return node
+
+
+def _check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be > 0, and is {passes!r}")
+
+
+def _check_names(
+    optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, Parameter]]]
+) -> List[Tuple[str, Parameter]]:
+    """Names of all parameters of the optimizer; ValueError where they are no pairs, no names of one, or not for all."""
+    named = [] if named_parameters is None else list(named_parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by"
+            " model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    all_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    unnamed = all_ids - {id(p) for _, p in named}
+    if named and unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids:"
+            f" {', '.join(str(i) for i in sorted(unnamed))}"
+        )
+    return named
+
+
+def _check_groups(groups: Groups, optimizer: torch.optim.Optimizer) -> None:
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, and is {groups}")
+        return
+    if not isinstance(groups, (list, tuple)) or any(not isinstance(g, (list, tuple)) for g in groups):
+        raise ValueError("groups should be a non-negative integer or a list of lists of tensors")
+    members = [id(p) for g in groups for p in g]
+    if len(set(members)) != len(members):
+        raise ValueError("a tensor is in groups more than once")
+    if any(not isinstance(p, torch.Tensor) for g in groups for p in g):
+        raise ValueError("groups must consist of torch.Tensor")
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Optional[Iterable[Tuple[str, Parameter]]] = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Op = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """``optimizer`` with gradients that are reduced over ranks: of its class, with its state, and in its place from now on.
+
+    Each gradient is on its way as soon as the backward pass has it; ``step`` waits for all.
+
+    * ``named_parameters``: ``model.named_parameters()``. With names, ranks may get their gradients in any order.
+    * ``compression``: what gradients are sent as.
+    * ``backward_passes_per_step``: how many passes add to a gradient before it is reduced.
+    * ``op``: Average, Sum, Adasum and so on. Adasum combines what each rank's own step would change.
+    * ``gradient_predivide_factor``: with Average, gradients are divided by it before and multiplied after.
+    * ``groups``: lists of parameters, or into how many parts to divide all, that are reduced together; ``num_groups`` is
+      an older form.
+    * ``sparse_as_dense``: makes sparse gradients dense before.
+
+    Errors: ValueError for arguments that contradict each other, and outside a job.
+    """
+    _check_passes(backward_passes_per_step)
+    op = ReduceOp(op)
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2
+        )
+        groups = num_groups if groups is None else groups
+    named = _check_names(optimizer, named_parameters)
+    _check_groups(groups, optimizer)
+    size = basics.size()
+    wrapper: Any = AdasumOptimizer if op is Adasum and size > 1 else _DistributedOptimizer
+    cls = type(optimizer.__class__.__name__, (wrapper, optimizer.__class__), {})
+    wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
+    # It shares parameters and state with what it wraps; a step that a scheduler put there would hide its own.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    if wrapper is AdasumOptimizer:
+        wrapped._hvd_setup(named, compression, backward_passes_per_step, process_set)
+    else:
+        wrapped._hvd_setup(
+            named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
+            process_set,
+        )
+    return wrapped

@@ -1,0 +1,92 @@
+"""hvd.run"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import threading
+
+import pytest
+
+from hvd.launcher import LaunchError, RankFailed, run
+
+
+def place(*args, **kwargs):
+    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), args, kwargs
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_results_of_all_ranks(np):
+    found = run(place, (1, "a"), {"b": 2}, num_proc=np)
+    assert found == [(rank, np, (1, "a"), {"b": 2}) for rank in range(np)]
+    assert run(place, np=np) == [(rank, np, (), {}) for rank in range(np)]
+
+
+def test_large_results_and_output(capsys, tmp_path):
+    def work():
+        print("working")
+        return b"x" * (1 << 20)
+
+    assert run(work, num_proc=2, output_filename=str(tmp_path)) == [b"x" * (1 << 20)] * 2
+    out = capsys.readouterr().out
+    assert sorted(out.splitlines()) == ["[0]<stdout>: working", "[1]<stdout>: working"]
+    assert (tmp_path / "rank.1/stdout").read_text() == "working\n"
+
+
+def test_an_exception_of_a_rank():
+    def work():
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise KeyError("no luck")
+        return threading.Event().wait()
+
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 raised KeyError: 'no luck'(.|\n)*Traceback") as failed:
+        run(work, num_proc=2)
+    assert failed.value.rank == 1 and isinstance(failed.value.__cause__, KeyError)
+
+
+def test_a_rank_that_is_killed():
+    def work():
+        if os.environ["HOROVOD_RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(RankFailed, match=r"rank 0 of 2 was killed by SIGKILL \(Killed\)") as failed:
+        run(work, num_proc=2)
+    assert failed.value.returncode == -signal.SIGKILL
+
+
+def test_what_cannot_be_pickled():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="closure variable 'lock'"):
+        run(lambda: lock, num_proc=2)
+    with pytest.raises(RankFailed, match=r"what <lambda> returned on rank 1 cannot be pickled(.|\n)*lock"):
+        run(lambda: threading.Lock() if os.environ["HOROVOD_RANK"] == "1" else 0, num_proc=2)
+
+
+@pytest.mark.parametrize(("arguments", "error", "sentence"), [
+    ({"num_proc": 0}, ValueError, "num_proc, the number of ranks, is 0"),
+    ({"num_proc": 2.0}, ValueError, "num_proc, the number of ranks, is 2.0"),
+    ({"num_proc": 2, "hosts": "localhost:1"}, ValueError, "2 ranks were asked for, but there are 1 slots"),
+    ({"hosts": "a b"}, ValueError, "hosts: 'a b' is not a host"),
+    ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts and hostfile exclude each other"),
+    ({"hosts": "no-such-host.invalid"}, LaunchError, "on this host only, not on no-such-host.invalid; .* hvdrun -np 1"),
+    ({"executable": "no-python"}, LaunchError, "no-python was not found"),
+])  # fmt: skip
+def test_bad_arguments(arguments, error, sentence):
+    with pytest.raises(error, match=sentence):
+        run(place, **arguments)
+
+
+def test_what_changes_nothing_is_said(capsys):
+    assert run(place, num_proc=1, hosts="localhost:1", use_gloo=True) == [(0, 1, (), {})]
+    assert capsys.readouterr().err.startswith("hvd.run: use_gloo has no effect here: ")
+
+
+def test_the_signature_is_horovod_s():
+    names = """func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile
+        host_discovery_script start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo
+        use_mpi mpi_args network_interface network_interfaces executable np min_np max_np""".split()
+    parameters = inspect.signature(run).parameters
+    assert list(parameters) == names
+    assert parameters["num_proc"].default == 1 and parameters["args"].default == ()

@@ -1,0 +1,199 @@
+"""The command hvdrun, on this host."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from launcher_support import LIMIT, ROOT, alive, environment, hvdrun
+
+
+def test_output_of_ranks():
+    done = hvdrun("-np", "2", "sh", "-c", "echo a$HOROVOD_RANK; echo b$HOROVOD_RANK >&2")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: a0", "[1]<stdout>: a1"]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: b0", "[1]<stderr>: b1"]
+
+
+def test_input_goes_to_rank_0():
+    assert hvdrun("-np", "2", "cat", stdin=b"one\n\xff\n").stdout == "[0]<stdout>: one\n[0]<stdout>: \ufffd\n"
+
+
+def test_settings_become_variables():
+    done = hvdrun("-np", "1", "--fusion-threshold-mb", "3", "--log-level", "info", "sh", "-c",
+                  "echo $HOROVOD_FUSION_THRESHOLD $HOROVOD_LOG_LEVEL")  # fmt: skip
+    assert (done.stdout, done.stderr) == ("[0]<stdout>: 3145728 INFO\n", "")
+
+
+def test_warnings_errors_and_what_was_done():
+    done = hvdrun("-np", "2", "--verbose", "--binding-args", "-bind-to none", "--gloo", "--mpi-args", "-v", "true")
+    assert done.returncode == 0 and done.stderr.splitlines() == [
+        "hvdrun: --gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
+        "hvdrun: --mpi-args has no effect here: all ranks are on this host",
+        "hvdrun: ranks are not bound: as asked for",
+    ]
+
+
+def test_times_before_lines():
+    text = hvdrun("-np", "1", "-prefix-timestamp", "echo", "x").stdout
+    assert text.endswith("[0]<stdout>: x\n") and len(text) > 20
+
+
+@pytest.mark.parametrize(("code", "exit_code", "how"), [
+    ("exit 7", 7, "ended with exit code 7"),
+    ("kill -KILL $$", 137, "was killed by SIGKILL (Killed)"),
+])  # fmt: skip
+def test_the_first_that_fails(code, exit_code, how):
+    script = f"if [ $HOROVOD_RANK = 1 ]; then echo why >&2; {code}; fi; sleep 1000"
+    done = hvdrun("-np", "3", "sh", "-c", script)
+    assert done.returncode == exit_code
+    assert done.stderr == (
+        f"[1]<stderr>: why\nhvdrun: rank 1 of 3 {how}; the others were ended; its last lines:\n  why\n"
+    )
+
+
+def test_files(tmp_path):
+    done = hvdrun("-np", "2", "--output-filename", "out", "sh", "-c", "echo $HOROVOD_RANK", cwd=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert (tmp_path / "out/rank.1/stdout").read_text() == "1\n"
+
+
+@pytest.mark.parametrize(("words", "code", "sentence"), [
+    (["-np", "0", "true"], 2, "'0' is not a whole number from 1"),
+    (["true"], 2, "-np, the number of ranks, is missing"),
+    (["-np", "2", "-H", "h1:two", "true"], 2, "-H: 'h1:two' has 'two' slots; allowed: a whole number from 1"),
+    (["-np", "3", "-H", "localhost:2", "true"], 2, "3 ranks were asked for, but there are 2 slots (localhost:2);"),
+    (["-np", "2", "-hostfile", "/nowhere/h", "true"], 2, "the hostfile /nowhere/h cannot be read: No such file"),
+    (["-np", "2", "--thread-affinity", "0", "true"], 2, "it must have one CPU for each of the 2 ranks of a host"),
+    (["-np", "2", "no-such-program"], 1, "no-such-program was not found: it is in no folder of PATH"),
+    (["-np", "2", sys.executable, "no.py"], 1, "no.py was not found: there is no such file in "),
+])  # fmt: skip
+def test_what_is_wrong_is_one_sentence(words, code, sentence):
+    done = hvdrun(*words)
+    assert (done.returncode, done.stdout) == (code, "")
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("hvdrun: ") and sentence in first and "Traceback" not in done.stderr
+
+
+def start(*words, **options):
+    command = [sys.executable, "-m", "hvd.launcher.main", *words]
+    return subprocess.Popen(command, env=environment(), start_new_session=True, text=True, **options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_passed_on(number):
+    code = f"""
+import os, signal, sys, time
+def handle(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal({int(number)}, handle)
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(1000)
+"""
+    with start("-np", "2", sys.executable, "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        pids = [int(run.stdout.readline().split()[-1]) for _ in range(2)]
+        run.send_signal(number)
+        out, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 128 + number
+    assert out.count("saved") == 2 and f"hvdrun: {number.name} was passed on to the ranks" in err
+    assert not any(map(alive, pids))
+
+
+def test_nobody_reads():
+    read, write = os.pipe()
+    os.close(read)
+    with start("-np", "2", "yes", stdout=write, stderr=subprocess.PIPE) as run:
+        os.close(write)
+        assert run.communicate(timeout=LIMIT)[1] == ""
+    assert run.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_terminal():
+    # Input is typed and passed on, errors are in a frame, and Ctrl-C reaches each rank once.
+    code = """
+import os, time
+if os.environ["HOROVOD_RANK"] == "0":
+    print("hello", input("name? "), flush=True)
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("saved", flush=True)
+else:
+    try:
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        pass
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, "-c", code],
+                  environment(TERM="xterm"))  # fmt: skip
+    text = b""
+    answers = [(b"name? ", b"Ada\n"), (b"hello Ada", b"\x03")]
+    while True:
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:  # its last user is gone
+            break
+        text += data
+        if answers and answers[0][0] in text:
+            os.write(terminal, answers.pop(0)[1])
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.close(terminal)
+    assert b"saved" in text and b"SIGINT was passed on" in text and b"Traceback" not in text
+
+
+@pytest.fixture(scope="module")
+def allreduce(tmp_path_factory):
+    """A C++ program over shared memory."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if not compiler or not (ROOT / "include/hvd/hvd.hpp").exists():
+        pytest.skip("no C++ compiler, or no headers")
+    folder = tmp_path_factory.mktemp("allreduce")
+    (folder / "main.cpp").write_text("""
+#include <hvd/allreduce.hpp>
+#include <hvd/transport/shm.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+int main(int argc, char**) {
+  try {
+    auto comm = hvd::ShmTransport::from_environment();
+    float x[] = {float(comm.rank() + 1)};
+    hvd::allreduce(comm, x);
+    std::printf("%g\\n", double(x[0]));
+    std::fflush(stdout);
+    if (argc > 1 && comm.rank() == 1) std::abort();
+    if (argc > 1) hvd::allreduce(comm, x);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\\n", e.what());
+    return 1;
+  }
+}
+""")
+    program = folder / "allreduce"
+    command = [compiler, "-std=c++20", "-O0", "-I", ROOT / "include", folder / "main.cpp", "-o", program, "-pthread"]
+    subprocess.run(command, check=True, timeout=5 * LIMIT)
+    return str(program)
+
+
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_ranks_in_cpp_meet_in_shared_memory(allreduce, np, tmp_path):
+    done = hvdrun("-np", str(np), allreduce, HVD_SHM_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: {np * (np + 1) // 2}" for rank in range(np)]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_rank_in_cpp_that_is_lost(allreduce, tmp_path):
+    done = hvdrun("-np", "2", allreduce, "abort", HVD_SHM_DIR=str(tmp_path))
+    assert done.returncode == 128 + signal.SIGABRT
+    assert "hvdrun: rank 1 of 2 was killed by SIGABRT (Aborted); the others were ended" in done.stderr
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,374 @@
+"""hvd/launcher/local.py, job.py and guard.py, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from launcher_support import LIMIT, alive, environment
+
+from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
+from hvd.launcher.job import Job
+
+
+def collect(command, np, **options):
+    """What ranks write, by rank and stream."""
+    found: dict[tuple[int, str], str] = {}
+
+    def on_line(rank, stream, piece):
+        found[rank, stream] = found.get((rank, stream), "") + piece
+
+    run_local(command, np, on_line=on_line, **{"env": environment(), **options})
+    return found
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_ranks_know_their_place(np):
+    names = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE START_TIMEOUT".split()
+    line = "echo " + " ".join(f"$HOROVOD_{name}" for name in names) + " ${#HVD_JOB} $OMP_NUM_THREADS"
+    found = collect(["sh", "-c", line], np, start_timeout=7.5)
+    assert found == {(rank, "stdout"): f"{rank} {np} {rank} {np} 0 1 7.5 32\n" for rank in range(np)}
+
+
+def test_each_job_has_a_name_of_its_own():
+    first, second = (collect(["sh", "-c", "echo $HVD_JOB"], 2) for _ in range(2))
+    assert first[0, "stdout"] == first[1, "stdout"] != second[0, "stdout"] == second[1, "stdout"]
+
+
+def test_environments():
+    env = environment(A="1", B="1", C="1")
+    found = collect(["sh", "-c", "echo $A $B $HOROVOD_SIZE"], 2, env=env, rank_env=lambda rank: {"B": f"of {rank}"})
+    assert found == {(0, "stdout"): "1 of 0 2\n", (1, "stdout"): "1 of 1 2\n"}
+    found = collect(python("import os; print(os.environb[b'X'])"), 1, env=environment(X="\udcff\n"))
+    assert found == {(0, "stdout"): "b'\\xff\\n'\n"}
+
+
+def test_input_is_for_rank_0():
+    read, write = os.pipe()
+    os.write(write, b"one\ntwo\n")
+    os.close(write)
+    assert collect(["cat"], 2, stdin=read) == {(0, "stdout"): "one\ntwo\n"}
+    os.close(read)
+
+
+def test_output_that_is_much_and_no_text():
+    code = "import sys; sys.stdout.buffer.write(b'x' * 1000000 + b'\\xff'); sys.stderr.buffer.write(b'y\\r\\n' * 100000)"
+    found = collect(python(code), 2)
+    for rank in range(2):
+        assert found[rank, "stdout"] == "x" * 1000000 + "\ufffd"
+        assert found[rank, "stderr"] == "y\n" * 100000
+
+
+def test_a_question_is_shown_before_its_line_ends():
+    read, write = os.pipe()
+
+    def on_line(rank, stream, piece):
+        pieces.append(piece)
+        if "".join(pieces) == "name? ":
+            os.write(write, b"Ada\n")
+
+    pieces: list[str] = []
+    run_local(python("print('hello', input('name? '))"), 1, env=environment(), stdin=read, on_line=on_line)
+    assert "".join(pieces) == "name? hello Ada\n"
+    os.close(read), os.close(write)
+
+
+def test_output_comes_while_ranks_run():
+    read, write = os.pipe()
+    seen = []
+
+    def on_line(rank, stream, piece):
+        seen.append(piece)
+        os.write(write, b"go on\n")
+
+    run_local(python("print('first'); print(input())"), 1, env=environment(), stdin=read, on_line=on_line)
+    assert seen == ["first\n", "go on\n"]
+    os.close(read), os.close(write)
+
+
+def test_files_are_inherited_by_their_numbers():
+    files = [os.memfd_create(f"rank {rank}") for rank in range(3)]
+    command = ["sh", "-c", "echo $HOROVOD_RANK >/proc/self/fd/$FD; ls /proc/self/fd | wc -l"]
+    found = collect(command, 3, pass_fds=lambda r: (files[r],), rank_env=lambda r: {"FD": str(files[r])})
+    assert [os.pread(fd, 9, 0) for fd in files] == [b"0\n", b"1\n", b"2\n"]
+    # Input, output, errors, that one, and what ls opens; nothing of the launcher's.
+    assert {text.strip() for text in found.values()} == {"5"}
+    for fd in files:
+        os.close(fd)
+
+
+def test_files_for_each_rank(tmp_path):
+    code = "import os, sys; os.write(1, b'\\xffa\\r' + os.environb[b'HOROVOD_RANK']); os.write(2, b'e\\n')"
+    collect(python(code), 2, output_dir=tmp_path / "out")
+    for rank in range(2):
+        assert (tmp_path / f"out/rank.{rank}/stdout").read_bytes() == b"\xffa\r%d" % rank
+        assert (tmp_path / f"out/rank.{rank}/stderr").read_bytes() == b"e\n"
+    collect(["true"], 11, output_dir=tmp_path / "more")
+    assert sorted(path.name for path in (tmp_path / "more").iterdir()) == [f"rank.{rank:02d}" for rank in range(11)]
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="output cannot be written there: Not a directory"):
+        collect(["true"], 1, output_dir=tmp_path / "file")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_binding():
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    everything = f"{sorted(os.sched_getaffinity(0))}\n"
+    said = []
+    found = collect(python(code), 2, verbose=said.append)
+    if said[0].startswith("ranks are bound to"):
+        assert not set(eval(found[0, "stdout"])) & set(eval(found[1, "stdout"]))
+    else:  # one core, or a quota
+        assert found[0, "stdout"] == everything and said[0].startswith("ranks are not bound: 2 ranks on ")
+    assert collect(python(code), 2, bind=False) == {(0, "stdout"): everything, (1, "stdout"): everything}
+
+
+def test_a_rank_that_fails_ends_the_others():
+    code = """
+import os, sys, time
+print(os.getpid(), flush=True)
+if os.environ["HOROVOD_RANK"] == "1":
+    print("on the way", file=sys.stderr)
+    sys.exit("no luck")
+time.sleep(1000)
+"""
+    found: dict[int, str] = {}
+    with pytest.raises(RankFailed) as failed:
+        run_local(python(code), 3, env=environment(), on_line=lambda rank, stream, piece: found.setdefault(rank, piece))
+    assert (failed.value.rank, failed.value.returncode, failed.value.exit_code) == (1, 1, 1)
+    assert failed.value.last_lines == ["on the way", "no luck"]
+    assert str(failed.value) == "rank 1 of 3 ended with exit code 1; its last lines:\n  on the way\n  no luck"
+    assert not any(alive(int(pid)) for pid in found.values() if pid.strip().isdigit())
+
+
+def test_a_rank_that_is_killed():
+    with pytest.raises(RankFailed) as failed:
+        collect(["sh", "-c", "if [ $HOROVOD_RANK = 0 ]; then echo last; kill -SEGV $$; fi; sleep 1000"], 2)
+    assert (failed.value.rank, failed.value.returncode, failed.value.exit_code) == (0, -signal.SIGSEGV, 139)
+    assert failed.value.last_lines == ["last"]
+    assert str(failed.value).startswith("rank 0 of 2 was killed by SIGSEGV (Segmentation fault); its last lines:")
+
+
+def test_ranks_that_do_not_listen_are_killed(monkeypatch):
+    monkeypatch.setattr("hvd.launcher.job.GRACE", 0.2)
+    ready, tell = os.pipe()
+    code = f"""
+import os, signal, sys, time
+if os.environ["HOROVOD_RANK"] == "1":
+    os.read({ready}, 1)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write({tell}, b".")
+while True:
+    time.sleep(1000)
+"""
+    with pytest.raises(RankFailed) as failed:
+        collect(python(code), 2, pass_fds=lambda rank: (ready, tell))
+    assert (failed.value.rank, failed.value.returncode) == (1, 3)
+    os.close(ready), os.close(tell)
+
+
+def test_what_ranks_leave_behind_ends_with_them():
+    # Away from its process group, its session and its parent, and holding the rank's output.
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+"""
+    found = collect(python(code), 2)
+    assert len(found) == 2 and not any(alive(int(pid)) for pid in found.values())
+
+
+def test_stopped_ranks_end_too():
+    code = "if [ $HOROVOD_RANK = 0 ]; then echo $$; kill -STOP $$; fi; exit 4"
+    with pytest.raises(RankFailed, match="rank 1 of 2 ended with exit code 4"):
+        collect(["sh", "-c", code], 2)
+
+
+def test_nothing_of_a_job_stays_in_shared_memory(tmp_path):
+    # As a rank leaves it that was killed before all others had joined.
+    env = environment(HVD_SHM_DIR=str(tmp_path))
+    (tmp_path / "another").touch()
+    found = collect(["sh", "-c", f'touch "{tmp_path}/hvd-$(id -u)-$HVD_JOB-0123"; ls {tmp_path} | wc -l'], 1, env=env)
+    assert found == {(0, "stdout"): "2\n"}
+    assert os.listdir(tmp_path) == ["another"]
+
+
+def test_an_exception_of_the_caller_s_function_ends_the_ranks():
+    pids = []
+
+    def on_line(rank, stream, piece):
+        pids.append(int(piece))
+        if len(pids) == 2:
+            raise ZeroDivisionError("here")
+
+    with pytest.raises(ZeroDivisionError, match="here"):
+        run_local(["sh", "-c", "echo $$; sleep 1000"], 2, env=environment(), on_line=on_line)
+    assert not any(map(alive, pids))
+
+
+def test_an_interrupt_is_passed_on():
+    lines = []
+
+    def on_line(rank, stream, piece):
+        lines.append(piece)
+        if lines.count("ready\n") == 2 and "asked" not in lines:
+            lines.append("asked")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    code = """
+import time
+try:
+    print("ready", flush=True)
+    time.sleep(1000)
+except KeyboardInterrupt:
+    print("saved")
+"""
+    before = signal.getsignal(signal.SIGINT)
+    said = []
+    with pytest.raises(Interrupted) as interrupted:
+        run_local(python(code), 2, env=environment(), on_line=on_line, notify=said.append)
+    assert isinstance(interrupted.value, KeyboardInterrupt) and interrupted.value.signal == signal.SIGINT
+    assert lines.count("saved\n") == 2
+    assert said == ["SIGINT was passed on to the ranks, which have 30 s to end; a second one kills them"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_kills():
+    def on_line(rank, stream, piece):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    code = """
+import signal, time
+def handle(*_): print("no", flush=True)
+signal.signal(signal.SIGINT, handle)
+print("ready", flush=True)
+while True:
+    time.sleep(1000)
+"""
+    with pytest.raises(Interrupted):
+        run_local(python(code), 1, env=environment(), on_line=on_line)
+
+
+def test_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(collect(["echo", "x"], 2)))
+    thread.start()
+    thread.join(LIMIT)
+    assert found == [{(0, "stdout"): "x\n", (1, "stdout"): "x\n"}]
+
+
+LAUNCHER = """
+import sys
+from hvd.launcher import run_local
+run_local(["sh", "-c", "sleep 1000 & echo $$ $!; wait"], 2, on_line=lambda *what: print(what[2], end="", flush=True))
+"""
+
+
+def end_of_all(pids):
+    """Waits until processes that are not ours are gone, or for the runner of the tests to lose patience."""
+    descriptors = []
+    for pid in pids:
+        try:
+            descriptors.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    import select
+
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], LIMIT)[0]
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "guard"])
+def test_ranks_die_with_the_launcher_and_with_the_guard(victim):
+    command = python(LAUNCHER)
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        pids = [int(word) for _ in range(2) for word in run.stdout.readline().split()]
+        guard = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(run.pid if victim == "launcher" else guard, signal.SIGKILL)
+        if victim == "launcher":
+            end_of_all([*pids, guard])
+        else:
+            # Without it only the ranks themselves can be ended.
+            end_of_all(pids[::2])
+            for pid in pids[1::2]:
+                os.kill(pid, signal.SIGKILL)
+            assert "the process that watches the ranks was killed, and the ranks with it" in run.communicate()[1]
+
+
+def test_no_descriptor_is_left_open():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    collect(["true"], 2)
+    before = count()
+    collect(["echo"], 3)
+    with pytest.raises(RankFailed):
+        collect(["false"], 2)
+    with pytest.raises(LaunchError):
+        collect(["./nowhere"], 2)
+    assert count() == before
+
+
+def test_what_cannot_be_started(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    other = tmp_path / "other"
+    other.write_text("echo\n")
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    for command, sentence in [
+        (["no-such-program"], "no-such-program was not found: it is in no folder of PATH"),
+        (["./no/program"], "./no/program was not found: there is no such file"),
+        ([str(tmp_path)], f"{tmp_path} is a directory, not a program"),
+        ([script], f"{script} is not executable; put python before it: python {script}"),
+        ([str(other)], f"{other} is a file here but not a command; try chmod +x {other}"),
+        ([sys.executable, "no.py"], f"no.py was not found: there is no such file in {os.getcwd()}"),
+        ([str(broken)], f"{broken} could not be started: "),
+        ([], "the command is []; it must be a list of words, the program first"),
+        ("echo x", "the command is 'echo x'; it must be a list of words"),
+        (["echo", "a\0b"], "cannot be a word of a command"),
+    ]:
+        with pytest.raises(LaunchError) as refused:
+            collect(command, 2)
+        assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("np", [0, -1, 2.0, True, "2", None, 1 << 20])
+def test_a_bad_number_of_ranks(np):
+    with pytest.raises(ValueError, match="^np, the number of ranks, is .*; allowed: 1 to 1024"):
+        run_local(["true"], np)
+
+
+def test_too_long_a_start(monkeypatch):
+    # A guard that never tells that anything was started.
+    monkeypatch.setattr(Job, "begun", lambda self: None)
+    with pytest.raises(LaunchError, match=r"^only 0 of 2 processes could be started within 0.1 s \(start_timeout\)"):
+        collect(["sleep", "1000"], 2, start_timeout=0.1)
+    with pytest.raises(ValueError, match="^start_timeout is 0"):
+        run_local(["true"], 1, start_timeout=0)
+
+
+def test_importing_it_loads_nothing_else():
+    code = "import sys, hvd.launcher; print([n for n in sys.modules if n.split('.')[0] in %r or n == 'hvd._core'])"
+    names = ("numpy", "torch", "rich", "yaml", "cloudpickle")
+    done = subprocess.run(python(code % (names,)), env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+

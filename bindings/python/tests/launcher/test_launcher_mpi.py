@@ -1,0 +1,242 @@
+"""hvd/launcher/mpi.py: MPICH's mpiexec, on this host and on two that are network namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from launcher_support import LIMIT, ROOT, environment, hvdrun
+
+from hvd.launcher import LaunchError, RankFailed, guard, mpi
+
+if not any(map(shutil.which, mpi.NAMES)):
+    pytest.skip("mpiexec.hydra is missing (Debian: mpich)", allow_module_level=True)
+
+PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
+
+
+def test_places():
+    names = ["a", "b", "c"]
+    found = [list(guard.place(rank, [2, 1, 3], names).values()) for rank in range(6)]
+    assert [" ".join(each) for each in found] == [
+        "0 6 0 2 0 3 a", "1 6 1 2 0 2 a", "2 6 0 1 1 3 b", "3 6 0 3 2 3 c", "4 6 1 3 1 2 c", "5 6 2 3 0 1 c",
+    ]  # fmt: skip
+
+
+def test_marked_lines_are_taken_out_wherever_they_are_cut():
+    mark = f'{guard.MARK}secret ["started", 0]\n'.encode()
+    text = b"a" + mark + b"b\x1ec\n" + mark + guard.MARK.encode() + b"other [1]\n\x1e"
+    for cut in range(len(text) + 1):
+        heard = []
+        only = mpi.Hearing("secret", heard.append)
+        passed = only(text[:cut]) + only(text[cut:]) + only(b"")
+        assert passed == b"ab\x1ec\n" + guard.MARK.encode() + b"other [1]\n\x1e"
+        assert heard == [["started", 0]] * 2
+
+
+def test_ranks_of_one_host():
+    done = hvdrun("-np", "2", "--mpi", "sh", "-c", PLACE + "; echo $PMI_RANK >&2; cat", stdin=b"typed\n")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>: 0 2 0 2 0 1", "[0]<stdout>: typed", "[1]<stdout>: 1 2 1 2 0 1",
+    ]  # fmt: skip
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: 0", "[1]<stderr>: 1"]
+
+
+@pytest.mark.parametrize(("code", "exit_code", "how"), [
+    ("exit 3", 3, "ended with exit code 3"),  # which mpiexec itself does not notice
+    ("kill -SEGV $$", 139, "was killed by SIGSEGV (Segmentation fault)"),
+])  # fmt: skip
+def test_the_first_that_fails(code, exit_code, how, tmp_path):
+    script = f"if [ $HOROVOD_RANK = 1 ]; then echo why >&2; {code}; fi; sleep 1000"
+    done = hvdrun("-np", "2", "--mpi", "--output-filename", str(tmp_path), "sh", "-c", script)
+    assert done.returncode == exit_code
+    assert done.stderr.endswith(f"hvdrun: rank 1 of 2 {how}; the others were ended; its last lines:\n  why\n")
+    assert (tmp_path / "rank.1/stderr").read_text() == "why\n"
+
+
+def test_what_cannot_be_started_there():
+    with pytest.raises(LaunchError, match="^rank [01] could not be started: .*no-such-program"):
+        # It is looked for here before; there may be another PATH.
+        path = f"{os.environ['PATH']}:/nowhere"
+        mpi.run_mpi(["sh", "-c", "exit"], [("localhost", 1)], env=environment(PATH=path))
+        original = mpi.find_program
+        try:
+            mpi.find_program = lambda words, env: (list(words), words[0])
+            mpi.run_mpi(["no-such-program"], [("localhost", 2)], env=environment())
+        finally:
+            mpi.find_program = original
+
+
+def test_mpiexec_that_fails():
+    with pytest.raises(RankFailed, match="^mpiexec ended with exit code 255") as failed:
+        mpi.run_mpi(["true"], [("localhost", 1)], env=environment(), mpi_args=["-no-such-option"])
+    assert failed.value.rank == mpi.MPIEXEC
+
+
+def test_hosts_that_cannot_be_reached():
+    agent = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": shutil.which("false")}
+    done = hvdrun("-np", "2", "-H", "no-such-host.invalid:2", "true", **agent)
+    assert (done.returncode, done.stderr) == (1, "hvdrun: no-such-host.invalid cannot be reached: exit code 1\n")
+
+
+def test_hosts_that_do_not_answer(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nsleep 1000\n")
+    agent.chmod(0o755)
+    env = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(agent)}
+    done = hvdrun("-np", "2", "-H", "no-such-host.invalid:2", "--start-timeout", "0.5", "true", **env)
+    sentence = "no-such-host.invalid did not answer within 0.5 s (--start-timeout)"
+    assert (done.returncode, done.stderr) == (1, f"hvdrun: {sentence}\n")
+
+
+def test_hosts_that_answer_and_then_start_nothing(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text('#!/bin/sh\nshift\ncase "$*" in *hydra_pmi_proxy\\"*|*control-port*) sleep 1000;; esac\nsh -c "$*"\n')
+    agent.chmod(0o755)
+    env = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(agent)}
+    done = hvdrun("-np", "2", "-H", "no-such-host.invalid:2", "--start-timeout", "1", "true", **env)
+    assert done.returncode == 1
+    assert "hvdrun: 2 ranks, on no-such-host.invalid, were not started within 1 s (start_timeout)" in done.stderr
+
+
+def test_hosts_that_lack_something(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\nshift\nsh -c "$(echo "$*" | sed "s,{sys.executable},/nowhere/python,")"\n')
+    agent.chmod(0o755)
+    env = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(agent)}
+    done = hvdrun("-np", "1", "-H", "no-such-host.invalid:1", "true", **env)
+    sentence = "no-such-host.invalid lacks /nowhere/python, which must be there as on this host"
+    assert (done.returncode, done.stderr) == (1, f"hvdrun: {sentence}\n")
+
+
+def test_ssh_gets_port_and_key(tmp_path):
+    # A program of that name says what it was called with.
+    key = tmp_path / "key"
+    key.touch()
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@" | cut -d" " -f1-9 >&2\nexit 1\n')
+    (tmp_path / "ssh").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = hvdrun("-np", "1", "-H", "no-such-host.invalid", "-p", "2222", "-i", str(key), "--start-timeout", "5", "true",
+                  PATH=path)  # fmt: skip
+    assert done.stderr == (
+        "hvdrun: no-such-host.invalid cannot be reached: "
+        f"-o BatchMode=yes -o ConnectTimeout=5 -p 2222 -i {key} no-such-host.invalid\n"
+    )
+    done = hvdrun("-np", "1", "-H", "no-such-host.invalid", "-i", "/nowhere/key", "true")
+    assert done.stderr == "hvdrun: -i /nowhere/key: there is no such file\n"
+
+
+def test_signals_are_passed_on():
+    code = """
+import signal, sys, time
+def handle(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGINT, handle)
+print("ready", flush=True)
+while True:
+    time.sleep(1000)
+"""
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--mpi", sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          start_new_session=True) as run:  # fmt: skip
+        assert [run.stdout.readline()[-6:] for _ in range(2)] == ["ready\n"] * 2
+        run.send_signal(signal.SIGINT)
+        assert run.communicate(timeout=LIMIT)[0].count("saved") == 2
+    assert run.returncode == 130
+
+
+MPI = r"""
+#include <mpi.h>
+#include <cstdio>
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank, sum;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  std::printf("%d\n", sum);
+  MPI_Finalize();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def allreduce(tmp_path_factory):
+    """A program over MPI."""
+    compiler = shutil.which("mpicxx.mpich")
+    if not compiler:
+        pytest.skip("mpicxx.mpich is missing (Debian: libmpich-dev)")
+    folder = tmp_path_factory.mktemp("mpi")
+    (folder / "main.cpp").write_text(MPI)
+    subprocess.run([compiler, folder / "main.cpp", "-o", folder / "main"], check=True, timeout=LIMIT)
+    return str(folder / "main")
+
+
+def test_ranks_find_each_other_by_mpi(allreduce):
+    done = hvdrun("-np", "2", "--mpi", allreduce)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>: 1", "[1]<stdout>: 1"])
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two hosts, as tests/multihost makes them."""
+    folder = ROOT / "tests/multihost"
+    sys.path.insert(0, str(folder))
+    try:
+        hosts = pytest.importorskip("hosts", reason="tests/multihost is not there")
+    finally:
+        sys.path.remove(str(folder))
+    if reason := hosts.why_not():
+        pytest.skip(reason)
+    with hosts.Hosts(2) as made:
+        made.module = hosts
+        yield made
+
+
+def across(two, *words, **env):
+    """hvdrun where both hosts can be reached."""
+    module = two.module
+    enter = ["nsenter", "--target", str(two.switch), "--mount", "--net", "env", "-C", os.getcwd()]
+    reach = {
+        **{f"HVD_HOST_{host.name}": str(host.first) for host in two.all},
+        "HYDRA_LAUNCHER": "rsh",
+        "HYDRA_LAUNCHER_EXEC": str(module.AGENT),
+        "HYDRA_LAUNCHER_AUTOFORK": "0",
+        "UCX_NET_DEVICES": module.CABLE,
+    }
+    command = [*enter, sys.executable, "-m", "hvd.launcher.main", "--mpi-args", f"-localhost {module.SWITCH_ADDRESS}"]
+    return subprocess.run([*command, *words], env=environment(**reach, **env), stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
+
+
+def test_two_hosts(two, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("h1 slots=2\nh2 slots=2\n")
+    done = across(two, "-np", "3", "-hostfile", str(hostfile), "sh", "-c", PLACE + " $(hostname) $HOROVOD_HOSTNAME")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>: 0 3 0 2 0 2 h1 h1", "[1]<stdout>: 1 3 1 2 0 1 h1 h1", "[2]<stdout>: 2 3 0 1 1 2 h2 h2",
+    ]  # fmt: skip
+
+
+def test_a_rank_of_another_host_fails(two):
+    script = "if [ $HOROVOD_RANK = 3 ]; then echo why >&2; exit 5; fi; setsid sleep 1000 & sleep 1000"
+    done = across(two, "-np", "4", "-H", "h1:2,h2:2", "sh", "-c", script)
+    assert done.returncode == 5
+    assert "hvdrun: rank 3 of 4 ended with exit code 5; the others were ended; its last lines:\n  why" in done.stderr
+    assert [host.processes() for host in two.all] == [[], []]
+
+
+def test_a_host_that_is_not_there(two):
+    done = across(two, "-np", "2", "-H", "h1:1,h9:1", "true")
+    assert done.returncode == 1 and done.stderr.startswith("hvdrun: h9 cannot be reached: agent: there is no host 'h9'")
+
+
+def test_mpi_on_two_hosts(two, allreduce):
+    done = across(two, "-np", "2", "-H", "h1:1,h2:1", allreduce)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>: 1", "[1]<stdout>: 1"]), done.stderr

@@ -1,0 +1,314 @@
+"""DistributedOptimizer against one process with all data, and what may not be done with it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hvd.torch as hvd  # noqa: E402
+
+STEPS = 4
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.5),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"op": 1},
+    "groups": {"groups": 2},
+    "predivide": {"gradient_predivide_factor": 2.0},
+    "groups_predivide": {"groups": 3, "gradient_predivide_factor": 4.0},
+    "passes": {"backward_passes_per_step": 2},
+    "unnamed": {"named_parameters": None},
+}
+
+
+def new_model(seed: int = 3) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)
+    ).double()
+
+
+def data(n: int) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(STEPS, 2, n, 3, 4, dtype=torch.float64, generator=generator)  # step, pass, rank, row, feature
+
+
+def loss_of(model: Any, rows: Any) -> Any:
+    return model(rows).square().mean()
+
+
+def check_against_one_process(optimizer: str, variant: str) -> None:
+    r, n = hvd.rank(), hvd.size()
+    options = dict(VARIANTS[variant])
+    passes = options.get("backward_passes_per_step", 1)
+    batches = data(n)
+    alone, model = new_model(), new_model(3 if r == 0 else 4)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    reference = OPTIMIZERS[optimizer](alone.parameters())
+    options.setdefault("named_parameters", model.named_parameters())
+    mine = hvd.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), **options)
+    assert isinstance(mine, type(reference)) and type(mine).__name__ == optimizer
+    for step in range(STEPS):
+        reference.zero_grad()
+        mine.zero_grad(set_to_none=step % 2 == 0)
+        for i in range(passes):
+            loss_of(model, batches[step, i, r]).backward()
+            whole = loss_of(alone, batches[step, i].flatten(0, 1))
+            (whole * n if variant == "sum" else whole).backward()
+        mine.step()
+        reference.step()
+    for a, b in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        everyone = hvd.allgather(a.detach()[None].contiguous())
+        assert (everyone == everyone[0]).all(), "ranks differ"
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_each_optimizer(ranks: Any, optimizer: str) -> None:
+    ranks.run(check_against_one_process, optimizer=optimizer, variant="plain")
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_each_variant(ranks: Any, variant: str) -> None:
+    ranks.run(check_against_one_process, optimizer="SGD", variant=variant)
+
+
+def check_half_precision() -> None:
+    r, n = hvd.rank(), hvd.size()
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        p = torch.nn.Parameter(torch.zeros(4))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], compression=compression, op=hvd.Sum)
+        (p * torch.tensor([1.0, 2.0, 3.0, r + 1.0])).sum().backward()
+        optimizer.step()
+        assert p.tolist() == [-n, -2 * n, -3 * n, -n * (n + 1) / 2]
+    p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
+    (p * (r + 1)).sum().backward()
+    optimizer.step()
+    assert p.tolist() == [-n * (n + 1) / 2] * 2
+
+
+def test_half_precision(ranks: Any) -> None:
+    ranks.run(check_half_precision)
+
+
+def check_lbfgs() -> None:
+    r, n = hvd.rank(), hvd.size()
+    batches = data(n)
+    alone, model = new_model(), new_model()
+    reference = torch.optim.LBFGS(alone.parameters(), lr=0.5, max_iter=5)
+    mine = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5), model.named_parameters())
+
+    def closure(net: Any, optimizer: Any, rows: Any) -> Any:
+        def call() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(net, rows)
+            loss.backward()
+            return hvd.allreduce(loss.detach()) if net is model else loss
+
+        return call
+
+    for step in range(2):
+        reference.step(closure(alone, reference, batches[step, 0].flatten(0, 1)))
+        mine.step(closure(model, mine, batches[step, 0, r]))
+    for a, b in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(mine, 0)
+
+
+def test_lbfgs(ranks: Any) -> None:
+    ranks.run(check_lbfgs)
+
+
+def check_sparse(as_dense: bool) -> None:
+    r, n = hvd.rank(), hvd.size()
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(2 * n, 3, sparse=True)
+    hvd.broadcast_parameters(table.state_dict(), 0)
+    start = table.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters(), sparse_as_dense=as_dense
+    )
+    table(torch.tensor([0, r + 1])).sum().backward()
+    optimizer.step()
+    assert table.weight.grad.is_sparse != as_dense
+    expected = torch.zeros(2 * n, 3)
+    expected[0] = 1.0
+    for q in range(n):
+        expected[q + 1] += 1.0 / n
+    torch.testing.assert_close(start - table.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse(several_ranks: Any, as_dense: bool) -> None:
+    several_ranks.run(check_sparse, as_dense=as_dense)
+
+
+def check_adasum() -> None:
+    """Steps that are at right angles are added, equal ones are not."""
+    r, n = hvd.rank(), hvd.size()
+    p, q = torch.nn.Parameter(torch.zeros(n)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=0.5), [("p", p), ("q", q)], op=hvd.Adasum)
+    (p[r] * 2 + q.sum()).backward()
+    optimizer.step()
+    assert p.tolist() == [-1.0] * n and q.tolist() == [-0.5] * 2
+    if n > 1:
+        with pytest.raises(AssertionError, match="Adasum"), optimizer.skip_synchronize():
+            pass
+
+
+def test_adasum(ranks: Any) -> None:
+    ranks.run(check_adasum)
+
+
+def check_parameter_without_gradient() -> None:
+    r, n = hvd.rank(), hvd.size()
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)])
+    (a if r == 0 else a + b).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(torch.cat([a, b]).detach(), -torch.tensor([1.0, (n - 1) / n]))
+    b.requires_grad_(False)
+    optimizer.zero_grad()
+    a.sum().backward()
+    optimizer.step()
+    assert b.grad is None
+
+
+def test_parameter_without_gradient(several_ranks: Any) -> None:
+    several_ranks.run(check_parameter_without_gradient)
+
+
+def check_clipping() -> None:
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
+    (p * torch.tensor([3.0, 4.0])).sum().backward()
+    optimizer.synchronize()
+    assert p.grad.tolist() == [3.0 * n, 4.0 * n]
+    torch.nn.utils.clip_grad_norm_([p], 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.tensor([-0.6, -0.8]))
+    optimizer.zero_grad()
+    p.sum().backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+
+
+def test_clipping(several_ranks: Any) -> None:
+    several_ranks.run(check_clipping)
+
+
+def check_misuse() -> None:
+    n = hvd.size()
+    model = new_model()
+
+    def make(**options: Any) -> Any:
+        options.setdefault("named_parameters", model.named_parameters())
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+    rows = torch.ones(2, 4, dtype=torch.float64)
+    optimizer = make()
+    loss_of(model, rows).backward()
+    with pytest.raises(AssertionError, match="race condition"):
+        optimizer.zero_grad()
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        loss_of(model, rows).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    named = list(model.named_parameters())
+    for options, match in (
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+        ({"named_parameters": [*named, named[0]]}, "unique"),
+        ({"named_parameters": named[1:]}, "not named"),
+        ({"named_parameters": [p for _, p in named]}, "tuples"),
+        ({"groups": -1}, "non-negative"),
+        ({"groups": [named[0][1]]}, "list of lists"),
+        ({"groups": [[named[0][1]], [named[0][1]]]}, "more than once"),
+        ({"groups": [["x"]]}, "torch.Tensor"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make(**options)
+    with pytest.warns(DeprecationWarning, match="groups"):
+        make(num_groups=2)
+    assert n > 1
+
+
+def test_misuse(several_ranks: Any) -> None:
+    several_ranks.run(check_misuse)
+
+
+def check_failed_reduction() -> None:
+    """Gradients of different shapes under one name: an error on all ranks, and the job goes on."""
+    r, n = hvd.rank(), hvd.size()
+    p, q = torch.nn.Parameter(torch.zeros(2 + r)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0), [("p", p), ("q", q)], op=hvd.Sum)
+    (p.sum() + q.sum()).backward()
+    with pytest.raises(hvd.HorovodInternalError):
+        optimizer.step()
+    assert q.grad.tolist() == [n, n]
+    optimizer.zero_grad()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+
+
+def test_failed_reduction(several_ranks: Any) -> None:
+    several_ranks.run(check_failed_reduction)
+
+
+def check_scheduler_and_groups_of_parameters() -> None:
+    n = hvd.size()
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.1}])
+    before = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)  # made before: it wraps the step of the inner one
+    optimizer = hvd.DistributedOptimizer(inner, [("a", a), ("b", b)], op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (a + b).sum().backward()
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            before.step()
+    torch.testing.assert_close(a.detach(), torch.tensor([-1.5 * n]))
+    torch.testing.assert_close(b.detach(), torch.tensor([-0.15 * n]))
+
+
+def test_scheduler_and_groups_of_parameters(several_ranks: Any) -> None:
+    several_ranks.run(check_scheduler_and_groups_of_parameters)
+
+
+def check_new_optimizer_on_the_same_parameters() -> None:
+    p = torch.nn.Parameter(torch.zeros(1))
+    for _ in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)])
+        p.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert p.item() == -3.0
+
+
+def test_new_optimizer_on_the_same_parameters(several_ranks: Any) -> None:
+    several_ranks.run(check_new_optimizer_on_the_same_parameters)
