@@ -12,7 +12,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -323,7 +325,7 @@ TEST_CASE("with common memory a tensor's bits depend on nothing else in the batc
     std::normal_distribution<float> normal;
     std::vector<std::vector<float>> tensors;
     std::vector<std::vector<hvd::half>> halves;
-    for (const std::size_t n : {3, 1000, 77777, 16, 200}) {
+    for (const std::size_t n : {3U, 1000U, 77777U, 16U, 200U}) {
       tensors.emplace_back(n);
       halves.emplace_back(n);
       for (float& x : tensors.back()) x = normal(dice);
@@ -334,7 +336,7 @@ TEST_CASE("with common memory a tensor's bits depend on nothing else in the batc
     for (auto& t : alone) hvd::allreduce(comm, t, hvd::scaled(hvd::average, 0.3, 1.7));
     for (auto& t : halves_alone) hvd::allreduce(comm, t, hvd::scaled(hvd::average, 0.3, 1.7));
     FusionBuffer buffer(comm);
-    for (const std::size_t first : {0, 2, 4}) {
+    for (const std::size_t first : {0U, 2U, 4U}) {
       auto copies = tensors;
       auto half_copies = halves;
       std::vector<fused> views;
@@ -392,6 +394,26 @@ TEST_CASE("buckets are reduced where they are, if they lie alike on all ranks") 
       require(beside == std::vector<float>(500, (p - 1) / 2), "beside a bucket");
     }
   });
+}
+
+TEST_CASE("a bucket holds all results when the call returns") {
+  const auto body = [](auto& comm) {
+    FusionBuffer buffer(comm);
+    auto bucket = buffer.template bucket<float>(60000);
+    std::vector<fused> halves;
+    for (const std::size_t at : {0U, 30000U}) {
+      auto* const data = reinterpret_cast<std::byte*>(bucket.data() + at);
+      halves.push_back({data, data, 30000, dtype::float32});
+    }
+    for (int round = 1; round != 150; ++round) {
+      for (float& x : bucket) x = static_cast<float>(round);
+      buffer.allreduce(halves);
+      const auto sum = static_cast<float>(round * comm.size());
+      require(std::all_of(bucket.begin(), bucket.end(), [&](float x) { return x == sum; }), "a result came late");
+    }
+  };
+  on_threads::run(4, body);
+  on_processes::run(3, body);
 }
 
 TEST_CASE("broadcast: every type at once, from each root") {
@@ -507,7 +529,7 @@ TEST_CASE("adasum: each tensor has factors of its own") {
     std::mt19937 dice(static_cast<unsigned>(comm.rank()) + 1);
     std::normal_distribution<float> normal;
     std::vector<std::vector<float>> tensors;
-    for (const std::size_t n : {5, 0, 300, 1, 4000}) {
+    for (const std::size_t n : {5U, 0U, 300U, 1U, 4000U}) {
       tensors.emplace_back(n);
       for (float& x : tensors.back()) x = normal(dice);
     }

@@ -146,7 +146,8 @@ class Engine {
   /// lists; invalid_argument for ranks that are not there or named twice, or none.
   int add_process_set(std::vector<int> ranks) {
     detail::check_members(ranks, rank(), size());
-    return manage(detail::about_set("add_process_set", ranks));
+    const std::lock_guard one(managing_);
+    return manage(detail::about("add_process_set", {ranks.begin(), ranks.end()}));
   }
   /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
   /// invalid_argument for a set that is not there, or 0.
@@ -158,7 +159,8 @@ class Engine {
                      {"remove_process_set: there is no process set ", id, " that could be removed"});
       }
     }
-    manage(detail::about_set("remove_process_set", {id}));
+    const std::lock_guard one(managing_);
+    manage(detail::about("remove_process_set", {static_cast<std::size_t>(id)}));
   }
   /// The ranks of a process set. Errors: invalid_argument if there is none of this number.
   [[nodiscard]] std::vector<int> process_set(int id) const {
@@ -166,6 +168,19 @@ class Engine {
     const auto found = sets_.find(id);
     if (found == sets_.end()) detail::no_such_set(id);
     return found->second;
+  }
+
+  // ---- memory -------------------------------------------------------------------------------------------------
+
+  /// Memory for gradients that then need not be copied: tensors of an allreduce that lie in it, at the same place on
+  /// all ranks and in place, are reduced where they lie, on transports whose ranks have common memory. Zero at first.
+  /// Collective over all ranks; waits. It lives as long as the pointer, or the engine. Errors: no_memory, which ends
+  /// the engine; mismatch if ranks want different sizes.
+  [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) {
+    const auto l = lane(0);
+    const std::lock_guard one(managing_);
+    manage(detail::about("alloc_bucket", {bytes}));
+    return {l, last_bucket_};
   }
 
   // ---- the timeline -------------------------------------------------------------------------------------------
@@ -257,9 +272,8 @@ class Engine {
     watch_.emplace(std::move(comm), opts_, std::move(what));
   }
 
-  /// A request about process sets, one at a time on this rank; returns its answer.
+  /// A request to the engine itself, one at a time on this rank (`managing_`); returns its answer.
   int manage(request r) {
-    const std::lock_guard one(managing_);
     const auto l = lane(0);
     const auto end = l->submit(std::move(r), false);
     handle(end, l).wait();
@@ -267,6 +281,10 @@ class Engine {
   }
   /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
   int managed(const request& r) {
+    if (r.name == "alloc_bucket") {
+      last_bucket_ = lane(0)->add_bucket(r.tensors.front().shape.front());
+      return 0;
+    }
     std::vector<int> listed(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
     return r.name == "add_process_set" ? add_set(std::move(listed)) : remove_set(listed.front());
   }
@@ -323,6 +341,7 @@ class Engine {
   std::map<int, std::vector<int>> sets_;
   int last_set_ = 0;
   std::mutex managing_;
+  std::byte* last_bucket_ = nullptr;  // by the thread that drives, for the one that waits
   std::optional<detail::stall_watch<T>> watch_;
 };
 

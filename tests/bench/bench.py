@@ -773,6 +773,146 @@ class Launched(Case):
         self.refused("allreduce", env=variables, words=("one host",))
 
 
+class Engine(Case):
+    """Gradients that come one by one: the engine against calls."""
+
+    SMALL = ("engine", "-n", "2", "--backward-ms", "5", "--iters", "2", "-w", "1", "--rounds", "1")
+    SCHEDULES = ["engine", "engine+timeline", "each", "each_after", "fused_after"]
+
+    def replay(self, *options, code=0, **keywords):
+        """The output, and the file."""
+        file = self.folder / "x.json"
+        before = segments()
+        idle = () if "--idle-seconds" in options else ("--idle-seconds", "0")
+        temporary = {"TMPDIR": str(self.folder)}
+        result = run(*self.SMALL, *options, *idle, "-J", file, "-T", "60", env=temporary, **keywords)
+        self.assertEqual((result.returncode, result.stderr), (code, ""), result.stdout)
+        self.eventually(lambda: segments() <= before)
+        self.assertEqual(list(self.folder.iterdir()), [file])  # no timeline is left
+        return result.stdout, json.loads(file.read_text())
+
+    def test_table(self):
+        output, data = self.replay("--idle-seconds", "0.2")
+        self.assertIn("resnet50: 161 gradients with 25557032 elements, 102.2 MB of float, sum\n", output)
+        self.assertIn("# backward pass: 5 ms on an accelerator, jitter 10 %, any of 4 next, seed 1;", output)
+        self.assertEqual([row[:2] for row in rows(output)], [["hvd", name] for name in self.SCHEDULES])
+        for row, result in zip(rows(output), data["results"], strict=True):
+            step, _, exposed, _, wrong = map(float, row[2:])
+            self.assertEqual(wrong, 0)
+            self.assertGreater(exposed, 0)
+            self.assertTrue(5 * 0.9**2 <= step - exposed <= 5 * 1.1**2, row)
+            self.assertEqual(f"{result['step']['median'] / 1e3:.3f}", row[2])
+            self.assertEqual(f"{result['exposed']['median'] / 1e3:.3f}", row[4])
+            self.assertEqual(result["step"]["iterations"], 2)
+            self.assertEqual(result["timeline"], row[1].endswith("+timeline"))
+        self.assertRegex(output, r"(?m)^# Timeline on against off +: a step takes [\d.]+ % of the time$")
+        self.assertRegex(output, r"(?m)^# 8 bytes by name, from submit to done : [\d.]+ us, p99 [\d.]+ us$")
+        self.assertRegex(output, r"(?m)^# Idle, all ranks together, for  0.2 s  : [\d.]+ % of a core, \d+ wake-ups$")
+        self.assertIn("# Out of bounds values : 0 OK\n", output)
+        self.assertNotIn("Best peer", output)
+        self.assertEqual(data["latency"]["iterations"], 2000)
+        self.assertEqual((data["config"]["model"], data["config"]["backward_ms"]), ("resnet50", 5))
+
+    def test_options(self):
+        options = "--model gpt2 -d half -o avg --jitter 0 --window 1 --seed 7 --on-cpu -c 0 --transport thread".split()
+        output, data = self.replay(*options)
+        self.assertIn("transformer124m: 148 gradients with 124439808 elements, 248.9 MB of half, avg\n", output)
+        self.assertIn("5 ms on the rank's CPU, jitter 0 %, any of 1 next, seed 7;", output)
+        self.assertTrue(all(row[-1] == "N/A" for row in rows(output)))
+        for row in rows(output):
+            self.assertAlmostEqual(float(row[2]) - float(row[4]), 5, delta=0.0015)
+        self.assertIn("(nothing was checked)", output)
+        self.assertIsNone(data["idle"])
+
+    def test_other_numbers_of_ranks(self):
+        for ranks in (1, 3):
+            with self.subTest(ranks=ranks):
+                output, _ = self.replay("-n", ranks)
+                self.assertEqual([row[-1] for row in rows(output)], ["0"] * 5)
+
+    def test_peers(self):
+        output, data = self.replay("--peer", f"good={PEER} good", "--peer", f"throw={PEER} throw")
+        self.assertEqual([row[:2] for row in rows(output)[5:]], [["good", name] for name in self.SCHEDULES[2:]])
+        self.assertEqual([row[-1] for row in rows(output)], ["0"] * 8)
+        best = r"step [\d.]+ times the engine's, exposed [\d.]+ times$"
+        self.assertRegex(output, rf"(?m)^# Best peer, a call for each tensor  : good, each(_after)?: {best}")
+        self.assertRegex(output, rf"(?m)^# Best peer, fused, after            : good, fused_after: {best}")
+        for result in data["results"][8:]:
+            self.assertIn("the test peer gives up", result["error"])
+            self.assertIsNone(result["step"])
+
+    def test_wrong_results_are_found(self):
+        output, data = self.replay("--peer", f"wrong={PEER} wrong", code=1)
+        self.assertEqual([result["nwrong"] > 0 for result in data["results"]], [False] * 5 + [True] * 3)
+        self.assertRegex(output, r"# Out of bounds values : \d+ FAILED\n")
+        _, data = self.replay(program=WRONG, code=1)  # whose kernels are those of calls
+        self.assertEqual([result["nwrong"] > 0 for result in data["results"]], [False] * 2 + [True] * 3)
+
+    def test_bad_input(self):
+        for options, words in (
+            (("--backward-ms", "-1"), "--backward-ms -1"),
+            (("--jitter", "91"), "0 to 90 %"),
+            (("--window", "0"), "1 to 1000 gradients"),
+            (("--seed", "x"), "--seed x"),
+            (("--idle-seconds", "4000"), "0 to 3600 s"),
+            (("--model", "vgg"), "resnet50"),
+            (("-d", "all"), "one type"),
+            (("-o", "all"), "one reduction"),
+            (("--limit",), "--limit"),
+            (("--mode", "clean"), "--mode"),
+            (("--streaming",), "--streaming"),
+            (("-N", "2"), "--iters"),
+            (("-J", "/nonexistent/x"), "/nonexistent/x"),
+        ):
+            with self.subTest(options=options):
+                self.refused("engine", *options, words=(words,))
+
+    def test_interrupted(self):
+        for steps, kept in ((100000, ""), (1, "; {file} has what was measured until then")):
+            with self.subTest(steps=steps):
+                before = segments()
+                file = self.folder / "x.json"
+                # With one step the table is soon there, and the idle engine is watched for long.
+                process = subprocess.Popen(
+                    [PROGRAM, *self.SMALL, "--iters", str(steps), "--idle-seconds", "100", "-J", file],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**ENVIRONMENT, "TMPDIR": str(self.folder)},
+                )
+                self.addCleanup(process.kill)
+                for line in process.stdout:
+                    if "(ms)" in line:
+                        break
+                time.sleep(1)  # into the steps: ranks that are killed while they join leave a name
+                if steps == 1:  # until nothing but the idle engine is left
+                    self.eventually(lambda: self.asleep(process.pid), 60)
+                ranks = ranks_of(process.pid)
+                process.send_signal(signal.SIGINT)
+                output, errors = process.communicate(timeout=30)
+                self.assertEqual(process.returncode, 130)
+                self.assertEqual(errors, f"hvd-bench: interrupted by SIGINT{kept.format(file=file)}\n")
+                self.eventually(lambda: all(map(gone, ranks)) and segments() <= before)
+                self.assertEqual(list(self.folder.iterdir()), [file] if kept else [])
+                self.assertIn("# Interrupted by SIGINT: not all was measured\n", output)
+                if kept:
+                    data = json.loads(file.read_text())
+                    self.assertEqual((data["interrupted"], data["idle"]), ("SIGINT", None))
+                    self.assertEqual([result["nwrong"] for result in data["results"]], [0] * 5)
+
+    def asleep(self, coordinator):
+        """Whether no rank has used any CPU for half a second."""
+
+        def used():
+            stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in ranks_of(coordinator)]
+            return [fields[11:13] for fields in stats]
+
+        first = used()
+        time.sleep(0.5)
+        return first == used()
+
+
 if __name__ == "__main__":
     PROGRAM, WRONG, PEER = map(os.path.abspath, sys.argv[1:4])
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then by hvd-bench too

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
 
-from simulated import plan, tables  # noqa: E402
+from simulated import engine, plan, tables  # noqa: E402
 from simulated.formulas import Link, formula  # noqa: E402
 
 PROGRAM = None
@@ -34,6 +34,10 @@ pretend = os.environ["PRETEND"]
 for line in sys.stdin:
     collective, algorithm, ranks, size = line.split()
     row = {"collective": collective, "algorithm": algorithm, "ranks": int(ranks), "bytes": int(size), "wall_seconds": 0}
+    if collective == "engine":
+        row.update({"tensors": int(algorithm), "announcement_bytes": 1000})
+        counts = {"messages": {"inside": 0, "between": 8}, "message_bytes": {"inside": 0, "between": 80}}
+        row.update({part: {"seconds": 1.0, **counts} for part in ("start", "first", "later", "data")})
     row.update({"error": "no such thing"} if pretend == "errs" else {"seconds": 1.0})
     print(json.dumps(row), flush=True)
     if pretend == "dies":
@@ -98,6 +102,47 @@ class Scaling(unittest.TestCase):
         again, _ = self.run_driver("--from-json", written.with_suffix(".json"))
         self.assertEqual(again, out)
 
+    def test_the_engine_agrees_in_the_messages_and_the_time_of_its_formula(self):
+        plots = importlib.util.find_spec("matplotlib") is not None
+        words = ["--engine", "--ranks", "2,3,8,16", "--program", PROGRAM, "--output", self.folder]
+        out, _ = self.run_driver(*words, *([] if plots else ["--no-plots"]))
+        (written,) = self.folder.glob("*-engine-scaling.md")
+        files = sorted(file.suffix for file in self.folder.glob("*-engine-scaling.*"))
+        self.assertEqual(files, [".json", ".md"] + ([".png", ".svg"] if plots else []))
+        run = json.loads(written.with_suffix(".json").read_text())
+        self.assertEqual(run["command"], "bench/scaling --engine --ranks 2,3,8,16")
+        flat, hosts = (one["rows"] for one in run["scenarios"])
+        self.assertEqual([one["ranks"] for one in flat], [2, 3, 8, 16])
+        self.assertEqual([one["ranks"] for one in hosts], [16])
+        for one in flat:
+            with self.subTest(ranks=one["ranks"]):
+                self.assertLess(engine.difference(one, "later"), 1e-6)
+                self.assertLess(engine.difference(one, "first") or 0, 0.05)
+        for one in flat + hosts:
+            p, levels = one["ranks"], {2: 1, 3: 2, 8: 3, 16: 4}[one["ranks"]]
+
+            def more(part, what):
+                return sum(one[part][what].values()) - sum(one["data"][what].values())
+
+            self.assertEqual(more("later", "messages"), p * levels)
+            self.assertEqual(more("later", "message_bytes"), p * levels * 48)
+            self.assertEqual(more("first", "messages"), 2 * p * levels + 4 * (p - 1))
+            names = 2 * (p - 1) * (8 + one["announcement_bytes"])
+            self.assertEqual(more("first", "message_bytes"), p * levels * (48 + 16) + names)
+        text = "\n\n".join(part for part in written.read_text().split("\n\n") if not part.startswith("!["))
+        self.assertEqual(text, out)
+        self.assertIn("100 tensors of 1 KiB each; B is 48, ", out)
+        self.assertNotIn("What is wrong", out)
+        again, _ = self.run_driver("--from-json", written.with_suffix(".json"))
+        self.assertEqual(again, out)
+
+    def test_an_engine_that_is_too_slow_is_an_error(self):
+        words = ("--engine", "--ranks", "4", "--program", self.stand_in)
+        out, err = self.run_driver(*words, code=1)
+        self.assertIn("engine 100 4 1024 (flat): 100.0% from the formula; allowed: 5%", err)
+        self.assertIn("## What is wrong", out)
+        self.assertIn("engine 100 4 1024 (flat): no such thing", self.run_driver(*words, code=1, pretend="errs")[1])
+
     def test_times_are_those_of_the_network_that_is_asked_for(self):
         flags = ("--between=1,1000,2", "--inside=0.5,2000,0", "--reduction-rate=500")
         lines = "allreduce ring 2 4000\nallreduce ring:chunk_bytes=1000 2 4000\nallreduce recursive_doubling 4 4K\n"
@@ -122,6 +167,13 @@ class Scaling(unittest.TestCase):
         self.assertEqual(formula(link, "allreduce", "recursive_doubling", 7, 1000), 3 * (3 + 1 + 2) + 4)
         self.assertIsNone(formula(link, "allreduce", "recursive_doubling", 9, 1000))
         self.assertIsNone(formula(link, "allreduce", "unheard_of", 8, 1000))
+        self.assertEqual([engine.steps(p) for p in (2, 3, 4, 5, 1024)], [1, 2, 2, 3, 10])
+        self.assertAlmostEqual(engine.later(link, 5, 64), 3 * (3 + 0.032))
+        self.assertAlmostEqual(engine.later(link, 8, 65), 3 * (3 + 0.048))
+        self.assertAlmostEqual(
+            engine.first(link, 8, 64, 1000), 3 * (3 + 0.016) + 3 * (3 + 0.032) + 6 * (2 + 0.008 + 3 + 1)
+        )
+        self.assertIsNone(engine.first(link, 7, 64, 1000))
 
     def test_crossings_lie_where_the_curves_meet(self):
         rows = [row("ring", 100, 5.0), row("ring", 200, 5.0), row("ring", 400, 5.0), row("ring", 800, 9.0)]
@@ -159,6 +211,10 @@ class Scaling(unittest.TestCase):
             (("--output", nowhere), "--output: cannot write into"),
             (("--from-json", nowhere), "is not a file that bench/scaling has written"),
             (("--from-json", self.stand_in, "--quick"), "--from-json simulates nothing, so --quick means nothing"),
+            (("--engine", "--ranks", "4097"), "--ranks: '4097' is not allowed; allowed: whole numbers from 2 to 4096"),
+            (("--engine", "--sizes", "8"), "--engine simulates no collective by itself, so --sizes means nothing"),
+            (("--engine", "--collectives", "barrier"), "so --collectives means nothing with it"),
+            (("--from-json", self.stand_in, "--engine"), "--from-json simulates nothing, so --engine means nothing"),
             (("--no-such-flag",), "--no-such-flag"),
         ):
             with self.subTest(words=words):
@@ -173,6 +229,9 @@ class Scaling(unittest.TestCase):
             ("allreduce ring 2\n", (), '"allreduce ring 2" is not COLLECTIVE ALGORITHM RANKS BYTES'),
             ("allreduce ring 1 4\n", (), "1 ranks"),
             ("allreduce ring 2 6\n", (), "6 bytes"),
+            ("engine 0 2 4\n", (), '0 tensors in "engine 0 2 4"; allowed: 1 to 1000'),
+            ("engine 1 5000 4\n", (), '5000 ranks in "engine 1 5000 4"; allowed: 2 to 4096'),
+            ("engine 1 2 2M\n", (), "2M bytes"),
             ("", ("--uplink=-1",), "uplink is -1; allowed:"),
             ("", ("--between=1,2",), "--between 1,2 is not LATENCY,BANDWIDTH,OVERHEAD"),
             ("", ("--no-such-flag",), "--no-such-flag"),

@@ -459,7 +459,7 @@ TEST_CASE("engine negotiation: mismatches are refused once all have spoken, and 
 }
 
 TEST_CASE("engine negotiation: capacities below what is in flight") {
-  for (const std::size_t capacity : {0, 1, 2, 5}) {
+  for (const std::size_t capacity : std::vector<std::size_t>{0, 1, 2, 5}) {
     for (const int p : {1, 2, 3}) {
       CAPTURE(capacity);
       CAPTURE(p);
@@ -513,7 +513,7 @@ TEST_CASE("engine negotiation: evicted after it was submitted and before it was 
 // ---- join -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("engine join: the last one, by all ranks, again and again") {
-  for (const std::size_t capacity : {1, 1024}) {
+  for (const std::size_t capacity : std::vector<std::size_t>{1, 1024}) {
     ranks all(3, capacity);
     for (const int last : {0, 1, 2, 1}) {
       all[(last + 1) % 3].join();

@@ -1,8 +1,13 @@
 // The conformance body of the engine on threads, and alone.
 #include <engine/conformance.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <memory>
+#include <span>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <sys/resource.h>
 
@@ -13,6 +18,15 @@ namespace {
 struct threads : on_threads {
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
   static constexpr bool real_time = true, one_process = true;
+};
+/// Every collective first compares what ranks call.
+struct checked_threads : threads {
+  template <class F>
+  static void run(int size, const F& f) {
+    auto opts = patient();
+    opts.failure.check = true;
+    threads::run(size, f, opts);
+  }
 };
 struct alone : on_self {
   static constexpr bool real_time = true, one_process = true;
@@ -34,6 +48,12 @@ TEST_CASE("engine, threads: process sets do not wait for each other") { conforma
 TEST_CASE("engine, threads: several threads, two engines") { conformance_threads<threads>(); }
 TEST_CASE("engine, threads: shutdown") { conformance_shutdown<threads>(); }
 TEST_CASE("engine, threads: a rank that goes while others wait") { conformance_left<threads>(); }
+
+TEST_CASE("engine, threads: calls compared between ranks") {
+  conformance_operations<checked_threads>();
+  conformance_join<checked_threads>();
+  conformance_process_sets<checked_threads>();
+}
 
 TEST_CASE("engine, alone: all of it") {
   conformance_operations<alone>();
@@ -70,4 +90,35 @@ TEST_CASE("engine, threads: an idle engine does nothing") {
     require(microseconds(after) - microseconds(before) < 100'000, "an idle engine uses a CPU");
     comm.barrier();
   });
+}
+
+TEST_CASE("gradients in a bucket are reduced where they lie") {
+  for (const int np : {1, 2, 3, 4}) {
+    CAPTURE(np);
+    hvd::thread_run(np, [&](hvd::ThreadTransport& comm) {
+      hvd::Engine engine(comm);
+      const std::shared_ptr<std::byte> memory = engine.alloc_bucket(30000 * sizeof(float));
+      const std::span<float> all(reinterpret_cast<float*>(memory.get()), 30000);
+      CHECK(std::all_of(all.begin(), all.end(), [](float x) { return x == 0.0f; }));
+      const std::span<float> parts[] = {all.first(20000), all.subspan(20000, 9000), all.last(1000)};
+      std::vector<float> beside(5000);
+      for (int step = 0; step != 3; ++step) {
+        std::fill(all.begin(), all.end(), static_cast<float>(comm.rank() + step));
+        std::fill(beside.begin(), beside.end(), 1.0f);
+        std::vector<hvd::handle> in_flight;
+        for (const int i : {comm.rank() % 3, (comm.rank() + 1) % 3, (comm.rank() + 2) % 3}) {
+          in_flight.push_back(engine.allreduce("part " + std::to_string(i), parts[i]));
+        }
+        in_flight.push_back(engine.allreduce("beside", beside));
+        for (const hvd::handle& h : in_flight) h.wait();
+        const auto expected = static_cast<float>(np * (np - 1) / 2 + np * step);
+        CHECK(std::all_of(all.begin(), all.end(), [&](float x) { return x == expected; }));
+        CHECK(beside == std::vector<float>(5000, static_cast<float>(np)));
+      }
+      if (np > 1) {
+        CHECK_THROWS_AS(static_cast<void>(engine.alloc_bucket(comm.rank() == 0 ? 64 : 128)), hvd::error);
+        engine.barrier().wait();  // the job goes on
+      }
+    });
+  }
 }

@@ -57,7 +57,10 @@ class lane final : public waiting_room {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
-  [[nodiscard]] executor<T>& execute() noexcept { return execute_; }
+  /// Memory that lives as long as the lane. Collective, by the thread that drives.
+  std::byte* add_bucket(std::size_t bytes) {
+    return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
+  }
 
   /// Takes a request whose arguments have been checked. Errors: invalid_argument if its name is in flight. With `wake`
   /// false no thread is woken, because the caller waits at once.
@@ -357,6 +360,7 @@ class lane final : public waiting_room {
   agreement<T> agreement_;
   negotiation negotiation_;
   executor<T> execute_;
+  std::vector<shared_array<std::byte>> buckets_;
   observer observer_;
   std::size_t threshold_;
   std::chrono::microseconds cycle_time_;

@@ -33,14 +33,14 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   }
 }
 
-/// A request that changes process sets: ranks compare its shape, which holds the numbers.
-inline request about_set(const char* what, const std::vector<int>& ranks_or_set) {
+/// A request to the engine itself: ranks compare its shape, which holds what it is about.
+inline request about(const char* what, std::vector<std::size_t> numbers_of_it) {
   request r;
   r.kind = operation::split;
   r.name = what;
   tensor t;
-  t.type = dtype::int32;
-  for (const int n : ranks_or_set) t.shape.push_back(static_cast<std::size_t>(n));
+  t.type = dtype::uint64;
+  t.shape = std::move(numbers_of_it);
   r.tensors.push_back(std::move(t));
   return r;
 }
