@@ -126,6 +126,9 @@ class lane final : public waiting_room {
   void close() {
     turns_.close();
     stir();
+    // A collective under way may end by itself; one whose other ranks do not come is ended.
+    for (int i = 0; turns_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
+    if (turns_.taken()) abandon();
     turns_.join();
     turns_.insist([this] {
       if (agreement_.under_way()) {  // others are waiting for this rank's words
@@ -285,14 +288,12 @@ class lane final : public waiting_room {
       works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
       if (s) mine.push_back(std::move(s));
     }
-    running_ = mine;
     observer_.enter(mine, activity<T>(works.front().what.kind));
     if (works.front().what.kind == operation::split) {
       for (const auto& s : mine) s->end->answer = manage_(s->what);
     } else {
       execute_(works);
     }
-    running_.clear();
     for (const auto& s : mine) finish(*s, std::nullopt);
     if (!tuner_) return;
     if (const auto setting = tuner_->count(b.bytes)) {
@@ -366,7 +367,6 @@ class lane final : public waiting_room {
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};
   std::optional<autotuner<T>> tuner_;  // of lane 0
-  std::vector<std::shared_ptr<submission>> running_;
   std::function<int(const request&)> manage_;
 
   std::mutex mutex_;  // what follows, up to the blank line
