@@ -1,107 +1,11 @@
-"""Ranks for tests: processes that stay from test to test, because a framework takes longer to load than a test to run."""
+"""Fixtures: ranks that run functions of the test modules."""
 
 from __future__ import annotations
 
-import inspect
-import json
-import os
-import secrets
-import select
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Callable, Dict, Iterator, List
 
 import pytest
-
-WORKER = Path(__file__).with_name("rank_worker.py")
-LIMIT = float(os.environ.get("HVD_TEST_LIMIT", "60"))  # seconds for one function on all ranks: a deadlock, not a slow machine, is what takes so long
-
-
-def rank_environment(rank: int, size: int, job: str, **more: str) -> Dict[str, str]:
-    """What a launcher would tell a rank of one host."""
-    place = {
-        "HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_LOCAL_SIZE": size,
-        "HOROVOD_CROSS_RANK": 0, "HOROVOD_CROSS_SIZE": 1, "HVD_JOB": job, "OMP_NUM_THREADS": 1,
-    }
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "PMI_", "OMPI_", "SLURM_"))}
-    return {**clean, **{name: str(value) for name, value in place.items()}, **more}
-
-
-class Ranks:
-    """A job of ``size`` processes that run functions of test modules."""
-
-    def __init__(self, size: int, **environment: str) -> None:
-        self.size = size
-        self._environment = environment
-        self._processes: List[subprocess.Popen[bytes]] = []
-        self._reports: List[Any] = []
-
-    def _start(self) -> None:
-        job = f"pytest-{secrets.token_hex(8)}"
-        for rank in range(self.size):
-            read, write = os.pipe()
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(WORKER), str(write)], stdin=subprocess.PIPE, pass_fds=[write],
-                    env=rank_environment(rank, self.size, job, HVD_TIMEOUT="40", **self._environment),
-                )
-            )
-            os.close(write)
-            self._reports.append(os.fdopen(read))
-
-    def run(self, function: Callable[..., None], **arguments: Any) -> None:
-        """Calls the function on all ranks. Fails with the traceback of the first that raised, or hung, or died."""
-        if not self._processes:
-            self._start()
-        order = json.dumps([inspect.getfile(function), function.__name__, arguments]) + "\n"
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(order.encode())
-            process.stdin.flush()
-        problem = self._collect()
-        if problem is not None:
-            self.stop(kill=True)
-            pytest.fail(problem, pytrace=False)
-
-    def _collect(self) -> Optional[str]:
-        waiting = dict(enumerate(self._reports))
-        deadline = time.monotonic() + LIMIT
-        problems = {}
-        while waiting:
-            ready, _, _ = select.select(list(waiting.values()), [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for rank in [r for r, report in waiting.items() if report in ready]:
-                line = waiting.pop(rank).readline()
-                failure = json.loads(line) if line else f"rank {rank} died: {self._processes[rank].wait()}"
-                if failure is not None:
-                    problems[rank] = failure
-                    deadline = min(deadline, time.monotonic() + 5)
-        if not problems and not waiting:
-            return None
-        texts = [f"--- rank {rank} of {self.size}:\n{text}" for rank, text in sorted(problems.items())]
-        texts += [f"--- rank {rank} of {self.size} has not answered" for rank in waiting]
-        return "\n".join(texts)
-
-    def stop(self, kill: bool = False) -> None:
-        """Ends the processes."""
-        for process in self._processes:
-            if kill:
-                process.kill()
-            if process.stdin is not None:
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for report in self._reports:
-            report.close()
-        self._processes, self._reports = [], []
-
+from rank_jobs import Ranks
 
 _jobs: Dict[int, Ranks] = {}
 

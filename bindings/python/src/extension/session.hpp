@@ -3,6 +3,7 @@
 
 #include <hvd/engine/request.hpp>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@ class session {
   virtual hvd::handle join() = 0;
   virtual int add_process_set(std::vector<int> ranks) = 0;
   virtual void remove_process_set(int id) = 0;
+  virtual std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) = 0;
   virtual void start_timeline(std::string path, bool mark_cycles) = 0;
   virtual void stop_timeline() = 0;
 };

@@ -5,6 +5,12 @@
 
 #include <hvd/engine.hpp>
 
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace hvd_python {
 
 template <hvd::Transport T>
@@ -18,13 +24,11 @@ class session_of final : public session {
   hvd::handle join() override { return engine_.join(); }
   int add_process_set(std::vector<int> ranks) override { return engine_.add_process_set(std::move(ranks)); }
   void remove_process_set(int id) override { engine_.remove_process_set(id); }
+  std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) override { return engine_.alloc_bucket(bytes); }
   void start_timeline(std::string path, bool mark_cycles) override {
-    if constexpr (requires { engine_.start_timeline(std::move(path), mark_cycles); })
-      engine_.start_timeline(std::move(path), mark_cycles);
+    engine_.start_timeline(std::move(path), mark_cycles);
   }
-  void stop_timeline() override {
-    if constexpr (requires { engine_.stop_timeline(); }) engine_.stop_timeline();
-  }
+  void stop_timeline() override { engine_.stop_timeline(); }
 
  private:
   T comm_;

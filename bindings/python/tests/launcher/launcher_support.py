@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,14 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+def end_of_all(pids: list[int]) -> None:
+    """Waits until processes that are not ours are gone."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([descriptor], [], [], LIMIT)[0], f"{pid} is still there"
+        os.close(descriptor)

@@ -106,6 +106,13 @@ while True:
     assert not any(map(alive, pids))
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_no_space_for_output():
+    with open("/dev/full", "w") as full, start("-np", "1", "yes", stdout=full, stderr=subprocess.PIPE) as run:
+        assert run.communicate(timeout=LIMIT)[1] == "hvdrun: the job: No space left on device\n"
+    assert run.returncode == 1
+
+
 def test_nobody_reads():
     read, write = os.pipe()
     os.close(read)

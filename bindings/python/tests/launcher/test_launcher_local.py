@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from launcher_support import LIMIT, alive, environment
+from launcher_support import LIMIT, alive, end_of_all, environment
 
 from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
 from hvd.launcher.job import Job
@@ -61,7 +62,9 @@ def test_input_is_for_rank_0():
 
 
 def test_output_that_is_much_and_no_text():
-    code = "import sys; sys.stdout.buffer.write(b'x' * 1000000 + b'\\xff'); sys.stderr.buffer.write(b'y\\r\\n' * 100000)"
+    code = (
+        "import sys; sys.stdout.buffer.write(b'x' * 1000000 + b'\\xff'); sys.stderr.buffer.write(b'y\\r\\n' * 100000)"
+    )
     found = collect(python(code), 2)
     for rank in range(2):
         assert found[rank, "stdout"] == "x" * 1000000 + "\ufffd"
@@ -193,10 +196,34 @@ os.wait()
     assert len(found) == 2 and not any(alive(int(pid)) for pid in found.values())
 
 
-def test_stopped_ranks_end_too():
-    code = "if [ $HOROVOD_RANK = 0 ]; then echo $$; kill -STOP $$; fi; exit 4"
+def test_stopped_ranks_hear_that_they_are_to_end():
+    read, write = os.pipe()
+    code = f"""
+import os, signal, sys
+def handle(*_):
+    print("saved", flush=True)
+    os._exit(0)
+if os.environ["HOROVOD_RANK"] == "0":
+    signal.signal(signal.SIGTERM, handle)
+    os.write({write}, b"%d" % os.getpid())
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+pid = int(os.read({read}, 99))
+while open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] != "T":
+    pass
+sys.exit(4)
+"""
+    lines = []
     with pytest.raises(RankFailed, match="rank 1 of 2 ended with exit code 4"):
-        collect(["sh", "-c", code], 2)
+        run_local(
+            python(code),
+            2,
+            env=environment(),
+            pass_fds=lambda rank: (read, write),
+            on_line=lambda *what: lines.append(what),
+        )
+    assert lines == [(0, "stdout", "saved\n")]
+    os.close(read), os.close(write)
 
 
 def test_nothing_of_a_job_stays_in_shared_memory(tmp_path):
@@ -279,21 +306,6 @@ run_local(["sh", "-c", "sleep 1000 & echo $$ $!; wait"], 2, on_line=lambda *what
 """
 
 
-def end_of_all(pids):
-    """Waits until processes that are not ours are gone, or for the runner of the tests to lose patience."""
-    descriptors = []
-    for pid in pids:
-        try:
-            descriptors.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
-    import select
-
-    for descriptor in descriptors:
-        assert select.select([descriptor], [], [], LIMIT)[0]
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("victim", ["launcher", "guard"])
 def test_ranks_die_with_the_launcher_and_with_the_guard(victim):
     command = python(LAUNCHER)
@@ -323,6 +335,32 @@ def test_no_descriptor_is_left_open():
     with pytest.raises(LaunchError):
         collect(["./nowhere"], 2)
     assert count() == before
+
+
+@pytest.fixture
+def limit():
+    """Sets how many files this process may have open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"only {hard} open files are allowed")
+    yield lambda number: resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_with_many_open_files(limit):
+    limit(2000)
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert collect(["echo", "x"], 2) == {(0, "stdout"): "x\n", (1, "stdout"): "x\n"}
+    finally:
+        for fd in many:
+            os.close(fd)
+
+
+def test_too_few_open_files(limit):
+    limit(len(os.listdir("/proc/self/fd")) + 20)
+    with pytest.raises(LaunchError, match="^50 processes need 100 pipes, .*; raise the limit: ulimit -n$"):
+        collect(["true"], 50)
 
 
 def test_what_cannot_be_started(tmp_path):
@@ -370,5 +408,3 @@ def test_importing_it_loads_nothing_else():
     names = ("numpy", "torch", "rich", "yaml", "cloudpickle")
     done = subprocess.run(python(code % (names,)), env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-

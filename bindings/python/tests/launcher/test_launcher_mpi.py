@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from launcher_support import LIMIT, ROOT, environment, hvdrun
+from launcher_support import LIMIT, ROOT, end_of_all, environment, hvdrun
 
 from hvd.launcher import LaunchError, RankFailed, guard, mpi
 
@@ -38,12 +39,15 @@ def test_marked_lines_are_taken_out_wherever_they_are_cut():
         assert heard == [["started", 0]] * 2
 
 
-def test_ranks_of_one_host():
-    done = hvdrun("-np", "2", "--mpi", "sh", "-c", PLACE + "; echo $PMI_RANK >&2; cat", stdin=b"typed\n")
+def test_ranks_of_one_host(tmp_path):
+    script = PLACE + " $HVD_TRANSPORT ${#HVD_JOB}; echo $PMI_RANK >&2; cat"
+    script += '; touch "$HVD_SHM_DIR/hvd-$(id -u)-$HVD_JOB-0123"'
+    done = hvdrun("-np", "2", "--mpi", "sh", "-c", script, stdin=b"typed\n", HVD_SHM_DIR=str(tmp_path))
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [
-        "[0]<stdout>: 0 2 0 2 0 1", "[0]<stdout>: typed", "[1]<stdout>: 1 2 1 2 0 1",
+        "[0]<stdout>: 0 2 0 2 0 1 mpi 32", "[0]<stdout>: typed", "[1]<stdout>: 1 2 1 2 0 1 mpi 32",
     ]  # fmt: skip
+    assert os.listdir(tmp_path) == []
     assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: 0", "[1]<stderr>: 1"]
 
 
@@ -96,7 +100,9 @@ def test_hosts_that_do_not_answer(tmp_path):
 
 def test_hosts_that_answer_and_then_start_nothing(tmp_path):
     agent = tmp_path / "agent"
-    agent.write_text('#!/bin/sh\nshift\ncase "$*" in *hydra_pmi_proxy\\"*|*control-port*) sleep 1000;; esac\nsh -c "$*"\n')
+    agent.write_text(
+        '#!/bin/sh\nshift\ncase "$*" in *hydra_pmi_proxy\\"*|*control-port*) sleep 1000;; esac\nsh -c "$*"\n'
+    )
     agent.chmod(0o755)
     env = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(agent)}
     done = hvdrun("-np", "2", "-H", "no-such-host.invalid:2", "--start-timeout", "1", "true", **env)
@@ -121,8 +127,8 @@ def test_ssh_gets_port_and_key(tmp_path):
     (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@" | cut -d" " -f1-9 >&2\nexit 1\n')
     (tmp_path / "ssh").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = hvdrun("-np", "1", "-H", "no-such-host.invalid", "-p", "2222", "-i", str(key), "--start-timeout", "5", "true",
-                  PATH=path)  # fmt: skip
+    words = ["-np", "1", "-H", "no-such-host.invalid", "-p", "2222", "-i", str(key), "--start-timeout", "5", "true"]
+    done = hvdrun(*words, PATH=path)
     assert done.stderr == (
         "hvdrun: no-such-host.invalid cannot be reached: "
         f"-o BatchMode=yes -o ConnectTimeout=5 -p 2222 -i {key} no-such-host.invalid\n"
@@ -149,6 +155,33 @@ while True:
         run.send_signal(signal.SIGINT)
         assert run.communicate(timeout=LIMIT)[0].count("saved") == 2
     assert run.returncode == 130
+
+
+def test_nothing_is_left_where_hvdrun_is_killed(tmp_path):
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--mpi", "sh", "-c", "echo $$ $PPID; sleep 1000"]
+    with subprocess.Popen(command, env=environment(TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, text=True) as run:
+        pids = [int(word) for _ in range(2) for word in run.stdout.readline().split()[1:]]
+        guards = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(guards) == 1 and len(os.listdir(tmp_path)) == 1
+        run.kill()
+        end_of_all([*pids, *map(int, guards)])
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_signal_while_hosts_are_tried(tmp_path):
+    os.mkfifo(tmp_path / "pids")
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pids\nsleep 1000\n")
+    agent.chmod(0o755)
+    env = environment(HYDRA_LAUNCHER="rsh", HYDRA_LAUNCHER_EXEC=str(agent), TMPDIR=str(tmp_path))
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "1", "-H", "no-such-host.invalid", "true"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as run:
+        pid = int((tmp_path / "pids").read_text())
+        run.terminate()
+        assert run.communicate(timeout=LIMIT)[1] == ""
+    assert run.returncode == 128 + signal.SIGTERM
+    end_of_all([pid])
+    assert sorted(os.listdir(tmp_path)) == ["agent", "pids"]
 
 
 MPI = r"""

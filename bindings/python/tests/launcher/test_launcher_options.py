@@ -78,7 +78,9 @@ def test_variables():
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
     }
-    assert variables("--autotune", "--autotune-log-file", "f", "--timeline-filename", "t", "--timeline-mark-cycles") == {
+    assert variables(
+        "--autotune", "--autotune-log-file", "f", "--timeline-filename", "t", "--timeline-mark-cycles"
+    ) == {
         "HOROVOD_AUTOTUNE": "1",
         "HOROVOD_AUTOTUNE_LOG": "f",
         "HOROVOD_TIMELINE": "t",
@@ -95,7 +97,8 @@ def test_what_changes_nothing_is_said():
     said = options.parse(["--cycle-time-ms", "1", "--gloo", "--min-np", "1", *END])[1]
     assert said == [
         "--cycle-time-ms has no effect here: a tensor wakes the engine, which has no cycle",
-        "--min-num-proc has no effect here: elastic jobs are not in this version, and the number of ranks is that of -np",
+        "--min-num-proc has no effect here: elastic jobs are not in this version, "
+        "and the number of ranks is that of -np",
         "--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--autotune", *END])[1] == []
@@ -108,7 +111,10 @@ def test_what_changes_nothing_is_said():
         (["-np", "2"], "the command is missing: hvdrun -np 2 python train.py"),
         (["-np", "0", "program"], "'0' is not a whole number from 1"),
         (["-np", "two", "program"], "'two' is not a whole number from 1"),
-        (["--fusion-treshold-mb", "3", *END], "--fusion-treshold-mb is not an option of hvdrun (--fusion-threshold-mb?)"),
+        (
+            ["--fusion-treshold-mb", "3", *END],
+            "--fusion-treshold-mb is not an option of hvdrun (--fusion-threshold-mb?)",
+        ),
         (["--xyz", *END], "--xyz is not an option of hvdrun; options of the command come after its name"),
         (["--log-level", "loud", *END], "'loud' is no level; allowed: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL"),
         (["--autotune-gaussian-process-noise", "2", *END], "'2' is not from 0 to 1"),

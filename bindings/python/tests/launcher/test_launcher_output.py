@@ -77,9 +77,7 @@ def test_an_unfinished_line_is_continued_or_ended():
     printer(1, "stderr", "warning\n")
     printer(0, "stdout", "36")
     printer.finish()
-    assert out.getvalue() == (
-        "[0]<stdout>: name? Ada\n[0]<stdout>: age? \n[1]<stderr>: warning\n[0]<stdout>: 36\n"
-    )
+    assert out.getvalue() == ("[0]<stdout>: name? Ada\n[0]<stdout>: age? \n[1]<stderr>: warning\n[0]<stdout>: 36\n")
 
 
 def test_progress_bars_overwrite_only_themselves():
@@ -90,9 +88,7 @@ def test_progress_bars_overwrite_only_themselves():
     printer(1, "stderr", "9%\r")
     printer(0, "stderr", "3%\n")
     printer.finish()
-    assert out.getvalue() == (
-        "[0]<stderr>: 1%\r[0]<stderr>: 2%\r\n[1]<stderr>: 9%\r\n[0]<stderr>: 3%\n"
-    )
+    assert out.getvalue() == ("[0]<stderr>: 1%\r[0]<stderr>: 2%\r\n[1]<stderr>: 9%\r\n[0]<stderr>: 3%\n")
 
 
 def test_on_a_terminal_the_rest_of_a_longer_line_is_erased_and_both_streams_are_one():

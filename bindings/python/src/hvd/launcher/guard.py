@@ -234,12 +234,17 @@ def parents() -> dict[int, int]:
 
 
 def sweep(directory: str, prefix: str) -> None:
-    """Removes the files of a job whose ranks were killed before they could do it."""
+    """Removes the files and folders of a job whose processes were killed before they could do it."""
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             if name.startswith(prefix):
+                path = os.path.join(directory, name)
                 with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(directory, name))
+                    if os.path.isdir(path) and not os.path.islink(path):
+                        sweep(path, "")
+                        os.rmdir(path)
+                    else:
+                        os.unlink(path)
 
 
 class RankGuard(Guard):
@@ -331,6 +336,8 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     guard = RankGuard(control, options)
     guard.start({"grace": options["grace"], "env": dict(os.environ), "programs": [program]})
     guard.run()
+    # All that have joined the job have done it, or never will.
+    sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", f"hvd-{os.geteuid()}-{options['env']['HVD_JOB']}-")
     return guard.code if guard.code >= 0 else 128 - guard.code
 
 

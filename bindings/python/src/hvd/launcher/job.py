@@ -191,7 +191,7 @@ class Job:
         """Starts all, and returns when nothing of them is left.
 
         `signals` that come, if this is the main thread, are passed on to the programs. `sweep`: directory and beginning
-        of the names of files to be removed at the end. LaunchError if a program could not be started.
+        of the names of what is to be removed at the end. LaunchError if a program could not be started.
         """
         with contextlib.ExitStack() as stack:
             try:

@@ -88,7 +88,7 @@ def run_local(
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. What ranks have started ends with them. RankFailed
     for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a bad np.
-    If this process is killed, all ranks are. Cost: one process besides the ranks, about 40 ms.
+    If this process is killed, all ranks are. Cost: one process besides the ranks, which starts before them.
     """
     if isinstance(np, bool) or not isinstance(np, int) or not 1 <= np <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {np!r}; allowed: 1 to {MOST_RANKS}")

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from hvd.launcher import hosts, options, settings
 from hvd.launcher.local import Interrupted, LaunchError, RankFailed, run_local
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, interrupt)
     chosen, warnings = options.parse(arguments)
     if chosen.version:
         print(version())
@@ -49,6 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads any more. Python would say so once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        speech.error(f"{error.filename or 'the job'}: {error.strerror or error}")
+        return 1
+
+
+def interrupt(number: int, _: Any) -> NoReturn:
+    """A signal while there are no ranks to pass it on to: what was begun is cleared away."""
+    raise Interrupted(number)
 
 
 def launch(chosen: argparse.Namespace, speech: Speech) -> int:
@@ -68,6 +80,8 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"):
                 if interfaces:
                     env.setdefault(name, ",".join(interfaces))
+            if chosen.mpi:
+                env.setdefault("HVD_TRANSPORT", "mpi")
             if chosen.tcp:
                 env.setdefault("UCX_TLS", "tcp,sm,self")
                 env.setdefault("NCCL_IB_DISABLE", "1")

@@ -54,8 +54,8 @@ def run_mpi(
 ) -> None:
     """Runs a command on hosts with so many ranks each, `places`; parameters and errors are those of run_local.
 
-    Ranks find HOROVOD_RANK and the rest of their place, and MPI's own variables. Python, hvd, the command and the
-    working directory have the same paths on all hosts. Hosts are reached by ssh without a password, or as
+    Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of MPI. Python, hvd, the command and
+    the working directory have the same paths on all hosts. Hosts are reached by ssh without a password, or as
     HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC say. `mpi_args` go to mpiexec. LaunchError for a host that cannot be reached
     within start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
@@ -74,7 +74,7 @@ def run_mpi(
         "counts": [count for _, count in places],
         "names": [name for name, _ in places],
         "bind": bind,
-        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}"},
+        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", "HVD_JOB": secrets.token_hex(16)},
         "grace": GRACE,
         "farewell": FAREWELL,
     }
@@ -116,7 +116,7 @@ def run_mpi(
         line += [sys.executable, "-I", "-S", str(GUARD), "rank", json.dumps(options), *words]
         job.add(Program(argv=line, executable=mpiexec, stdin=stdin, index=MPIEXEC, alone=True))
         try:
-            outcome = job.run(start_timeout, None, signals)
+            outcome = job.run(start_timeout, os.path.split(folder), signals)
         except LaunchError as error:
             raise LaunchError("\n  ".join([str(error), *said])) from None
         finally:

@@ -1,0 +1,313 @@
+"""Joining and leaving a job, what holds outside one, and what happens when a rank fails."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+import numpy as np
+import pytest
+from rank_jobs import rank_environment
+
+import hvd
+
+NOT_INITIALIZED = r"^Horovod has not been initialized; use hvd.init\(\).$"
+
+
+def start_ranks(size: int, code: str, **environment: str) -> List["subprocess.Popen[str]"]:
+    job = f"pytest-{secrets.token_hex(8)}"
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], env=rank_environment(r, size, job, **environment),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for r in range(size)
+    ]
+
+
+def end_ranks(processes: List["subprocess.Popen[str]"]) -> List[Tuple[int, str, str]]:
+    """Exit code, output and errors of each; fails where one does not end."""
+    results = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=60)
+            results.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return results
+
+
+def run_alone(code: str, **environment: Optional[str]) -> "subprocess.CompletedProcess[str]":
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "PMI_", "OMPI_", "SLURM_"))}
+    clean.update({k: v for k, v in environment.items() if v is not None})
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=clean, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_outside_a_job() -> None:
+    assert not hvd.is_initialized()
+    calls: List[Any] = [
+        hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.is_homogeneous,
+        hvd.mpi_threads_supported, hvd.stop_timeline, hvd.join, hvd.barrier, hvd.global_process_set.size,
+        lambda: hvd.start_timeline("/tmp/x"), lambda: hvd.add_process_set([0]), lambda: hvd.allreduce(np.ones(1)),
+        lambda: hvd.allgather(np.ones(1)), lambda: hvd.alltoall(np.ones(1)), lambda: hvd.reducescatter(np.ones(1)),
+        lambda: hvd.broadcast_object(1), lambda: hvd.allgather_object(1),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=NOT_INITIALIZED):
+            call()
+    hvd.shutdown()
+    assert hvd.ProcessSet([1, 0]).ranks == [0, 1] and hvd.ProcessSet([0]).size() is None
+    for wrong in (3, ["a"], [1.0], None):
+        with pytest.raises(ValueError, match="ProcessSet should be initialized"):
+            hvd.ProcessSet(wrong)
+
+
+def test_alone_and_again() -> None:
+    done = run_alone("""
+        import hvd, numpy as np
+        for i in range(50):
+            hvd.init()
+            hvd.init()  # does nothing
+            assert hvd.is_initialized() and (hvd.rank(), hvd.size(), hvd.local_size(), hvd.cross_size()) == (0, 1, 1, 1)
+            assert hvd.allreduce(np.ones(2)).tolist() == [1, 1] and hvd.join() == 0
+            ps = hvd.ProcessSet([0])
+            hvd.shutdown()
+            hvd.shutdown()
+            assert not hvd.is_initialized()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def check_again() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mapped() -> int:
+        with open("/proc/self/maps") as file:
+            return sum("hvd" in line or "/dev/shm" in line for line in file)
+
+    hvd.shutdown()
+    before = descriptors(), mapped()
+    for i in range(200):
+        hvd.init(process_sets=[hvd.ProcessSet([0])] if i % 50 == 0 else None)
+        assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
+        hvd.shutdown()
+    assert (descriptors(), mapped()) == before
+    hvd.init()
+
+
+def test_again_200_times(several_ranks: Any) -> None:
+    several_ranks.run(check_again)
+
+
+def check_static_process_sets() -> None:
+    n = hvd.size()
+    hvd.shutdown()
+    first, rest = hvd.ProcessSet([0]), hvd.ProcessSet(range(1, n))
+    hvd.init(process_sets=[first, rest])
+    assert (first.process_set_id, rest.process_set_id) == (1, 2)
+    mine = first if hvd.rank() == 0 else rest
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=mine)[0] == mine.size()
+    hvd.shutdown()
+    assert first.process_set_id is None
+    with pytest.raises(ValueError, match="dynamic"):
+        hvd.init(process_sets="static")
+    hvd.init(process_sets="dynamic")
+
+
+def test_static_process_sets(several_ranks: Any) -> None:
+    several_ranks.run(check_static_process_sets)
+
+
+def check_comm() -> None:
+    r, n = hvd.rank(), hvd.size()
+    hvd.shutdown()
+    for wrong in ([r, r], [n], "x", 3, [q for q in range(n) if q != r]):
+        with pytest.raises(ValueError, match="comm"):
+            hvd.init(comm=wrong)
+    hvd.init(comm=[n - 1, 0] if r in (0, n - 1) else [r])
+    assert (hvd.rank(), hvd.size()) == ((0, 1) if 0 < r < n - 1 else (int(r == 0), 2))
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_comm(several_ranks: Any) -> None:
+    several_ranks.run(check_comm)
+
+
+def test_a_rank_that_does_not_come() -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd
+        from hvd.placement import find_place
+        if find_place().rank == 0:
+            try:
+                hvd.init()
+            except hvd.HorovodInternalError as e:
+                print(e.kind, hvd.is_initialized())
+    """, HOROVOD_START_TIMEOUT="1"))
+    assert results[0][:2] == (0, "timeout False\n"), results
+
+
+def test_a_rank_that_raises() -> None:
+    """The others learn of it in the middle of their step."""
+    results = end_ranks(start_ranks(3, """
+        import hvd, numpy as np
+        hvd.init()
+        hvd.allreduce(np.ones(1))
+        if hvd.rank() == 1:
+            raise KeyError("mine")
+        try:
+            hvd.allreduce(np.ones(1), name="x")
+        except hvd.HorovodInternalError as e:
+            print("told", hvd.is_initialized())
+    """))
+    assert results[1][0] == 1 and "KeyError" in results[1][2], results
+    assert all(results[r][:2] == (0, "told True\n") for r in (0, 2)), results
+
+
+def test_a_rank_that_is_killed() -> None:
+    results = end_ranks(start_ranks(3, """
+        import hvd, numpy as np, os, signal
+        hvd.init()
+        hvd.allreduce(np.ones(1))
+        if hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            hvd.allreduce(np.ones(1), name="x")
+        except hvd.HorovodInternalError as e:
+            print(e.kind, e.rank)
+    """))
+    assert results[2][0] == -signal.SIGKILL
+    assert all(results[r][:2] == (0, "peer_lost 2\n") for r in (0, 1)), results
+
+
+def test_control_c() -> None:
+    """A rank that waits can be interrupted, and ends."""
+    processes = start_ranks(2, """
+        import hvd, numpy as np, sys, time
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            sys.stdin.read()
+        else:
+            print("waiting", flush=True)
+            try:
+                hvd.allreduce(np.ones(1), name="never")
+            except KeyboardInterrupt:
+                print("interrupted")
+    """)
+    try:
+        first = processes[0]
+        assert first.stdout is not None and first.stdout.readline() == "waiting\n"
+        first.send_signal(signal.SIGINT)
+        out, err = first.communicate(timeout=30)
+        assert (first.returncode, out) == (0, "interrupted\n"), err
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_interpreter_runs_while_a_rank_waits() -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd, numpy as np, threading, time
+        hvd.init()
+        if hvd.rank() == 0:
+            waiting = threading.Thread(target=lambda: hvd.allreduce(np.ones(1), name="x"))
+            waiting.start()
+            sum(range(10000))  # needs the interpreter's lock
+            hvd.barrier()
+            waiting.join()
+        else:
+            hvd.barrier()
+            hvd.allreduce(np.ones(1), name="x")
+        print("both")
+    """))
+    assert [r[:2] for r in results] == [(0, "both\n")] * 2, results
+
+
+def test_fork() -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd, numpy as np, os
+        hvd.init()
+        hvd.allreduce(np.ones(1))
+        child = os.fork()
+        if child == 0:
+            assert hvd.rank() in (0, 1) and hvd.size() == 2 and not hvd.is_initialized()
+            try:
+                hvd.allreduce(np.ones(1))
+            except hvd.HorovodInternalError as e:
+                os._exit(7 if "forked" in str(e) else 1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        print(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+    """))
+    assert [r[:2] for r in results] == [(0, "2.0\n")] * 2, results
+
+
+def test_child_that_exits_normally_leaves_the_job_alone() -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd, numpy as np, os, sys
+        hvd.init()
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        print(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+    """))
+    assert [r[:2] for r in results] == [(0, "2.0\n")] * 2, results
+
+
+def check_timeline(path: str) -> None:
+    import json
+
+    hvd.start_timeline(path, mark_cycles=True)
+    hvd.allreduce(np.ones(4), name="seen")
+    hvd.stop_timeline()
+    hvd.barrier()
+    text = Path(path).read_text()
+    json.loads(text)
+    for expected in ("allreduce.seen", "start_time_since_epoch_in_micros", "NEGOTIATE_ALLREDUCE", '"ALLREDUCE"', "CYCLE_START"):
+        assert expected in text, expected
+    hvd.barrier()
+    with pytest.raises(ValueError):
+        hvd.start_timeline(os.path.join(path, "no", "folder"))
+
+
+def test_timeline(ranks: Any, tmp_path: Path) -> None:
+    ranks.run(check_timeline, path=str(tmp_path / "timeline.json"))
+
+
+def test_report() -> None:
+    done = subprocess.run([sys.executable, "-m", "hvd"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and f"hvd {hvd.__version__}" in done.stdout and "[X] shared memory" in done.stdout
+
+
+def test_import_is_light() -> None:
+    done = run_alone("""
+        import sys, hvd
+        assert "numpy" not in sys.modules and "hvd._core" not in sys.modules
+        hvd.HorovodInternalError
+        assert "numpy" not in sys.modules and "hvd._core" not in sys.modules
+        try:
+            hvd.nothing
+        except AttributeError as e:
+            print(e)
+    """)
+    assert (done.returncode, done.stdout) == (0, "module 'hvd' has no attribute 'nothing'\n"), done.stderr
+
+
+def test_bad_environment() -> None:
+    done = run_alone("import hvd; hvd.init()", HOROVOD_FUSION_THRESHOLD="much")
+    assert done.returncode == 1 and 'ValueError: hvd: HOROVOD_FUSION_THRESHOLD="much"' in done.stderr

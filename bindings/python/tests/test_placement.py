@@ -1,0 +1,87 @@
+"""Where a process finds itself, from the variables of each launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, Dict
+
+import pytest
+
+from hvd.placement import Place, find_place
+
+
+def place_of(**variables: Any) -> Place:
+    return find_place({name: str(value) for name, value in variables.items()})
+
+
+def test_alone() -> None:
+    assert place_of() == Place(0, 1, 0, 1, 0, 1, "", "none")
+
+
+def test_horovod() -> None:
+    assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j") == Place(1, 2, 1, 2, 0, 1, "j", "HOROVOD")
+    whole: Dict[str, Any] = {
+        "HOROVOD_RANK": 3, "HOROVOD_SIZE": 5, "HOROVOD_LOCAL_RANK": 1, "HOROVOD_LOCAL_SIZE": 3,
+        "HOROVOD_CROSS_RANK": 1, "HOROVOD_CROSS_SIZE": 2,
+    }
+    assert place_of(**whole) == Place(3, 5, 1, 3, 1, 2, "", "HOROVOD")
+    # They count before those of an MPI.
+    assert place_of(HOROVOD_RANK=0, HOROVOD_SIZE=1, PMI_RANK=1, PMI_SIZE=2).size == 1
+
+
+def test_mpich() -> None:
+    place = place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
+    assert place == Place(1, 2, 1, 2, 0, 1, place.job, "PMI") and place.job.startswith("pmi-")
+    hosts = place_of(PMI_RANK=3, PMI_SIZE=4, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
+    assert hosts == Place(3, 4, 1, 2, 1, 2, hosts.job, "PMI") and not hosts.one_host
+
+
+def test_open_mpi() -> None:
+    variables = {
+        "OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_RANK": 0,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+    }
+    first, second = place_of(**variables, PMIX_NAMESPACE="1@2"), place_of(**variables, PMIX_NAMESPACE="1@3")
+    assert first == Place(0, 2, 0, 2, 0, 1, first.job, "OMPI") and first.job != second.job
+
+
+def test_slurm() -> None:
+    step = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 5, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    place = place_of(**step, SLURM_PROCID=4, SLURM_NODEID=2, SLURM_LOCALID=0)
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (4, 5, 0, 1)
+    # The script of a batch job is no rank.
+    assert place_of(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=4).size == 1
+
+
+@pytest.mark.parametrize(
+    "variables,match",
+    [
+        ({"HOROVOD_RANK": 0}, "HOROVOD_SIZE is not set"),
+        ({"HOROVOD_SIZE": 2}, "HOROVOD_RANK is not set"),
+        ({"HOROVOD_RANK": 2, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, "0 to 1"),
+        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="x"'),
+        ({"HOROVOD_RANK": -1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="-1"'),
+        ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 0, "HVD_JOB": "j"}, 'HOROVOD_SIZE="0"'),
+        ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2}, "HVD_JOB is not set"),
+        ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2, "HOROVOD_LOCAL_RANK": 0, "HOROVOD_LOCAL_SIZE": 3}, "1 to 2"),
+    ],
+)
+def test_contradictions(variables: Dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        place_of(**variables)
+
+
+def test_name_of_a_launch_is_that_of_the_launcher() -> None:
+    """Siblings agree, also where one has a shell between; what another process starts differs."""
+    code = (
+        "import os; os.environ.update(PMI_RANK='0', PMI_SIZE='2', MPI_LOCALRANKID='0', MPI_LOCALNRANKS='2');"
+        "from hvd.placement import find_place; print(find_place().job)"
+    )
+    launch = "import subprocess, sys; [subprocess.run([sys.executable, '-c', sys.argv[1]]) for _ in range(2)]"
+
+    def start() -> Any:
+        return subprocess.run([sys.executable, "-c", launch, code], capture_output=True, text=True, check=True).stdout.split()
+
+    first, second = start(), start()
+    assert first[0] == first[1] and second[0] == second[1] and first[0] != second[0]
