@@ -281,12 +281,12 @@ class Engine {
   }
   /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
   int managed(const request& r) {
-    if (r.name == "alloc_bucket") {
+    if (r.name == "engine: alloc_bucket") {
       last_bucket_ = lane(0)->add_bucket(r.tensors.front().shape.front());
       return 0;
     }
     std::vector<int> listed(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
-    return r.name == "add_process_set" ? add_set(std::move(listed)) : remove_set(listed.front());
+    return r.name == "engine: add_process_set" ? add_set(std::move(listed)) : remove_set(listed.front());
   }
   int add_set(std::vector<int> ranks) {
     const auto world = lane(0);

@@ -110,7 +110,7 @@ class Scaling(unittest.TestCase):
         files = sorted(file.suffix for file in self.folder.glob("*-engine-scaling.*"))
         self.assertEqual(files, [".json", ".md"] + ([".png", ".svg"] if plots else []))
         run = json.loads(written.with_suffix(".json").read_text())
-        self.assertEqual(run["command"], "bench/scaling --engine --ranks 2,3,8,16")
+        self.assertEqual(run["command"], "bench/scaling --ranks 2,3,8,16 --engine")
         flat, hosts = (one["rows"] for one in run["scenarios"])
         self.assertEqual([one["ranks"] for one in flat], [2, 3, 8, 16])
         self.assertEqual([one["ranks"] for one in hosts], [16])

@@ -22,7 +22,7 @@
 
 namespace hvd::test {
 
-/// How many programs; HVD_TEST_SEEDS multiplies nothing, it says so for all of them.
+/// How many programs: what HVD_TEST_SEEDS says, for each kind of them.
 inline std::uint64_t seeds(std::uint64_t usual) {
   const char* const given = std::getenv("HVD_TEST_SEEDS");
   if (given != nullptr) return std::strtoull(given, nullptr, 10);

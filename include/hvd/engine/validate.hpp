@@ -37,7 +37,7 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
 inline request about(const char* what, std::vector<std::size_t> numbers_of_it) {
   request r;
   r.kind = operation::split;
-  r.name = what;
+  r.name = joined({"engine: ", what});  // apart from users' names
   tensor t;
   t.type = dtype::uint64;
   t.shape = std::move(numbers_of_it);
