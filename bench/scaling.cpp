@@ -1,5 +1,6 @@
 // bench/scaling.cpp: simulates collectives of many ranks and prints how long they take, one JSON object a line.
 #include <bench/algorithms.hpp>
+#include <bench/scaling_engine.hpp>
 #include <bench/sizes.hpp>
 
 #include <hvd/hierarchical.hpp>
@@ -34,8 +35,8 @@ struct usage_error : std::runtime_error {
 /// One simulation: a collective on floats, of `bytes` in all blocks together.
 struct scaling_case {
   operation kind{};
-  any_algorithm how;
-  std::string algorithm;
+  any_algorithm how{};
+  std::string algorithm{};
   int ranks = 0;
   std::size_t bytes = 0;
 };
@@ -94,7 +95,8 @@ void collective_of(Comm& comm, const scaling_case& c, const A& how, const reduct
   }
 }
 
-nlohmann::ordered_json measured(const scaling_case& c, const network& net, const common_memory& memory) {
+nlohmann::ordered_json measured(const scaling_case& c, const network& net) {
+  const common_memory memory(2 * c.bytes);
   nlohmann::ordered_json line{
       {"collective", name(c.kind)}, {"algorithm", c.algorithm}, {"ranks", c.ranks}, {"bytes", c.bytes}};
   const auto start = std::chrono::steady_clock::now();
@@ -126,37 +128,73 @@ nlohmann::ordered_json measured(const scaling_case& c, const network& net, const
   return line;
 }
 
+constexpr const char* engine_name = "engine";
+
+nlohmann::ordered_json measured(const engine_case& c, const network& net) {
+  nlohmann::ordered_json line{
+      {"collective", engine_name}, {"tensors", c.tensors}, {"ranks", c.ranks}, {"bytes", c.bytes}};
+  const auto start = std::chrono::steady_clock::now();
+  const auto add = [&](const char* part, const engine_cost& cost) {
+    line[part] = {{"seconds", cost.seconds},
+                  {"messages", {{"inside", cost.inside.messages}, {"between", cost.between.messages}}},
+                  {"message_bytes", {{"inside", cost.inside.bytes}, {"between", cost.between.bytes}}}};
+  };
+  try {
+    const engine_costs costs = simulate_engine(c, net);
+    line["announcement_bytes"] = costs.announcement_bytes;
+    add("start", costs.start);
+    add("first", costs.first);
+    add("later", costs.later);
+    add("data", costs.data);
+  } catch (const std::exception& e) {
+    line["error"] = e.what();
+  }
+  line["wall_seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return line;
+}
+
 operation collective_named(const std::string& text) {
   std::string all;
   for (const operation kind : kinds) {
     if (name(kind) == text) return kind;
     all += (all.empty() ? "" : ", ") + std::string(name(kind));
   }
-  throw usage_error("there is no collective \"" + text + "\"; allowed: " + all);
+  throw usage_error("there is no collective \"" + text + "\"; allowed: " + all + ", " + engine_name);
 }
 
-/// "COLLECTIVE ALGORITHM RANKS BYTES", as a line of the input.
-scaling_case parse_case(const std::string& text) {
+int count_of(const std::string& count, const std::string& what, const std::string& text, int least, int most) {
+  const auto n = parse_size(count);
+  if (n && *n >= static_cast<std::size_t>(least) && *n <= static_cast<std::size_t>(most)) return static_cast<int>(*n);
+  throw usage_error(count + " " + what + " in \"" + text + "\"; allowed: " + std::to_string(least) + " to " +
+                    std::to_string(most));
+}
+
+std::size_t bytes_of(const std::string& bytes, const std::string& text, std::size_t most) {
+  if (const auto n = parse_size(bytes); n && *n % sizeof(float) == 0 && *n <= most) return *n;
+  throw usage_error(bytes + " bytes in \"" + text + "\"; allowed: multiples of 4 up to " + size_text(most) +
+                    ", such as 64K");
+}
+
+/// A line of the input.
+std::variant<scaling_case, engine_case> parse_case(const std::string& text) {
   std::istringstream words(text);
-  std::string kind, ranks, bytes, more;
-  scaling_case c;
-  if (!(words >> kind >> c.algorithm >> ranks >> bytes) || words >> more) {
-    throw usage_error("\"" + text + "\" is not COLLECTIVE ALGORITHM RANKS BYTES");
+  std::string kind, how, ranks, bytes, more;
+  if (!(words >> kind >> how >> ranks >> bytes) || words >> more) {
+    throw usage_error("\"" + text + "\" is not COLLECTIVE ALGORITHM RANKS BYTES, nor engine TENSORS RANKS BYTES");
   }
-  c.kind = collective_named(kind);
+  if (kind == engine_name) {
+    return engine_case{.ranks = count_of(ranks, "ranks", text, 2, 4096),
+                       .tensors = count_of(how, "tensors", text, 1, 1000),
+                       .bytes = bytes_of(bytes, text, std::size_t{1} << 20)};
+  }
+  scaling_case c{.kind = collective_named(kind), .algorithm = how};
   try {
-    if (c.algorithm != hierarchical_name) c.how = parse_algorithm(c.algorithm);
+    if (how != hierarchical_name) c.how = parse_algorithm(how);
   } catch (const std::runtime_error& e) {
     throw usage_error(e.what());
   }
-  const auto p = parse_size(ranks), n = parse_size(bytes);
-  if (!p || *p < 2 || *p > 65536) throw usage_error(ranks + " ranks in \"" + text + "\"; allowed: 2 to 65536");
-  constexpr std::size_t most = std::size_t{1} << 40;
-  if (!n || *n % sizeof(float) != 0 || *n > most) {
-    throw usage_error(bytes + " bytes in \"" + text + "\"; allowed: multiples of 4 up to 1T, such as 64K");
-  }
-  c.ranks = static_cast<int>(*p);
-  c.bytes = *n;
+  c.ranks = count_of(ranks, "ranks", text, 2, 65536);
+  c.bytes = bytes_of(bytes, text, std::size_t{1} << 40);
   return c;
 }
 
@@ -206,7 +244,8 @@ network::level parse_level(const std::string& flag, const std::string& text) {
 
 int run(int argc, char** argv) {
   CLI::App app("Reads lines COLLECTIVE ALGORITHM RANKS BYTES from standard input, simulates each, and prints a line of "
-               "JSON for each. ALGORITHM is as for hvd-bench: ring, or ring:chunk_bytes=64K.");
+               "JSON for each. ALGORITHM is as for hvd-bench: ring, or ring:chunk_bytes=64K. A line engine TENSORS "
+               "RANKS BYTES is what hvd::Engine takes to agree on so many allreduces of so many bytes.");
   network net;
   std::string inside, between;
   bool list = false;
@@ -238,9 +277,10 @@ int run(int argc, char** argv) {
   bool failed = false;
   std::string text;
   while (std::getline(std::cin, text)) {
-    const scaling_case c = parse_case(text);
-    const common_memory memory(2 * c.bytes);
-    const nlohmann::ordered_json line = measured(c, net, memory);
+    const auto c = parse_case(text);
+    const auto* const by_engine = std::get_if<engine_case>(&c);
+    const nlohmann::ordered_json line =
+        by_engine != nullptr ? measured(*by_engine, net) : measured(std::get<scaling_case>(c), net);
     failed = failed || line.contains("error");
     std::cout << line << std::endl;  // whoever reads it shows progress
   }

@@ -12,6 +12,11 @@ QUICK_RANKS = (2, 3, 4, 7, 16, 64, 256)
 QUICK_SIZES = (8, 4 << 10, 256 << 10, 16 << 20)
 PER_HOST = 8
 MOST_HOST_RANKS = 512
+ENGINE_RANKS = (2, 4, 8, 16, 32, 64, 100, 128, 256, 512, 1000, 1024)
+ENGINE_QUICK_RANKS = (2, 3, 4, 8, 16, 64)
+MOST_ENGINE_RANKS = 4096
+ENGINE_TENSORS = 100
+ENGINE_BYTES = 1 << 10
 HOST_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 MANY = 2_500_000  # messages: about a second; with more, only FEW_SIZES are simulated
@@ -94,6 +99,20 @@ def scenarios(ranks=None, sizes=None, collectives=(), quick=False):
     wanted = tuple(name for name in HOST_COLLECTIVES if not collectives or name in collectives)
     shared = Scenario("hosts", f"{PER_HOST} ranks a host", hosts, sizes, wanted, PER_HOST, uplink=12.5e9, thin=thin)
     return [flat, shared] if hosts and wanted else [flat]
+
+
+def engine_scenarios(ranks=None, quick=False):
+    """The networks for the engine."""
+    ranks = ranks or (ENGINE_QUICK_RANKS if quick else ENGINE_RANKS)
+    hosts = tuple(p for p in ranks if p % PER_HOST == 0 and p > PER_HOST)
+    flat = Scenario("flat", "One rank a host", ranks, (ENGINE_BYTES,))
+    shared = Scenario("hosts", f"{PER_HOST} ranks a host", hosts, (ENGINE_BYTES,), (), PER_HOST, uplink=12.5e9)
+    return [flat, shared] if hosts else [flat]
+
+
+def engine_cases(scenario):
+    """Lines for hvd-scaling: engine, tensors, ranks, bytes."""
+    return [("engine", ENGINE_TENSORS, p, size) for p in scenario.ranks for size in scenario.sizes]
 
 
 def messages(collective, algorithm, p, size):

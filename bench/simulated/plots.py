@@ -1,5 +1,5 @@
-"""The plot of bench/scaling: time against bytes, and against ranks; points simulated, lines by formula. Needs
-matplotlib."""
+"""The plots of bench/scaling: time against bytes, and against ranks; points simulated, lines by formula; and the same
+of the engine, against ranks. Needs matplotlib."""
 
 import warnings
 from collections import Counter
@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
 from comparison.plots import STYLE, short_size, short_time, size_axis  # noqa: E402
+from simulated import engine  # noqa: E402
 from simulated.tables import keyed  # noqa: E402
 
 # Okabe and Ito's colours, as in bench/compare.
@@ -62,6 +63,10 @@ def panel(axis, mine, title, chosen, by_ranks):
         return
     if not by_ranks:
         return size_axis(axis, sorted(places))
+    rank_axis(axis, places)
+
+
+def rank_axis(axis, places):
     axis.set_xscale("log", base=2)
     ticks = [2.0**power for power in range(1, 17, 2) if min(places) <= 2**power <= max(places)]
     axis.xaxis.set_major_locator(FixedLocator(ticks or sorted(places)))
@@ -102,11 +107,53 @@ def figure(run):
     return result
 
 
+# Parts of the engine's simulation: a label and a look.
+PARTS = {
+    "first": ("names new", {"color": "#D55E00", "marker": "s"}),
+    "later": ("names known", {"color": "#0072B2", "marker": "o"}),
+    "data": ("without the engine", {"color": "#555555", "marker": "D"}),
+}
+
+
+def engine_panel(axis, rows, title, value, parts, closed=False):
+    """value(row, part) against ranks."""
+    for part in parts:
+        label, look = PARTS[part]
+        axis.plot([r["ranks"] for r in rows], [value(r, part) for r in rows], linestyle="none", label=label, **look)
+        known = [r for r in rows if closed and r["formula"] and r["formula"][part] is not None]
+        lines = [(r["ranks"], 1e6 * r["formula"][part]) for r in known]
+        if lines:
+            axis.plot(*zip(*lines), color=look["color"], linewidth=1.1)
+    axis.set_ylim(bottom=0)
+    axis.set_title(title, fontsize=9, loc="left")
+    rank_axis(axis, {r["ranks"] for r in rows})
+
+
+def engine_figure(run):
+    """A row for each network: agreement, whole steps and messages against ranks."""
+    scenarios = [(one, [row for row in one["rows"] if "error" not in row]) for one in run["scenarios"]]
+    scenarios = [(one, rows) for one, rows in scenarios if rows]
+    height = 2.8 * max(1, len(scenarios)) + 0.6
+    result, axes = plt.subplots(max(1, len(scenarios)), 3, figsize=(12, height), squeeze=False)
+    for (one, rows), line in zip(scenarios, axes):
+        name = one["title"].lower()
+        what = "agreement, µs against ranks"
+        engine_panel(line[0], rows, f"{what}, {name}", lambda r, p: 1e6 * engine.agreement(r, p), list(PARTS)[:2], True)
+        engine_panel(line[1], rows, "a whole step, µs", lambda r, p: 1e6 * r[p]["seconds"], PARTS)
+        engine_panel(line[2], rows, "messages of a rank in a step", lambda r, p: engine.each(r, p, "messages"), PARTS)
+    handles = [Line2D([], [], linestyle="none", label=label, **look) for label, look in PARTS.values()]
+    handles.append(Line2D([], [], color="#555555", linewidth=1.1, label="formula"))
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 1 - 0.05 / height)}
+    result.legend(handles=handles, **place, ncols=len(handles), frameon=False)
+    result.tight_layout(rect=(0, 0, 1, 1 - 0.45 / height))
+    return result
+
+
 def write(run, folder, name):
     """Writes NAME.svg and NAME.png; returns their names."""
     with plt.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        drawn = figure(run)
+        drawn = engine_figure(run) if run.get("about") == "engine" else figure(run)
         drawn.savefig(folder / f"{name}.svg", metadata={"Date": None})
         drawn.savefig(folder / f"{name}.png", dpi=90, metadata={"Software": None})
         plt.close(drawn)

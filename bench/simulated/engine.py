@@ -1,0 +1,157 @@
+"""What bench/scaling --engine has simulated: formulas, and its Markdown. Standard library only.
+
+A run is as in tables.py, with `about`: "engine". Its rows are what hvd-scaling writes for a line `engine`: `tensors`,
+`ranks`, `bytes`, `announcement_bytes`, and for each of `start`, `first`, `later` and `data` a dictionary of `seconds`,
+`messages` and `message_bytes` (or `error`); and `formula`: seconds of agreement in the `first` and the `later` step, or
+None, and the dictionary is None where ranks are not alike.
+"""
+
+import math
+
+from comparison.tables import size_text
+from simulated.formulas import power
+from simulated.tables import MOST_DIFFERENCE, time_text
+
+WORD = 8  # bytes
+
+
+def steps(p):
+    """ceil(log2 p), of whole numbers."""
+    return (p - 1).bit_length()
+
+
+def round_bytes(known):
+    """A message of a round, where ranks know so many signatures: flags, and two bits for each signature."""
+    return WORD * (2 + 2 * math.ceil(known / 64))
+
+
+def later(link, p, tensors):
+    """One round."""
+    return steps(p) * link.hop(round_bytes(tensors))
+
+
+def first(link, p, tensors, announced):
+    """A round that shows that there are new names; the names, with their length before them, up and down a binomial
+    tree; a round of bits. Where p is no power of two the tree has shorter ways."""
+    if power(p) is None:
+        return None
+    return steps(p) * (link.hop(round_bytes(0)) + 2 * (link.busy(WORD) + link.hop(announced))) + later(link, p, tensors)
+
+
+def formula(link, row):
+    """For a row; None without a link, or for a row that failed."""
+    if link is None or "error" in row:
+        return None
+    p, tensors = row["ranks"], row["tensors"]
+    return {"first": first(link, p, tensors, row["announcement_bytes"]), "later": later(link, p, tensors)}
+
+
+def agreement(row, part):
+    """Seconds that a step takes longer than its data."""
+    return row[part]["seconds"] - row["data"]["seconds"]
+
+
+def difference(row, part):
+    """How far agreement is from its formula, as a part of the formula; None without one."""
+    closed = row["formula"] and row["formula"][part]
+    return None if closed is None else abs(agreement(row, part) - closed) / closed
+
+
+def problems(run):
+    """A sentence for each row that failed, or whose later step is not what the formula says. (The first step is only
+    shown beside its formula, which is no exact one.)"""
+    found = []
+    for scenario in run["scenarios"]:
+        for row in scenario["rows"]:
+            what = f"engine {row['tensors']} {row['ranks']} {row['bytes']} ({scenario['name']})"
+            if "error" in row:
+                found.append(f"{what}: {row['error']}")
+            elif (difference(row, "later") or 0) > MOST_DIFFERENCE:
+                found.append(
+                    f"{what}: {difference(row, 'later'):.1%} from the formula; allowed: {MOST_DIFFERENCE:.0%}"
+                )
+    return found
+
+
+def table(head, lines):
+    """Markdown; all cells to the right."""
+    text = ["| " + " | ".join(head) + " |", "|" + "--:|" * len(head)]
+    return "\n".join([*text, *("| " + " | ".join(map(str, line)) + " |" for line in lines)])
+
+
+def agreements(rows):
+    """Simulation beside formula, and how it grows: if as the logarithm of ranks, all quotients are about the same."""
+    closed = any(row["formula"] for row in rows)
+    lines = []
+    for row in rows:
+        line = [row["ranks"]]
+        for part in ("later", "first"):
+            seconds = agreement(row, part)
+            line += [time_text(seconds), time_text(seconds / steps(row["ranks"]))]
+            if closed:
+                apart = difference(row, part)
+                line += ["", ""] if apart is None else [time_text(row["formula"][part]), f"{100 * apart:.1f} %"]
+        lines.append(line)
+    columns = ["divided by L", *(["formula", "apart"] if closed else [])]
+    return table(["ranks", "names known", *columns, "names new", *columns], lines)
+
+
+def times(rows):
+    """Whole steps, and the constructor."""
+    parts = ("data", "later", "first", "start")
+    lines = [[row["ranks"], *(time_text(row[part]["seconds"]) for part in parts)] for row in rows]
+    return table(["ranks", "without the engine", "names known", "names new", "constructor"], lines)
+
+
+def each(row, part, what):
+    """Messages, or bytes of them, of the average rank."""
+    return sum(row[part][what].values()) / row["ranks"]
+
+
+def traffic(rows):
+    """Messages and bytes of a rank."""
+    lines = []
+    for row in rows:
+        line = [row["ranks"]]
+        for what, digits in (("messages", 1), ("message_bytes", 0)):
+            data = each(row, "data", what)
+            counts = (data, each(row, "later", what) - data, each(row, "first", what) - data)
+            line += [f"{count:.{digits}f}" for count in counts]
+        lines.append(line)
+    head = ["ranks", "messages", "names known add", "names new add", "bytes", "names known add", "names new add"]
+    return table(head, lines)
+
+
+def markdown(run, pictures=()):
+    """All of a run."""
+    parts = [
+        "# Agreement of the engine, simulated",
+        f"{run['date']}, commit `{run['commit']}`, command `{run['command']}`.",
+        "Every rank submits allreduces to an `hvd::Engine` in an order of its own and waits for all; all ranks begin "
+        "at one time. *Names new* is the first step, in which names and shapes travel along a tree between two rounds; "
+        "*names known* is a later one, which needs one round of bits. *Without the engine* are the same tensors by one "
+        "call of `hvd::FusionBuffer`. What a step takes longer than that is agreement. Times are virtual, those of the "
+        "slowest rank; packing, reductions and what ranks compute take none. All results were verified on all ranks. "
+        "In formulas p is the number of ranks, L = ceil(log2 p), B the bytes of a round's message, T those of all new "
+        "names; alpha = latency + overhead, beta = 1 / bandwidth.",
+        "Agreement where names are known: `L (alpha + B beta)`. Where they are new, and p is a power of two: "
+        "`L (2 alpha + (16 + B) beta + 2 (alpha + overhead + (8 + T) beta))`. That leaves out that messages "
+        "meet: ranks that are ahead send data already, behind which the last words for others wait.",
+        *(f"![Agreement, steps and messages against ranks]({picture})" for picture in pictures),
+    ]
+    for scenario in run["scenarios"]:
+        rows = [row for row in scenario["rows"] if "error" not in row]
+        parts += [f"## {scenario['title']}", scenario["network"][0].upper() + scenario["network"][1:] + "."]
+        if not rows:
+            continue
+        one = rows[0]
+        parts += [
+            f"{one['tensors']} tensors of {size_text(one['bytes'])} each; B is {round_bytes(one['tensors'])}, "
+            f"T {one['announcement_bytes']}."
+        ]
+        parts += ["### Agreement", agreements(rows), "### Steps", times(rows)]
+        parts += ["### Messages and bytes of a rank", traffic(rows)]
+    wrong = problems(run)
+    if wrong:
+        parts += ["## What is wrong", "\n".join(f"* {sentence}" for sentence in wrong)]
+    return "\n\n".join(parts) + "\n"
