@@ -1,6 +1,7 @@
 // bench/fused.cpp: the gradients of ResNet-50 and of a GPT-2 with 124 M parameters, fused as a trainer fuses them.
 #include <bench/fused.hpp>
 
+#include <bench/gradients.hpp>
 #include <bench/inputs.hpp>
 #include <bench/worker.hpp>
 
@@ -9,45 +10,11 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string_view>
 
 namespace hvd::bench {
 namespace {
-
-/// K. He et al., "Deep residual learning for image recognition", 2016, as torchvision has it: 53 convolutions, each
-/// with a batch normalisation of two vectors, and a fully connected layer.
-std::vector<std::size_t> resnet50() {
-  std::vector<std::size_t> sizes;
-  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel) {
-    for (const std::size_t n : {in * out * kernel * kernel, out, out}) sizes.push_back(n);
-  };
-  convolution(3, 64, 7);
-  std::size_t in = 64;
-  constexpr struct {
-    std::size_t width, blocks;
-  } stages[] = {{64, 3}, {128, 4}, {256, 6}, {512, 3}};
-  for (const auto& s : stages) {
-    for (std::size_t b = 0; b != s.blocks; ++b) {
-      convolution(in, s.width, 1);
-      convolution(s.width, s.width, 3);
-      convolution(s.width, 4 * s.width, 1);
-      if (b == 0) convolution(in, 4 * s.width, 1);
-      in = 4 * s.width;
-    }
-  }
-  sizes.insert(sizes.end(), {in * 1000, 1000});
-  return sizes;
-}
-
-/// A. Radford et al., "Language models are unsupervised multitask learners", 2019: the small model.
-std::vector<std::size_t> transformer124m() {
-  constexpr std::size_t d = 768, words = 50257, positions = 1024, layers = 12;
-  std::vector<std::size_t> sizes{words * d, positions * d};
-  for (std::size_t l = 0; l != layers; ++l) {
-    sizes.insert(sizes.end(), {d, d, d * 3 * d, 3 * d, d * d, d, d, d, d * 4 * d, 4 * d, 4 * d * d, d});
-  }
-  sizes.insert(sizes.end(), {d, d});
-  return sizes;
-}
 
 /// The gradients of one rank, each in an allocation of its own as frameworks have them.
 class gradients {
@@ -90,8 +57,8 @@ std::size_t walk(const gradients& g, cursor& at, std::size_t capacity, Move move
 }  // namespace
 
 std::vector<std::size_t> gradients_of(model m) {
-  std::vector<std::size_t> sizes = m == model::resnet50 ? resnet50() : transformer124m();
-  std::reverse(sizes.begin(), sizes.end());
+  std::vector<std::size_t> sizes;
+  for (const gradient& g : gradients_in(m)) sizes.push_back(g.count);
   return sizes;
 }
 
@@ -117,7 +84,14 @@ void run_fused(const Stage& stage, erased_backend& backend, const job& work, std
   const auto unpack = [&](std::byte* gradient, std::size_t at, std::size_t n) {
     std::memcpy(gradient, buffer.data + at, n);
   };
+  // Gradients lie in private memory; a library that fuses by itself, by the algorithm of its choice, needs no more.
+  const std::string_view algorithm = work.algorithm;
+  const bool by_library =
+      backend.fuse && work.memory == buffers::private_ && (algorithm.empty() || algorithm == "automatic");
+  std::vector<std::span<std::byte>> gradients_in_place;
+  for (const auto& p : all.parts()) gradients_in_place.emplace_back(p.data.get(), p.bytes);
   const auto step = [&] {
+    if (by_library) return backend.fuse(work, gradients_in_place);
     for (cursor at; at.part != all.parts().size();) {
       cursor back = at;
       const std::size_t bytes = walk(all, at, capacity, pack);

@@ -2,15 +2,20 @@
 #include <bench/hvd_backend.hpp>
 
 #include <bench/algorithms.hpp>
+#include <bench/hvd_engine.hpp>
 #include <bench/inputs.hpp>
 #include <bench/kernels.hpp>
 #include <bench/pages.hpp>
 #include <bench/worker.hpp>
 
+#include <hvd/fusion.hpp>
 #include <hvd/launch.hpp>
 #include <hvd/transport/self.hpp>
 
 #include <map>
+#include <memory>
+#include <span>
+#include <vector>
 
 namespace hvd::bench {
 namespace {
@@ -38,6 +43,13 @@ class hvd_backend {
     algorithm_ = parse_algorithm(j.algorithm);
     if (reduces(j.kind)) op_ = reduction_for(j.type, j.op, comm_.size());
   }
+  [[nodiscard]] std::unique_ptr<NamedReductions> named(const job& j) { return make_named(comm_, j); }
+  void fuse(const job& j, std::span<const std::span<std::byte>> gradients) {
+    fusion_.threshold(j.fusion_bytes);
+    tensors_.clear();
+    for (const auto g : gradients) tensors_.push_back({g.data(), g.data(), g.size() / hvd::size_of(j.type), j.type});
+    fusion_.allreduce(tensors_, dynamic(j.op));
+  }
   void* allocate(std::size_t bytes, bool shared) {
     if (!shared) return pages_.allocate(bytes);
     auto memory = comm_.template alloc_shared<std::byte>(bytes);
@@ -55,6 +67,7 @@ class hvd_backend {
     const auto blocks = [&] { return partition(comm_.size(), c.count, unit); };
     switch (c.kind) {
       case collective::fused:
+      case collective::engine:
       case collective::allreduce: return invoke(allreduce_call{in, out, c.count, op_});
       case collective::reduce: return invoke(reduce_call{in, out, c.count, op_, c.root});
       case collective::reduce_scatter: return invoke(reduce_scatter_call{in, out, blocks(), op_});
@@ -79,6 +92,7 @@ class hvd_backend {
   static constexpr bool answers(const A&, collective kind) {
     switch (kind) {
       case collective::fused:
+      case collective::engine:
       case collective::allreduce: return Answers<A, T, allreduce_call>;
       case collective::reduce: return Answers<A, T, reduce_call>;
       case collective::reduce_scatter: return Answers<A, T, reduce_scatter_call>;
@@ -89,6 +103,16 @@ class hvd_backend {
       case collective::scatter: return Answers<A, T, scatter_call>;
       default: return true;
     }
+  }
+  static reduce_op dynamic(redop op) {
+    switch (op) {
+      case redop::prod: return reduce_op::product;
+      case redop::min: return reduce_op::min;
+      case redop::max: return reduce_op::max;
+      case redop::avg: return reduce_op::average;
+      case redop::sum: break;
+    }
+    return reduce_op::sum;
   }
   [[nodiscard]] std::string refusal(const job& j) const {
     return std::string(j.algorithm) + " on " + settings_.transport + " cannot do " + std::string(name(j.kind));
@@ -108,6 +132,8 @@ class hvd_backend {
   any_algorithm algorithm_;
   reduction op_;
   PageAllocator pages_;
+  FusionBuffer<T> fusion_{comm_};
+  std::vector<fused> tensors_;
   std::map<void*, shared_array<std::byte>> shared_;
 };
 

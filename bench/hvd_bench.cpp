@@ -1,4 +1,5 @@
 // bench/hvd_bench.cpp: the program. It ends with 0, 1 (wrong results, a failure), 2 (bad input) or 128 + signal.
+#include <bench/engine.hpp>
 #include <bench/explain.hpp>
 #include <bench/launched.hpp>
 #include <bench/library.hpp>
@@ -51,7 +52,9 @@ int main(int argc, char** argv) {
       list();
       return 0;
     }
-    const int code = o->explain ? explain_choices(o->ranks) : run(*o, inside);
+    const int code = o->explain                      ? explain_choices(o->ranks)
+                     : o->kind == collective::engine ? run_engine(*o, inside)
+                                                     : run(*o, inside);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       say("the table could not be written to standard output");
       return 1;

@@ -24,11 +24,12 @@ enum class collective : std::uint8_t {
   scatter,
   send_recv,  ///< every rank sends to the next and receives from the one before
   barrier,
-  fused,  ///< the gradients of a model: packed, reduced, unpacked
+  fused,   ///< the gradients of a model: packed, reduced, unpacked
+  engine,  ///< the same as a backward pass gives them, by name; its calls come as allreduce
 };
 inline constexpr std::string_view collective_names[] = {"allreduce", "reduce",   "reduce_scatter", "allgather",
                                                         "broadcast", "alltoall", "gather",         "scatter",
-                                                        "send_recv", "barrier",  "fused"};
+                                                        "send_recv", "barrier",  "fused",          "engine"};
 constexpr std::string_view name(collective c) noexcept { return collective_names[static_cast<unsigned char>(c)]; }
 
 enum class redop : std::uint8_t { sum, prod, min, max, avg };
@@ -54,6 +55,31 @@ enum class model : std::uint8_t { resnet50, transformer124m };
 inline constexpr std::string_view model_names[] = {"resnet50", "transformer124m"};
 constexpr std::string_view name(model m) noexcept { return model_names[static_cast<unsigned char>(m)]; }
 
+/// What a rank does with gradients that come one by one; and two numbers of the engine alone.
+enum class schedule : std::uint8_t {
+  engine,       ///< submits each by its name as it comes, and waits for all at the end
+  each,         ///< reduces each as it comes, in the order of the list, which all ranks must share
+  each_after,   ///< reduces each when all have come
+  fused_after,  ///< packs, reduces and unpacks when all have come
+  latency,      ///< one tensor of 8 bytes by name, from submission to its end
+  idle,         ///< an engine with nothing to do: samples 0 and 1 are ns of CPU and 1000 times how often threads woke
+};
+inline constexpr std::string_view schedule_names[] = {"engine", "each", "each_after", "fused_after", "latency", "idle"};
+constexpr std::string_view name(schedule s) noexcept { return schedule_names[static_cast<unsigned char>(s)]; }
+
+/// How a backward pass is replayed.
+struct replay {
+  schedule what{};
+  /// The pass keeps this rank's CPU busy, measured as CPU time; else it runs on an accelerator and the CPU is free.
+  bool on_cpu = false;
+  std::uint32_t window = 4;
+  double backward_seconds = 0.05;
+  double jitter = 0.1;
+  std::uint64_t seed = 1;
+  double idle_seconds = 10;
+  char timeline[128] = {};  ///< path; empty is none
+};
+
 /// nccl-tests' name of a type.
 constexpr std::string_view type_name(dtype type) noexcept {
   switch (type) {
@@ -69,7 +95,8 @@ constexpr std::string_view type_name(dtype type) noexcept {
 ///
 /// In place, as in NCCL: in == out for allreduce, alltoall, and on the root for reduce and broadcast (elsewhere too,
 /// where the other buffer has no meaning); in == out + rank blocks for allgather and (on the root) gather; out == in +
-/// rank blocks for reduce_scatter and (on the root) scatter. MPI calls it MPI_IN_PLACE. `fused` comes as an allreduce.
+/// rank blocks for reduce_scatter and (on the root) scatter. MPI calls it MPI_IN_PLACE. `fused` and `engine` come as
+/// allreduce.
 struct call {
   collective kind{};
   dtype type{};
@@ -95,15 +122,16 @@ struct job {
   std::uint32_t iterations = 0;
   std::uint32_t unalign = 0;           ///< elements by which buffers are off their alignment
   std::uint64_t rotating_bytes = 0;    ///< of all ranks' buffers together, in mode rotating
-  model parameters = model::resnet50;  ///< for fused
-  std::uint64_t fusion_bytes = 0;      ///< for fused
+  model parameters = model::resnet50;  ///< for fused and engine
+  std::uint64_t fusion_bytes = 0;      ///< for fused and engine
+  replay passes{};                     ///< for engine
   char algorithm[96] = {};             ///< for hvd; empty is automatic
 };
 static_assert(std::is_trivially_copyable_v<job>);
 
 constexpr bool reduces(collective c) noexcept {
   return c == collective::allreduce || c == collective::reduce || c == collective::reduce_scatter ||
-         c == collective::fused;
+         c == collective::fused || c == collective::engine;
 }
 constexpr bool has_root(collective c) noexcept {
   return c == collective::reduce || c == collective::broadcast || c == collective::gather || c == collective::scatter;
@@ -114,7 +142,7 @@ constexpr bool has_blocks(collective c) noexcept {
          c == collective::gather || c == collective::scatter;
 }
 constexpr bool works_in_place(collective c) noexcept {
-  return c != collective::send_recv && c != collective::barrier && c != collective::fused;
+  return c != collective::send_recv && c != collective::barrier && c != collective::fused && c != collective::engine;
 }
 
 /// Elements of one rank's input and output.
@@ -147,7 +175,7 @@ constexpr std::size_t count_of(collective c, std::size_t bytes, int ranks, dtype
 /// Bus bandwidth over algorithm bandwidth: what a link must carry, whatever the number of ranks.
 constexpr double bus_factor(collective c, int ranks) noexcept {
   const double n = ranks;
-  if (c == collective::allreduce || c == collective::fused) return 2.0 * (n - 1.0) / n;
+  if (c == collective::allreduce || c == collective::fused || c == collective::engine) return 2.0 * (n - 1.0) / n;
   return has_blocks(c) ? (n - 1.0) / n : 1.0;
 }
 

@@ -89,6 +89,7 @@ class limit_backend {
     const auto how = large && c.in != c.out ? detail::output::streaming : detail::output::cached;
     switch (c.kind) {
       case collective::fused:
+      case collective::engine:
       case collective::allreduce:  // a slice of all inputs into all outputs
       case collective::reduce: {   // or into the root's alone
         const std::size_t line = std::max<std::size_t>(64 / unit, 1);

@@ -4,6 +4,7 @@
 #include <bench/fused.hpp>
 #include <bench/hvd_backend.hpp>
 #include <bench/inputs.hpp>
+#include <bench/replay_options.hpp>
 #include <bench/sizes.hpp>
 
 #include <hvd/topology.hpp>
@@ -191,7 +192,8 @@ void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int 
   }
   if (o.fusion_bytes < 1024) throw usage_error("--fusion-bytes must be at least 1K");
   if (!reduces(o.kind)) o.ops = {redop::sum};
-  if (o.rounds == 0) o.rounds = o.peers.empty() && !o.limit ? 1 : 3;
+  if (o.rounds == 0) o.rounds = o.peers.empty() && !o.limit && o.kind != collective::engine ? 1 : 3;
+  if (o.kind == collective::engine) check_replay(o);
 }
 
 }  // namespace
@@ -211,6 +213,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   bool streaming = false, isolated = false, in_only = false, out_only = false, no_pin = false;
   unsigned ignored = 0, stamps = 0, spread = 0;
   std::vector<std::string> peers;
+  ReplayFlags passes;
 
   app.add_option("collective", kind, join(collective_names));
   constexpr unsigned million = 1'000'000;
@@ -264,7 +267,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   }
   app.add_option("--transport", transport, join(transport_names) + " (default: shm)");
   app.add_option("--algorithm", o.algorithm, "NAME or NAME:tunable=value,... (default: automatic); see --list");
-  app.add_option("--buffers", memory, "private or shared (default: private; fused: shared)");
+  app.add_option("--buffers", memory, "private or shared (default: private; fused, engine: shared)");
   app.add_option("--mode", state, "dirty, clean or rotating (default: dirty): what a call finds in its buffers");
   app.add_flag("--isolated", isolated, "A barrier before each call (default)");
   app.add_flag("--streaming", streaming, "Call after call");
@@ -274,8 +277,9 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       ->take_all()
       ->allow_extra_args(false);
   app.add_flag("--limit", o.limit, "Also measure a loop that only moves the bytes that must move");
-  app.add_option("--model", model_text, "For fused: resnet50 or transformer124m");
-  app.add_option("--fusion-bytes", fusion, "For fused: size of the fusion buffer (default: 4M)");
+  app.add_option("--model", model_text, "For fused and engine: resnet50 (default) or transformer124m (gpt2)");
+  app.add_option("--fusion-bytes", fusion, "For fused and engine: size of the fusion buffer (default: 4M)");
+  passes.add(app);
   app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");
   app.add_flag("--explain", o.explain,
                "Print what automatic chooses on -n ranks, by size, from what messages cost; and end");
@@ -334,8 +338,11 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   o.over_ranks = static_cast<averaging>(average);
   o.timestamps = stamps != 0;
   o.spread = spread != 0;
+  if (model_text == "gpt2") model_text = name(model::transformer124m);
   o.parameters = choice_option<model>("--model", model_names, model_text);
-  if (o.kind == collective::fused) o.memory = buffers::shared;  // a fusion buffer is the library's own to place
+  passes.read(o.passes);
+  const bool gradients = o.kind == collective::fused || o.kind == collective::engine;
+  if (gradients) o.memory = buffers::shared;  // a fusion buffer is the library's own to place
   if (!memory.empty()) o.memory = choice_option<buffers>("--buffers", buffers_names, memory);
   if (!registration.empty()) {
     if (registration != "0" && registration != "2") {
@@ -401,7 +408,8 @@ unsigned most_iterations(const options& o) { return static_cast<unsigned>(std::c
 
 std::vector<std::size_t> sizes_of(const options& o) {
   if (o.kind == collective::barrier) return {0};
-  if (o.kind == collective::fused) return {parameters_of(o.parameters) * hvd::size_of(o.types[0])};
+  if (o.kind == collective::fused || o.kind == collective::engine)
+    return {parameters_of(o.parameters) * hvd::size_of(o.types[0])};
   std::vector<std::size_t> sizes;
   for (std::size_t s = o.min_bytes; s <= o.max_bytes;) {
     sizes.push_back(s);

@@ -57,6 +57,7 @@ struct options {
   double min_bandwidth = 0;   ///< NCCL_TESTS_MIN_BW
   model parameters = model::resnet50;
   std::size_t fusion_bytes = std::size_t{4} << 20;
+  replay passes{};
   std::string json;
   std::vector<peer_option> peers;
   bool list = false;

@@ -1,6 +1,7 @@
 // bench/report.cpp: nccl-tests' columns, ours at the right of them, and the JSON file.
 #include <bench/report.hpp>
 
+#include <bench/result_file.hpp>
 #include <bench/settings.hpp>
 #include <bench/sizes.hpp>
 
@@ -9,18 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <set>
-
-#include <fcntl.h>
-#include <unistd.h>
 
 namespace hvd::bench {
 namespace {
@@ -69,9 +63,6 @@ std::string rounding_note(const options& o) {
   return {};
 }
 
-/// A file that appears whole or not at all.
-std::string draft_of(const std::string& path) { return path + ".part-" + std::to_string(::getpid()); }
-
 }  // namespace
 
 timing summarise(std::vector<double> samples) {
@@ -93,49 +84,48 @@ timing summarise(std::vector<double> samples) {
 
 Report::Report(const options& o, machine m)
     : options_(o), machine_(std::move(m)), results_(std::make_unique<json>(json::array())) {
-  if (o.json.empty()) return;
-  std::error_code none;
-  const std::filesystem::file_status is = std::filesystem::status(o.json, none);
-  if (std::filesystem::is_directory(is)) throw usage_error("cannot write " + o.json + ": it is a folder");
-  // It is replaced as a whole at the end; a device or a pipe must not be.
-  if (std::filesystem::exists(is) && !std::filesystem::is_regular_file(is)) {
-    throw usage_error("cannot write " + o.json + ": it is not a regular file");
-  }
-  if (std::filesystem::is_symlink(std::filesystem::symlink_status(o.json, none))) {
-    throw usage_error("cannot write " + o.json + ": it is a link; name the file that it leads to");
-  }
-  const std::string draft = draft_of(o.json);
-  const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  const int why = errno;
-  if (fd >= 0) {
-    ::close(fd);
-    ::unlink(draft.c_str());
-    if (::access(o.json.c_str(), F_OK) != 0 || ::access(o.json.c_str(), W_OK) == 0) return;
-  }
-  throw usage_error("cannot write " + o.json + ": " + std::strerror(fd < 0 ? why : errno));
+  if (!o.json.empty()) check_result_file(o.json);
 }
 
 Report::~Report() = default;
 
+namespace {
+
 /// nccl-tests' block of devices, a CPU in the place of a GPU, and what of it makes times worse.
-void Report::print_ranks() const {
+void print_ranks(const options& o, const machine& m, const std::vector<rank_line>& ranks) {
   std::printf("#\n# Using devices\n");
   std::set<int> bound;
   bool all_bound = true;
-  for (std::size_t r = 0; r != ranks_.size(); ++r) {
-    const int cpu = ranks_[r].cpu;
-    std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2s [%s] %s\n", r, ranks_[r].pid, machine_.host.c_str(),
-                cpu < 0 ? "any" : std::to_string(cpu).c_str(), cpu < 0 ? "not pinned" : "CPU", machine_.cpu.c_str());
+  for (std::size_t r = 0; r != ranks.size(); ++r) {
+    const int cpu = ranks[r].cpu;
+    std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2s [%s] %s\n", r, ranks[r].pid, m.host.c_str(),
+                cpu < 0 ? "any" : std::to_string(cpu).c_str(), cpu < 0 ? "not pinned" : "CPU", m.cpu.c_str());
     bound.insert(cpu);
     all_bound = all_bound && cpu >= 0;
   }
-  const std::size_t cpus = all_bound ? bound.size() : machine_.cpus.size();
-  if (ranks_.size() > cpus) std::printf("# more ranks than CPUs: %zu ranks on %zu\n", ranks_.size(), cpus);
+  const std::size_t cpus = all_bound ? bound.size() : m.cpus.size();
+  if (ranks.size() > cpus) std::printf("# more ranks than CPUs: %zu ranks on %zu\n", ranks.size(), cpus);
   if (!all_bound) {
     std::printf("# ranks are not pinned%s: the system moves them between CPUs, which makes times and ratios noisy\n",
-                options_.pin ? "" : " (--no-pin)");
+                o.pin ? "" : " (--no-pin)");
   }
   std::printf("#\n");
+}
+
+}  // namespace
+
+void print_where(const options& o, const machine& m, const std::vector<library_line>& libraries,
+                 const std::vector<rank_line>& ranks) {
+  std::printf("# %s, %zu usable CPUs, L2 %s, L3 %s, %s\n", m.cpu.c_str(), m.cpus.size(), size_text(m.l2).c_str(),
+              size_text(m.l3).c_str(), m.kernel.c_str());
+  print_ranks(o, m, ranks);
+  for (const library_line& l : libraries) {
+    if (l.missing.empty()) {
+      std::printf("# %s: %s\n", l.name.c_str(), l.description.c_str());
+    } else {
+      std::printf("# %s is MISSING: %s\n", l.name.c_str(), l.missing.c_str());
+    }
+  }
 }
 
 void Report::head(const std::vector<library_line>& libraries, const std::vector<rank_line>& ranks) {
@@ -160,16 +150,7 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
               o.transport.c_str(), o.algorithm.empty() ? "automatic" : o.algorithm.c_str(),
               std::string(name(o.memory)).c_str(), std::string(name(o.state)).c_str(),
               std::string(name(o.pace)).c_str(), std::string(averaging_names[static_cast<int>(o.over_ranks)]).c_str());
-  std::printf("# %s, %zu usable CPUs, L2 %s, L3 %s, %s\n", machine_.cpu.c_str(), machine_.cpus.size(),
-              size_text(machine_.l2).c_str(), size_text(machine_.l3).c_str(), machine_.kernel.c_str());
-  print_ranks();
-  for (const library_line& l : libraries) {
-    if (l.missing.empty()) {
-      std::printf("# %s: %s\n", l.name.c_str(), l.description.c_str());
-    } else {
-      std::printf("# %s is MISSING: %s\n", l.name.c_str(), l.missing.c_str());
-    }
-  }
+  print_where(o, machine_, libraries, ranks);
   if (const std::string note = rounding_note(o); !note.empty()) std::printf("# %s\n", note.c_str());
   const bool peers = std::any_of(libraries.begin(), libraries.end(),
                                  [](const auto& l) { return l.name != "hvd" && l.name != "limit"; });
@@ -303,18 +284,23 @@ json Report::json_of(const std::optional<timing>& t, const row& r) const {
           {"warmup", t->warmup}};
 }
 
-json Report::devices() const {
-  json all = json::array();
-  for (std::size_t r = 0; r != ranks_.size(); ++r) {
-    const int cpu = ranks_[r].cpu;
-    all.push_back({{"rank", r},
-                   {"group", 0},
-                   {"pid", ranks_[r].pid},
-                   {"host", machine_.host},
-                   {"device", cpu < 0 ? json() : json(cpu)},
-                   {"name", machine_.cpu}});
+void add_where(json& all, const machine& m, const std::vector<library_line>& libraries,
+               const std::vector<rank_line>& ranks) {
+  all["devices"] = json::array();
+  for (std::size_t r = 0; r != ranks.size(); ++r) {
+    const int cpu = ranks[r].cpu;
+    all["devices"].push_back({{"rank", r},
+                              {"group", 0},
+                              {"pid", ranks[r].pid},
+                              {"host", m.host},
+                              {"device", cpu < 0 ? json() : json(cpu)},
+                              {"name", m.cpu}});
   }
-  return all;
+  all["libraries"] = json::array();
+  for (const auto& l : libraries) {
+    all["libraries"].push_back(
+        {{"name", l.name}, {"description", l.description}, {"missing", l.missing.empty() ? json() : json(l.missing)}});
+  }
 }
 
 void Report::finish(const std::vector<library_line>& libraries, const std::string& interruption) {
@@ -329,30 +315,12 @@ void Report::finish(const std::vector<library_line>& libraries, const std::strin
   if (options_.json.empty() || (!whole && rows_ == 0)) return;
   json all;
   all["config"] = settings_of(options_, machine_);
-  all["devices"] = devices();
-  all["libraries"] = json::array();
-  for (const auto& l : libraries) {
-    all["libraries"].push_back(
-        {{"name", l.name}, {"description", l.description}, {"missing", l.missing.empty() ? json() : json(l.missing)}});
-  }
+  add_where(all, machine_, libraries, ranks_);
   all["results"] = *results_;
   all["out_of_bounds"] = wrong_;
   all["average_bus_bandwidth"] = average_bandwidth();
   all["interrupted"] = whole ? json() : json(interruption);
-  write(all);
-}
-
-void Report::write(const json& all) const {
-  const std::string& path = options_.json;
-  const std::string draft = draft_of(path);
-  std::ofstream file(draft);
-  file << all.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-  file.close();
-  if (!file || ::rename(draft.c_str(), path.c_str()) != 0) {
-    const int why = errno;
-    ::unlink(draft.c_str());
-    throw std::runtime_error("cannot write " + path + ": " + std::strerror(why));
-  }
+  write_result_file(options_.json, all);
 }
 
 }  // namespace hvd::bench

@@ -41,8 +41,14 @@ struct library_line {
   std::string name, description, missing;
 };
 
+/// Machine, ranks and libraries: the part of a table's head that all tables share; and the same for the JSON file.
+void print_where(const options& o, const machine& m, const std::vector<library_line>& libraries,
+                 const std::vector<rank_line>& ranks);
+void add_where(nlohmann::ordered_json& all, const machine& m, const std::vector<library_line>& libraries,
+               const std::vector<rank_line>& ranks);
+
 /// Writes to standard output as rows come, and to the JSON file at the end only, whether the run came to it or was
-/// interrupted: to a file beside it, then renamed.
+/// interrupted.
 class Report {
  public:
   /// Checks that the JSON file can be written. Errors: usage_error.
@@ -60,11 +66,8 @@ class Report {
   [[nodiscard]] double average_bandwidth() const { return averaged_ == 0 ? 0 : bandwidth_ / averaged_; }
 
  private:
-  void print_ranks() const;
   void print_half(const std::optional<timing>& t, const row& r);
   void print_extras(const row& r);
-  void write(const nlohmann::ordered_json& all) const;
-  [[nodiscard]] nlohmann::ordered_json devices() const;
   [[nodiscard]] nlohmann::ordered_json json_of(const std::optional<timing>& t, const row& r) const;
 
   const options& options_;

@@ -23,7 +23,8 @@ inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   json types = json::array(), peers = json::array(), environment = json::object();
   for (const dtype t : o.types) types.push_back(type_name(t));
   for (const peer_option& p : o.peers) peers.push_back(p.command.empty() ? p.name : p.name + "=" + p.command);
-  for (const char* const variable : {"HVD_CHECK", "HVD_TIMEOUT", "HVD_SHM_DIR"}) {
+  for (const char* const variable : {"HVD_CHECK", "HVD_TIMEOUT", "HVD_SHM_DIR", "HOROVOD_FUSION_THRESHOLD",
+                                     "HOROVOD_CACHE_CAPACITY", "HOROVOD_AUTOTUNE"}) {
     if (const char* const value = std::getenv(variable)) environment[variable] = value;
   }
   json c = {{"version", version}, {"date", timestamp()}, {"command", o.command}};
@@ -59,9 +60,17 @@ inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   c["peers"] = peers;
   c["limit"] = o.limit;
   c["min_bandwidth"] = o.min_bandwidth;
-  if (o.kind == collective::fused) {
+  if (o.kind == collective::fused || o.kind == collective::engine) {
     c["model"] = name(o.parameters);
     c["fusion_bytes"] = o.fusion_bytes;
+  }
+  if (o.kind == collective::engine) {
+    c["backward_ms"] = o.passes.backward_seconds * 1e3;
+    c["on_cpu"] = o.passes.on_cpu;
+    c["jitter"] = o.passes.jitter;
+    c["window"] = o.passes.window;
+    c["seed"] = o.passes.seed;
+    c["idle_seconds"] = o.passes.idle_seconds;
   }
   return c;
 }

@@ -2,6 +2,7 @@
 #include <bench/worker.hpp>
 
 #include <bench/fused.hpp>
+#include <bench/replay.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -188,7 +189,8 @@ class cell {
     std::uint64_t wrong = 0;
     switch (job_.kind) {
       case collective::allreduce:
-      case collective::fused: wrong = wrong_results(job_.type, job_.op, size, 0, job_.count, out); break;
+      case collective::fused:
+      case collective::engine: wrong = wrong_results(job_.type, job_.op, size, 0, job_.count, out); break;
       case collective::reduce:
         if (root) wrong = wrong_results(job_.type, job_.op, size, 0, job_.count, out);
         break;
@@ -249,6 +251,18 @@ int bound_cpu() {
 
 }  // namespace
 
+namespace {
+
+/// Why the library cannot do the job; empty if it can.
+std::string refusal(const erased_backend& b, const job& work) {
+  const schedule what = work.passes.what;
+  const bool by_name = what == schedule::engine || what == schedule::latency || what == schedule::idle;
+  if (work.kind == collective::engine && by_name && !b.named) return "it takes no tensors by name";
+  return b.supports(work);
+}
+
+}  // namespace
+
 int serve(const Stage& stage, erased_backend b) {
   if (b.size != stage.ranks() || b.rank < 0 || b.rank >= b.size) {
     throw std::runtime_error("the library started " + std::to_string(b.size) + " ranks and says that this is rank " +
@@ -271,13 +285,15 @@ int serve(const Stage& stage, erased_backend b) {
     mine.elapsed = 0;
     mine.problem.set("");
     try {
-      if (const std::string why = b.supports(work); !why.empty()) {
+      if (const std::string why = refusal(b, work); !why.empty()) {
         mine.result = outcome::unsupported;
         mine.problem.set(why);
       } else {
         b.prepare(work);
         if (work.kind == collective::fused) {
           run_fused(stage, b, work, epoch);
+        } else if (work.kind == collective::engine) {
+          run_replay(stage, b, work, epoch);
         } else {
           cell now(stage, b, pool, work, epoch);
           if (work.check) {

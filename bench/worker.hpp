@@ -9,6 +9,7 @@
 
 #include <bench/inputs.hpp>
 #include <bench/job.hpp>
+#include <bench/replay.hpp>
 #include <bench/stage.hpp>
 
 #include <concepts>
@@ -16,6 +17,8 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 
 #include <unistd.h>
@@ -61,6 +64,10 @@ struct erased_backend {
   std::function<void(void*)> release;
   void (*run)(void* self, const call& c) = nullptr;
   void* self = nullptr;
+  /// For jobs of kind engine; empty where a library has no such thing.
+  std::function<std::unique_ptr<NamedReductions>(const job&)> named;
+  /// Reduces gradients in place, fused by the library itself; empty where a library has no such thing.
+  std::function<void(const job&, std::span<const std::span<std::byte>>)> fuse;
   bool synchronises = true;  ///< false: ranks need a barrier after each call before they may touch their buffers
 };
 
@@ -76,6 +83,10 @@ erased_backend erase(B& b) {
   e.release = [&b](void* memory) { b.release(memory); };
   e.run = [](void* self, const call& c) { static_cast<B*>(self)->run(c); };
   e.self = &b;
+  if constexpr (requires(const job& j) { b.named(j); }) e.named = [&b](const job& j) { return b.named(j); };
+  if constexpr (requires(const job& j, std::span<const std::span<std::byte>> g) { b.fuse(j, g); }) {
+    e.fuse = [&b](const job& j, std::span<const std::span<std::byte>> g) { b.fuse(j, g); };
+  }
   if constexpr (requires { B::synchronises; }) e.synchronises = B::synchronises;
   return e;
 }

@@ -168,7 +168,8 @@ class GlooBackend {
   [[nodiscard]] bool synchronous(collective kind, std::size_t count, dtype type) const {
     const std::size_t bytes = count * size_of(type);
     switch (kind) {
-      case collective::fused: return true;  // its calls come as allreduce, and each is looked at
+      case collective::fused:
+      case collective::engine: return true;  // its calls come as allreduce, and each is looked at
       case collective::allreduce: return bytes <= 2 * limit_;
       case collective::reduce_scatter: return bytes * static_cast<std::size_t>(size_) <= 2 * limit_;
       case collective::allgather:
@@ -259,6 +260,7 @@ class GlooBackend {
     const std::size_t all = bytes * static_cast<std::size_t>(size_);
     switch (c.kind) {
       case collective::fused:
+      case collective::engine:
       case collective::allreduce: {
         gloo::AllreduceOptions o(newer_);
         with_gloo_type(c.type, c.op, [&]<class T>(const gloo::ReductionFunction<T>*) {

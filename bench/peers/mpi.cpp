@@ -128,7 +128,7 @@ class MpiBackend {
       return "this MPI has a wrong " + std::string(name(j.op)) + " of " + std::string(type_name(j.type)) +
              ": it compares as if signed";
     }
-    if (j.kind != collective::fused && j.count > INT_MAX) {
+    if (j.kind != collective::fused && j.kind != collective::engine && j.count > INT_MAX) {
       return "MPI counts elements in int, and " + std::to_string(j.count) + " is more";
     }
     if (j.kind == collective::reduce_scatter && j.in_place) {
@@ -167,6 +167,7 @@ class MpiBackend {
     const void* const in = c.in == c.out ? MPI_IN_PLACE : c.in;
     switch (c.kind) {
       case collective::fused:
+      case collective::engine:
       case collective::allreduce: return MPI_Allreduce(in, c.out, count, type, op, comm);
       case collective::reduce:
         return root ? MPI_Reduce(in, c.out, count, type, op, c.root, comm)
