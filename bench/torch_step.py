@@ -47,7 +47,6 @@ IMPORTS = 5  # how often the time of the import is taken
 LIMIT = 1e-3  # by how much parameters may differ between ways, as a part of how far training has moved them
 APART = 1e-2  # by how much they have to differ without communication, or else the comparison would show nothing
 HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for processes of one host, where the default of 1 ms only waits
-Step = Callable[[Any, Any], None]
 
 
 class Failed(Exception):
@@ -72,7 +71,7 @@ class Settings:
 
 
 def conv(tiny: bool) -> Tuple[Any, Callable[[Any], Any], Callable[[Any], Tuple[Any, Any]], str]:
-    """ResNet-18 (He et al., "Deep residual learning for image recognition", 2016) with its optimizer, data and sizes."""
+    """ResNet-18 (He et al., "Deep residual learning for image recognition", 2016), its optimizer, data and sizes."""
     import torch
     from torch import nn
 
@@ -279,8 +278,8 @@ def measure_model(
 
 
 def compare(models: Dict[str, Any], begin: Any) -> Dict[str, Any]:
-    """For each way a digest of all parameters, and how far they are from those of the first that communicates, as a part
-    of how far training has moved these."""
+    """For each way a digest of all parameters, and how far they are from those of the first that communicates, as a
+    part of how far training has moved these."""
     import torch
 
     ends = {way: torch.cat([p.detach().flatten() for p in model.parameters()]) for way, model in models.items()}
@@ -464,7 +463,8 @@ def import_time(times_taken: int) -> Dict[str, float]:
 def wheel(folder: Path) -> Dict[str, float]:
     """Builds the wheel; its megabytes and the seconds that it took."""
     start = time.monotonic()
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT / "bindings/python")]
+    source = ROOT / "bindings" / "python"
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     made = list(folder.glob("*.whl"))
     if done.returncode != 0 or not made:
@@ -509,13 +509,14 @@ def markdown(run: Dict[str, Any]) -> str:
         f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
         + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}.\n",
-        f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the slowest rank; "
-        "in each round one step in each way, in changing order. Exposed: what a step takes longer than the mean of two "
-        "without communication in its round; behind ± twice the standard error of a median. `the same again` shows what "
-        "exposed means where there is nothing to expose. A ratio with > is bounded by that error. DDP has "
-        "`gradient_as_bucket_view=True` and `broadcast_buffers=False`, its bucket of 25 MiB and others that are named. "
-        "Parameters are those after the last step: their distance from those of the first way that communicates, as a part of "
-        "how far training has moved these; on all ranks they have the same bits.\n",
+        f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the "
+        "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
+        "the mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
+        "again` shows what exposed means where there is nothing to expose. A ratio with > is bounded by that error. "
+        "DDP has `gradient_as_bucket_view=True` and `broadcast_buffers=False`, its bucket of 25 MiB and others that "
+        "are named. Parameters are those after the last step: their distance from those of the first way that "
+        "communicates, as a part of how far training has moved these. Their bits are compared between ranks; what "
+        "differs is told below.\n",
     ]
     for name, result in run["models"].items():
         parts.append(
@@ -550,12 +551,12 @@ def write(folder: Path, run: Dict[str, Any], kind: str) -> None:
     print(path.with_suffix(".md"), file=sys.stderr)
 
 
-def chosen(option: str, text: str, known: Tuple[str, ...]) -> Tuple[str, ...]:
+def chosen(text: str, known: Tuple[str, ...]) -> Tuple[str, ...]:
     """Names with commas between, each of which is known."""
     names = tuple(text.split(","))
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{option}: there is no '{name}'; allowed: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"there is no '{name}'; allowed: {', '.join(known)}")
     return names
 
 
@@ -577,18 +578,18 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=number(1, 10000), default=15, help="steps in each way (default 15)")
     parser.add_argument("--warmup", type=number(0, 1000), default=3, help="steps before those (default 3)")
     parser.add_argument(
-        "--models", type=lambda text: chosen("--models", text, tuple(MODELS)), default=tuple(MODELS),
+        "--models", type=lambda text: chosen(text, tuple(MODELS)), default=tuple(MODELS),
         help=f"of {','.join(MODELS)} (default all)",
     )
     parser.add_argument(
-        "--ways", type=lambda text: chosen("--ways", text, every_way), default=every_way,
+        "--ways", type=lambda text: chosen(text, every_way), default=every_way,
         help=f"of {','.join(every_way)} (default all)",
     )
     parser.add_argument(
         "--buckets", type=lambda text: tuple(map(number(1, 1024), text.split(","))), default=(4, 100),
         help="of DDP, in MiB, besides its default (default 4,100)",
     )
-    parser.add_argument("--unbound", action="store_true", help="leave processes to the kernel instead of a core for each")
+    parser.add_argument("--unbound", action="store_true", help="leave processes to the kernel: no core for each")
     parser.add_argument("--tiny", action="store_true", help="models of a few thousand parameters: to try this program")
     parser.add_argument("--steps-only", action="store_true", help="neither single calls nor the time of the import")
     parser.add_argument("--wheel", action="store_true", help="also build the wheel, for its size")
@@ -630,7 +631,9 @@ def main(arguments: argparse.Namespace) -> int:
         "cpus": [",".join(map(str, rank["cpus"])) for rank in of_ranks],
         "versions": of_ranks[0]["versions"],
         "variables": " ".join(
-            f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("HVD_", "HOROVOD_", "GLOO_"))
+            f"{key}={value}"
+            for key, value in sorted(os.environ.items())
+            if key.startswith(("HVD_", "HOROVOD_", "GLOO_"))
         ),
         "settings": asdict(settings),
         "models": models,

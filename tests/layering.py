@@ -80,8 +80,8 @@ LEVELS = [
         ["fusion.hpp", "timeline.hpp"],
     ],
     [
-        [f"engine/{name}.hpp" for name in ("agreement", "clock", "options", "request", "tuner", "turns")],
-        ["engine/autotune.hpp", "engine/signature.hpp", "engine/watch.hpp"],
+        [f"engine/{name}.hpp" for name in ("agreement", "options", "request", "tuner", "turns")],
+        ["engine/autotune.hpp", "engine/clock.hpp", "engine/signature.hpp", "engine/watch.hpp"],
         ["engine/ledger.hpp", "engine/validate.hpp"],
         ["engine/negotiation.hpp", "engine/plan.hpp"],
         ["engine/execute.hpp", "engine/observer.hpp"],

@@ -15,11 +15,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace hvd::inline HVD_ABI {
 
@@ -34,11 +35,12 @@ template <Probing T>
 class Engine {
  public:
   /// Collective; the group of `comm`, which itself stays its owner's. Errors: those of `split`; unsupported over an MPI
-  /// that does not run at MPI_THREAD_MULTIPLE.
+  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if they give different options.
   explicit Engine(T& comm, engine_options opts = engine_options::from_environment())
       : opts_(std::move(opts)), rank_(comm.rank()), size_(comm.size()),
         clock_(detail::agree_on_clock(comm, detail::random_word())) {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
+    if (comm.size() > 1) detail::agree_on_options(comm, opts_);
     if (!opts_.timeline.empty()) start_timeline(opts_.timeline, opts_.mark_cycles);
     lanes_[0] = make_lane(comm, 0, comm.rank(), 0);
     sets_[0] = {};
@@ -209,6 +211,11 @@ class Engine {
       all.swap(lanes_);
       sets_.clear();
     }
+    if (::getpid() != pid_) {  // a forked child has neither the threads nor the memory: nothing that could be ended
+      new auto(std::move(all));
+      watch_.release();
+      return;
+    }
     for (const auto& [id, l] : all) l->close();
     all.clear();
     watch_.reset();  // asks lanes, so not under the lock
@@ -269,7 +276,7 @@ class Engine {
       const std::lock_guard lock(mutex_);
       for (const auto& [id, l] : lanes_) l->give_up(why);
     };
-    watch_.emplace(std::move(comm), opts_, std::move(what));
+    watch_ = std::make_unique<detail::stall_watch<T>>(std::move(comm), opts_, std::move(what));
   }
 
   /// A request to the engine itself, one at a time on this rank (`managing_`); returns its answer.
@@ -342,7 +349,8 @@ class Engine {
   int last_set_ = 0;
   std::mutex managing_;
   std::byte* last_bucket_ = nullptr;  // by the thread that drives, for the one that waits
-  std::optional<detail::stall_watch<T>> watch_;
+  std::unique_ptr<detail::stall_watch<T>> watch_;
+  const pid_t pid_ = ::getpid();
 };
 
 }  // namespace hvd::inline HVD_ABI

@@ -7,7 +7,7 @@
 //
 // | event | phase | from |
 // |---|---|---|
-// | `NEGOTIATE_ALLREDUCE`, `ALLREDUCE`, `QUEUE`, `MEMCPY_IN_FUSION_BUFFER`, ... | `B`, `E` | `begin`, `end` |
+// | `NEGOTIATE_ALLREDUCE`, `ALLREDUCE`, `QUEUE`, `SHM_ALLREDUCE`, ... | `B`, `E` | `begin`, `end` |
 // | dtype and shape | `args` of `E` | `end` of the outermost activity |
 // | `1`: rank 1 is ready | `X` of duration 0 | `tick` |
 // | `CYCLE_START` | `i`, on process 0 | `cycle` |

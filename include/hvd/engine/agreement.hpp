@@ -160,6 +160,7 @@ class agreement {
       if (comm_.arrived(from)) return true;
     }
     waited_for.store(from, std::memory_order_relaxed);
+    [[maybe_unused]] const auto began = clock::now();
     bool come = false;
     if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
       comm_.await_arrival(std::span(&from, 1));
@@ -172,6 +173,8 @@ class agreement {
         // Only the rank that this one waits for: others may have ended well, with nothing more to say.
         if constexpr (PeerMemory<T>) {
           comm_.peers().check_alive(from, [&] { return comm_.arrived(from); });
+        } else if (clock::now() - began > std::chrono::seconds(5) && !comm_.arrived(from)) {
+          comm_.check();  // of all ranks: one that has ended well may count as lost, so not at once
         }
       }
     }

@@ -52,23 +52,27 @@ class autotuner {
   }
 
   /// After a batch of so many bytes. Returns the setting from here on, if it changes. Collective at the end of a
-  /// sample.
-  std::optional<engine_setting> count(std::size_t bytes) {
+  /// sample. A step ends when the operation that ended the last one has run again: so a sample is whole steps, with
+  /// what the program does between them.
+  std::optional<engine_setting> count(const std::vector<std::uint32_t>& ids, std::size_t bytes) {
     if (search_.finished()) return std::nullopt;
-    if (batches_++ == 0) {  // the end of the first batch starts the clock
+    if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins again where that operation does not return
+      marker_ = ids.front();
+      steps_seen_ = 0;
+      batches_ = bytes_ = 0;
       began_ = clock::now();
       return std::nullopt;
     }
     bytes_ += bytes;
-    if (batches_ <= steps_) return std::nullopt;
+    if (std::find(ids.begin(), ids.end(), marker_) != ids.end()) ++steps_seen_;
+    if (steps_seen_ < steps_) return std::nullopt;
     double score =
         static_cast<double>(bytes_) / std::chrono::duration<double, std::micro>(clock::now() - began_).count();
     auto* const at = reinterpret_cast<std::byte*>(&score);
     run(comm_, broadcast_call{at, at, sizeof score, 0}, automatic<>{});
     search_.record(score);
     write(search_.csv_row());
-    batches_ = 0;
-    bytes_ = 0;
+    steps_seen_ = -1;
     if (search_.finished() && comm_.rank() == 0) inform({"autotune: ", search_.verdict()});
     const std::vector<std::int64_t>& now = search_.propose();
     return engine_setting{static_cast<std::size_t>(now[0]), std::chrono::microseconds(now[1])};
@@ -105,8 +109,10 @@ class autotuner {
   int steps_;
   tuner search_;
   std::unique_ptr<std::FILE, closer> log_;
-  int batches_ = 0;
-  std::size_t bytes_ = 0;
+  static constexpr std::size_t most_batches = 1'000'000;  // in a sample
+  std::uint32_t marker_ = 0;
+  int steps_seen_ = -1;
+  std::size_t batches_ = 0, bytes_ = 0;
   clock::time_point began_{};
 };
 

@@ -1,13 +1,18 @@
-// hvd/engine/clock.hpp: the clock of rank 0, as seen from the other ranks.
+// hvd/engine/clock.hpp: what ranks settle when they make an engine: options, and the clock of rank 0.
 #pragma once
 
+#include <hvd/algorithm/recursive_doubling.hpp>
+#include <hvd/engine/options.hpp>
 #include <hvd/transport.hpp>
 
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -60,6 +65,40 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
     c.offset_ns = theirs - (asked + (answered - asked) / 2);
   }
   return c;
+}
+
+/// Collective. Throws on all ranks unless all have the same options, where ranks must.
+template <PointToPoint T>
+void agree_on_options(T& comm, const engine_options& o) {
+  constexpr std::string_view names[] = {
+      "fusion_threshold", "cache_capacity",  "cycle_time (us)", "groups_alone",     "watch",
+      "autotune",         "autotune_warmup", "autotune_steps",  "autotune_samples", "thread"};
+  constexpr std::size_t n = std::size(names);
+  using values = std::array<std::uint64_t, n>;
+  const auto word = [](auto value) { return static_cast<std::uint64_t>(value); };
+  const values mine{word(o.fusion_threshold),
+                    word(o.cache_capacity),
+                    word(o.cycle_time.count() * 1e6),
+                    word(o.groups_alone),
+                    word(o.watch),
+                    word(o.autotune),
+                    word(o.autotune_warmup),
+                    word(o.autotune_steps),
+                    word(o.autotune_samples),
+                    word(o.thread)};
+  std::vector<values> all(static_cast<std::size_t>(comm.size()));
+  recursive_doubling{}(comm, allgather_call{reinterpret_cast<const std::byte*>(&mine),
+                                            reinterpret_cast<std::byte*>(all.data()),
+                                            partition(comm.size(), 1, sizeof mine)});
+  for (std::size_t r = 1; r != all.size(); ++r) {
+    for (std::size_t i = 0; i != n; ++i) {
+      if (all[r][i] == all[0][i]) continue;
+      fail(error_kind::mismatch,
+           {"Engine on rank ", comm.rank(), " of ", comm.size(), ": the option ", names[i], " is ", all[0][i],
+            " on rank 0 and ", all[r][i], " on rank ", r, "; give all ranks the same options and HOROVOD_* variables"},
+           static_cast<int>(r));
+    }
+  }
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 namespace hvd::inline HVD_ABI::detail {
 
 /// Any thread submits; one at a time drives: takes what is submitted, agrees with the other ranks, runs what is ready.
@@ -65,6 +67,7 @@ class lane final : public waiting_room {
   /// Takes a request whose arguments have been checked. Errors: invalid_argument if its name is in flight. With `wake`
   /// false no thread is woken, because the caller waits at once.
   std::shared_ptr<completion> submit(request r, bool wake) {
+    refuse_fork();
     auto what = std::make_shared<submission>(std::move(r));
     const std::string& name = what->what.name;
     std::optional<error> too_late;
@@ -89,6 +92,7 @@ class lane final : public waiting_room {
 
   /// See Engine::join.
   std::shared_ptr<completion> join() {
+    refuse_fork();
     auto end = std::make_shared<completion>();
     end->label = joined({"join on rank ", rank(), " of ", size()});
     {
@@ -106,6 +110,7 @@ class lane final : public waiting_room {
   }
 
   void await(const completion& end, clock::time_point until) override {
+    refuse_fork();
     if (turns_.mine()) {
       fail(error_kind::invalid_argument,
            {end.label, " cannot be awaited by a callback, on whose return its progress depends"});
@@ -163,6 +168,14 @@ class lane final : public waiting_room {
   }
 
  private:
+  /// The child of a fork has neither the threads nor the common memory.
+  void refuse_fork() const {
+    if (::getpid() == pid_) return;
+    fail(error_kind::invalid_argument,
+         {"the engine of rank ", rank_, " of ", size_,
+          ": this process was forked from the one that made it; only that one may use it"});
+  }
+
   // ---- who drives ---------------------------------------------------------------------------------------------
 
   /// There is something new: whoever drives looks at it, or else the lane's thread.
@@ -220,24 +233,6 @@ class lane final : public waiting_room {
 
   // ---- a round ------------------------------------------------------------------------------------------------
 
-  /// What a collective is called in the timeline.
-  template <class Transport>
-  static constexpr const char* activity(operation kind) noexcept {
-    switch (kind) {
-      case operation::allreduce: return named<Transport>("SHM_ALLREDUCE", "MPI_ALLREDUCE", "P2P_ALLREDUCE");
-      case operation::allgather: return named<Transport>("SHM_ALLGATHER", "MPI_ALLGATHER", "P2P_ALLGATHER");
-      case operation::broadcast: return named<Transport>("SHM_BCAST", "MPI_BCAST", "P2P_BCAST");
-      case operation::reduce_scatter:
-        return named<Transport>("SHM_REDUCESCATTER", "MPI_REDUCESCATTER", "P2P_REDUCESCATTER");
-      case operation::alltoall: return named<Transport>("SHM_ALLTOALL", "MPI_ALLTOALL", "P2P_ALLTOALL");
-      default: return "RUN";
-    }
-  }
-  template <class Transport>
-  static constexpr const char* named(const char* memory, const char* backend, const char* messages) noexcept {
-    return PeerMemory<Transport> ? memory : Native<Transport, allreduce_call> ? backend : messages;
-  }
-
   /// Takes part in a round; false if `until` came first.
   bool round(clock::time_point until, bool awaited) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
@@ -257,6 +252,7 @@ class lane final : public waiting_room {
     }
     for (const batch& b : batches) run(b);
     if (d.talk) {
+      phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
       for (const refusal& r : negotiation_.learn(agreement_.merge(negotiation_.announce(), &merge_gossip))) refuse(r);
       if (negotiation_.last_joined() >= 0) end_join();
     }
@@ -288,7 +284,7 @@ class lane final : public waiting_room {
       works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
       if (s) mine.push_back(std::move(s));
     }
-    observer_.enter(mine, activity<T>(works.front().what.kind));
+    observer_.enter(mine, activity_on<T>(works.front().what.kind));
     if (works.front().what.kind == operation::split) {
       for (const auto& s : mine) s->end->answer = manage_(s->what);
     } else {
@@ -296,7 +292,8 @@ class lane final : public waiting_room {
     }
     for (const auto& s : mine) finish(*s, std::nullopt);
     if (!tuner_) return;
-    if (const auto setting = tuner_->count(b.bytes)) {
+    if (works.front().what.kind == operation::split) return;
+    if (const auto setting = tuner_->count(b.ids, b.bytes)) {
       threshold_ = setting->fusion_threshold;
       cycle_time_ = setting->cycle_time;
       execute_.buffer().threshold(threshold_);
@@ -356,6 +353,7 @@ class lane final : public waiting_room {
 
   const engine_options opts_;
   const int rank_, size_;
+  const pid_t pid_ = ::getpid();
   T control_;
   T data_;
   agreement<T> agreement_;

@@ -139,6 +139,7 @@ class negotiation {
     std::shared_ptr<submission> s = std::move(found->second);
     pending_.erase(found);
     if (s->id >= 0) by_id_.erase(static_cast<std::uint32_t>(s->id));
+    std::erase(unknown_, s.get());
     return s;
   }
 
@@ -178,8 +179,19 @@ class negotiation {
       everyone_joined_ = false;
       news_ = true;
     }
+    // What ranks use with different signatures does not run, not even where only a joined rank has another one.
+    std::vector<std::uint64_t> may_run(width, ~std::uint64_t{0});
+    disputed_.clear();
+    known_.each_ambiguous([&](const std::string& name, const std::vector<std::uint32_t>& ids) {
+      const auto told = [&](std::uint32_t id) { return id / 64 < width && wanted_.has(id); };
+      if (std::count_if(ids.begin(), ids.end(), told) < 2) return;
+      disputed_.push_back(name);
+      for (const std::uint32_t id : ids) {
+        if (told(id)) may_run[id / 64] &= ~(std::uint64_t{1} << id % 64);
+      }
+    });
     for (std::size_t w = 0; w != width; ++w) {
-      std::uint64_t ready = all[2 + w] & ~all[2 + width + w];
+      std::uint64_t ready = may_run[w] & all[2 + w] & ~all[2 + width + w];
       for (; ready != 0; ready &= ready - 1) {
         const auto id = static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(ready)));
         if (const auto why = impossible(id)) {
@@ -189,12 +201,6 @@ class negotiation {
         }
       }
     }
-    disputed_.clear();
-    known_.each_ambiguous([&](const std::string& name, const std::vector<std::uint32_t>& ids) {
-      if (std::count_if(ids.begin(), ids.end(), [&](std::uint32_t id) { return id / 64 < width && wanted_.has(id); }) >
-          1)
-        disputed_.push_back(name);
-    });
     d.talk = (all[0] & flag_unknown) != 0 || !disputed_.empty() || everyone_joined_;
     return d;
   }
@@ -248,6 +254,10 @@ class negotiation {
     if (id < 0) {
       int evicted = -1;
       id = static_cast<int>(known_.add(a, wanted_, evicted));
+      // Not to give its place to the next one before it has run.
+      const auto place = static_cast<std::size_t>(id);
+      if (place / 64 >= wanted_.words().size()) wanted_.words().resize(place / 64 + 1);
+      wanted_.set(place);
       if (evicted >= 0) {
         // This rank may have submitted it since it last spoke.
         if (const auto found = by_id_.find(static_cast<std::uint32_t>(evicted)); found != by_id_.end()) {

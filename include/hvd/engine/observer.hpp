@@ -31,6 +31,22 @@ constexpr activity_names activities_of(operation kind, reduce_op op) noexcept {
   }
 }
 
+/// What a collective is called that runs over a transport.
+template <class T>
+constexpr const char* activity_on(operation kind) noexcept {
+  const auto on = [](const char* memory, const char* backend, const char* messages) {
+    return PeerMemory<T> ? memory : Native<T, allreduce_call> ? backend : messages;
+  };
+  switch (kind) {
+    case operation::allreduce: return on("SHM_ALLREDUCE", "MPI_ALLREDUCE", "P2P_ALLREDUCE");
+    case operation::allgather: return on("SHM_ALLGATHER", "MPI_ALLGATHER", "P2P_ALLGATHER");
+    case operation::broadcast: return on("SHM_BCAST", "MPI_BCAST", "P2P_BCAST");
+    case operation::reduce_scatter: return on("SHM_REDUCESCATTER", "MPI_REDUCESCATTER", "P2P_REDUCESCATTER");
+    case operation::alltoall: return on("SHM_ALLTOALL", "MPI_ALLTOALL", "P2P_ALLTOALL");
+    default: return "RUN";
+  }
+}
+
 /// Records the stations of submissions: NEGOTIATE_..., until all ranks have submitted, then the operation, in it QUEUE
 /// while others run, and what fusion does. One that was submitted before the timeline started is not shown.
 class observer {

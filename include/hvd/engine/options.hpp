@@ -16,7 +16,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The options of an engine. Ranks must give the same, those of the timeline and the watch aside.
+/// The options of an engine. All ranks must give the same, but for those of the timeline, `report` and the times of the
+/// watch: others are an error on all ranks when the engine is made.
 struct engine_options {
   using seconds = std::chrono::duration<double>;
 

@@ -39,7 +39,9 @@ inline std::vector<batch> plan(const ledger& known, std::vector<std::uint32_t> r
     const int x = known[a].priority, y = known[b].priority;
     return x != y ? x > y : a < b;
   });
-  const auto alone = [&](const signature& s) { return threshold == 0 || (groups_alone && s.types.size() > 1); };
+  const auto alone = [&](const signature& s) {
+    return threshold == 0 || (groups_alone && s.types.size() > 1) || !fusable(s, s);
+  };
   std::vector<batch> all;
   for (const std::uint32_t id : ready) {
     const signature& what = known[id].what;

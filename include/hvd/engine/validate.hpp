@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,6 +85,22 @@ inline void validate(const request& r, int rank, int size) {
     }
     if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
     if (t.in == nullptr && elements != 0) refuse({which, " is null but has ", elements, " elements"});
+    if (t.out != nullptr && !(t.out == t.in && r.kind != operation::reduce_scatter)) {
+      const std::size_t bytes = elements * size_of(t.type);
+      std::size_t out_bytes = bytes;
+      if (r.kind == operation::reduce_scatter && !t.shape.empty() && t.shape.front() != 0) {
+        const std::size_t rows = t.shape.front(), p = static_cast<std::size_t>(size);
+        out_bytes = bytes / rows * (rows / p + (static_cast<std::size_t>(rank) < rows % p ? 1 : 0));
+      }
+      const auto in = reinterpret_cast<std::uintptr_t>(t.in), out = reinterpret_cast<std::uintptr_t>(t.out);
+      const bool takes_it =
+          r.kind == operation::allreduce || r.kind == operation::broadcast || r.kind == operation::reduce_scatter;
+      if (takes_it && bytes != 0 && out_bytes != 0 && in < out + out_bytes && out < in + bytes) {
+        refuse(
+            {which, ": input and output overlap; allowed: ",
+             r.kind == operation::reduce_scatter ? "memory apart from the input" : "the same memory, or none of it"});
+      }
+    }
     if (r.kind != operation::allreduce && r.kind != operation::broadcast && t.shape.empty()) {
       refuse({which, " is a scalar; ", name(r.kind), " needs a first dimension; reshape it to one element"});
     }

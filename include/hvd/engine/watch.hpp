@@ -66,7 +66,9 @@ class stall_watch {
 
  private:
   static constexpr std::size_t most_names = 16;  // in a question
-  enum : char { question = 'q', answer = 'a' };
+  // Of a message: one for each rank fits into every channel, so that nobody waits for a rank that does not read.
+  static constexpr std::size_t most_bytes = 2048, most_letters = 96;
+  static constexpr char question = 'q', answer = 'a';
 
   /// What one rank has answered.
   struct reply {
@@ -104,7 +106,12 @@ class stall_watch {
       return;
     }
     const double age = std::chrono::duration<double>(now - all.front().since).count();
-    if (asked_.empty() && now >= next_) {
+    if (opts_.stall_shutdown.count() > 0 && age > opts_.stall_shutdown.count()) {
+      what_.give_up(error(error_kind::timeout, joined({"rank ", comm_.rank(), " of ", comm_.size(),
+                                                       " gives up: an operation has been in flight for ", tenths(age),
+                                                       " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)"})));
+      stop_.store(1);
+    } else if (asked_.empty() && now >= next_) {
       while (all.size() > most_names) all.pop_back();
       std::erase_if(all, [&](const pending_operation& f) { return now - f.since < opts_.stall_warning; });
       asked_ = std::move(all);
@@ -117,12 +124,6 @@ class stall_watch {
       if (!text.empty()) tell(text);
       asked_.clear();
       next_ = now + std::chrono::duration_cast<clock::duration>(opts_.stall_warning);
-    }
-    if (opts_.stall_shutdown.count() > 0 && age > opts_.stall_shutdown.count()) {
-      what_.give_up(error(error_kind::timeout, joined({"rank ", comm_.rank(), " of ", comm_.size(),
-                                                       " gives up: an operation has been in flight for ", tenths(age),
-                                                       " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)"})));
-      stop_.store(1);
     }
   }
   static double tenths(double seconds) noexcept {
@@ -137,50 +138,61 @@ class stall_watch {
 
   void ask() {
     std::string text;
+    put(text, question);
+    put(text, ++number_);
     put(text, static_cast<std::uint32_t>(asked_.size()));
     for (const pending_operation& f : asked_) {
       put(text, f.set);
-      put(text, static_cast<std::uint32_t>(f.name.size()));
-      text += f.name;
+      const std::string_view name = std::string_view(f.name).substr(0, most_letters);
+      put(text, static_cast<std::uint32_t>(name.size()));
+      text += name;
     }
+    owing_.resize(static_cast<std::size_t>(comm_.size()));
     for (int q = 0; q != comm_.size(); ++q) {
-      if (q != comm_.rank()) send(question, text, q);
+      // A rank that has not answered yet may be stopped, and what is sent to it would stay where it is.
+      if (q == comm_.rank() || owing_[static_cast<std::size_t>(q)]) continue;
+      owing_[static_cast<std::size_t>(q)] = true;
+      send(text, q);
     }
   }
   void take(int from) {
-    std::uint64_t head = 0;
-    comm_.recv(reinterpret_cast<std::byte*>(&head), sizeof head, from);
-    std::string text(head >> 8, '\0');
+    std::string text(most_bytes, '\0');
     comm_.recv(reinterpret_cast<std::byte*>(text.data()), text.size(), from);
     std::string_view rest = text;
-    const auto entries = get<std::uint32_t>(rest);
-    if (static_cast<char>(head & 0xff) == answer) {
+    const auto kind = get<char>(rest);
+    const auto number = get<std::uint32_t>(rest);
+    const auto entries = std::min<std::uint32_t>(get<std::uint32_t>(rest), most_names);
+    if (kind == answer) {
+      owing_[static_cast<std::size_t>(from)] = false;
+      if (number != number_ || entries != asked_.size()) return;
       reply r;
       for (std::uint32_t i = 0; i != entries; ++i) {
         r.submitted.push_back(get<char>(rest) != 0);
         r.states.push_back(get<lane_state>(rest));
       }
-      if (r.submitted.size() == asked_.size()) replies_[from] = std::move(r);
+      replies_[from] = std::move(r);
       return;
     }
     const std::vector<pending_operation> mine = what_.list();
     std::string back;
+    put(back, answer);
+    put(back, number);
     put(back, entries);
     for (std::uint32_t i = 0; i != entries; ++i) {
       const int set = get<int>(rest);
       const auto length = std::min<std::size_t>(get<std::uint32_t>(rest), rest.size());
       const std::string_view name = rest.substr(0, length);
       rest.remove_prefix(length);
-      const bool has = std::any_of(mine.begin(), mine.end(),
-                                   [&](const pending_operation& f) { return f.set == set && f.name == name; });
+      const bool has = std::any_of(mine.begin(), mine.end(), [&](const pending_operation& f) {
+        return f.set == set && std::string_view(f.name).substr(0, most_letters) == name;
+      });
       put(back, static_cast<char>(has));
       put(back, what_.state(set));
     }
-    send(answer, back, from);
+    send(back, from);
   }
-  void send(char kind, const std::string& text, int to) {
-    const std::uint64_t head = text.size() << 8 | static_cast<unsigned char>(kind);
-    comm_.send(reinterpret_cast<const std::byte*>(&head), sizeof head, to);
+  void send(std::string text, int to) {
+    text.resize(most_bytes);
     comm_.send(reinterpret_cast<const std::byte*>(text.data()), text.size(), to);
   }
   template <class V>
@@ -213,7 +225,7 @@ class stall_watch {
         (mine || found->second.submitted[i] ? with : without).push_back(r);
         doing[sentence_of(mine ? what_.state(asked_[i].set) : found->second.states[i])].push_back(r);
       }
-      if (with.front() != comm_.rank()) continue;  // that rank reports it
+      if (with.empty() || with.front() != comm_.rank()) continue;  // that rank reports it
       const double seconds = std::chrono::duration<double>(clock::now() - asked_[i].since).count();
       if (text.empty()) {
         text =
@@ -261,7 +273,9 @@ class stall_watch {
   watched what_;
   std::vector<pending_operation> asked_;  // what the question under way is about
   clock::time_point asked_at_{}, next_{};
+  std::uint32_t number_ = 0;  // of the question
   std::map<int, reply> replies_;
+  std::vector<bool> owing_;  // who has been asked and has not answered
   std::atomic<std::uint32_t> stop_{0};
   std::thread thread_;
 };
