@@ -256,6 +256,28 @@ TEST_CASE("engine requests: alltoall") {
   CHECK(with({0, 0}, 0) == "nothing");
 }
 
+TEST_CASE("engine: output that overlaps the input") {
+  const auto at = [](operation kind, std::size_t in, std::size_t out) {
+    request r = good(kind, {8});  // 32 bytes
+    r.tensors[0].in = memory + in;
+    r.tensors[0].out = memory + out;
+    return refused(r);
+  };
+  for (const operation kind : {operation::allreduce, operation::broadcast}) {
+    CHECK(at(kind, 64, 64) == "nothing");
+    CHECK(at(kind, 64, 32) == "nothing");
+    CHECK(at(kind, 64, 96) == "nothing");
+    CHECK(at(kind, 64, 36).ends_with("the tensor: input and output overlap; allowed: the same memory, or none of it"));
+    CHECK(at(kind, 64, 92).ends_with("the tensor: input and output overlap; allowed: the same memory, or none of it"));
+  }
+  const operation half = operation::reduce_scatter;  // a rank of two gets 16 bytes
+  CHECK(at(half, 64, 48) == "nothing");
+  CHECK(at(half, 64, 96) == "nothing");
+  for (const std::size_t out : {52U, 64U, 80U, 92U}) {
+    CHECK(at(half, 64, out).ends_with("input and output overlap; allowed: memory apart from the input"));
+  }
+}
+
 TEST_CASE("engine: members of a process set") {
   const auto members = [](const std::vector<int>& ranks) {
     return refusal([&] { hvd::detail::check_members(ranks, 0, 3); });

@@ -224,3 +224,57 @@ TEST_CASE("a rank whose process is stopped does not answer, and is named for tha
   CHECK_MESSAGE(has(text, "no answer from rank 2"), text);
   ::munmap(memory, sizeof(board));
 }
+
+TEST_CASE("a stopped rank does not keep the others from giving up") {
+  struct board {
+    std::atomic<pid_t> stopped;
+    std::atomic<int> ended;
+  };
+  void* const memory = ::mmap(nullptr, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  auto& shown = *new (memory) board{};
+  std::thread waker([&] {
+    for (int i = 0; i != 3000 && shown.ended != 2; ++i) std::this_thread::sleep_for(10ms);
+    if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
+  });
+  hvd::fork_run(3, [&](hvd::ShmTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.stall_warning = 50ms;
+    o.stall_shutdown = 1s;  // several questions later
+    o.report = [](const std::string&) {};
+    hvd::Engine engine(comm, o);
+    std::vector<float> v(3, 1.0f);
+    if (comm.rank() == 2) {
+      shown.stopped = ::getpid();
+      ::kill(::getpid(), SIGSTOP);
+      return;
+    }
+    try {
+      engine.allreduce("x", v).wait();
+    } catch (const hvd::error& e) {
+      if (e.kind() == hvd::error::timeout || e.kind() == hvd::error::aborted) ++shown.ended;
+    }
+  });
+  waker.join();
+  CHECK(shown.ended == 2);
+  ::munmap(memory, sizeof(board));
+}
+
+TEST_CASE("options that differ are an error on all ranks, and the transport stays usable") {
+  hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
+    hvd::engine_options o;
+    o.fusion_threshold = comm.rank() == 2 ? 1000 : 2000;
+    CHECK_THROWS_WITH_AS(hvd::Engine(comm, o),
+                         doctest::Contains("the option fusion_threshold is 2000 on rank 0 and 1000 on rank 2"),
+                         hvd::error);
+    o.fusion_threshold = 3000;
+    o.watch = comm.rank() != 1;
+    CHECK_THROWS_WITH_AS(hvd::Engine(comm, o), doctest::Contains("the option watch is 1 on rank 0 and 0 on rank 1"),
+                         hvd::error);
+    o.watch = true;
+    hvd::Engine engine(comm, o);
+    std::vector<float> v(3, 1.0f);
+    engine.allreduce("x", v).wait();
+    CHECK(v == std::vector<float>(3, 3.0f));
+  });
+}
