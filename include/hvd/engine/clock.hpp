@@ -75,17 +75,17 @@ void agree_on_options(T& comm, const engine_options& o) {
       "autotune",         "autotune_warmup", "autotune_steps",  "autotune_samples", "thread"};
   constexpr std::size_t n = std::size(names);
   using values = std::array<std::uint64_t, n>;
-  const auto word = [](auto value) { return static_cast<std::uint64_t>(value); };
-  const values mine{word(o.fusion_threshold),
-                    word(o.cache_capacity),
-                    word(o.cycle_time.count() * 1e6),
-                    word(o.groups_alone),
-                    word(o.watch),
-                    word(o.autotune),
-                    word(o.autotune_warmup),
-                    word(o.autotune_steps),
-                    word(o.autotune_samples),
-                    word(o.thread)};
+  const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
+  const values mine{number(o.fusion_threshold),
+                    number(o.cache_capacity),
+                    number(o.cycle_time.count() * 1e6),
+                    number(o.groups_alone),
+                    number(o.watch),
+                    number(o.autotune),
+                    number(o.autotune_warmup),
+                    number(o.autotune_steps),
+                    number(o.autotune_samples),
+                    number(o.thread)};
   std::vector<values> all(static_cast<std::size_t>(comm.size()));
   recursive_doubling{}(comm, allgather_call{reinterpret_cast<const std::byte*>(&mine),
                                             reinterpret_cast<std::byte*>(all.data()),
