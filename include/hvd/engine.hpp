@@ -61,7 +61,8 @@ class Engine {
   /// never work, an unknown process set or one that this rank is not in. Errors of the handle: mismatch, on all ranks,
   /// where they submit different things under one name; peer_lost, timeout, aborted, where the group has failed: all
   /// that is in flight ends with it, and all that is submitted later.
-  handle submit(request r, int process_set = 0) { return start(std::move(r), process_set, true); }
+  /// With `wake` false no thread is woken, because the caller is about to wait and then does the work itself.
+  handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
   /// Submits and waits: the calling thread does the work where it can. Errors: as of `submit` and the handle.
   handle run(request r, int process_set = 0) {
     handle h = start(std::move(r), process_set, false);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List
+from typing import Dict
 
 import pytest
 from rank_jobs import Ranks
@@ -20,21 +20,6 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
 def several_ranks(request: pytest.FixtureRequest) -> Ranks:
     """2 and 3 ranks, in turn."""
     return _jobs.setdefault(request.param, Ranks(request.param))
-
-
-@pytest.fixture
-def fresh_ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes jobs that are for one test only: those that are damaged by it, or need an environment of their own."""
-    made: List[Ranks] = []
-
-    def make(size: int, **environment: str) -> Ranks:
-        made.append(Ranks(size, **environment))
-        return made[-1]
-
-    yield make
-    for job in made:
-        job.stop()
-
 
 
 def pytest_sessionfinish() -> None:

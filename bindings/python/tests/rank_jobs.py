@@ -1,4 +1,6 @@
-"""Jobs for tests: processes that stay from test to test, because a framework takes longer to load than a test to run."""
+"""Jobs for tests: processes that stay from test to test, because a framework takes longer to load than a test to
+run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from typing import Any, Callable, Dict, List, Optional
 import pytest
 
 WORKER = Path(__file__).with_name("rank_worker.py")
-LIMIT = float(os.environ.get("HVD_TEST_LIMIT", "60"))  # seconds for one function on all ranks: a deadlock, not a slow machine, is what takes so long
+# Seconds for one function on all ranks: a deadlock, not a slow machine, is what takes so long.
+LIMIT = float(os.environ.get("HVD_TEST_LIMIT", "60"))
 
 
 def rank_environment(rank: int, size: int, job: str, **more: str) -> Dict[str, str]:

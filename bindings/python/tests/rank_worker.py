@@ -1,7 +1,7 @@
 """A rank of the tests: does the functions that it is told on standard input, and reports on a descriptor of its own.
 
-Each line that comes is JSON: the file of a test module, the name of a function in it, and arguments. Each line that goes is
-JSON: null, or the traceback.
+Each line that comes is JSON: the file of a test module, the name of a function in it, and arguments. Each line that
+goes is JSON: null, or the traceback.
 """
 
 from __future__ import annotations

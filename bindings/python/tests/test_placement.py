@@ -81,7 +81,8 @@ def test_name_of_a_launch_is_that_of_the_launcher() -> None:
     launch = "import subprocess, sys; [subprocess.run([sys.executable, '-c', sys.argv[1]]) for _ in range(2)]"
 
     def start() -> Any:
-        return subprocess.run([sys.executable, "-c", launch, code], capture_output=True, text=True, check=True).stdout.split()
+        command = [sys.executable, "-c", launch, code]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
     first, second = start(), start()
     assert first[0] == first[1] and second[0] == second[1] and first[0] != second[0]

@@ -17,13 +17,16 @@ struct failed_operation {
 /// With the GIL.
 inline void set_internal_error(const hvd::error& e) {
   namespace nb = nanobind;
-  const std::string kind(hvd::name(e.kind()));
-  const nb::object type = nb::module_::import_("hvd.exceptions").attr("HorovodInternalError");
-  const nb::object value = type(e.what(), kind, e.rank());
-  PyErr_SetObject(type.ptr(), value.ptr());
+  try {
+    const nb::object type = nb::module_::import_("hvd.exceptions").attr("HorovodInternalError");
+    const nb::object value = type(e.what(), nb::str(std::string(hvd::name(e.kind())).c_str()), e.rank());
+    PyErr_SetObject(type.ptr(), value.ptr());
+  } catch (nb::python_error& other) {
+    other.restore();  // a signal's exception that came in between
+  }
 }
 
-/// A call that can never work is a ValueError, memory a MemoryError, all else is what a restart might mend.
+/// A call that can never work is a ValueError; all else is a HorovodInternalError, which a restart might mend.
 inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
   try {
     std::rethrow_exception(thrown);

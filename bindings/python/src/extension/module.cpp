@@ -1,6 +1,7 @@
 // module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is known here.
 
 #include "errors.hpp"
+#include "job.hpp"
 #include "keep_alive.hpp"
 #include "session.hpp"
 
@@ -9,14 +10,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -105,50 +105,21 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
   }
 }
 
-/// The session of a process. Closing it is collective in that other ranks learn of it.
-class job {
- public:
-  explicit job(std::shared_ptr<session> s) : session_(std::move(s)) {}
-
-  session& get() const {
-    if (!session_) throw nb::value_error("Horovod has not been initialized; use hvd.init().");
-    return *session_;
-  }
-
-  hvd::handle submit(int kind, std::string name, nb::sequence tensors, int op, double prescale, double postscale,
-                     int root, int priority, int process_set, nb::object keep) {
-    released_objects::instance().drain();
-    hvd::request r;
-    r.kind = static_cast<hvd::operation>(kind);
-    r.name = std::move(name);
-    for (const nb::handle description : tensors) r.tensors.push_back(read_tensor(nb::cast<nb::tuple>(description)));
-    r.op = static_cast<hvd::reduce_op>(op);
-    r.prescale = prescale;
-    r.postscale = postscale;
-    r.root = root;
-    r.priority = priority;
-    r.keep = keep_alive(keep);
-    const std::shared_ptr<session> s = session_;
-    get();
-    const nb::gil_scoped_release released;
-    return s->submit(std::move(r), process_set);
-  }
-
-  void close() {
-    std::shared_ptr<session> last = std::move(session_);
-    {
-      const nb::gil_scoped_release released;
-      last.reset();
-    }
-    released_objects::instance().drain();
-  }
-
-  /// In the child of a fork, which has no part in the job: no thread, no place among the ranks.
-  void forget() { new std::shared_ptr<session>(std::move(session_)); }
-
- private:
-  std::shared_ptr<session> session_;
-};
+hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensors, int op, double prescale,
+                   double postscale, int root, int priority, int process_set, nb::object keep, bool wake) {
+  released_objects::instance().drain();
+  hvd::request r;
+  r.kind = static_cast<hvd::operation>(kind);
+  r.name = std::move(name);
+  for (const nb::handle description : tensors) r.tensors.push_back(read_tensor(nb::cast<nb::tuple>(description)));
+  r.op = static_cast<hvd::reduce_op>(op);
+  r.prescale = prescale;
+  r.postscale = postscale;
+  r.root = root;
+  r.priority = priority;
+  r.keep = keep_alive(keep);
+  return j.run([&](session& s) { return s.submit(std::move(r), process_set, wake); });
+}
 
 void define_handle(nb::module_& m) {
   nb::class_<memory>(m, "Memory", nb::type_slots(memory_slots)).def("__len__", [](const memory& x) { return x.bytes; });
@@ -168,26 +139,26 @@ void define_handle(nb::module_& m) {
 }
 
 void define_job(nb::module_& m) {
-  const auto released = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<job>(m, "Job")
-      .def_prop_ro("rank", [](const job& j) { return j.get().rank(); })
-      .def_prop_ro("size", [](const job& j) { return j.get().size(); })
-      .def("submit", &job::submit)
-      .def(
-          "join", [](const job& j) { return j.get().join(); }, released)
-      .def(
-          "add_process_set", [](const job& j, std::vector<int> r) { return j.get().add_process_set(std::move(r)); },
-          released)
-      .def(
-          "remove_process_set", [](const job& j, int id) { j.get().remove_process_set(id); }, released)
-      .def(
-          "start_timeline",
-          [](const job& j, std::string path, bool mark) { j.get().start_timeline(std::move(path), mark); }, released)
-      .def(
-          "stop_timeline", [](const job& j) { j.get().stop_timeline(); }, released)
-      .def("close", &job::close)
-      .def("forget", &job::forget);
+  nb::class_<job> c(m, "Job");
+  c.def_prop_ro("rank", [](const job& j) { return j.run([](const session& s) { return s.rank(); }); });
+  c.def_prop_ro("size", [](const job& j) { return j.run([](const session& s) { return s.size(); }); });
+  c.def("submit", &submit);
+  c.def("join", [](const job& j) { return j.run([](session& s) { return s.join(); }); });
+  c.def("add_process_set", [](const job& j, const std::vector<int>& ranks) {
+    return j.run([&](session& s) { return s.add_process_set(ranks); });
+  });
+  c.def("remove_process_set", [](const job& j, int id) { j.run([&](session& s) { s.remove_process_set(id); }); });
+  c.def("alloc_bucket", [](const job& j, std::size_t bytes) {
+    return memory{j.run([&](session& s) { return s.alloc_bucket(bytes); }), bytes};
+  });
+  c.def("start_timeline", [](const job& j, const std::string& path, bool mark_cycles) {
+    j.run([&](session& s) { s.start_timeline(path, mark_cycles); });
+  });
+  c.def("stop_timeline", [](const job& j) { j.run([](session& s) { s.stop_timeline(); }); });
+  c.def("close", &job::close);
+  c.def("forget", &job::forget);
 
+  const auto released = nb::call_guard<nb::gil_scoped_release>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);
   m.def(

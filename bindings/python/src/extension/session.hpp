@@ -21,12 +21,13 @@ class session {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual hvd::handle submit(hvd::request r, int process_set) = 0;
+  /// Without `wake` the caller waits at once, and does the work itself.
+  virtual hvd::handle submit(hvd::request r, int process_set, bool wake) = 0;
   virtual hvd::handle join() = 0;
-  virtual int add_process_set(std::vector<int> ranks) = 0;
+  virtual int add_process_set(const std::vector<int>& ranks) = 0;
   virtual void remove_process_set(int id) = 0;
   virtual std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) = 0;
-  virtual void start_timeline(std::string path, bool mark_cycles) = 0;
+  virtual void start_timeline(const std::string& path, bool mark_cycles) = 0;
   virtual void stop_timeline() = 0;
 };
 

@@ -20,14 +20,17 @@ class session_of final : public session {
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
-  hvd::handle submit(hvd::request r, int process_set) override { return engine_.submit(std::move(r), process_set); }
+  hvd::handle submit(hvd::request r, int process_set, bool wake) override {
+    if constexpr (requires { engine_.submit(std::move(r), process_set, wake); })
+      return engine_.submit(std::move(r), process_set, wake);
+    else
+      return engine_.submit(std::move(r), process_set);
+  }
   hvd::handle join() override { return engine_.join(); }
-  int add_process_set(std::vector<int> ranks) override { return engine_.add_process_set(std::move(ranks)); }
+  int add_process_set(const std::vector<int>& ranks) override { return engine_.add_process_set(ranks); }
   void remove_process_set(int id) override { engine_.remove_process_set(id); }
   std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) override { return engine_.alloc_bucket(bytes); }
-  void start_timeline(std::string path, bool mark_cycles) override {
-    engine_.start_timeline(std::move(path), mark_cycles);
-  }
+  void start_timeline(const std::string& path, bool mark_cycles) override { engine_.start_timeline(path, mark_cycles); }
   void stop_timeline() override { engine_.stop_timeline(); }
 
  private:

@@ -1,8 +1,8 @@
 """Collective communication for data-parallel training, with the interface of Horovod.
 
-``import hvd`` is for programs without a framework: its collectives take NumPy arrays and whatever has the buffer protocol
-or DLPack. ``import hvd.torch as hvd`` is for PyTorch. Nothing is loaded before it is used: ``hvd.launcher`` and
-``hvd.horovod_runner`` need neither the extension nor a framework.
+``import hvd`` is for programs without a framework: its collectives take NumPy arrays and whatever has the buffer
+protocol or DLPack. ``import hvd.torch as hvd`` is for PyTorch. Nothing is loaded before it is used: ``hvd.launcher``
+and ``hvd.horovod_runner`` need neither the extension nor a framework.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _HOMES = {
     ),
     "hvd.launcher": "run",
     "hvd.horovod_runner": "HorovodRunner log_to_driver LogCallback",
-    "hvd.check_build": "check_build",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
         gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
         mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
     )
-    from hvd.check_build import check_build  # noqa: F401
     from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: F401
     from hvd.horovod_runner import HorovodRunner, LogCallback, log_to_driver  # noqa: F401
     from hvd.launcher import run  # noqa: F401

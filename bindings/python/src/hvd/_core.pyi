@@ -55,9 +55,12 @@ class Job:
         priority: int,
         process_set: int,
         keep: object,
+        wake: bool,
         /,
     ) -> Handle:
-        """Begins an operation. ``keep`` is referenced until it is done. Raises ValueError."""
+        """Begins an operation. ``keep`` is referenced until it is done. Without ``wake`` the
+        caller waits at once, and its thread does the work. Raises ValueError.
+        """
 
     def join(self) -> Handle: ...
     def add_process_set(self, ranks: Sequence[int], /) -> int: ...

@@ -77,7 +77,8 @@ def current_job() -> _core.Job:
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]] = None) -> None:
-    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one. Collective; does nothing in a job.
+    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one. Collective; does nothing in a
+    job.
 
     ``comm``: None, the ranks of the launch that form the job (this one must be among them), or an mpi4py communicator.
     ``process_sets``: sets of ranks to be made at once, the same on all ranks, or "dynamic"; sets can be added later in
@@ -177,7 +178,8 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to write a trace that can be opened in a browser (chrome://tracing, Perfetto); all ranks write into one file.
+    """Begins to write a trace that can be opened in a browser (chrome://tracing, Perfetto); all ranks write into one
+    file.
 
     ``mark_cycles`` also marks each turn of the engine. Errors: ValueError for a path that cannot be written.
     """

@@ -29,6 +29,14 @@ def check_build() -> str:
     if os.path.isdir(shm):
         space = os.statvfs(shm)
         free = f"({shm}, {space.f_bavail * space.f_frsize / 2**30:.1f} GiB free)"
+    mpi = ""
+    if basics.mpi_built():
+        try:
+            from hvd import _core_mpi
+
+            mpi = f"({_core_mpi.library()})"
+        except ImportError as e:
+            mpi = f"(built, but cannot be loaded: {e})"
     launchers = [name for name in ("mpiexec.hydra", "mpiexec.mpich", "mpirun.openmpi", "srun") if shutil.which(name)]
     lines = [
         f"hvd {_core.version}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} CPUs",
@@ -38,7 +46,7 @@ def check_build() -> str:
         "",
         "Available transports:",
         mark("shared memory", free, free),
-        mark("MPI", basics.mpi_built()),
+        mark("MPI", mpi, mpi),
         "",
         "Available launchers:",
         mark("hvdrun", importlib.util.find_spec("hvd.launcher")),

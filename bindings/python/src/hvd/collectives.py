@@ -1,7 +1,7 @@
 """The collectives without a framework: what the functions of each framework have in common.
 
-A framework is described by a few functions on its tensors, see ``Framework``; ``Collectives`` makes operations on them, and
-``synchronize`` gives their results. A handle is an int, as in Horovod.
+A framework is described by a few functions on its tensors, see ``Framework``; ``Collectives`` makes operations on them,
+and ``synchronize`` gives their results. A handle is an int, as in Horovod.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from typing import Any, Callable, Generic, List, Optional, Protocol, Sequence, Tuple, TypeVar, Union
 
-from hvd import basics
-from hvd import _core
+from hvd import _core, basics
 from hvd.basics import Adasum, Average, ReduceOp, Sum
+from hvd.exceptions import HorovodInternalError
 from hvd.process_sets import ProcessSet
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ class _Pending:
 
 _pending: dict[int, _Pending] = {}
 _numbers = itertools.count(1)
-# For operations without a name: (prefix, process set) -> how many there were. Ranks of a set count alike, whatever other
-# sets do.
+# For operations without a name: (prefix, process set) -> how many there were. Ranks of a set count alike, whatever
+# other sets do.
 _unnamed: dict[Tuple[str, int], int] = {}
 
 
@@ -104,9 +104,10 @@ def _begin(
     postscale: float = 1.0,
     root: int = 0,
     priority: int = 0,
+    wake: bool = True,
 ) -> int:
     handle = basics.current_job().submit(
-        kind, name, tensors, op, prescale, postscale, root, priority, process_set, keep
+        kind, name, tensors, op, prescale, postscale, root, priority, process_set, keep, wake
     )
     number = next(_numbers)
     _pending[number] = _Pending(handle, finish)
@@ -153,14 +154,15 @@ def join() -> int:
 def barrier(process_set: ProcessSet) -> None:
     """Returns when all ranks of the set have come."""
     number = _number_of(process_set)
-    synchronize(_begin(_BARRIER, _name("barrier", None, number), (), (), lambda _: None, number))
+    synchronize(_begin(_BARRIER, _name("barrier", None, number), (), (), lambda _: None, number, wake=False))
 
 
 class Collectives(Generic[T]):
     """The asynchronous collectives on the tensors of one framework. Each returns a handle.
 
-    Operations on lists of tensors are ready and done together. Names are prefixed by the operation; without one, calls are
-    counted, so that ranks have to make them in the same order.
+    Operations on lists of tensors are ready and done together. Names are prefixed by the operation; without one, calls
+    are counted, so that ranks have to make them in the same order. Without ``wake`` the caller waits at once: its
+    thread does the work, which saves that of the engine to be woken.
     """
 
     def __init__(self, framework: Framework[T]) -> None:
@@ -168,7 +170,7 @@ class Collectives(Generic[T]):
 
     def _plain(self, tensors: Sequence[T]) -> List[_core.Tensor]:
         describe = self._framework.describe
-        described = []
+        described: List[_core.Tensor] = []
         for tensor in tensors:
             address, dtype, shape = describe(tensor, False)
             described.append((address, 0, dtype, shape))
@@ -176,7 +178,7 @@ class Collectives(Generic[T]):
 
     def _with_outputs(self, tensors: Sequence[T], outputs: Sequence[T]) -> List[_core.Tensor]:
         describe = self._framework.describe
-        described = []
+        described: List[_core.Tensor] = []
         for tensor, output in zip(tensors, outputs):
             address, dtype, shape = describe(tensor, tensor is output)
             described.append((address, address if tensor is output else describe(output, True)[0], dtype, shape))
@@ -201,6 +203,7 @@ class Collectives(Generic[T]):
         postscale: float,
         process_set: ProcessSet,
         priority: int = 0,
+        wake: bool = True,
     ) -> int:
         """Elementwise over ranks; ``outputs`` may be ``tensors``, and None for new ones."""
         number = _number_of(process_set)
@@ -211,21 +214,24 @@ class Collectives(Generic[T]):
         prefix = "allreduce" if single else "grouped_allreduce"
         return _begin(
             _ALLREDUCE, _name(prefix, name, number), described, (tensors, outputs), lambda _: result, number, op,
-            prescale, postscale, 0, priority,
+            prescale, postscale, 0, priority, wake,
         )
 
-    def allgather(self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet) -> int:
+    def allgather(
+        self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet, wake: bool = True
+    ) -> int:
         """Concatenated over ranks along dimension 0, which may differ between ranks."""
         number = _number_of(process_set)
         described = self._plain(tensors)
         results = self._results(tensors)
         return _begin(
             _ALLGATHER, _name("allgather" if single else "grouped_allgather", name, number), described, tensors,
-            (lambda h: results(h)[0]) if single else results, number,
+            (lambda h: results(h)[0]) if single else results, number, wake=wake,
         )
 
     def broadcast(
-        self, tensor: T, output: Optional[T], root_rank: int, name: Optional[str], process_set: ProcessSet
+        self, tensor: T, output: Optional[T], root_rank: int, name: Optional[str], process_set: ProcessSet,
+        wake: bool = True,
     ) -> int:
         """The root's; ``root_rank`` is counted in the job."""
         number = _number_of(process_set)
@@ -236,13 +242,16 @@ class Collectives(Generic[T]):
         described = self._with_outputs([tensor], [result])
         return _begin(
             _BROADCAST, _name("broadcast", name, number), described, (tensor, result), lambda _: result, number,
-            root=ranks.index(root_rank),
+            root=ranks.index(root_rank), wake=wake,
         )
 
     def alltoall(
-        self, tensor: T, splits: Optional[Sequence[int]], name: Optional[str], process_set: ProcessSet
+        self, tensor: T, splits: Optional[Sequence[int]], name: Optional[str], process_set: ProcessSet,
+        wake: bool = True,
     ) -> int:
-        """``splits[r]`` rows to rank r, without splits equal parts. The result is (rows from all ranks, how many of each)."""
+        """``splits[r]`` rows to rank r, without splits equal parts. The result is (rows from all ranks, how many of
+        each).
+        """
         number = _number_of(process_set)
         address, dtype, shape = self._framework.describe(tensor, False)
         described: _core.Tensor = (address, 0, dtype, shape) if splits is None else (address, 0, dtype, shape, splits)
@@ -251,7 +260,7 @@ class Collectives(Generic[T]):
             output = self._framework.over(*handle.output(0), like=tensor)
             return output, self._framework.integers(handle.received_splits(0))
 
-        return _begin(_ALLTOALL, _name("alltoall", name, number), (described,), tensor, finish, number)
+        return _begin(_ALLTOALL, _name("alltoall", name, number), (described,), tensor, finish, number, wake=wake)
 
     def reducescatter(
         self,
@@ -262,21 +271,26 @@ class Collectives(Generic[T]):
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        wake: bool = True,
     ) -> int:
-        """Elementwise over ranks, of which each gets its rows: equal numbers, the first ranks one more where need be."""
+        """Elementwise over ranks, of which each gets its rows: equal numbers, the first ranks one more where need
+        be.
+        """
         number = _number_of(process_set)
         op = ReduceOp(op)
         if op is Adasum:
-            raise basics.HorovodInternalError("hvd: reducescatter with op=Adasum is not defined; allowed: Average, Sum")
+            raise HorovodInternalError("hvd: reducescatter with op=Adasum is not defined; allowed: Average, Sum")
         if op not in (Average, Sum):
-            raise basics.HorovodInternalError(f"hvd: reducescatter with op={op.name}; allowed: Average, Sum")
+            raise HorovodInternalError(f"hvd: reducescatter with op={op.name}; allowed: Average, Sum")
         described = self._plain(tensors)
         results = self._results(tensors)
         return _begin(
             _REDUCE_SCATTER, _name("reducescatter" if single else "grouped_reducescatter", name, number), described,
-            tensors, (lambda h: results(h)[0]) if single else results, number, op, prescale, postscale,
+            tensors, (lambda h: results(h)[0]) if single else results, number, op, prescale, postscale, wake=wake,
         )
 
 
 def _few(ranks: Sequence[int]) -> str:
-    return f"the ranks {', '.join(map(str, ranks))}" if len(ranks) <= 8 else f"the {len(ranks)} ranks of the process set"
+    if len(ranks) > 8:
+        return f"the {len(ranks)} ranks of the process set"
+    return f"the ranks {', '.join(map(str, ranks))}"

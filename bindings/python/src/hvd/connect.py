@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Tuple
+from typing import TYPE_CHECKING, Any, List, Tuple
 
 from hvd import placement
 
@@ -23,18 +24,18 @@ def join(comm: Any) -> Joined:
     if comm is not None and hasattr(comm, "Get_rank"):
         return _join_over(comm)
     place = placement.find_place()
-    if comm is not None:
-        place = _subset(place, comm)
     transport = os.environ.get("HVD_TRANSPORT", "auto")
     if transport not in ("auto", "shm", "mpi"):
         raise ValueError(f'hvd: HVD_TRANSPORT="{transport[:80]}"; allowed: auto, shm, mpi')
     if transport == "mpi" or (transport == "auto" and not place.one_host):
         return _join_mpi(place, comm)
+    if comm is not None:
+        place = _subset(place, comm)
     if place.size == 1:
         return _core.connect_alone(), place, True, False
     if not place.one_host:
         raise ValueError(
-            f'hvd: HVD_TRANSPORT="shm", but {place.local_size} of {place.size} ranks are on this host; leave it to "auto"'
+            f'hvd: HVD_TRANSPORT="shm", but only {place.local_size} of {place.size} ranks are on this host; use "auto"'
         )
     return _core.connect_shm(place.job, place.rank, place.size), place, True, False
 
@@ -52,8 +53,6 @@ def _subset(place: placement.Place, comm: Any) -> placement.Place:
         raise ValueError(f"hvd: comm={ranks} does not name this process, which is rank {place.rank}")
     if ranks == list(range(place.size)):
         return place
-    if not place.one_host:
-        raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
     position, size = ranks.index(place.rank), len(ranks)
     name = f"{place.job[:90]}.{'.'.join(map(str, ranks)) if size < 5 else hex(hash(tuple(ranks)) & (2**64 - 1))}"
     return replace(
@@ -84,7 +83,51 @@ def _boot_id() -> str:
 
 
 def _join_mpi(place: placement.Place, comm: Any) -> Joined:
-    raise ValueError(
-        f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts need MPI, which this"
-        " package was built without; install MPICH or Open MPI and build it again"
+    """Over MPI, and shared memory within each host; ranks tell each other where they are."""
+    try:
+        from hvd import _core_mpi
+    except ImportError as e:
+        raise ValueError(
+            f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts need MPI,"
+            f" which this package was built without or which is gone ({e}); install MPICH or Open MPI and build the"
+            " package again"
+        ) from e
+    if comm is None:
+        job = _core_mpi.connect_mpi()
+    elif hasattr(comm, "Get_rank"):
+        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+
+        job = _core_mpi.connect_mpi(MPI._addressof(comm))
+    else:
+        raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
+    try:
+        hosts = _gather_hosts(job)
+    except BaseException:
+        job.close()
+        raise
+    rank, size = job.rank, job.size
+    mates = [r for r in range(size) if hosts[r] == hosts[rank]]
+    local_rank = mates.index(rank)
+    # Among the ranks that are as manieth on their hosts.
+    local_ranks = [hosts[:r].count(hosts[r]) for r in range(size)]
+    cross = [r for r in range(size) if local_ranks[r] == local_rank]
+    found = placement.Place(
+        rank, size, local_rank, len(mates), cross.index(rank), len(cross), place.job, place.launcher
     )
+    return job, found, len({hosts.count(host) for host in set(hosts)}) == 1, True
+
+
+def _gather_hosts(job: "_core.Job") -> List[bytes]:
+    """What stands for the host of each rank."""
+    import ctypes
+
+    from hvd import _core
+
+    digest = hashlib.sha256(f"{socket.gethostname()} {_boot_id()}".encode()).digest()
+    data = (ctypes.c_uint8 * len(digest))(*digest)
+    tensor = (ctypes.addressof(data), 0, _core.dtypes["uint8"], (1, len(digest)))
+    handle = job.submit(_core.operations["allgather"], "hvd.hosts", (tensor,), 1, 1.0, 1.0, 0, 0, 0, data, False)
+    handle.wait()
+    memory, (ranks, width) = handle.output(0)
+    everyone = bytes(memory)
+    return [everyone[r * width : (r + 1) * width] for r in range(ranks)]

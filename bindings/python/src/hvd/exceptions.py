@@ -7,8 +7,8 @@ class HorovodInternalError(RuntimeError):
     """An operation that had been submitted could not be done; a restart of the job from its last state may help.
 
     ``kind`` is the kind of the ``hvd::error`` behind it ("mismatch", "peer_lost", "timeout", "aborted", "no_memory",
-    "unsupported", "system", "invalid_argument"; "" where there is none), ``rank`` the rank that caused it, or -1. After a mismatch
-    the job goes on; after a lost peer it has to be shut down.
+    "unsupported", "system", "invalid_argument"; "" where there is none), ``rank`` the rank that caused it, or -1. After
+    a mismatch the job goes on; after a lost peer it has to be shut down.
     """
 
     def __init__(self, message: object = "", kind: str = "", rank: int = -1) -> None:

@@ -1,8 +1,8 @@
 """The collectives on NumPy arrays, and on whatever has the buffer protocol or DLPack. Results are NumPy arrays.
 
 All functions are collective over the ranks of ``process_set``, and the same on all of them are: name, dtype, operation,
-scales and root. Errors: ValueError for what this rank alone can see (a dtype without meaning here, a name in flight, bad
-splits), HorovodInternalError on all ranks where they disagree. Waiting never holds the interpreter's lock.
+scales and root. Errors: ValueError for what this rank alone can see (a dtype without meaning here, a name in flight,
+bad splits), HorovodInternalError on all ranks where they disagree. Waiting never holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _NumPy:
     def over(self, memory: _core.Memory, shape: Tuple[int, ...], like: Array) -> Array:
         if len(memory) == 0:
             return np.empty(shape, like.dtype)
-        array: Array = np.frombuffer(memory, dtype=like.dtype).reshape(shape)
+        array: Array = np.frombuffer(memoryview(memory), dtype=like.dtype).reshape(shape)
         return array
 
     def integers(self, values: Sequence[int]) -> Array:
@@ -103,7 +103,9 @@ def allreduce_async(
     tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change before."""
+    """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change
+    before.
+    """
     return _ops.allreduce(
         [_input(tensor)], None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set
     )
@@ -116,11 +118,14 @@ def allreduce(
 ) -> Array:
     """The elementwise ``op`` (default: Average) over ranks of arrays of one shape; a new array.
 
-    Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average`` is an older
-    form of ``op``: True for Average, False for Sum.
+    Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average`` is an
+    older form of ``op``: True for Average, False for Sum.
     """
     sent, ctx = compression.compress(tensor)
-    handle = allreduce_async(sent, average, name, op, prescale_factor, postscale_factor, process_set)
+    handle = _ops.allreduce(
+        [_input(sent)], None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+        wake=False,
+    )
     result: Array = compression.decompress(synchronize(handle), ctx)
     return result
 
@@ -141,8 +146,12 @@ def allreduce_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Array:
     """As ``allreduce``; the result replaces the input, which has to be contiguous and writable."""
+    arrays = [_in_place(tensor)]
     result: Array = synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        _ops.allreduce(
+            arrays, arrays, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+            wake=False,
+        )
     )
     return result
 
@@ -202,7 +211,7 @@ def allgather_async(
 
 def allgather(tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Array:
     """The arrays of all ranks, one after the other along dimension 0, in which alone they may differ."""
-    result: Array = synchronize(allgather_async(tensor, name, process_set))
+    result: Array = synchronize(_ops.allgather([_input(tensor)], True, name, process_set, wake=False))
     return result
 
 
@@ -232,7 +241,7 @@ def broadcast(
     tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """The array of ``root_rank`` (counted in the job), as a new one; the others give arrays of its shape and dtype."""
-    result: Array = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    result: Array = synchronize(_ops.broadcast(_input(tensor), None, root_rank, name, process_set, wake=False))
     return result
 
 
@@ -248,7 +257,8 @@ def broadcast_(
     tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """As ``broadcast``; the result replaces the input."""
-    result: Array = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    array = _in_place(tensor)
+    result: Array = synchronize(_ops.broadcast(array, array, root_rank, name, process_set, wake=False))
     return result
 
 

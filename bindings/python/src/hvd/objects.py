@@ -7,6 +7,7 @@ import pickle
 from typing import Any, List, Optional
 
 from hvd import basics
+from hvd.exceptions import HorovodInternalError
 from hvd.process_sets import ProcessSet, global_process_set
 
 
@@ -22,7 +23,9 @@ def _dump(obj: Any) -> Any:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object on every rank; ``root_rank`` is counted in the job. What cannot be pickled raises on the root."""
+    """The root's object on every rank; ``root_rank`` is counted in the job. What cannot be pickled raises on the
+    root.
+    """
     import numpy as np
 
     from hvd import numpy_ops
@@ -41,7 +44,7 @@ def broadcast_object(
     if failure is not None:
         raise failure
     if length[0] < 0:
-        raise basics.HorovodInternalError(f"hvd: broadcast_object: rank {root_rank} could not pickle its object")
+        raise HorovodInternalError(f"hvd: broadcast_object: rank {root_rank} could not pickle its object")
     if not root:
         data = np.empty(int(length[0]), dtype=np.uint8)
     data = numpy_ops.broadcast(data, root_rank, f"{name}.data", process_set)
@@ -63,12 +66,13 @@ def allgather_object(
         data = _dump(obj)
     except Exception as e:
         failure = e
-    lengths = numpy_ops.allgather(np.array([-1 if failure else data.size], dtype=np.int64), f"{name}.length", process_set)
+    length = np.array([-1 if failure else data.size], dtype=np.int64)
+    lengths = numpy_ops.allgather(length, f"{name}.length", process_set)
     gathered = numpy_ops.allgather(data, f"{name}.data", process_set)
     if failure is not None:
         raise failure
     if (lengths < 0).any():
         ranks = (process_set.ranks or [])[int(lengths.argmin())]
-        raise basics.HorovodInternalError(f"hvd: allgather_object: rank {ranks} could not pickle its object")
+        raise HorovodInternalError(f"hvd: allgather_object: rank {ranks} could not pickle its object")
     ends = lengths.cumsum()
     return [pickle.loads(gathered[end - length : end].data) for end, length in zip(ends, lengths)]

@@ -10,8 +10,8 @@ from hvd import basics
 class ProcessSet:
     """Ranks of the job that do collectives among themselves; given to ``init`` or to ``add_process_set``.
 
-    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are found out when the set is added.
-    A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
+    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are found out when the set is
+    added. A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
     """
 
     process_set_id: Optional[int] = None
@@ -35,7 +35,9 @@ class ProcessSet:
         return None if self._unknown() else len(self.ranks or ())
 
     def rank(self) -> Optional[int]:
-        """This process within the set; None if the job does not know the set. Raises ValueError if it is not part of it."""
+        """This process within the set; None if the job does not know the set. Raises ValueError if it is not part of
+        it.
+        """
         if self._unknown():
             return None
         mine = basics.rank()

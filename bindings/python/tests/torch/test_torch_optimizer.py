@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch.nn")  # a part: this folder has the name of the package
+
+import torch  # noqa: E402
 
 import hvd.torch as hvd  # noqa: E402
 
@@ -33,6 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "groups_predivide": {"groups": 3, "gradient_predivide_factor": 4.0},
     "passes": {"backward_passes_per_step": 2},
     "unnamed": {"named_parameters": None},
+    "buckets": {"gradient_as_bucket_view": True},
+    "buckets_groups": {"gradient_as_bucket_view": True, "groups": 2},
+    "buckets_passes": {"gradient_as_bucket_view": True, "backward_passes_per_step": 2},
 }
 
 
@@ -92,7 +97,8 @@ def check_half_precision() -> None:
     r, n = hvd.rank(), hvd.size()
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         p = torch.nn.Parameter(torch.zeros(4))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], compression=compression, op=hvd.Sum)
+        inner = torch.optim.SGD([p], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(inner, [("p", p)], compression=compression, op=hvd.Sum)
         (p * torch.tensor([1.0, 2.0, 3.0, r + 1.0])).sum().backward()
         optimizer.step()
         assert p.tolist() == [-n, -2 * n, -3 * n, -n * (n + 1) / 2]
@@ -312,3 +318,84 @@ def check_new_optimizer_on_the_same_parameters() -> None:
 
 def test_new_optimizer_on_the_same_parameters(several_ranks: Any) -> None:
     several_ranks.run(check_new_optimizer_on_the_same_parameters)
+
+
+def check_buckets() -> None:
+    r, n = hvd.rank(), hvd.size()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    model = model.to(memory_format=torch.channels_last)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum, gradient_as_bucket_view=True)
+    places = None
+    for step in range(3):
+        model(torch.full((1, 2, 4, 4), r + 1.0)).sum().backward()
+        optimizer.synchronize()
+        assert model[0].weight.grad.stride() == model[0].weight.stride()
+        torch.testing.assert_close(model[2].bias.grad, torch.full((2,), float(n)))
+        now = [p.grad.data_ptr() for p in model.parameters()]
+        assert places in (None, now), "a gradient has moved"
+        assert now == sorted(now, reverse=True) and now[0] - now[-1] < 4096, "gradients lie side by side"
+        places = now
+        optimizer.zero_grad(set_to_none=step == 0)
+    big = torch.nn.Parameter(torch.zeros(4, 4)[:, ::2])
+    with pytest.warns(UserWarning, match="side by side"):
+        inner = torch.optim.SGD([big], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(inner, [("big", big)], gradient_as_bucket_view=True)
+    big.sum().backward()
+    optimizer.step()
+    assert (big == -1).all()
+    for options in ({"compression": hvd.Compression.fp16}, {"op": hvd.Adasum}):
+        with pytest.warns(UserWarning, match="ignored"):
+            hvd.DistributedOptimizer(inner, [("big", big)], gradient_as_bucket_view=True, **options)
+
+
+def test_buckets(several_ranks: Any) -> None:
+    several_ranks.run(check_buckets)
+
+
+def check_optimizer_in_the_next_job() -> None:
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(1))
+    for buckets in (False, True):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum, gradient_as_bucket_view=buckets
+        )
+        for _ in range(2):
+            p.sum().backward()
+            optimizer.step()
+            hvd.shutdown()
+            hvd.init()
+            optimizer.zero_grad()
+    assert p.item() == -4 * n
+
+
+def test_optimizer_in_the_next_job(several_ranks: Any) -> None:
+    several_ranks.run(check_optimizer_in_the_next_job)
+
+
+def check_overlap() -> None:
+    """Gradients of the last layers are reduced while those of the first are not there yet."""
+    n = hvd.size()
+    model = new_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    arrived = []
+
+    def in_the_middle(_: Any) -> None:
+        slots = optimizer._slots
+        assert slots[model[0].weight].finish is None
+        for p in model[4].parameters():  # all ranks wait here until it is done, in the middle of their backward pass
+            slots[p].finish()
+            arrived.append(hvd.allgather(p.grad[None].contiguous()))
+
+    hidden = model[:2](torch.full((3, 4), hvd.rank() + 1.0, dtype=torch.float64))
+    hidden.register_hook(in_the_middle)
+    model[2:](hidden).square().sum().backward()
+    optimizer.step()
+    assert len(arrived) == 2
+    for everyone in arrived:
+        assert everyone.shape[0] == n and (everyone == everyone[0]).all()
+
+
+def test_overlap(several_ranks: Any) -> None:
+    several_ranks.run(check_overlap)

@@ -15,7 +15,7 @@ from hvd.basics import Adasum
 from hvd.collectives import synchronize
 from hvd.compression import Compressor
 from hvd.process_sets import ProcessSet
-from hvd.torch.mpi_ops import allreduce_async_
+from hvd.torch.reductions import allreduce_async_
 
 
 class AdasumOptimizer(torch.optim.Optimizer):
@@ -31,13 +31,13 @@ class AdasumOptimizer(torch.optim.Optimizer):
         all_parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._named = [(names.get(id(p)) or f"noname.{i}", p) for i, p in enumerate(all_parameters)]
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """This rank's own step, from which all ranks go on by the adaptive sum of all steps."""
         ranks = self._process_set.ranks or []
         if basics.current_job() is None or len(ranks) < 2 or basics.rank() not in ranks:
-            return super().step(closure)  # type: ignore[arg-type]
+            return super().step(closure)
         before = [p.detach().clone(memory_format=torch.contiguous_format) for _, p in self._named]
-        loss = super().step(closure)  # type: ignore[func-returns-value,arg-type]
+        loss = super().step(closure)
         begun = []
         with torch.no_grad():
             for (name, p), start in zip(self._named, before):

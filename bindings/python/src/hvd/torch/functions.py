@@ -10,7 +10,7 @@ from hvd import basics
 from hvd.collectives import synchronize
 from hvd.objects import allgather_object, broadcast_object  # noqa: F401
 from hvd.process_sets import ProcessSet, global_process_set
-from hvd.torch.mpi_ops import broadcast_async_
+from hvd.torch.movements import broadcast_async_
 
 Parameters = Union[Dict[str, torch.Tensor], Iterable[Union[torch.Tensor, Tuple[Optional[str], torch.Tensor]]]]
 
@@ -18,9 +18,11 @@ Parameters = Union[Dict[str, torch.Tensor], Iterable[Union[torch.Tensor, Tuple[O
 def broadcast_parameters(
     params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some tensors.
+    """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some
+    tensors.
 
-    Names and shapes are the same on all ranks. Raises ValueError for anything but a dictionary or an iterable of tensors.
+    Names and shapes are the same on all ranks. Raises ValueError for anything but a dictionary or an iterable of
+    tensors.
     """
     if isinstance(params, dict):
         named: List[Tuple[Optional[str], torch.Tensor]] = sorted(params.items())
@@ -81,8 +83,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the root's state of an optimizer: options such as the rate, and momenta.
 
-    The optimizers have the same parameters in the same groups. Raises ValueError for LBFGS. ``model`` is there for scripts that
-    pass it.
+    The optimizers have the same parameters in the same groups. Raises ValueError for LBFGS. ``model`` is there for
+    scripts that pass it.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")

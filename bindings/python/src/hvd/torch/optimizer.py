@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, cast
 
 import torch
 
@@ -15,11 +15,11 @@ from hvd.collectives import Op, synchronize
 from hvd.compression import Compressor
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.adasum_optimizer import AdasumOptimizer
+from hvd.torch.buckets import View, make_views
 from hvd.torch.compression import Compression
-from hvd.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
-
-Parameter = torch.Tensor
-Groups = Union[None, int, Sequence[Sequence[Parameter]]]
+from hvd.torch.mpi_ops import sparse_allreduce_async
+from hvd.torch.optimizer_arguments import Groups, Parameter, check_groups, check_names, check_passes
+from hvd.torch.reductions import allreduce_async_, grouped_allreduce_async_
 
 
 class _Slot:
@@ -51,7 +51,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _hvd_setup(
         self, named: List[Tuple[str, Parameter]], compression: type[Compressor], passes: int, op: ReduceOp,
-        predivide: float, groups: Groups, sparse_as_dense: bool, process_set: ProcessSet,
+        predivide: float, groups: Groups, sparse_as_dense: bool, process_set: ProcessSet, bucket_view: bool,
     ) -> None:
         self._compression = compression
         self._op = op
@@ -68,9 +68,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._make_groups(groups)
         self._job: Any = None
         self._active = False
+        self._views: Dict[Parameter, View] = {}
         self._touched = False
         self._synchronized = False
         self._should_synchronize = True
+        if bucket_view and self._is_active():
+            self._views = make_views(list(self._slots), [slot.name for slot in self._slots.values()])
         # An optimizer that nobody holds any more leaves its parameters to the next one.
         me = weakref.ref(self)
 
@@ -104,6 +107,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._job = job
             ranks = self._process_set.ranks or []
             self._active = len(ranks) > 1 and basics.rank() in ranks
+            self._views = {}  # which were the other job's
             self._reset()
         return self._active
 
@@ -132,7 +136,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 self._begin_group(slot.group)
 
     def _gradient(self, slot: _Slot) -> torch.Tensor:
+        """What is to be reduced, in place: p.grad, contiguous, or the same memory in shared memory."""
         p = slot.parameter
+        view = self._views.get(p)
+        if view is not None and not (p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense):
+            if p.grad is None:
+                view.flat.zero_()
+            elif p.grad.data_ptr() != view.flat.data_ptr():
+                view.shaped.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+            p.grad = view.shaped
+            return view.flat
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         elif p.grad.is_sparse:
@@ -217,7 +230,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it ``step`` does not synchronize: after ``synchronize()``, and what it was called for, such as clipping."""
+        """Within it ``step`` does not synchronize: after ``synchronize()``, and what it was called for, such as
+        clipping.
+        """
         self._should_synchronize = False
         try:
             yield
@@ -226,28 +241,28 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes add to the gradients before they are reduced."""
-        _check_passes(passes)
+        check_passes(passes)
         self.backward_passes_per_step = passes
         for slot in self._slots.values():
             slot.remaining = passes
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """As the optimizer's own, on reduced gradients; those of a closure are reduced each time it was called."""
         if not self._should_synchronize:
             self._synchronized = False
-            return super().step(closure)  # type: ignore[arg-type]
+            return super().step(closure)
         if closure is None or self._touched:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize()."
-                    " This can cause training slowdown. You may want to consider using optimizer.skip_synchronize()"
-                    " context if you use optimizer.synchronize() in your code.",
+                    "optimizer.step() called without optimizer.skip_synchronize() context after"
+                    " optimizer.synchronize(). This can cause training slowdown. You may want to consider using"
+                    " optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.",
                     stacklevel=2,
                 )
             self.synchronize()
         self._synchronized = False
         if closure is None:
-            return super().step()  # type: ignore[call-arg]
+            return super().step()
 
         def reduced() -> Any:
             with torch.enable_grad():
@@ -292,58 +307,12 @@ def _remove(hooks: List[Any]) -> None:
 def _after_gradient(p: Parameter, function: Callable[[Parameter], None]) -> object:
     """Has ``function(p)`` called whenever a backward pass has added to p.grad; returns what keeps it so."""
     if hasattr(p, "register_post_accumulate_grad_hook"):
-        return p.register_post_accumulate_grad_hook(function)
+        register: Any = p.register_post_accumulate_grad_hook
+        return cast(object, register(function))
     # Before PyTorch 2.1: the node that accumulates lives as long as somebody holds it.
     node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     node.register_hook(lambda *_: function(p))  # type: ignore[union-attr]
     return node
-
-
-def _check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step must be > 0, and is {passes!r}")
-
-
-def _check_names(
-    optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, Parameter]]]
-) -> List[Tuple[str, Parameter]]:
-    """Names of all parameters of the optimizer; ValueError where they are no pairs, no names of one, or not for all."""
-    named = [] if named_parameters is None else list(named_parameters)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by"
-            " model.named_parameters()."
-        )
-    names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
-        )
-    all_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    unnamed = all_ids - {id(p) for _, p in named}
-    if named and unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids:"
-            f" {', '.join(str(i) for i in sorted(unnamed))}"
-        )
-    return named
-
-
-def _check_groups(groups: Groups, optimizer: torch.optim.Optimizer) -> None:
-    if groups is None:
-        return
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, and is {groups}")
-        return
-    if not isinstance(groups, (list, tuple)) or any(not isinstance(g, (list, tuple)) for g in groups):
-        raise ValueError("groups should be a non-negative integer or a list of lists of tensors")
-    members = [id(p) for g in groups for p in g]
-    if len(set(members)) != len(members):
-        raise ValueError("a tensor is in groups more than once")
-    if any(not isinstance(p, torch.Tensor) for g in groups for p in g):
-        raise ValueError("groups must consist of torch.Tensor")
 
 
 def DistributedOptimizer(
@@ -357,8 +326,9 @@ def DistributedOptimizer(
     groups: Groups = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    gradient_as_bucket_view: bool = False,
 ) -> Any:
-    """``optimizer`` with gradients that are reduced over ranks: of its class, with its state, and in its place from now on.
+    """``optimizer`` with gradients that are reduced over ranks: of its class and with its state, in its place.
 
     Each gradient is on its way as soon as the backward pass has it; ``step`` waits for all.
 
@@ -367,13 +337,16 @@ def DistributedOptimizer(
     * ``backward_passes_per_step``: how many passes add to a gradient before it is reduced.
     * ``op``: Average, Sum, Adasum and so on. Adasum combines what each rank's own step would change.
     * ``gradient_predivide_factor``: with Average, gradients are divided by it before and multiplied after.
-    * ``groups``: lists of parameters, or into how many parts to divide all, that are reduced together; ``num_groups`` is
-      an older form.
+    * ``groups``: lists of parameters, or into how many parts to divide all, that are reduced together; ``num_groups``
+      is an older form.
     * ``sparse_as_dense``: makes sparse gradients dense before.
+    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, and are reduced there. What
+      ``zero_grad()`` has set to None comes there by one copy, what ``zero_grad(set_to_none=False)`` has zeroed is
+      there. All ranks make the optimizer at the same time then. It says so, once, where a gradient cannot lie there.
 
     Errors: ValueError for arguments that contradict each other, and outside a job.
     """
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -382,11 +355,21 @@ def DistributedOptimizer(
             "Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2
         )
         groups = num_groups if groups is None else groups
-    named = _check_names(optimizer, named_parameters)
-    _check_groups(groups, optimizer)
+    named = check_names(optimizer, named_parameters)
+    check_groups(groups)
     size = basics.size()
     wrapper: Any = AdasumOptimizer if op is Adasum and size > 1 else _DistributedOptimizer
     cls = type(optimizer.__class__.__name__, (wrapper, optimizer.__class__), {})
+    if gradient_as_bucket_view:
+        why_not = (
+            "Adasum combines steps, not gradients" if op is Adasum
+            else "compressed gradients are copies" if compression is not Compression.none
+            else "the memory is that of all ranks" if process_set is not global_process_set
+            else ""
+        )
+        if why_not:
+            warnings.warn(f"gradient_as_bucket_view is ignored: {why_not}", stacklevel=2)
+            gradient_as_bucket_view = False
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
     # It shares parameters and state with what it wraps; a step that a scheduler put there would hide its own.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
@@ -395,6 +378,6 @@ def DistributedOptimizer(
     else:
         wrapped._hvd_setup(
             named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
-            process_set,
+            process_set, gradient_as_bucket_view,
         )
     return wrapped

@@ -9,14 +9,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd import basics
 from hvd.basics import Sum
-from hvd.torch.mpi_ops import allgather, allreduce
+from hvd.torch.movements import allgather
+from hvd.torch.reductions import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
     """As torch.nn.BatchNorm*d, with mean and variance of the batches of all ranks, which may differ in length.
 
     Inputs: (N, C) or (N, C, ...). One exchange of 2 C + 1 numbers in the forward pass, one of 2 C in the backward pass.
-    In evaluation, and with one rank, exactly batch normalisation. Raises ValueError for inputs of less than two dimensions.
+    In evaluation, and with one rank, exactly batch normalisation. Raises ValueError for inputs of less than two
+    dimensions.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -28,7 +30,8 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or basics.size() == 1:
             return super().forward(input)
-        mean, variance, count, output = _Normalize.apply(input, self.weight, self.bias, self.eps)
+        apply: Any = _Normalize.apply
+        mean, variance, count, output = apply(input, self.weight, self.bias, self.eps)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             momentum = self.momentum
             if self.num_batches_tracked is not None:
@@ -51,7 +54,8 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, input: torch.Tensor, weight: Optional[torch.Tensor], bias: Optional[torch.Tensor], eps: float
     ) -> Tuple[torch.Tensor, ...]:
-        # Moments of each rank's batch, combined as in T. Chan et al., "Algorithms for computing the sample variance", 1983.
+        # Moments of each rank's batch, combined as in T. Chan et al., "Algorithms for computing the sample variance",
+        # 1983.
         exact = torch.float64 if input.dtype == torch.float64 else torch.float32
         x = input.to(exact)
         dims = [0, *range(2, input.dim())]
@@ -79,7 +83,7 @@ class _Normalize(torch.autograd.Function):
         return mean, variance, total, output.to(input.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Any) -> Any:
         normal, weight, scale, total = ctx.saved_tensors
         grad = grads[3].to(normal.dtype)
         own_grad = grad.sum(ctx.dims)

@@ -30,7 +30,7 @@ class _Torch:
         if number is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
             raise _refuse(tensor)
         if tensor.is_conj() or tensor.is_neg():
-            raise ValueError("hvd: the tensor is a lazy conjugate or negative; pass tensor.resolve_conj().resolve_neg()")
+            raise ValueError("hvd: the tensor is lazily conjugate or negative; pass x.resolve_conj().resolve_neg()")
         return tensor.data_ptr(), number, tensor.shape
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -47,11 +47,11 @@ class _Torch:
 
 def _refuse(tensor: torch.Tensor) -> ValueError:
     if not tensor.is_cpu:
-        return ValueError(f"hvd: the tensor is on device {tensor.device}; hvd moves tensors of the CPU: pass tensor.cpu()")
+        return ValueError(f"hvd: the tensor is on device {tensor.device}, and hvd takes those of the CPU: pass x.cpu()")
     if tensor.dtype not in DTYPES:
         return ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if tensor.layout is not torch.strided:
-        return ValueError(f"hvd: the tensor's layout is {tensor.layout}; pass a dense one, or use sparse_allreduce_async")
+        return ValueError(f"hvd: the tensor's layout is {tensor.layout}; make it dense, or use sparse_allreduce_async")
     return ValueError("Tensor is required to be contiguous.")
 
 

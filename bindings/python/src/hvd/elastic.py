@@ -1,0 +1,113 @@
+"""State that survives a failed operation: what it was at the last commit, on all ranks.
+
+The interface is that of Horovod's elastic jobs. The ranks of a job are those that it was started with: ``run`` lets
+them join again after an error that all survived; where one is lost, joining again ends with the error of ``init``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Callable, Dict, List
+
+from hvd import basics
+from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+
+class State:
+    """What a training function goes on from. Subclasses say how it is saved, restored and made the same on all
+    ranks.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._reset_callbacks: List[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
+        """Has functions called after the ranks have joined again, to adapt a rate to the number of ranks for
+        instance.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """By ``run``, after the ranks have joined again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Saves: what is lost by a failure is what came after."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Does nothing: the hosts of a job do not change."""
+
+    def save(self) -> None:
+        """Keeps the state as it is."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Back to what was kept."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Makes it that of rank 0 on all ranks. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """After the ranks have joined again."""
+
+
+class ObjectState(State):
+    """Values that are attributes; ``ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, epoch=0)``."""
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._bcast_object = bcast_object
+        self._saved: Dict[str, Any] = kwargs
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        """Keeps copies of the values."""
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
+
+    def restore(self) -> None:
+        """Sets the attributes to the values that were kept."""
+        for name, value in self._saved.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Takes the values of rank 0, and keeps them."""
+        if self._saved:
+            values = {name: getattr(self, name) for name in self._saved}
+            for name, value in self._bcast_object(values, root_rank=0, name="elastic_state").items():
+                setattr(self, name, value)
+            self.save()
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates ``func(state, ...)``: it starts from the state of rank 0, and again from the last commit after an
+    error.
+
+    Errors: those of ``func`` but for HorovodInternalError, and those of ``init`` where the ranks cannot join again.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        same = False
+        while True:
+            try:
+                if not same:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+                same = False
+            except HostsUpdatedInterrupt as e:
+                same = e.skip_sync
+            basics.shutdown()
+            basics.init()
+            state.on_reset()
+
+    return wrapper

@@ -1,0 +1,59 @@
+"""What DistributedOptimizer refuses."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+Parameter = torch.Tensor
+Groups = Union[None, int, Sequence[Sequence[Parameter]]]
+
+
+def check_passes(passes: int) -> None:
+    """Raises ValueError for less than one backward pass."""
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be > 0, and is {passes!r}")
+
+
+def check_names(
+    optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, Parameter]]]
+) -> List[Tuple[str, Parameter]]:
+    """Names of all parameters of the optimizer; ValueError where they are no pairs, no names of one, or not for all."""
+    named = [] if named_parameters is None else list(named_parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by"
+            " model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    all_ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    unnamed = all_ids - {id(p) for _, p in named}
+    if named and unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids:"
+            f" {', '.join(str(i) for i in sorted(unnamed))}"
+        )
+    return named
+
+
+def check_groups(groups: Groups) -> None:
+    """Raises ValueError for what is no number of groups and no lists of parameters, each in one of them."""
+    if groups is None:
+        return
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups should be a non-negative integer or a list of lists of tensors, and is {groups}")
+        return
+    if not isinstance(groups, (list, tuple)) or any(not isinstance(g, (list, tuple)) for g in groups):
+        raise ValueError("groups should be a non-negative integer or a list of lists of tensors")
+    members = [id(p) for g in groups for p in g]
+    if len(set(members)) != len(members):
+        raise ValueError("a tensor is in groups more than once")
+    if any(not isinstance(p, torch.Tensor) for g in groups for p in g):
+        raise ValueError("groups must consist of torch.Tensor")
