@@ -21,10 +21,7 @@ class session_of final : public session {
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
   hvd::handle submit(hvd::request r, int process_set, bool wake) override {
-    if constexpr (requires { engine_.submit(std::move(r), process_set, wake); })
-      return engine_.submit(std::move(r), process_set, wake);
-    else
-      return engine_.submit(std::move(r), process_set);
+    return engine_.submit(std::move(r), process_set, wake);
   }
   hvd::handle join() override { return engine_.join(); }
   int add_process_set(const std::vector<int>& ranks) override { return engine_.add_process_set(ranks); }
