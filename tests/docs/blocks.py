@@ -44,7 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-pthread"]
 HEADERS = "algorithm array chrono complex cstdio cstdlib iostream numeric string string_view thread vector".split()
-TOOLS = set("cd cmake cp export g++ git make meson mkdir mpicxx mpiexec ninja python3 wait".split())
+TOOLS = set("cd cmake cp export g++ git hvdrun make meson mkdir mpicxx mpiexec ninja pip python3 wait".split())
 MPI_HEADER = "#include <hvd/transport/mpi.hpp>"
 TIMEOUT = 60
 
