@@ -44,6 +44,7 @@ void check(const std::vector<From>& in, const scaling* scale, const Scalar& scal
     CAPTURE(static_cast<int>(level));
     const converter convert = conversion<Format_from, Format_to>(level);
     for (std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{33}, in.size()}) {
+      if (n > in.size()) continue;
       std::vector<To> out(n + 1);
       std::memset(static_cast<void*>(out.data()), 0x5a, out.size() * sizeof(To));
       const To guard = out[n];
