@@ -150,7 +150,7 @@ def real_horovod() -> Optional[str]:
         about = importlib.metadata.distribution("horovod")
     except importlib.metadata.PackageNotFoundError:
         return None
-    return None if any(re.match(r"hvd\b", need) for need in about.requires or []) else about.version
+    return None if about.version.endswith("+hvd") else about.version
 
 
 def ways_of(settings: Settings) -> Tuple[Dict[str, Callable[[Any, Any], Tuple[Any, Any]]], Dict[str, str]]:
