@@ -58,13 +58,20 @@ bool checks_messages(T& comm) {
   }
 }
 
-/// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
-template <class T>
-void agree_by_messages(T& comm, const descriptor& own) {
-  std::vector<descriptor> all(static_cast<std::size_t>(comm.size()));
+/// What each rank has to say, in rank order; log p messages, whatever else the transport could do.
+template <PointToPoint T, class Value>
+std::vector<Value> share_by_messages(T& comm, const Value& own) {
+  std::vector<Value> all(static_cast<std::size_t>(comm.size()));
   const partition blocks(comm.size(), 1, sizeof own);
   recursive_doubling{}(
       comm, allgather_call{reinterpret_cast<const std::byte*>(&own), reinterpret_cast<std::byte*>(all.data()), blocks});
+  return all;
+}
+
+/// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
+template <class T>
+void agree_by_messages(T& comm, const descriptor& own) {
+  const std::vector<descriptor> all = share_by_messages(comm, own);
   const std::string label = joined({"rank ", comm.rank(), " of ", comm.size()});
   if (const auto why = disagreement(all, name(own.kind), label)) throw error(*why);
 }

@@ -76,51 +76,36 @@ class Engine {
   template <Buffer B>
   handle allreduce(std::string name, B&& inout, reduce_op op = reduce_op::sum, double prescale = 1.0,
                    double postscale = 1.0, int process_set = 0) {
-    request r;
-    r.name = std::move(name);
+    request r = asked(operation::allreduce, std::move(name), of(as_output(inout)));
     r.op = op;
     r.prescale = prescale;
     r.postscale = postscale;
-    r.tensors.push_back(of(as_output(inout)));
     return submit(std::move(r), process_set);
   }
   /// The root's elements, to all ranks, in place.
   template <Buffer B>
   handle broadcast(std::string name, B&& inout, int root, int process_set = 0) {
-    request r;
-    r.kind = operation::broadcast;
-    r.name = std::move(name);
+    request r = asked(operation::broadcast, std::move(name), of(as_output(inout)));
     r.root = root;
-    r.tensors.push_back(of(as_output(inout)));
     return submit(std::move(r), process_set);
   }
   /// All ranks' elements, as many on each as it has; the result is the handle's `output`.
   template <Buffer B>
   handle allgather(std::string name, const B& in, int process_set = 0) {
-    request r;
-    r.kind = operation::allgather;
-    r.name = std::move(name);
-    r.tensors.push_back(from(as_span(in)));
-    return submit(std::move(r), process_set);
+    return submit(asked(operation::allgather, std::move(name), from(as_span(in))), process_set);
   }
   /// This rank's part of the reduction, the first ranks one element more where they cannot have equally many; the
   /// result is the handle's `output`.
   template <Buffer B>
   handle reduce_scatter(std::string name, const B& in, reduce_op op = reduce_op::sum, int process_set = 0) {
-    request r;
-    r.kind = operation::reduce_scatter;
-    r.name = std::move(name);
+    request r = asked(operation::reduce_scatter, std::move(name), from(as_span(in)));
     r.op = op;
-    r.tensors.push_back(from(as_span(in)));
     return submit(std::move(r), process_set);
   }
   /// splits[r] elements to rank r; the result is the handle's `output`, with what came from each rank.
   template <Buffer B>
   handle alltoall(std::string name, const B& in, std::vector<std::size_t> splits = {}, int process_set = 0) {
-    request r;
-    r.kind = operation::alltoall;
-    r.name = std::move(name);
-    r.tensors.push_back(from(as_span(in)));
+    request r = asked(operation::alltoall, std::move(name), from(as_span(in)));
     r.tensors.back().splits = std::move(splits);
     return submit(std::move(r), process_set);
   }
@@ -322,6 +307,13 @@ class Engine {
     return id;
   }
 
+  static request asked(operation kind, std::string name, tensor t) {
+    request r;
+    r.kind = kind;
+    r.name = std::move(name);
+    r.tensors.push_back(std::move(t));
+    return r;
+  }
   template <class E>
   static tensor of(std::span<E> s) {
     tensor t = from(std::span<const E>(s));

@@ -1,7 +1,7 @@
 // hvd/engine/clock.hpp: what ranks settle when they make an engine: options, and the clock of rank 0.
 #pragma once
 
-#include <hvd/algorithm/recursive_doubling.hpp>
+#include <hvd/collective.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/transport.hpp>
 
@@ -86,10 +86,7 @@ void agree_on_options(T& comm, const engine_options& o) {
                     number(o.autotune_steps),
                     number(o.autotune_samples),
                     number(o.thread)};
-  std::vector<values> all(static_cast<std::size_t>(comm.size()));
-  recursive_doubling{}(comm, allgather_call{reinterpret_cast<const std::byte*>(&mine),
-                                            reinterpret_cast<std::byte*>(all.data()),
-                                            partition(comm.size(), 1, sizeof mine)});
+  const std::vector<values> all = share_by_messages(comm, mine);
   for (std::size_t r = 1; r != all.size(); ++r) {
     for (std::size_t i = 0; i != n; ++i) {
       if (all[r][i] == all[0][i]) continue;

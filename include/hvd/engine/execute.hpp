@@ -32,14 +32,6 @@ struct work {
   completion* end = nullptr;
 };
 
-/// Rows of dimension 0 that each rank gets of `rows`: the first ranks one more where they cannot have equally many.
-inline std::vector<std::size_t> shares(std::size_t rows, int ranks) {
-  const auto p = static_cast<std::size_t>(ranks);
-  std::vector<std::size_t> all(p, rows / p);
-  for (std::size_t r = 0; r != rows % p; ++r) ++all[r];
-  return all;
-}
-
 template <Transport T>
 class executor {
  public:
@@ -157,9 +149,10 @@ class executor {
     each(works, [&](const work& w, std::size_t t) {
       const std::size_t rows = w.what.shapes[t].front();
       const std::size_t row = rows == 0 ? 0 : w.what.elements(t) / rows;
-      std::vector<std::size_t>& of = elements.emplace_back(shares(rows, comm_.size()));
-      const std::size_t mine = of[static_cast<std::size_t>(comm_.rank())];
-      for (std::size_t& c : of) c *= row;
+      const std::size_t p = static_cast<std::size_t>(comm_.size());
+      const std::size_t mine = share_of(rows, static_cast<std::size_t>(comm_.rank()), p);
+      std::vector<std::size_t>& of = elements.emplace_back(p);
+      for (std::size_t r = 0; r != p; ++r) of[r] = share_of(rows, r, p) * row;
       std::vector<std::size_t> shape = w.what.shapes[t];
       shape.front() = mine;
       tensors_.push_back({.in = w.mine->tensors[t].in,

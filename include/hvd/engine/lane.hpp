@@ -20,6 +20,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -40,7 +41,6 @@ class lane final : public waiting_room {
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
         agreement_(control_), negotiation_(opts.cache_capacity, control_.rank(), control_.size()),
         execute_(data_, opts.fusion_threshold), observer_(timeline, control_.rank(), std::move(prefix)),
-        threshold_(opts.fusion_threshold),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && tuned) tuner_.emplace(data_, opts);
   }
@@ -71,15 +71,16 @@ class lane final : public waiting_room {
     auto what = std::make_shared<submission>(std::move(r));
     const std::string& name = what->what.name;
     std::optional<error> too_late;
-    what->end->label = joined({hvd::name(what->what.kind), " \"", name, "\" on rank ", rank(), " of ", size()});
+    introduce(*what->end, hvd::name(what->what.kind), name);
     {
       const std::lock_guard lock(mutex_);
       too_late = stopped_;
       if (!too_late) {
         const auto [at, fresh] = in_flight_.emplace(name, what);
         if (!fresh) {
-          fail(error_kind::invalid_argument, {what->end->label, ": this name is in flight already; wait for it first, "
-                                                                "or give each tensor its own name"});
+          fail(error_kind::invalid_argument,
+               {what->end->label(), ": this name is in flight already; wait for it first, "
+                                    "or give each tensor its own name"});
         }
         observer_.submitted(*what);
         fresh_.push_back(what);
@@ -94,7 +95,7 @@ class lane final : public waiting_room {
   std::shared_ptr<completion> join() {
     refuse_fork();
     auto end = std::make_shared<completion>();
-    end->label = joined({"join on rank ", rank(), " of ", size()});
+    introduce(*end, "join", {});
     {
       const std::lock_guard lock(mutex_);
       if (stopped_) {
@@ -102,7 +103,7 @@ class lane final : public waiting_room {
         return end;
       }
       if (joining_)
-        fail(error_kind::invalid_argument, {end->label, ": a join is in flight already; wait for it first"});
+        fail(error_kind::invalid_argument, {end->label(), ": a join is in flight already; wait for it first"});
       joining_ = end;
     }
     stir();
@@ -113,7 +114,7 @@ class lane final : public waiting_room {
     refuse_fork();
     if (turns_.mine()) {
       fail(error_kind::invalid_argument,
-           {end.label, " cannot be awaited by a callback, on whose return its progress depends"});
+           {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
     }
     for (int yields = 0; !end.finished() && clock::now() < until;) {
       if (turns_.attempt([&] { drive(&end, until); })) {
@@ -168,6 +169,12 @@ class lane final : public waiting_room {
   }
 
  private:
+  void introduce(completion& end, std::string_view what, const std::string& name) const {
+    end.what = what;
+    end.name = name;
+    end.rank = rank_;
+    end.size = size_;
+  }
   /// The child of a fork has neither the threads nor the common memory.
   void refuse_fork() const {
     if (::getpid() == pid_) return;
@@ -246,7 +253,8 @@ class lane final : public waiting_room {
     observer_.cycle();
     decision d = negotiation_.decide(agreement_.words());
     for (const refusal& r : d.refused) refuse(r);
-    const auto batches = plan(negotiation_.known(), std::move(d.ready), threshold_, opts_.groups_alone);
+    const auto batches =
+        plan(negotiation_.known(), std::move(d.ready), execute_.buffer().threshold(), opts_.groups_alone);
     for (const batch& b : batches) {
       for (const std::uint32_t id : b.ids) observer_.ready(negotiation_.find(id));
     }
@@ -294,9 +302,8 @@ class lane final : public waiting_room {
     if (!tuner_) return;
     if (works.front().what.kind == operation::split) return;
     if (const auto setting = tuner_->count(b.ids, b.bytes)) {
-      threshold_ = setting->fusion_threshold;
       cycle_time_ = setting->cycle_time;
-      execute_.buffer().threshold(threshold_);
+      execute_.buffer().threshold(setting->fusion_threshold);
     }
   }
 
@@ -361,7 +368,6 @@ class lane final : public waiting_room {
   executor<T> execute_;
   std::vector<shared_array<std::byte>> buckets_;
   observer observer_;
-  std::size_t threshold_;
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};
   std::optional<autotuner<T>> tuner_;  // of lane 0

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -36,13 +37,12 @@ class ledger {
     signature what{};
     int priority = 0;
     std::uint64_t used = 0;  ///< when last, by the count of uses
-    bool live = false;
   };
 
   /// At most `capacity` entries, as long as that many are not in use at a time.
   explicit ledger(std::size_t capacity) : capacity_(capacity) {}
 
-  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }  ///< numbers given so far, free ones too
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] const entry& operator[](std::size_t id) const noexcept { return entries_[id]; }
   /// The number of a signature under a name, or -1.
   [[nodiscard]] int find(const std::string& name, const signature& what) const {
@@ -56,10 +56,7 @@ class ledger {
   /// Names that have several variants, with their numbers.
   template <class F>
   void each_ambiguous(const F& f) const {
-    if (ambiguous_ == 0) return;
-    for (const auto& [name, ids] : names_) {
-      if (ids.size() > 1) f(name, ids);
-    }
+    for (const std::string& name : ambiguous_) f(name, names_.at(name));
   }
 
   /// A new entry. Where the ledger is full, one that nobody has submitted (`wanted`) and that was not used for longest
@@ -67,18 +64,17 @@ class ledger {
   std::uint32_t add(const announcement& a, const bits& wanted, int& evicted) {
     evicted = -1;
     std::uint32_t id = static_cast<std::uint32_t>(entries_.size());
-    if (live_ >= capacity_) evicted = oldest(wanted);
+    if (entries_.size() >= capacity_) evicted = oldest(wanted);
     if (evicted >= 0) {
       id = static_cast<std::uint32_t>(evicted);
       forget(id);
     } else {
       entries_.emplace_back();
     }
-    entries_[id] = {a.name, a.what, a.priority, ++uses_, true};
+    entries_[id] = {a.name, a.what, a.priority, ++uses_};
     auto& variants = names_[a.name];
     variants.push_back(id);
-    if (variants.size() == 2) ++ambiguous_;
-    ++live_;
+    if (variants.size() == 2) ambiguous_.insert(a.name);
     return id;
   }
   void use(std::size_t id) noexcept { entries_[id].used = ++uses_; }
@@ -87,7 +83,7 @@ class ledger {
   [[nodiscard]] int oldest(const bits& wanted) const noexcept {
     int found = -1;
     for (std::size_t id = 0; id != entries_.size(); ++id) {
-      if (!entries_[id].live || (id / 64 < wanted.words().size() && wanted.has(id))) continue;
+      if (id / 64 < wanted.words().size() && wanted.has(id)) continue;
       if (found < 0 || entries_[id].used < entries_[static_cast<std::size_t>(found)].used) found = static_cast<int>(id);
     }
     return found;
@@ -95,18 +91,15 @@ class ledger {
   void forget(std::uint32_t id) {
     const auto at = names_.find(entries_[id].name);
     std::erase(at->second, id);
-    if (at->second.size() == 1) --ambiguous_;
+    if (at->second.size() == 1) ambiguous_.erase(at->first);
     if (at->second.empty()) names_.erase(at);
-    entries_[id] = {};
-    --live_;
   }
 
   std::size_t capacity_;
-  std::size_t live_ = 0;
-  std::size_t ambiguous_ = 0;  // names with several variants
   std::uint64_t uses_ = 0;
   std::vector<entry> entries_;
   std::unordered_map<std::string, std::vector<std::uint32_t>> names_;
+  std::set<std::string> ambiguous_;  // names with several variants
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

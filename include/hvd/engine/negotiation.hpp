@@ -283,17 +283,16 @@ class negotiation {
     if (s.kind == operation::allreduce && zeros_do) return std::nullopt;
     const std::string_view with = has_op(s.kind) ? hvd::name(s.op) : std::string_view();
     return error(error_kind::unsupported,
-                 joined_text({hvd::name(s.kind), " \"", known_[id].name, "\"", with.empty() ? "" : " with ", with,
-                              " cannot run while a rank has joined, which would have to give data; allowed then: "
-                              "allreduce with sum, average or adasum, to which it gives zeros, and barrier"}));
+                 detail::joined({hvd::name(s.kind), " \"", known_[id].name, "\"", with.empty() ? "" : " with ", with,
+                                 " cannot run while a rank has joined, which would have to give data; allowed then: "
+                                 "allreduce with sum, average or adasum, to which it gives zeros, and barrier"}));
   }
-  static std::string joined_text(std::initializer_list<piece> pieces) { return detail::joined(pieces); }
 
   [[nodiscard]] error disagreement(std::vector<const announcement*> variants) const {
     std::sort(variants.begin(), variants.end(), [](auto* a, auto* b) { return a->rank < b->rank; });
     const announcement &a = *variants[0], &b = *variants[1];
-    return {error_kind::mismatch, joined_text({hvd::name(a.what.kind), " \"", a.name, "\": ranks do not agree: ",
-                                               difference(a, b), "; all ranks must submit the same"})};
+    return {error_kind::mismatch, detail::joined({hvd::name(a.what.kind), " \"", a.name, "\": ranks do not agree: ",
+                                                  difference(a, b), "; all ranks must submit the same"})};
   }
 
   int rank_;

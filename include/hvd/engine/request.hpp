@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -85,7 +86,14 @@ class completion {
 
   std::vector<result> results{};  ///< one for each tensor; written before the end
   int answer = -1;                ///< of a join: the rank that came last; of a new process set: its number
-  std::string label{};            ///< for messages: operation, name, rank
+  std::string_view what{};        ///< the operation; with what follows for messages, which are made when one is due
+  std::string name{};
+  int rank = 0, size = 1;
+
+  [[nodiscard]] std::string label() const {
+    const std::string quoted = name.empty() ? std::string() : joined({" \"", name, "\""});
+    return joined({what, quoted, " on rank ", rank, " of ", size});
+  }
 
  private:
   std::atomic<std::uint32_t> state_{0};
@@ -126,7 +134,7 @@ class handle {
       if (const auto room = where_.lock()) room->await(*end_, until);
       if (!end_->finished()) {
         detail::fail(error_kind::timeout,
-                     {end_->label, " is not done after ", limit->count(), " s; it stays in flight"});
+                     {end_->label(), " is not done after ", limit->count(), " s; it stays in flight"});
       }
     }
     if (end_->problem()) throw error(*end_->problem());

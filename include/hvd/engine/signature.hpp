@@ -39,6 +39,11 @@ constexpr bool has_op(operation kind) noexcept {
   return kind == operation::allreduce || kind == operation::reduce_scatter;
 }
 
+/// Rows of dimension 0 that a rank gets of `rows`: the first ranks one more where they cannot have equally many.
+constexpr std::size_t share_of(std::size_t rows, std::size_t rank, std::size_t ranks) noexcept {
+  return rows / ranks + (rank < rows % ranks ? 1 : 0);
+}
+
 inline signature signature_of(const request& r) {
   signature s;
   s.kind = r.kind;

@@ -89,8 +89,8 @@ inline void validate(const request& r, int rank, int size) {
       const std::size_t bytes = elements * size_of(t.type);
       std::size_t out_bytes = bytes;
       if (r.kind == operation::reduce_scatter && !t.shape.empty() && t.shape.front() != 0) {
-        const std::size_t rows = t.shape.front(), p = static_cast<std::size_t>(size);
-        out_bytes = bytes / rows * (rows / p + (static_cast<std::size_t>(rank) < rows % p ? 1 : 0));
+        const std::size_t rows = t.shape.front();
+        out_bytes = bytes / rows * share_of(rows, static_cast<std::size_t>(rank), static_cast<std::size_t>(size));
       }
       const auto in = reinterpret_cast<std::uintptr_t>(t.in), out = reinterpret_cast<std::uintptr_t>(t.out);
       const bool takes_it =

@@ -3,6 +3,7 @@
 
 #include <hvd/detail/futex.hpp>
 #include <hvd/engine/options.hpp>
+#include <hvd/engine/signature.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -138,13 +139,13 @@ class stall_watch {
 
   void ask() {
     std::string text;
-    put(text, question);
-    put(text, ++number_);
-    put(text, static_cast<std::uint32_t>(asked_.size()));
+    detail::put(text, question);
+    detail::put(text, ++number_);
+    detail::put(text, static_cast<std::uint32_t>(asked_.size()));
     for (const pending_operation& f : asked_) {
-      put(text, f.set);
+      detail::put(text, f.set);
       const std::string_view name = std::string_view(f.name).substr(0, most_letters);
-      put(text, static_cast<std::uint32_t>(name.size()));
+      detail::put(text, static_cast<std::uint32_t>(name.size()));
       text += name;
     }
     owing_.resize(static_cast<std::size_t>(comm_.size()));
@@ -159,35 +160,35 @@ class stall_watch {
     std::string text(most_bytes, '\0');
     comm_.recv(reinterpret_cast<std::byte*>(text.data()), text.size(), from);
     std::string_view rest = text;
-    const auto kind = get<char>(rest);
-    const auto number = get<std::uint32_t>(rest);
-    const auto entries = std::min<std::uint32_t>(get<std::uint32_t>(rest), most_names);
+    const auto kind = detail::take<char>(rest);
+    const auto number = detail::take<std::uint32_t>(rest);
+    const auto entries = std::min<std::uint32_t>(detail::take<std::uint32_t>(rest), most_names);
     if (kind == answer) {
       owing_[static_cast<std::size_t>(from)] = false;
       if (number != number_ || entries != asked_.size()) return;
       reply r;
       for (std::uint32_t i = 0; i != entries; ++i) {
-        r.submitted.push_back(get<char>(rest) != 0);
-        r.states.push_back(get<lane_state>(rest));
+        r.submitted.push_back(detail::take<char>(rest) != 0);
+        r.states.push_back(detail::take<lane_state>(rest));
       }
       replies_[from] = std::move(r);
       return;
     }
     const std::vector<pending_operation> mine = what_.list();
     std::string back;
-    put(back, answer);
-    put(back, number);
-    put(back, entries);
+    detail::put(back, answer);
+    detail::put(back, number);
+    detail::put(back, entries);
     for (std::uint32_t i = 0; i != entries; ++i) {
-      const int set = get<int>(rest);
-      const auto length = std::min<std::size_t>(get<std::uint32_t>(rest), rest.size());
+      const int set = detail::take<int>(rest);
+      const auto length = std::min<std::size_t>(detail::take<std::uint32_t>(rest), rest.size());
       const std::string_view name = rest.substr(0, length);
       rest.remove_prefix(length);
       const bool has = std::any_of(mine.begin(), mine.end(), [&](const pending_operation& f) {
         return f.set == set && std::string_view(f.name).substr(0, most_letters) == name;
       });
-      put(back, static_cast<char>(has));
-      put(back, what_.state(set));
+      detail::put(back, static_cast<char>(has));
+      detail::put(back, what_.state(set));
     }
     send(back, from);
   }
@@ -195,19 +196,6 @@ class stall_watch {
     text.resize(most_bytes);
     comm_.send(reinterpret_cast<const std::byte*>(text.data()), text.size(), to);
   }
-  template <class V>
-  static void put(std::string& to, V value) {
-    to.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  template <class V>
-  static V get(std::string_view& from) {
-    V value{};
-    if (from.size() < sizeof value) return value;
-    std::copy_n(from.data(), sizeof value, reinterpret_cast<char*>(&value));
-    from.remove_prefix(sizeof value);
-    return value;
-  }
-
   // ---- the report ---------------------------------------------------------------------------------------------
 
   [[nodiscard]] std::string report(double age) const {
