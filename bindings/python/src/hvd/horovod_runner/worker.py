@@ -45,7 +45,8 @@ def main() -> int:
             pickle.dump({"raised": False}, answer)
             if rank == 0 or driver["every"]:
                 # No module by value: the driver takes its own, of the same path.
-                pickling.dump(value, answer, f"what {contents.describe(call)} returned", _REMEDY)
+                where = f" on rank {rank}" if driver["every"] else ""
+                pickling.dump(value, answer, f"what {contents.describe(call)} returned{where}", _REMEDY)
         except BaseException as error:  # SystemExit as well: main was to return
             answer.seek(0)
             pickle.dump(_report(error, doing), answer)

@@ -6,35 +6,15 @@ worker the ranks are: nothing listens, and nothing is on a disk.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import pickle
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Callable
 
 from hvd.launcher import hosts as hosts_
-from hvd.launcher.local import LaunchError, RankFailed, run_local
+from hvd.launcher.local import LaunchError
 from hvd.launcher.output import LinePrinter
 from hvd.launcher.speech import Speech
-
-RESULT = "HVD_RUN_RESULT"  # the number of the file that a rank's result goes to
-
-
-class Delivery(functools.partial):  # type: ignore[type-arg,unused-ignore]
-    """A call whose value goes to the file of this rank."""
-
-    def __call__(self) -> None:  # type: ignore[override,unused-ignore]
-        from hvd.horovod_runner import contents, pickling
-
-        file = os.fdopen(int(os.environ.pop(RESULT)), "wb")
-        value = functools.partial.__call__(self)
-        what = f"what {contents.describe(self)} returned on rank {os.environ['HOROVOD_RANK']}"
-        with file:
-            pickling.dump(value, file, what, "return numbers, arrays, a state_dict or a path")
 
 
 def run(
@@ -78,7 +58,7 @@ def run(
     started. TypeError: something cannot be pickled, with the path to it. RankError: func raised an exception on a rank,
     with the traceback there, and the exception as the cause. RankFailed: a rank's process was ended.
     """
-    from hvd.horovod_runner import local as runner
+    from hvd.horovod_runner.local import call_on_ranks
 
     count = num_proc if np is None else np
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -105,42 +85,17 @@ def run(
     }
     for name in [name for name, value in unused.items() if value]:
         speech.warn(f"{name} has no effect here: all ranks are on this host, over shared memory, and no job is elastic")
-    python = shlex.split(executable) if executable else [sys.executable]
-    limit = start_timeout if start_timeout is not None else runner._start_timeout()
-    with contextlib.ExitStack() as stack:
-        program = stack.enter_context(runner._file_in_memory("hvd-program"))
-        ends = [stack.enter_context(runner._file_in_memory(f"hvd-end-{rank}")) for rank in range(count)]
-        values = [stack.enter_context(runner._file_in_memory(f"hvd-result-{rank}")) for rank in range(count)]
-        runner._write_program(program, Delivery(func, *args, **(kwargs or {})), count)
-        environ = dict(os.environ)
-        here = str(Path(__file__).parents[2])  # where hvd lies, which this process may know by sys.path alone
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
-        printer = LinePrinter()
-        failed = None
-        try:
-            run_local(
-                [*python, "-m", "hvd.horovod_runner.worker"],
-                count,
-                env=environ,
-                rank_env=lambda rank: {
-                    runner.FILES: f"{program.fileno()},{ends[rank].fileno()}",
-                    RESULT: str(values[rank].fileno()),
-                },
-                pass_fds=lambda rank: (program.fileno(), ends[rank].fileno(), values[rank].fileno()),
-                on_line=printer,
-                start_timeout=limit,
-                output_dir=output_filename,
-                notify=speech.warn,
-                verbose=speech.say if verbose else None,
-            )
-        except RankFailed as error:
-            failed = error
-        finally:
-            printer.finish()
-        runner._result(ends, failed)
-        for file in values:
-            file.seek(0)
-        return [pickle.load(file) for file in values]
+    return call_on_ranks(
+        count,
+        functools.partial(func, *args, **(kwargs or {})),
+        every=True,
+        python=shlex.split(executable) if executable else (),
+        printer=LinePrinter(),
+        start_timeout=start_timeout,
+        output_dir=output_filename,
+        notify=speech.warn,
+        verbose=speech.say if verbose else None,
+    )
 
 
 def _check_hosts(text: str | None, file: str | None, count: int) -> None:
