@@ -358,6 +358,11 @@ def work(folder: Path) -> None:
         dist.destroy_process_group()
     hvd.shutdown()
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    # Not through the end of the interpreter: a thread of Gloo that lets go of its last tensor meanwhile asks for the
+    # GIL, and ends the process by std::terminate (https://github.com/pytorch/pytorch/issues/190489).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 # ---- all ranks ------------------------------------------------------------------------------------------------------
