@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -12,6 +12,7 @@ pytest.importorskip("torch.nn")  # a part: this folder has the name of the packa
 import torch  # noqa: E402
 
 import hvd.torch as hvd  # noqa: E402
+from hvd.torch import buckets  # noqa: E402
 
 STEPS = 4
 OPTIMIZERS = {
@@ -328,7 +329,7 @@ def check_buckets() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum, gradient_as_bucket_view=True)
     places = None
-    for step in range(3):
+    for _ in range(3):
         model(torch.full((1, 2, 4, 4), r + 1.0)).sum().backward()
         optimizer.synchronize()
         assert model[0].weight.grad.stride() == model[0].weight.stride()
@@ -337,7 +338,18 @@ def check_buckets() -> None:
         assert places in (None, now), "a gradient has moved"
         assert now == sorted(now, reverse=True) and now[0] - now[-1] < 4096, "gradients lie side by side"
         places = now
-        optimizer.zero_grad(set_to_none=step == 0)
+        optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad()  # the backward pass makes new ones, which are reduced elsewhere
+    for warns in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.full((1, 2, 4, 4), r + 1.0)).sum().backward()
+            optimizer.synchronize()
+        said = [str(w.message).partition(":")[0] for w in caught]
+        assert said == ["gradient_as_bucket_view"] * warns, (warns, said)
+        torch.testing.assert_close(model[2].bias.grad, torch.full((2,), float(n)))
+        assert not {p.grad.data_ptr() for p in model.parameters()} & set(places)
+        optimizer.zero_grad(set_to_none=False)
     big = torch.nn.Parameter(torch.zeros(4, 4)[:, ::2])
     with pytest.warns(UserWarning, match="side by side"):
         inner = torch.optim.SGD([big], lr=1.0)
@@ -374,6 +386,72 @@ def test_optimizer_in_the_next_job(several_ranks: Any) -> None:
     several_ranks.run(check_optimizer_in_the_next_job)
 
 
+def check_order_of_dimensions() -> None:
+    """Gradients keep the order of dimensions of their parameters, on a rank that has none, too."""
+    r, n = hvd.rank(), hvd.size()
+    model = torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Sum)
+    for _ in range(2):
+        expected = torch.arange(54.0).view(3, 2, 3, 3)
+        if r > 0 or n == 1:
+            (model.weight * expected).sum().backward()
+        optimizer.synchronize()
+        assert model.weight.grad.stride() == model.weight.stride() != (18, 9, 3, 1)
+        torch.testing.assert_close(model.weight.grad, expected * max(1, n - 1))
+        optimizer.zero_grad()
+
+
+def test_order_of_dimensions(several_ranks: Any) -> None:
+    several_ranks.run(check_order_of_dimensions)
+
+
+def check_gradients_leave_with_the_backward_pass() -> None:
+    """Small gradients wait for others, but not until step(): rank 0 wants something else before."""
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        p.sum().backward()
+        with pytest.raises(AssertionError, match="before optimizer.step"):
+            optimizer.zero_grad()
+        if hvd.rank() == 0:
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="metric") == n
+        optimizer.step()
+        if hvd.rank() != 0:
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="metric") == n
+    assert p.tolist() == [-2.0 * n] * 2
+
+
+def test_gradients_leave_with_the_backward_pass(several_ranks: Any) -> None:
+    several_ranks.run(check_gradients_leave_with_the_backward_pass)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "of_host", "ranks", "threshold", "expected"),
+    [
+        (1, 8, 8, None, 16 << 20),  # bound to one CPU each
+        (8, 8, 8, None, 16 << 20),  # not bound: a share of one
+        (2, 8, 4, None, 1 << 20),  # bound to two
+        (8, 8, 4, None, 1 << 20),
+        (2, 2, 4, None, 16 << 20),  # crowded
+        (1, 8, 8, "4096", 4096),
+        (8, 8, 1, "0", 0),
+    ],
+)
+def test_how_many_bytes_are_collected(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, of_host: int, ranks: int, threshold: Optional[str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
+    monkeypatch.setattr("os.cpu_count", lambda: of_host)
+    monkeypatch.setattr("hvd.basics.local_size", lambda: ranks)
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+    if threshold is not None:
+        monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", threshold)
+    assert buckets.bytes_together() == expected
+
+
 def check_overlap() -> None:
     """Gradients of the last layers are reduced while those of the first are not there yet."""
     n = hvd.size()
@@ -390,7 +468,9 @@ def check_overlap() -> None:
 
     hidden = model[:2](torch.full((3, 4), hvd.rank() + 1.0, dtype=torch.float64))
     hidden.register_hook(in_the_middle)
-    model[2:](hidden).square().sum().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # these are too few bytes to be sent alone otherwise
+        model[2:](hidden).square().sum().backward()
     optimizer.step()
     assert len(arrived) == 2
     for everyone in arrived:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -15,11 +15,13 @@ from hvd.collectives import Op, synchronize
 from hvd.compression import Compressor
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.adasum_optimizer import AdasumOptimizer
-from hvd.torch.buckets import View, make_views
+from hvd.torch.buckets import Buckets, bytes_together, side_by_side
 from hvd.torch.compression import Compression
+from hvd.torch.hooks import after_gradient, at_end_of_backward, remove
 from hvd.torch.mpi_ops import sparse_allreduce_async
 from hvd.torch.optimizer_arguments import Groups, Parameter, check_groups, check_names, check_passes
-from hvd.torch.reductions import allreduce_async_, grouped_allreduce_async_
+from hvd.torch.reductions import grouped_allreduce_async_
+from hvd.torch.tensors import OPS
 
 
 class _Slot:
@@ -30,6 +32,8 @@ class _Slot:
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
         self.group: Optional[_Group] = None
+        # Of another order of dimensions, such as channels_last, which the gradient has, too.
+        self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
         self.finish: Optional[Callable[[], None]] = None  # waits for the reduction that was begun
 
 
@@ -68,12 +72,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._make_groups(groups)
         self._job: Any = None
         self._active = False
-        self._views: Dict[Parameter, View] = {}
+        self._buckets: Optional[Buckets] = None
         self._touched = False
+        self._collected: List[_Slot] = []
+        self._collected_bytes = 0
+        self._bytes_together = 0
         self._synchronized = False
         self._should_synchronize = True
         if bucket_view and self._is_active():
-            self._views = make_views(list(self._slots), [slot.name for slot in self._slots.values()])
+            self._buckets = Buckets(list(self._slots), [slot.name for slot in self._slots.values()])
         # An optimizer that nobody holds any more leaves its parameters to the next one.
         me = weakref.ref(self)
 
@@ -82,8 +89,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if optimizer is not None:
                 optimizer._gradient_ready(p)
 
-        self._hooks = [_after_gradient(p, hook) for p in self._slots]
-        weakref.finalize(self, _remove, self._hooks)
+        self._hooks = [after_gradient(p, hook) for p in self._slots]
+        weakref.finalize(self, remove, self._hooks)
 
     def _make_groups(self, groups: Groups) -> None:
         slots = list(self._slots.values())
@@ -107,12 +114,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._job = job
             ranks = self._process_set.ranks or []
             self._active = len(ranks) > 1 and basics.rank() in ranks
-            self._views = {}  # which were the other job's
+            self._buckets = None  # which were the other job's
+            self._bytes_together = bytes_together() if self._active else 0
             self._reset()
         return self._active
 
     def _reset(self) -> None:
         self._touched = False
+        self._collected = []
+        self._collected_bytes = 0
         for slot in self._slots.values():
             slot.finish = None
             slot.remaining = self.backward_passes_per_step
@@ -130,32 +140,46 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._touched = True
         slot.remaining -= 1
         if slot.remaining == 0:
-            if slot.group is None:
-                self._begin(slot)
-            elif slot.group.ready():
-                self._begin_group(slot.group)
+            if slot.group is not None:
+                if slot.group.ready():
+                    self._begin_group(slot.group)
+                return
+            if not self._collected:
+                at_end_of_backward(self._begin_collected)
+            self._collected.append(slot)
+            self._collected_bytes += p.numel() * p.element_size()
+            if self._collected_bytes >= self._bytes_together:
+                self._begin_collected()
+
+    def _begin_collected(self) -> None:
+        """Begins what the backward pass has left behind, and has the engine look at it once."""
+        slots = self._collected
+        self._collected = []
+        self._collected_bytes = 0
+        for slot in slots:
+            self._begin(slot, wake=slot is slots[-1])
 
     def _gradient(self, slot: _Slot) -> torch.Tensor:
-        """What is to be reduced, in place: p.grad, contiguous, or the same memory in shared memory."""
+        """What is to be reduced, in place: p.grad, or what lies behind it where that is not contiguous."""
         p = slot.parameter
-        view = self._views.get(p)
-        if view is not None and not (p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense):
-            if p.grad is None:
-                view.flat.zero_()
-            elif p.grad.data_ptr() != view.flat.data_ptr():
-                view.shaped.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-            p.grad = view.shaped
-            return view.flat
+        if p.grad is not None and p.grad.is_sparse:
+            if not self._sparse_as_dense:
+                return p.grad
+            p.grad = p.grad.to_dense()
+        placed = self._buckets.place(p, slot.name) if self._buckets is not None else None
+        if placed is not None:
+            return placed
         if p.grad is None:
             p.grad = torch.zeros_like(p)
-        elif p.grad.is_sparse:
-            if self._sparse_as_dense:
-                p.grad = p.grad.to_dense()
-        elif not p.grad.is_contiguous():
+        if slot.flat:
+            if p.grad.stride() != p.stride():
+                p.grad = torch.empty_like(p).copy_(p.grad)
+            return p.grad.as_strided((p.numel(),), (1,))
+        if not p.grad.is_contiguous():
             p.grad = p.grad.contiguous()
         return p.grad
 
-    def _begin(self, slot: _Slot) -> None:
+    def _begin(self, slot: _Slot, wake: bool = True) -> None:
         gradient = self._gradient(slot)
         if gradient.is_sparse:
             result = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
@@ -166,7 +190,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             slot.finish = finish_sparse
             return
         sent, ctx = self._compression.compress(gradient)
-        handle = allreduce_async_(sent, None, slot.name, self._op, *self._scales, self._process_set)
+        both = (sent,)
+        handle = OPS.allreduce(both, both, True, slot.name, self._op, *self._scales, self._process_set, wake=wake)
 
         def finish() -> None:
             synchronize(handle)
@@ -213,7 +238,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             for slot in self._slots.values():
                 if slot.finish is None and slot.parameter.requires_grad:
                     if slot.group is None:
-                        self._begin(slot)
+                        self._begin(slot, wake=False)  # this thread waits at once, and does the work itself
                     else:
                         self._begin_group(slot.group)
             problem = None
@@ -276,7 +301,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
-        if any(slot.finish is not None for slot in self._slots.values()):
+        if self._collected or any(slot.finish is not None for slot in self._slots.values()):
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
                 " optimizer.synchronize(). This is prohibited as it can cause a race condition."
@@ -285,6 +310,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As the optimizer's own; gradients that were on their way are waited for and forgotten."""
+        self._begin_collected()
         for slot in self._slots.values():
             if slot.finish is not None:
                 with contextlib.suppress(RuntimeError):
@@ -296,23 +322,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 def _nothing() -> None:
     """For members of a group whose first one waits for all."""
-
-
-def _remove(hooks: List[Any]) -> None:
-    for hook in hooks:
-        if hasattr(hook, "remove"):
-            hook.remove()
-
-
-def _after_gradient(p: Parameter, function: Callable[[Parameter], None]) -> object:
-    """Has ``function(p)`` called whenever a backward pass has added to p.grad; returns what keeps it so."""
-    if hasattr(p, "register_post_accumulate_grad_hook"):
-        register: Any = p.register_post_accumulate_grad_hook
-        return cast(object, register(function))
-    # Before PyTorch 2.1: the node that accumulates lives as long as somebody holds it.
-    node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    node.register_hook(lambda *_: function(p))  # type: ignore[union-attr]
-    return node
 
 
 def DistributedOptimizer(
@@ -330,7 +339,7 @@ def DistributedOptimizer(
 ) -> Any:
     """``optimizer`` with gradients that are reduced over ranks: of its class and with its state, in its place.
 
-    Each gradient is on its way as soon as the backward pass has it; ``step`` waits for all.
+    Gradients are on their way while the backward pass goes on; ``step`` waits for all.
 
     * ``named_parameters``: ``model.named_parameters()``. With names, ranks may get their gradients in any order.
     * ``compression``: what gradients are sent as.
@@ -340,9 +349,13 @@ def DistributedOptimizer(
     * ``groups``: lists of parameters, or into how many parts to divide all, that are reduced together; ``num_groups``
       is an older form.
     * ``sparse_as_dense``: makes sparse gradients dense before.
-    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, and are reduced there. What
-      ``zero_grad()`` has set to None comes there by one copy, what ``zero_grad(set_to_none=False)`` has zeroed is
-      there. All ranks make the optimizer at the same time then. It says so, once, where a gradient cannot lie there.
+    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, are reduced there, and are
+      not copied as long as they stay there: call ``zero_grad(set_to_none=False)``. It says so, once, where a gradient
+      cannot lie there or was taken away (``zero_grad()`` sets it to None), and is reduced elsewhere. All ranks make the
+      optimizer at the same time then.
+
+    Small gradients do not travel alone: they are collected up to 1 MiB, to 16 MiB where each rank has one CPU only, but
+    to no more than HOROVOD_FUSION_THRESHOLD, and until the backward pass ends.
 
     Errors: ValueError for arguments that contradict each other, and outside a job.
     """
