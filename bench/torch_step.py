@@ -42,6 +42,8 @@ from comparison.plan import ROOT  # noqa: E402
 from comparison.where import commit, machine, slug  # noqa: E402
 
 MODELS = {"conv": "ResNet-18", "transformer": "transformer"}
+# What zero_grad() does: sets gradients to None, so that the backward pass makes new tensors, or zeroes those there are.
+GRADIENTS = {"new": "`zero_grad()`", "kept": "`zero_grad(set_to_none=False)`"}
 TINY_CALLS, CALLS, CALLS_A_BLOCK = 40, 2000, 20
 IMPORTS = 5  # how often the time of the import is taken
 LIMIT = 1e-3  # by how much parameters may differ between ways, as a part of how far training has moved them
@@ -59,6 +61,7 @@ class Settings:
 
     ways: Tuple[str, ...]
     models: Tuple[str, ...]
+    gradients: Tuple[str, ...]
     rounds: int
     warmup: int
     package: bool
@@ -235,7 +238,7 @@ class Barrier:
 
 
 def measure_model(
-    name: str, settings: Settings, ways: Dict[str, Callable[[Any, Any], Tuple[Any, Any]]], rank: int, barrier: Barrier
+    name: str, gradients: str, settings: Settings, ways: Dict[str, Callable[[Any, Any], Tuple[Any, Any]]], rank: int, barrier: Barrier
 ) -> Dict[str, Any]:
     """Seconds of each step of this rank by way, and what its parameters have become."""
     import torch
@@ -259,7 +262,7 @@ def measure_model(
             _, net, optimizer = trained[way]
             barrier()
             start = time.perf_counter()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=gradients == "new")
             loss_of(net(inputs), targets).backward()
             optimizer.step()
             if number >= settings.warmup:
@@ -350,7 +353,10 @@ def work(folder: Path) -> None:
             "hvd": importlib.import_module("hvd").__version__, "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "models": {name: measure_model(name, settings, ways, rank, barrier) for name in settings.models},
+        "models": {
+            f"{name}, {gradients}": measure_model(name, gradients, settings, ways, rank, barrier)
+            for name in settings.models for gradients in settings.gradients
+        },
         "calls": measure_calls(settings, ways, barrier) if settings.package else {},
     }
     barrier()
@@ -524,8 +530,9 @@ def markdown(run: Dict[str, Any]) -> str:
         "differs is told below.\n",
     ]
     for name, result in run["models"].items():
+        model, gradients = name.split(", ")
         parts.append(
-            f"## {MODELS[name]}\n\n{result['parameters'] / 1e6:.1f} million parameters in {result['tensors']} tensors; "
+            f"## {MODELS[model]}, {GRADIENTS[gradients]}\n\n{result['parameters'] / 1e6:.1f} million parameters in {result['tensors']} tensors; "
             f"{result['sizes']}.\n"
         )
         parts.append(model_table(result, run["missing"]))
@@ -587,6 +594,10 @@ def options() -> argparse.Namespace:
         help=f"of {','.join(MODELS)} (default all)",
     )
     parser.add_argument(
+        "--gradients", type=lambda text: chosen(text, tuple(GRADIENTS)), default=tuple(GRADIENTS),
+        help=f"between steps, of {','.join(GRADIENTS)}: made anew or zeroed (default all)",
+    )
+    parser.add_argument(
         "--ways", type=lambda text: chosen(text, every_way), default=every_way,
         help=f"of {','.join(every_way)} (default all)",
     )
@@ -612,7 +623,7 @@ def options() -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> int:
     settings = Settings(
-        arguments.ways, arguments.models, arguments.rounds, arguments.warmup, not arguments.steps_only,
+        arguments.ways, arguments.models, arguments.gradients, arguments.rounds, arguments.warmup, not arguments.steps_only,
         arguments.buckets, arguments.tiny, arguments.timeout,
     )
     imports = import_time(1 if settings.tiny else IMPORTS) if settings.package else None
@@ -621,7 +632,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.wheel:
         with tempfile.TemporaryDirectory() as folder:
             built = wheel(Path(folder))
-    models = {name: summarise([rank["models"][name] for rank in of_ranks]) for name in settings.models}
+    models = {name: summarise([rank["models"][name] for rank in of_ranks]) for name in of_ranks[0]["models"]}
     calls = {
         name: middle(slowest([rank["calls"][name] for rank in of_ranks])) for name in of_ranks[0]["calls"]
     }

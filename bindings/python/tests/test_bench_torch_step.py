@@ -62,7 +62,7 @@ def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     result = json.loads((tmp_path / files[0]).read_text(encoding="utf-8"))
     page = (tmp_path / files[1]).read_text(encoding="utf-8")
     assert done.stdout == page
-    assert list(result["models"]) == ["conv", "transformer"]
+    assert list(result["models"]) == ["conv, new", "conv, kept", "transformer, new", "transformer, kept"]
     missing = result["missing"]
     for about in result["models"].values():
         assert {"none", "none again", "hvd", "DDP on Gloo", "DDP on Gloo, 4 MiB"} <= set(about["ways"])
@@ -96,15 +96,16 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hvd.launcher.main "$@"\n')
     launcher.chmod(0o755)
     done = run(
-        "--tiny", "--rounds", 2, "--warmup", 0, "--models", "transformer", "--ways", "hvd,horovod", "--steps-only",
-        "--output", tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "--tiny", "--rounds", 2, "--warmup", 0, "--models", "transformer", "--gradients", "kept",
+        "--ways", "hvd,horovod", "--steps-only", "--output", tmp_path,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
         PATH=os.pathsep.join([str(tmp_path), os.environ["PATH"]]),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(next(tmp_path.glob("*.json")).read_text(encoding="utf-8"))
     assert result["launcher"].startswith("horovodrun -np 2 ") and result["missing"] == {}
-    assert list(result["models"]["transformer"]["ways"]) == ["none", "none again", "hvd", "Horovod"]
-    assert result["models"]["transformer"]["ways"]["Horovod"]["apart"] == 0.0
+    assert list(result["models"]["transformer, kept"]["ways"]) == ["none", "none again", "hvd", "Horovod"]
+    assert result["models"]["transformer, kept"]["ways"]["Horovod"]["apart"] == 0.0
     assert result["calls"] == {} and result["import_ms"] is None and "Of the package" not in done.stdout
 
 
@@ -119,6 +120,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
     "arguments, complaint",
     [
         (["--models", "resnet"], "--models: there is no 'resnet'; allowed: conv, transformer"),
+        (["--gradients", "old"], "--gradients: there is no 'old'; allowed: new, kept"),
         (["--ways", "hvd,mpi"], "--ways: there is no 'mpi'; allowed: hvd, hvd-views, ddp, horovod"),
         (["--rounds", "0"], "'0' is no whole number from 1 to 10000"),
         (["--buckets", "4,x"], "'x' is no whole number from 1 to 1024"),

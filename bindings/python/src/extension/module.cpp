@@ -97,6 +97,7 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
         throw failed_operation{e};
       }
     }
+    if (problem->kind() != hvd::error::timeout) throw failed_operation{*problem};  // it cannot be waited for at all
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (limit && seconds(clock::now() - started) >= seconds(*limit)) {
       PyErr_SetString(PyExc_TimeoutError, problem->what());
