@@ -1,6 +1,7 @@
 // hvd/hierarchical.hpp: a transport of two: shared memory between the ranks of a host, messages between hosts.
 #pragma once
 
+#include <hvd/collective.hpp>
 #include <hvd/detail/host_map.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/detail/segment.hpp>
@@ -80,7 +81,7 @@ class Hierarchical {
     } catch (const error&) {
       problem = std::current_exception();
     }
-    const auto joined = all_of(world, static_cast<std::uint8_t>(local ? 1 : 0));
+    const auto joined = detail::share_by_messages(world, static_cast<std::uint8_t>(local ? 1 : 0));
     if (problem) std::rethrow_exception(problem);
     if (const auto other = std::find(joined.begin(), joined.end(), 0); other != joined.end()) {
       const auto who = static_cast<int>(other - joined.begin());
@@ -209,23 +210,11 @@ class Hierarchical {
     return static_cast<int>(r);
   }
 
-  /// What each rank of `group` has to say, in rank order.
-  template <class T, class Group>
-  static std::vector<T> all_of(Group& group, const T& mine) {
-    std::vector<T> all(static_cast<std::size_t>(group.size()));
-    const partition blocks(group.size(), 1, sizeof(T));
-    detail::run(
-        group,
-        allgather_call{reinterpret_cast<const std::byte*>(&mine), reinterpret_cast<std::byte*>(all.data()), blocks},
-        automatic<>{});
-    return all;
-  }
-
   static std::vector<detail::host_place> places(Cross& world, Local& local) {
     detail::host_place mine{world.rank(), local.rank(), local.size()};
     auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
     detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
-    return all_of(world, mine);
+    return detail::share_by_messages(world, mine);
   }
 
   /// All ranks must be the same program in the same job.
@@ -237,7 +226,7 @@ class Hierarchical {
     version.copy(mine.version.data(), mine.version.size() - 1);
     const char* const job = std::getenv("HVD_JOB");
     mine.job = job != nullptr ? detail::text_hash(job) : 0;
-    const auto all = all_of(world, mine);
+    const auto all = detail::share_by_messages(world, mine);
     for (int r = 1; r < world.size(); ++r) {
       const introduction &first = all.front(), &other = all[static_cast<std::size_t>(r)];
       const bool same_version = first.version == other.version;
@@ -264,7 +253,7 @@ class Hierarchical {
       if (::read(fd, mine.kernel.data(), mine.kernel.size()) < 0) mine.kernel = {};
       ::close(fd);
     }
-    const auto all = all_of(world, mine);
+    const auto all = detail::share_by_messages(world, mine);
     int lowest = 0;
     while (all[static_cast<std::size_t>(lowest)] != mine) ++lowest;
     return lowest;
@@ -291,7 +280,7 @@ class Hierarchical {
     }
     near.barrier();
     const std::uint8_t seen = ::access(path.c_str(), F_OK) == 0 ? 1 : 0;
-    const auto all = all_of(near, seen);
+    const auto all = detail::share_by_messages(near, seen);
     if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
     if (near.rank() == 0) {
