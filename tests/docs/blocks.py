@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles and runs the code of README.md and of the pages in docs/, and checks what they name.
+"""Compiles and runs the code of README.md, bindings/python/README.md and the pages in docs/, and checks what they name.
 
 A block marked `cpp` that has a main function is a program: it is compiled alone and run. Any other is a fragment: the
 body of a function that two processes run. It has `comm` (their hvd::ShmTransport) and the vectors of float `grad`, `in`
@@ -24,6 +24,8 @@ by letter.
 What blocks marked `sh` and the text itself name must exist: programs, files, options. Options are looked for in what
 `--help` prints, or in the sources of what is not built yet.
 
+Blocks of `python`, and options of hvdrun, are left to bindings/python/tests/test_docs.py, which has the package.
+
 Exit code: 0 if all is well, 1 if not, 2 for a page that is not there.
 """
 
@@ -44,7 +46,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-pthread"]
 HEADERS = "algorithm array chrono complex cstdio cstdlib iostream numeric string string_view thread vector".split()
-TOOLS = set("cd cmake cp export g++ git hvdrun make meson mkdir mpicxx mpiexec ninja pip python3 wait".split())
+TOOLS = set(". cd cmake cp export g++ git hvdrun make meson mkdir mpicxx mpiexec ninja pip python python3 wait".split())
 MPI_HEADER = "#include <hvd/transport/mpi.hpp>"
 TIMEOUT = 60
 
@@ -112,7 +114,7 @@ def read(page):
         if block.language == "text" and last is not None and last.output is None:
             last.output = block.text
         block.after = re.split(r"\n *```|\n#", text[match.end() :], maxsplit=1)[0]
-        last = block if block.language in ("cpp", "sh") else None
+        last = block if block.language in ("cpp", "sh", "python") else None
         blocks.append(block)
     return blocks, FENCE.sub("", text)
 
@@ -387,7 +389,8 @@ def main():
     parser.add_argument("--compiler", default=compiler, help="command of the compiler (default: $CXX or g++)")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="pages to check (default: all)")
     arguments = parser.parse_args()
-    pages = [page.resolve() for page in arguments.pages] or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    everything = [ROOT / "README.md", ROOT / "bindings/python/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [page.resolve() for page in arguments.pages] or everything
     for page in pages:
         if not page.is_file() or not page.is_relative_to(ROOT):
             print(f"blocks.py: {page} is no page of this tree", file=sys.stderr)

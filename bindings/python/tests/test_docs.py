@@ -1,0 +1,182 @@
+"""The pages about Python say what is so: their code runs, and prints what they promise; options and variables exist.
+
+The blocks of `python` of a page are one program, which two ranks run under hvdrun from top to bottom, after rank 0's
+output. One with the comment `<!-- block: alone -->` before it is a program of its own, without a launcher. How blocks
+are read, and how a block of `text` is compared with what was printed, is that of tests/docs/blocks.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, List
+
+import pytest
+
+from hvd.launcher import options, settings
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ["README.md", "bindings/python/README.md", "docs/python.md"]
+if not (ROOT / "tests/docs/blocks.py").exists():
+    pytest.skip("the pages are not part of this distribution", allow_module_level=True)
+
+MARK = "\x1e"  # in the output, before what the block of this line prints
+
+
+def load_blocks() -> ModuleType:
+    """tests/docs/blocks.py, as a module."""
+    spec = importlib.util.spec_from_file_location("hvd_docs_blocks", ROOT / "tests/docs/blocks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+BLOCKS = load_blocks()
+
+
+def blocks_of(page: str, language: str) -> List[Any]:
+    """The blocks of a page in one language."""
+    return [block for block in BLOCKS.read(ROOT / page)[0] if block.language == language]
+
+
+def program_of(blocks: List[Any]) -> str:
+    """The blocks as one program, in which each has the lines that it has on the page."""
+    lines: List[str] = []
+    for block in blocks:
+        lines += [""] * (block.line - 2 - len(lines))
+        lines += [f'print("{MARK}{block.line}", flush=True)', *block.text.splitlines()]
+    return "\n".join([*lines, ""])
+
+
+def run(command: List[str]) -> str:
+    """What a command prints, which ends well."""
+    launcher = ("HVD_", "HOROVOD_", "PMI_", "PMIX_", "OMPI_", "SLURM_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def outputs(printed: str) -> Dict[int, str]:
+    """What each block has printed, by its line."""
+    parts = [part.split("\n", 1) for part in printed.split(MARK)[1:]]
+    return {int(line): text for line, text in parts}
+
+
+def compare(blocks: List[Any], found: Dict[int, str]) -> None:
+    """A block prints what the page promises, and nothing where it promises nothing."""
+    assert sorted(found) == [block.line for block in blocks]
+    for block in blocks:
+        BLOCKS.compare(block, found[block.line], block.output or "")
+
+
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_code(page: str, tmp_path: Path) -> None:
+    blocks = blocks_of(page, "python")
+    assert blocks
+    together = [block for block in blocks if not block.says("alone")]
+    if any("torch" in block.text for block in blocks):
+        pytest.importorskip("torch")
+    if together:
+        script = tmp_path / "together.py"
+        script.write_text(program_of(together))
+        hvdrun = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--output-filename", str(tmp_path)]
+        run([*hvdrun, sys.executable, str(script)])
+        compare(together, outputs((tmp_path / "rank.0" / "stdout").read_text()))
+    for block in blocks:
+        if block.says("alone"):
+            script = tmp_path / f"alone_{block.line}.py"
+            script.write_text(program_of([block]))
+            printed = run([sys.executable, str(script)])
+            # Ranks that it starts import their modules anew, not the script: the mark comes once.
+            compare([block], outputs(printed))
+
+
+def known_options() -> List[str]:
+    """Those of hvdrun."""
+    return [name for action in options.make_parser()._actions for name in action.option_strings]
+
+
+def options_before_the_command(command: str) -> List[str]:
+    """The words of a command line of hvdrun that must be its options."""
+    words = shlex.split(command, comments=True)[1:]
+    parsed = options.make_parser().parse_args(options.joined(options.make_parser(), words))
+    assert parsed.command, f"{command}: it starts nothing"
+    return [word.partition("=")[0] for word in words[: len(words) - len(parsed.command)] if word.startswith("-")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_command_lines(page: str) -> None:
+    """hvdrun understands those in blocks of sh, in tables and in the text."""
+    text = (ROOT / page).read_text()
+    lines = [line for block in blocks_of(page, "sh") for line in block.text.splitlines() if line.startswith("hvdrun")]
+    lines += re.findall(r"`(hvdrun -[^`]*)`", text)
+    assert lines, "no command line was found"
+    for line in lines:
+        if line != "hvdrun --help":
+            assert set(options_before_the_command(line)) <= set(known_options())
+
+
+def test_options_of_hvdrun() -> None:
+    """The table names options, variables and keys as hvdrun has them, and leaves out none that does something."""
+    section = (ROOT / "docs/python.md").read_text().split("### hvdrun", 1)[1].split("\n##", 1)[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in section.splitlines() if row.startswith("| `-")]
+    assert len(rows) > 10
+    named = {}
+    for cell, variable, key in rows:
+        for option in re.findall(r"`(--?[\w-]+)", cell):
+            assert option in known_options(), option
+            named[option] = (variable.strip("`"), key.strip("`"))
+    for flag, setting in ((f"--{s.flag}", s) for s in settings.ALL.values()):
+        row = named.get(flag) or named.get(flag.replace("--", "--no-", 1))
+        if row is not None:
+            assert row == (setting.variable, setting.key), flag
+            assert not setting.idle, f"{flag} has no effect"
+
+
+def is_there(name: str) -> bool:
+    """Whether hvd.NAME is something in hvd or hvd.torch, or a module."""
+    for module in (importlib.import_module("hvd"), importlib.import_module("hvd.torch")):
+        found: Any = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not None:
+            return True
+    return "." not in name and importlib.util.find_spec(f"hvd.{name}") is not None
+
+
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_names(page: str) -> None:
+    """What the text names as `hvd.NAME` is there."""
+    pytest.importorskip("torch")
+    names = set(re.findall(r"`hvd\.(\w+(?:\.\w+)*)", BLOCKS.read(ROOT / page)[1]))
+    assert names and {name for name in names if not is_there(name)} == set()
+
+
+def test_mistakes_are_found() -> None:
+    """Each of the checks fails where it should."""
+    pytest.importorskip("torch")
+    block = BLOCKS.Block(ROOT / "docs" / "none.md", 3, "python", "print(1)\n", output="2\n")
+    with pytest.raises(BLOCKS.Problem):
+        compare([block], {3: "1\n"})
+    block.output = None
+    with pytest.raises(BLOCKS.Problem):  # what is printed must stand on the page
+        compare([block], {3: "1\n"})
+    with pytest.raises(AssertionError):
+        compare([block], {})
+    with pytest.raises(SystemExit):
+        options_before_the_command("hvdrun -np 2 --no-such-option python train.py")
+    assert not is_there("no_such_name") and not is_there("torch.no_such_name")
+    assert program_of([block]).split("\n")[2] == "print(1)"
+    assert outputs(f"{MARK}3\na\nb\n{MARK}9\n") == {3: "a\nb\n", 9: ""}
