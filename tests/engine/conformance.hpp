@@ -683,7 +683,9 @@ void conformance_left() {
             for (const char* name : {"x", "y"}) {
               const std::string why = attempt::failure_of(engine.allreduce(name, std::span(&x, 1)));
               // Of the others the one that finds it ends the group.
-              require(why.starts_with("peer_lost: ") || why.starts_with("aborted: "), why);
+              const std::string lost = detail::joined(
+                  {"peer_lost: allreduce \"", name, "\" on rank ", comm.rank(), " of ", size, ": rank "});
+              require(why.starts_with(lost) || why.starts_with("aborted: "), why);
             }
           }
         }

@@ -86,7 +86,7 @@ class lane final : public waiting_room {
         fresh_.push_back(what);
       }
     }
-    if (too_late) complete(*what, too_late);
+    if (too_late) complete(*what, told(*what->end, *too_late));
     if (wake || turns_.taken()) stir();
     return what->end;
   }
@@ -99,7 +99,7 @@ class lane final : public waiting_room {
     {
       const std::lock_guard lock(mutex_);
       if (stopped_) {
-        end->finish(*stopped_);
+        end->finish(told(*end, *stopped_));
         return end;
       }
       if (joining_)
@@ -354,8 +354,16 @@ class lane final : public waiting_room {
       fresh_.clear();
       join = std::move(joining_);
     }
-    for (const auto& [name, s] : left) complete(*s, why);
-    if (join) join->finish(why);
+    for (const auto& [name, s] : left) complete(*s, told(*s->end, why));
+    if (join) join->finish(told(*join, why));
+  }
+  /// What stopped the lane, to one operation of it: not in what step of which group it was noticed.
+  static error told(const completion& end, const error& why) {
+    if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
+    return error(why.kind(),
+                 joined({end.label(), ": rank ", why.rank(),
+                         " has exited or was killed, or has shut its engine down; see what it has said itself"}),
+                 why.rank());
   }
 
   const engine_options opts_;
