@@ -94,14 +94,13 @@ def test_variables():
 
 
 def test_what_changes_nothing_is_said():
-    said = options.parse(["--cycle-time-ms", "1", "--gloo", "--min-np", "1", *END])[1]
+    said = options.parse(["--gloo", "--min-np", "1", *END])[1]
     assert said == [
-        "--cycle-time-ms has no effect here: a tensor wakes the engine, which has no cycle",
         "--min-num-proc has no effect here: elastic jobs are not in this version, "
         "and the number of ranks is that of -np",
         "--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
     ]
-    assert options.parse(["--fusion-threshold-mb", "1", "--autotune", *END])[1] == []
+    assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []
 
 
 @pytest.mark.parametrize(

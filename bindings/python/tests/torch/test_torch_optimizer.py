@@ -257,9 +257,12 @@ def check_misuse() -> None:
         ({"groups": [named[0][1]]}, "list of lists"),
         ({"groups": [[named[0][1]], [named[0][1]]]}, "more than once"),
         ({"groups": [["x"]]}, "torch.Tensor"),
+        ({"compression": "fp16"}, "compression is 'fp16'; allowed: Compression.none"),
     ):
         with pytest.raises(ValueError, match=match):
             make(**options)
+    with pytest.raises(ValueError, match="should be a torch.optim.Optimizer, and is a Sequential"):
+        hvd.DistributedOptimizer(model)
     with pytest.warns(DeprecationWarning, match="groups"):
         make(num_groups=2)
     assert n > 1

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
-_CYCLE = "a tensor wakes the engine, which has no cycle"
 _HIERARCHY = "across hosts all collectives are hierarchical"
 _ELASTIC = "elastic jobs are not in this version, and the number of ranks is that of -np"
 
@@ -107,7 +106,10 @@ GROUPS: dict[str, list[Setting]] = {
             "fusion-threshold-mb", whole, "fuse tensors up to so many MB; 0: none (default 128)",
             "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb", encode=lambda mb: str(mb << 20),
         ),
-        Setting("cycle-time-ms", number, "ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", _CYCLE, _g),
+        Setting(
+            "cycle-time-ms", number, "ms from one round of agreement to the next, so that more is fused (default 0)",
+            "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", encode=_g,
+        ),
         Setting(
             "cache-capacity", whole, "signatures of tensors that are known at a time (default 1024)",
             "HOROVOD_CACHE_CAPACITY", "params.cache_capacity",

@@ -19,7 +19,7 @@ from hvd.torch.buckets import Buckets, bytes_together, side_by_side
 from hvd.torch.compression import Compression
 from hvd.torch.hooks import after_gradient, at_end_of_backward, remove
 from hvd.torch.mpi_ops import sparse_allreduce_async
-from hvd.torch.optimizer_arguments import Groups, Parameter, check_groups, check_names, check_passes
+from hvd.torch.optimizer_arguments import Groups, Parameter, check_groups, check_names, check_optimizer, check_passes
 from hvd.torch.reductions import grouped_allreduce_async_
 from hvd.torch.tensors import OPS
 
@@ -359,6 +359,7 @@ def DistributedOptimizer(
 
     Errors: ValueError for arguments that contradict each other, and outside a job.
     """
+    check_optimizer(optimizer, compression)
     check_passes(backward_passes_per_step)
     op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 Parameter = torch.Tensor
 Groups = Union[None, int, Sequence[Sequence[Parameter]]]
+
+
+def check_optimizer(optimizer: Any, compression: Any) -> None:
+    """Raises ValueError for what is no optimizer, or no way to compress gradients."""
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"optimizer should be a torch.optim.Optimizer, and is a {type(optimizer).__name__}")
+    if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
+        raise ValueError(
+            f"compression is {compression!r}; allowed: Compression.none, Compression.fp16, Compression.bf16, or a class"
+            " with compress and decompress"
+        )
 
 
 def check_passes(passes: int) -> None:
