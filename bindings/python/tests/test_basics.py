@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
@@ -120,8 +122,14 @@ def check_static_process_sets() -> None:
     assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=mine)[0] == mine.size()
     hvd.shutdown()
     assert first.process_set_id is None
-    with pytest.raises(ValueError, match="dynamic"):
-        hvd.init(process_sets="static")
+    for wrong in ("static", 3, [3], first, [[0]]):
+        with pytest.raises(ValueError, match="dynamic"):
+            hvd.init(process_sets=wrong)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=(first,))
+    hvd.init(process_sets=[rest])  # does nothing
+    assert first.process_set_id == 1 and rest.process_set_id is None
+    hvd.shutdown()
     hvd.init(process_sets="dynamic")
 
 
@@ -132,7 +140,7 @@ def test_static_process_sets(several_ranks: Any) -> None:
 def check_comm() -> None:
     r, n = hvd.rank(), hvd.size()
     hvd.shutdown()
-    for wrong in ([r, r], [n], "x", 3, [q for q in range(n) if q != r]):
+    for wrong in ([r, r], [n], "x", 3, [r + 0.5], [[r]], [q for q in range(n) if q != r]):
         with pytest.raises(ValueError, match="comm"):
             hvd.init(comm=wrong)
     hvd.init(comm=[n - 1, 0] if r in (0, n - 1) else [r])
@@ -144,6 +152,56 @@ def check_comm() -> None:
 
 def test_comm(several_ranks: Any) -> None:
     several_ranks.run(check_comm)
+
+
+class Communicator:
+    """What hvd asks of a communicator of mpi4py, over files."""
+
+    def __init__(self, folder: str, ranks: List[int], me: int) -> None:
+        self._files = [Path(folder, f"{'.'.join(map(str, ranks))}-{r}") for r in ranks]
+        self._rank = ranks.index(me)
+        self._calls = 0
+
+    def Get_rank(self) -> int:
+        return self._rank
+
+    def Get_size(self) -> int:
+        return len(self._files)
+
+    def allgather(self, value: Any) -> List[Any]:
+        self._calls += 1
+        with self._files[self._rank].open("a") as file:
+            file.write(json.dumps(value) + "\n")
+        values = []
+        for file_of_rank in self._files:
+            lines: List[str] = []
+            while len(lines) < self._calls or not lines[self._calls - 1].endswith("\n"):
+                lines = file_of_rank.read_text().splitlines(keepends=True) if file_of_rank.exists() else []
+            values.append(json.loads(lines[self._calls - 1]))
+        return values
+
+    def bcast(self, value: Any) -> Any:
+        return self.allgather(value)[0]
+
+
+def check_communicator(folder: str) -> None:
+    r, n = hvd.rank(), hvd.size()
+    chosen = hvd.ProcessSet(Communicator(folder, [0, n - 1], r)) if r in (0, n - 1) else hvd.ProcessSet([0, n - 1])
+    if n > 2:
+        hvd.add_process_set(chosen)
+        assert chosen.ranks == [0, n - 1] and chosen.included() == (r in chosen.ranks)
+        assert not chosen.included() or hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=chosen)[0] == 2
+    hvd.shutdown()
+    order = [n - 1, *range(n - 1)]
+    hvd.init(comm=Communicator(folder, order, r))
+    assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (order.index(r), n, order.index(r))
+    assert hvd.allgather(np.array([r])).tolist() == order
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_communicator(several_ranks: Any, tmp_path: Path) -> None:
+    several_ranks.run(check_communicator, folder=str(tmp_path))
 
 
 def test_a_rank_that_does_not_come() -> None:
@@ -170,10 +228,10 @@ def test_a_rank_that_raises() -> None:
         try:
             hvd.allreduce(np.ones(1), name="x")
         except hvd.HorovodInternalError as e:
-            print("told", hvd.is_initialized())
+            print(e.kind, e.rank, "rank 1 " in str(e), hvd.is_initialized())
     """))
     assert results[1][0] == 1 and "KeyError" in results[1][2], results
-    assert all(results[r][:2] == (0, "told True\n") for r in (0, 2)), results
+    assert all(results[r][:2] == (0, "peer_lost 1 True True\n") for r in (0, 2)), results
 
 
 def test_a_rank_that_is_killed() -> None:
@@ -219,6 +277,59 @@ def test_control_c() -> None:
             process.wait()
 
 
+def test_control_c_on_all_ranks() -> None:
+    """What was interrupted is in flight still, and the job goes on."""
+    processes = start_ranks(2, """
+        import hvd, numpy as np
+        hvd.init()
+        r = hvd.rank()
+        mine = hvd.allreduce_async(np.ones(2), op=hvd.Sum, name=f"of rank {r}")
+        hvd.barrier()
+        try:
+            print("waiting", flush=True)
+            hvd.synchronize(mine)
+        except KeyboardInterrupt:
+            print(hvd.poll(mine))
+        print(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+        other = hvd.allreduce_async(np.ones(2), op=hvd.Sum, name=f"of rank {1 - r}")
+        print(hvd.synchronize(mine).tolist(), hvd.synchronize(other).tolist())
+    """)
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    results = end_ranks(processes)
+    assert [r[:2] for r in results] == [(0, "False\n2.0\n[2.0, 2.0] [2.0, 2.0]\n")] * 2, results
+
+
+@pytest.mark.parametrize("call", ["hvd.init()", "hvd.add_process_set([0])"])
+def test_control_c_where_all_ranks_are_waited_for(call: str) -> None:
+    processes = start_ranks(2, f"""
+        import hvd, os, sys, time
+        if "init" not in {call!r}:
+            hvd.init()
+        if os.environ["HOROVOD_RANK"] == "1":
+            sys.stdin.read()
+        else:
+            started = time.monotonic()
+            try:
+                print("waiting", flush=True)
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted", time.monotonic() - started < 20, flush=True)
+    """, HOROVOD_START_TIMEOUT="40")
+    try:
+        first = processes[0]
+        assert first.stdout is not None and first.stdout.readline() == "waiting\n"
+        time.sleep(0.3)  # comes to the call itself, where the signal is of interest
+        first.send_signal(signal.SIGINT)
+        assert first.stdout.readline() == "interrupted True\n"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 def test_interpreter_runs_while_a_rank_waits() -> None:
     results = end_ranks(start_ranks(2, """
         import hvd, numpy as np, threading, time
@@ -256,6 +367,47 @@ def test_fork() -> None:
     assert [r[:2] for r in results] == [(0, "2.0\n")] * 2, results
 
 
+def test_fork_while_something_is_in_flight() -> None:
+    """The child is told, whatever it tries; a wait there would be for ever."""
+    results = end_ranks(start_ranks(2, """
+        import hvd, numpy as np, os, sys
+        hvd.init()
+        r = hvd.rank()
+        handle = hvd.allreduce_async(np.ones(1), op=hvd.Sum, name="x") if r == 0 else None
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (
+                lambda: hvd.synchronize(handle or 1), lambda: hvd.poll(handle or 1), hvd.init, hvd.join, hvd.barrier,
+                lambda: hvd.broadcast_object(1), lambda: hvd.add_process_set([0]), lambda: hvd.start_timeline("/tmp/x"),
+            ):
+                try:
+                    call()
+                except hvd.HorovodInternalError as e:
+                    told += f"forked from rank {r}" in str(e)
+            hvd.shutdown()
+            sys.exit(told)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        hvd.barrier()
+        print(hvd.synchronize(handle or hvd.allreduce_async(np.ones(1), op=hvd.Sum, name="x"))[0])
+    """))
+    assert [r[:2] for r in results] == [(0, "8\n2.0\n")] * 2, results
+
+
+def test_a_forked_child_may_be_a_rank_of_another_job() -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd, numpy as np, os
+        hvd.init()
+        child = os.fork()
+        if child == 0:
+            os.environ["HVD_JOB"] += "-children"
+            hvd.init()
+            os._exit(int(hvd.allreduce(np.ones(1), op=hvd.Sum)[0]) + 10 * hvd.rank())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+    """))
+    assert [r[:2] for r in results] == [(0, f"{2 + 10 * r} 2.0\n") for r in range(2)], results
+
+
 def test_child_that_exits_normally_leaves_the_job_alone() -> None:
     results = end_ranks(start_ranks(2, """
         import hvd, numpy as np, os, sys
@@ -270,8 +422,6 @@ def test_child_that_exits_normally_leaves_the_job_alone() -> None:
 
 
 def check_timeline(path: str) -> None:
-    import json
-
     hvd.start_timeline(path, mark_cycles=True)
     hvd.allreduce(np.ones(4), name="seen")
     hvd.stop_timeline()
@@ -281,8 +431,13 @@ def check_timeline(path: str) -> None:
     names = ["allreduce.seen", "start_time_since_epoch_in_micros", "NEGOTIATE_ALLREDUCE", '"ALLREDUCE"', "CYCLE_START"]
     assert [name for name in names if name not in text] == []
     hvd.barrier()
-    with pytest.raises(ValueError):
-        hvd.start_timeline(os.path.join(path, "no", "folder"))
+    for wrong in (os.path.join(path, "no", "folder"), "", path + "\0x"):
+        with pytest.raises(ValueError):
+            hvd.start_timeline(wrong)
+    hvd.start_timeline(os.fsencode(path))
+    hvd.start_timeline(Path(path))  # goes on
+    hvd.stop_timeline()
+    hvd.stop_timeline()
 
 
 def test_timeline(ranks: Any, tmp_path: Path) -> None:
@@ -306,6 +461,59 @@ def test_import_is_light() -> None:
             print(e)
     """)
     assert (done.returncode, done.stdout) == (0, "module 'hvd' has no attribute 'nothing'\n"), done.stderr
+
+
+def test_thread_affinity() -> None:
+    """What the engine starts, process sets included, runs on the CPU of the rank, and the program where it ran."""
+    cpus = sorted(os.sched_getaffinity(0))
+    chosen = [cpus[0], cpus[-1]]
+    code = """
+        import hvd, numpy as np, os
+        def threads():
+            return {int(t): sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
+        before = threads()
+        hvd.init()
+        hvd.add_process_set([0])
+        after = threads()
+        new = {str(cpus) for thread, cpus in after.items() if thread not in before}
+        print(new, all(after[thread] == cpus for thread, cpus in before.items()), hvd.allreduce(np.ones(1))[0])
+    """
+    results = end_ranks(start_ranks(2, code, HOROVOD_THREAD_AFFINITY=f"{chosen[0]}, {chosen[1]}"))
+    assert [r[:2] for r in results] == [(0, f"{{'[{cpu}]'}} True 1.0\n") for cpu in chosen], results
+
+
+@pytest.mark.parametrize("wrong", ["0", "0,0,0", "0,", "0,x", "0,-1", "999999,999999"])
+def test_bad_thread_affinity(wrong: str) -> None:
+    results = end_ranks(start_ranks(2, """
+        import hvd
+        try:
+            hvd.init()
+        except ValueError as e:
+            print("HOROVOD_THREAD_AFFINITY" in str(e), hvd.is_initialized())
+    """, HOROVOD_THREAD_AFFINITY=wrong))
+    assert [r[:2] for r in results] == [(0, "True False\n")] * 2, results
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+
+def test_slurm_with_a_pmi_of_its_own() -> None:
+    """srun --mpi=pmi2 says rank and size as MPICH does, but nothing of hosts: those are Slurm's to say."""
+    from hvd.placement import find_place
+
+    place = find_place({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
+    assert place == find_place(SLURM) and (place.rank, place.local_rank, place.local_size) == (3, 1, 2)
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "2(x3)", "2,2,", "1(x4", "-1,5"])
+def test_bad_slurm(wrong: str) -> None:
+    from hvd.placement import find_place
+
+    with pytest.raises(ValueError, match="SLURM_STEP_TASKS_PER_NODE"):
+        find_place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": wrong})
 
 
 def test_bad_environment() -> None:

@@ -210,14 +210,60 @@ def check_refusals() -> None:
     for root in (-1, n):
         with pytest.raises(ValueError, match=f"rank {root}"):
             hvd.broadcast(np.zeros(1), root)
-    for splits in ([1] * (n + 1), [-1] * n, [9] * n):
+    for splits in ([1] * (n + 1), [-1] * n, [9] * n, [1.0] * n, [[1]] * n, "1" * n, n):
         with pytest.raises(ValueError):
             hvd.alltoall(np.zeros(n), splits=splits)
+    for wrong in (0, None, [0]):
+        with pytest.raises(ValueError, match="allowed: a ProcessSet"):
+            hvd.allreduce(np.ones(1), process_set=wrong)
+    for arguments in ({"name": "\udc80"}, {"prescale_factor": "2"}, {"postscale_factor": None}):
+        with pytest.raises(TypeError, match="^hvd: 'allreduce.*postscale_factor=.* numbers$"):
+            hvd.allreduce(np.ones(1), **arguments)
     same(hvd.allreduce(np.ones(1), op=hvd.Sum), np.array([float(n)]))
 
 
 def test_refusals(ranks: Any) -> None:
     ranks.run(check_refusals)
+
+
+def check_refused_on_one_rank() -> None:
+    """A call without a name that one rank alone gets wrong can be made again, and meets those of the others."""
+    r, n = hvd.rank(), hvd.size()
+    if r == 0:
+        for wrong in ({"splits": [n + 1] * n}, {"splits": [1] * (n + 1)}):
+            with pytest.raises(ValueError):
+                hvd.alltoall(np.full(n, 0), **wrong)
+        with pytest.raises(ValueError):
+            hvd.allgather(np.float64(1))
+    same(hvd.alltoall(np.full(n, r)), np.arange(n))
+    same(hvd.allgather(np.full(1, r)), np.arange(n))
+
+
+def test_refused_on_one_rank(ranks: Any) -> None:
+    ranks.run(check_refused_on_one_rank)
+
+
+def check_resized_in_flight() -> None:
+    n = hvd.size()
+    first = hvd.rank() == 0
+    mine, raw = np.ones(1000), bytearray(b"\x01" * 1000)
+    handles = [hvd.allreduce_async_(x, name=f"x{i}", op=hvd.Sum) for i, x in enumerate((mine, raw))] if first else []
+    if first:  # nobody else has come: all is in flight
+        with pytest.raises(ValueError, match="resize"):
+            mine.resize(100000)
+        with pytest.raises(BufferError):
+            raw.extend(b"more")
+    hvd.barrier()
+    if not first:
+        handles = [hvd.allreduce_async_(x, name=f"x{i}", op=hvd.Sum) for i, x in enumerate((mine, raw))]
+    for handle in handles:
+        hvd.synchronize(handle)
+    same(mine, np.full(1000, float(n)))
+    assert raw == bytes([n]) * 1000
+
+
+def test_resized_in_flight(several_ranks: Any) -> None:
+    several_ranks.run(check_resized_in_flight)
 
 
 def check_mismatches() -> None:
@@ -227,6 +273,7 @@ def check_mismatches() -> None:
         with pytest.raises(hvd.HorovodInternalError) as caught:
             function(*arguments, **more)
         assert caught.value.kind == "mismatch" and isinstance(caught.value, RuntimeError)
+        assert len(set(hvd.allgather_object(str(caught.value)))) == 1
         same(hvd.allreduce(np.ones(1), op=hvd.Sum, name="after"), np.array([float(n)]))
 
     refused(hvd.allreduce, np.ones(r + 1), name="shape")

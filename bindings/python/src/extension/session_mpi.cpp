@@ -9,14 +9,33 @@
 #include <hvd/transport/shm.hpp>
 #include <nanobind/nanobind.h>
 
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <thread>
 #include <utility>
+
+#include <unistd.h>
 
 namespace {
 
 namespace nb = nanobind;
 using two_levels = hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>;
+
+pid_t rank_process = 0;  // and not one that was forked from it
+
+/// Has a rank that exits with an error end the job. Ranks of other hosts do not notice it, and MPICH's mpiexec waits
+/// for them; only MPI_Abort makes it end them. Under hvdrun, whose variable this is, guards see how ranks end.
+void abort_if_failed(int status, void* /*unused*/) {
+  int finalized = 0;
+  if (status == 0 || ::getpid() != rank_process || std::getenv("HOROVOD_RANK") != nullptr) return;
+  if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
+  std::fflush(nullptr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // or it may outrun what this rank has said
+  MPI_Abort(MPI_COMM_WORLD, status);
+}
 
 /// Over a communicator, which lies at an address as mpi4py gives it; 0: all processes of the launch. Ranks of one host
 /// share memory.
@@ -24,6 +43,7 @@ hvd_python::job connect(std::uintptr_t address) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
   // The engine has a thread of its own, beside whatever the program does with MPI.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
+  if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
   return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world))));
 }
 

@@ -45,6 +45,7 @@ class _State:
 
     def __init__(self) -> None:
         self.job: Optional[_core.Job] = None
+        self.launch = placement.Place()  # as the launcher has it
         self.place = placement.Place()
         self.homogeneous = True
         self.over_mpi = False
@@ -67,13 +68,18 @@ def current_job() -> _core.Job:
     """The job. Raises ValueError outside one, HorovodInternalError in a process forked from a rank."""
     job = _state.job
     if job is None:
-        if _state.forked:
-            raise HorovodInternalError(
-                f"hvd: this process was forked from rank {_state.place.rank} after hvd.init() and is no rank itself: it"
-                " cannot take part in collectives (in a DataLoader's worker, do them in the main process)"
-            )
+        refuse_forked()
         raise ValueError(NOT_INITIALIZED)
     return job
+
+
+def refuse_forked() -> None:
+    """Raises HorovodInternalError in a process forked from a rank, which is in no job of its own."""
+    if _state.forked and _state.job is None:
+        raise HorovodInternalError(
+            f"hvd: this process was forked from rank {_state.place.rank} after hvd.init() and is no rank itself: it"
+            " cannot take part in collectives (in a DataLoader's worker, do them in the main process)"
+        )
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]] = None) -> None:
@@ -85,23 +91,35 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
     either case.
 
     Errors: ValueError for an environment or arguments that can never work; HorovodInternalError where the ranks did not
-    come together within HOROVOD_START_TIMEOUT seconds. Cost: about a millisecond.
+    come together within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The
+    threads that it starts run on the CPU that HOROVOD_THREAD_AFFINITY has for this rank. Cost: some milliseconds.
     """
-    from hvd import connect, process_sets as sets
+    from hvd import connect, native, process_sets as sets
 
     with _state.lock:
         if _state.job is not None:
             return
-        if isinstance(process_sets, str) and process_sets != "dynamic":
+        given = [] if process_sets is None or process_sets == "dynamic" else process_sets
+        if not isinstance(given, (list, tuple)) or any(not isinstance(one, sets.ProcessSet) for one in given):
             raise ValueError(f'hvd: process_sets is {process_sets!r}; allowed: None, a list of ProcessSet, "dynamic"')
-        joined = connect.join(comm)
-        _state.job, _state.place, _state.homogeneous, _state.over_mpi = joined
-        _state.forked = False
+        launch = placement.find_place()
+        if _state.forked and launch.size > 1 and launch == _state.launch:
+            refuse_forked()
         try:
-            sets.begin([] if process_sets is None or isinstance(process_sets, str) else list(process_sets))
+            with native.threads_moved_to(engine_cpu):
+                _state.job, _state.place, _state.homogeneous, _state.over_mpi = connect.join(comm, launch)
+                _state.forked, _state.launch = False, launch
+            sets.begin(given)
         except BaseException:
             shutdown()
             raise
+
+
+def engine_cpu() -> Optional[int]:
+    """Where threads of the engine have to run, if anywhere."""
+    from hvd import native
+
+    return native.affinity(_state.place.local_rank, _state.place.local_size)
 
 
 def shutdown() -> None:
@@ -181,10 +199,14 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begins to write a trace that can be opened in a browser (chrome://tracing, Perfetto); all ranks write into one
     file.
 
-    ``mark_cycles`` also marks each turn of the engine. Errors: ValueError for a path that cannot be written.
+    ``mark_cycles`` also marks each turn of the engine. The file that is written already goes on; another one takes its
+    place. Errors: ValueError for a path that cannot be written.
     """
+    path = os.fsdecode(file_path)
+    if "\0" in path:
+        raise ValueError(f"hvd: no file can have the name {path!r}")
     try:
-        current_job().start_timeline(os.fspath(file_path), mark_cycles)
+        current_job().start_timeline(path, mark_cycles)
     except HorovodInternalError as e:
         if e.kind != "system":
             raise

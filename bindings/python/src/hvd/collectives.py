@@ -7,6 +7,8 @@ and ``synchronize`` gives their results. A handle is an int, as in Horovod.
 from __future__ import annotations
 
 import itertools
+import operator
+import os
 from typing import Any, Callable, Generic, List, Optional, Protocol, Sequence, Tuple, TypeVar, Union
 
 from hvd import _core, basics
@@ -32,8 +34,17 @@ class Framework(Protocol[T]):
     def describe(self, tensor: T, written: bool) -> Tuple[int, int, Shape]:
         """Address, number of the dtype (``_core.dtypes``) and shape; ``written``: results will be stored in it.
 
-        Raises ValueError for what cannot be sent: device, layout, type, read-only memory.
+        Raises ValueError for what cannot be sent: no tensor, device, layout, type, read-only memory.
         """
+
+    def hold(self, tensor: T, exposed: bool) -> object:
+        """What keeps the memory of ``tensor`` as long as it is referenced, whatever becomes of the tensor.
+
+        ``exposed``: the program goes on meanwhile; it is kept from changing the size of that memory.
+        """
+
+    def is_at(self, tensor: T, address: int, shape: Shape) -> bool:
+        """Whether it still has this memory and this shape."""
 
     def empty_like(self, tensor: T) -> T:
         """Memory for a result like ``tensor``."""
@@ -68,6 +79,17 @@ def _forget() -> None:
     _unnamed.clear()
 
 
+def _forget_in_child() -> None:
+    """What is in flight is the parent's. Nothing is destroyed: threads that are not here may hold locks of it."""
+    global _pending
+    _left_behind.append(_pending)
+    _pending = {}
+
+
+_left_behind: List[object] = []
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def _name(prefix: str, name: Optional[str], process_set: int) -> str:
     if name is not None:
         return f"{prefix}.{name}"
@@ -77,7 +99,10 @@ def _name(prefix: str, name: Optional[str], process_set: int) -> str:
 
 
 def _number_of(process_set: ProcessSet) -> int:
-    number = process_set.process_set_id
+    try:
+        number = process_set.process_set_id
+    except AttributeError:
+        raise ValueError(f"hvd: process_set is {process_set!r}; allowed: a ProcessSet") from None
     if number is None:
         raise ValueError(f"hvd: {process_set!r} is not known to the job; add it by hvd.add_process_set or hvd.init")
     return number
@@ -94,7 +119,8 @@ def reduction(op: Optional[Op], average: Optional[bool]) -> ReduceOp:
 
 def _begin(
     kind: int,
-    name: str,
+    prefix: str,
+    given: Optional[str],
     tensors: Sequence[_core.Tensor],
     keep: object,
     finish: Callable[[_core.Handle], Any],
@@ -106,9 +132,19 @@ def _begin(
     priority: int = 0,
     wake: bool = True,
 ) -> int:
-    handle = basics.current_job().submit(
-        kind, name, tensors, op, prescale, postscale, root, priority, process_set, keep, wake
-    )
+    job = basics.current_job()
+    name = _name(prefix, given, process_set)
+    try:
+        handle = job.submit(kind, name, tensors, op, prescale, postscale, root, priority, process_set, keep, wake)
+    except (TypeError, ValueError) as e:
+        if given is None:  # nothing has begun: the next call is the one that the other ranks wait for
+            _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
+        if isinstance(e, TypeError):
+            raise TypeError(
+                f"hvd: {name!r:.80}: a name has to be text, prescale_factor={prescale!r:.40} and"
+                f" postscale_factor={postscale!r:.40} numbers"
+            ) from None
+        raise
     number = next(_numbers)
     _pending[number] = _Pending(handle, finish)
     return number
@@ -118,6 +154,7 @@ def poll(handle: int) -> bool:
     """Whether the operation is done, so that ``synchronize`` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
+        basics.refuse_forked()
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
     return pending.handle.poll()
 
@@ -125,10 +162,12 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Waits for an operation, and returns its result; None for a handle that was synchronized before.
 
-    Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost.
+    Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost, ValueError where
+    the result was to replace a tensor that was given other memory or another shape meanwhile.
     """
     pending = _pending.get(handle)
     if pending is None:
+        basics.refuse_forked()
         return None
     try:
         pending.handle.wait()
@@ -154,7 +193,7 @@ def join() -> int:
 def barrier(process_set: ProcessSet) -> None:
     """Returns when all ranks of the set have come."""
     number = _number_of(process_set)
-    synchronize(_begin(_BARRIER, _name("barrier", None, number), (), (), lambda _: None, number, wake=False))
+    synchronize(_begin(_BARRIER, "barrier", None, (), (), lambda _: None, number, wake=False))
 
 
 class Collectives(Generic[T]):
@@ -162,7 +201,8 @@ class Collectives(Generic[T]):
 
     Operations on lists of tensors are ready and done together. Names are prefixed by the operation; without one, calls
     are counted, so that ranks have to make them in the same order. Without ``wake`` the caller waits at once: its
-    thread does the work, which saves that of the engine to be woken.
+    thread does the work, which saves that of the engine to be woken. ``exposed``: the handle goes to the program, which
+    may resize or replace the tensors meanwhile; it does not come to that, or is told.
     """
 
     def __init__(self, framework: Framework[T]) -> None:
@@ -176,13 +216,41 @@ class Collectives(Generic[T]):
             described.append((address, 0, dtype, shape))
         return described
 
-    def _with_outputs(self, tensors: Sequence[T], outputs: Sequence[T]) -> List[_core.Tensor]:
+    def _with_outputs(
+        self, tensors: Sequence[T], outputs: Optional[Sequence[T]]
+    ) -> Tuple[List[_core.Tensor], Sequence[T]]:
+        """Descriptions, and where the results come; ``outputs`` may be ``tensors``, and None for new ones."""
         describe = self._framework.describe
         described: List[_core.Tensor] = []
-        for tensor, output in zip(tensors, outputs):
-            address, dtype, shape = describe(tensor, tensor is output)
-            described.append((address, address if tensor is output else describe(output, True)[0], dtype, shape))
-        return described
+        results: List[T] = []
+        for i, tensor in enumerate(tensors):
+            in_place = outputs is not None and outputs[i] is tensor
+            address, dtype, shape = describe(tensor, in_place)
+            output = self._framework.empty_like(tensor) if outputs is None else outputs[i]
+            described.append((address, address if in_place else describe(output, True)[0], dtype, shape))
+            results.append(output)
+        return described, results
+
+    def _hold(self, tensors: Sequence[T], exposed: bool) -> List[object]:
+        hold = self._framework.hold
+        return [hold(tensor, exposed) for tensor in tensors]
+
+    def _in_place(
+        self, tensors: Sequence[T], described: Sequence[_core.Tensor], result: Any
+    ) -> Callable[[_core.Handle], Any]:
+        """The result is where the tensors were: one that is elsewhere by now has not got it."""
+
+        def finish(_: _core.Handle) -> Any:
+            for tensor, submitted in zip(tensors, described):
+                if not self._framework.is_at(tensor, submitted[1], submitted[3]):
+                    raise ValueError(
+                        f"hvd: rank {basics.rank()}: a tensor of shape {list(submitted[3])} was given other memory or"
+                        " another shape while it was in flight, so it has not got the result; synchronize its handle"
+                        " first"
+                    )
+            return result
+
+        return finish
 
     def _results(self, tensors: Sequence[T]) -> Callable[[_core.Handle], List[T]]:
         over = self._framework.over
@@ -204,50 +272,51 @@ class Collectives(Generic[T]):
         process_set: ProcessSet,
         priority: int = 0,
         wake: bool = True,
+        exposed: bool = False,
     ) -> int:
         """Elementwise over ranks; ``outputs`` may be ``tensors``, and None for new ones."""
         number = _number_of(process_set)
-        if outputs is None:
-            outputs = [self._framework.empty_like(t) for t in tensors]
-        described = self._with_outputs(tensors, outputs)
-        result: Any = outputs[0] if single else list(outputs)
-        prefix = "allreduce" if single else "grouped_allreduce"
+        described, results = self._with_outputs(tensors, outputs)
+        result: Any = results[0] if single else results
+        keep = self._hold(tensors, exposed), results
+        finish = (lambda _: result) if outputs is None or not exposed else self._in_place(results, described, result)
         return _begin(
-            _ALLREDUCE, _name(prefix, name, number), described, (tensors, outputs), lambda _: result, number, op,
+            _ALLREDUCE, "allreduce" if single else "grouped_allreduce", name, described, keep, finish, number, op,
             prescale, postscale, 0, priority, wake,
         )
 
     def allgather(
-        self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet, wake: bool = True
+        self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet, wake: bool = True,
+        exposed: bool = False,
     ) -> int:
         """Concatenated over ranks along dimension 0, which may differ between ranks."""
         number = _number_of(process_set)
         described = self._plain(tensors)
         results = self._results(tensors)
         return _begin(
-            _ALLGATHER, _name("allgather" if single else "grouped_allgather", name, number), described, tensors,
+            _ALLGATHER, "allgather" if single else "grouped_allgather", name, described, self._hold(tensors, exposed),
             (lambda h: results(h)[0]) if single else results, number, wake=wake,
         )
 
     def broadcast(
         self, tensor: T, output: Optional[T], root_rank: int, name: Optional[str], process_set: ProcessSet,
-        wake: bool = True,
+        wake: bool = True, exposed: bool = False,
     ) -> int:
         """The root's; ``root_rank`` is counted in the job."""
         number = _number_of(process_set)
         ranks = process_set.ranks or []
         if root_rank not in ranks:
             raise ValueError(f"hvd: broadcast from rank {root_rank}, which is none of {_few(ranks)}")
-        result = self._framework.empty_like(tensor) if output is None else output
-        described = self._with_outputs([tensor], [result])
+        described, (result,) = self._with_outputs([tensor], None if output is None else [output])
+        keep = self._hold([tensor], exposed), result
+        finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)
         return _begin(
-            _BROADCAST, _name("broadcast", name, number), described, (tensor, result), lambda _: result, number,
-            root=ranks.index(root_rank), wake=wake,
+            _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake
         )
 
     def alltoall(
         self, tensor: T, splits: Optional[Sequence[int]], name: Optional[str], process_set: ProcessSet,
-        wake: bool = True,
+        wake: bool = True, exposed: bool = False,
     ) -> int:
         """``splits[r]`` rows to rank r, without splits equal parts. The result is (rows from all ranks, how many of
         each).
@@ -260,7 +329,8 @@ class Collectives(Generic[T]):
             output = self._framework.over(*handle.output(0), like=tensor)
             return output, self._framework.integers(handle.received_splits(0))
 
-        return _begin(_ALLTOALL, _name("alltoall", name, number), (described,), tensor, finish, number, wake=wake)
+        keep = self._hold([tensor], exposed)
+        return _begin(_ALLTOALL, "alltoall", name, (described,), keep, finish, number, wake=wake)
 
     def reducescatter(
         self,
@@ -272,6 +342,7 @@ class Collectives(Generic[T]):
         postscale: float,
         process_set: ProcessSet,
         wake: bool = True,
+        exposed: bool = False,
     ) -> int:
         """Elementwise over ranks, of which each gets its rows: equal numbers, the first ranks one more where need
         be.
@@ -285,9 +356,18 @@ class Collectives(Generic[T]):
         described = self._plain(tensors)
         results = self._results(tensors)
         return _begin(
-            _REDUCE_SCATTER, _name("reducescatter" if single else "grouped_reducescatter", name, number), described,
-            tensors, (lambda h: results(h)[0]) if single else results, number, op, prescale, postscale, wake=wake,
+            _REDUCE_SCATTER, "reducescatter" if single else "grouped_reducescatter", name, described,
+            self._hold(tensors, exposed), (lambda h: results(h)[0]) if single else results, number, op, prescale,
+            postscale, wake=wake,
         )
+
+
+def read_splits(values: Any) -> List[int]:
+    """Numbers of rows, from a list or an array's ``tolist()``. Raises ValueError for anything but whole numbers."""
+    try:
+        return [operator.index(n) for n in values]
+    except TypeError:
+        raise ValueError(f"hvd: splits={values!r:.80}; allowed: one whole number for each rank") from None
 
 
 def _few(ranks: Sequence[int]) -> str:

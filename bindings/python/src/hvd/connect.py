@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import secrets
 import socket
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from hvd import placement
+from hvd.native import interruptible
 
 if TYPE_CHECKING:
     from hvd import _core
@@ -17,13 +19,15 @@ if TYPE_CHECKING:
 Joined = Tuple["_core.Job", placement.Place, bool, bool]
 
 
-def join(comm: Any) -> Joined:
-    """The job, this process's place in it, whether all hosts have as many ranks, and whether it runs over MPI."""
+def join(comm: Any, place: placement.Place) -> Joined:
+    """The job, this process's place in it, whether all hosts have as many ranks, and whether it runs over MPI.
+
+    ``place``: what the launcher says.
+    """
     from hvd import _core
 
     if comm is not None and hasattr(comm, "Get_rank"):
         return _join_over(comm)
-    place = placement.find_place()
     transport = os.environ.get("HVD_TRANSPORT", "auto")
     if transport not in ("auto", "shm", "mpi"):
         raise ValueError(f'hvd: HVD_TRANSPORT="{transport[:80]}"; allowed: auto, shm, mpi')
@@ -37,13 +41,19 @@ def join(comm: Any) -> Joined:
         raise ValueError(
             f'hvd: HVD_TRANSPORT="shm", but only {place.local_size} of {place.size} ranks are on this host; use "auto"'
         )
-    return _core.connect_shm(place.job, place.rank, place.size), place, True, False
+    return _connect_shm(place), place, True, False
+
+
+def _connect_shm(place: placement.Place) -> "_core.Job":
+    from hvd import _core
+
+    return interruptible(lambda: _core.connect_shm(place.job, place.rank, place.size))
 
 
 def _subset(place: placement.Place, comm: Any) -> placement.Place:
     try:
-        ranks = [int(r) for r in comm]
-    except (TypeError, ValueError):
+        ranks = [operator.index(r) for r in comm]
+    except TypeError:
         raise ValueError(f"hvd: comm is {comm!r}; allowed: None, a list of ranks, an mpi4py communicator") from None
     if not ranks:
         return place
@@ -71,7 +81,7 @@ def _join_over(comm: Any) -> Joined:
     place = placement.Place(rank, size, rank, size, job=comm.bcast(f"comm-{secrets.token_hex(16)}"), launcher="mpi4py")
     if size == 1:
         return _core.connect_alone(), place, True, False
-    return _core.connect_shm(place.job, rank, size), place, True, False
+    return _connect_shm(place), place, True, False
 
 
 def _boot_id() -> str:
@@ -92,7 +102,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
             f" which this package was built without or which is gone ({e}); install MPICH or Open MPI and build the"
             " package again"
         ) from e
-    if comm is None:
+    if comm is None:  # on this thread: an MPI may want to be ended by the one that began it
         job = _core_mpi.connect_mpi()
     elif hasattr(comm, "Get_rank"):
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]

@@ -36,6 +36,12 @@ class _NumPy:
             raise ValueError("hvd: the array is read-only, and the result was to be written to it")
         return tensor.ctypes.data, number, tensor.shape
 
+    def hold(self, tensor: Array, exposed: bool) -> object:
+        return tensor  # which NumPy does not resize while it is referenced
+
+    def is_at(self, tensor: Array, address: int, shape: Tuple[int, ...]) -> bool:
+        return tensor.shape == shape and tensor.ctypes.data == address
+
     def empty_like(self, tensor: Array) -> Array:
         return np.empty(tensor.shape, tensor.dtype)
 
@@ -107,7 +113,8 @@ def allreduce_async(
     before.
     """
     return _ops.allreduce(
-        [_input(tensor)], None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        [_input(tensor)], None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+        exposed=True,
     )
 
 
@@ -137,7 +144,7 @@ def allreduce_async_(
     """As ``allreduce_async``; the result replaces the input, which has to be contiguous and writable."""
     arrays = [_in_place(tensor)]
     return _ops.allreduce(
-        arrays, arrays, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        arrays, arrays, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set, exposed=True
     )
 
 
@@ -163,7 +170,7 @@ def grouped_allreduce_async(
     """Begins a ``grouped_allreduce`` and returns its handle."""
     return _ops.allreduce(
         [_input(t) for t in tensors], None, False, name, reduction(op, average), prescale_factor, postscale_factor,
-        process_set,
+        process_set, exposed=True
     )
 
 
@@ -187,7 +194,8 @@ def grouped_allreduce_async_(
     """As ``grouped_allreduce_async``; the results replace the inputs."""
     arrays = [_in_place(t) for t in tensors]
     return _ops.allreduce(
-        arrays, arrays, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        arrays, arrays, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+        exposed=True,
     )
 
 
@@ -206,7 +214,7 @@ def allgather_async(
     tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins an ``allgather`` and returns its handle."""
-    return _ops.allgather([_input(tensor)], True, name, process_set)
+    return _ops.allgather([_input(tensor)], True, name, process_set, exposed=True)
 
 
 def allgather(tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -219,7 +227,7 @@ def grouped_allgather_async(
     tensors: Sequence[ArrayLike], name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``grouped_allgather`` and returns its handle."""
-    return _ops.allgather([_input(t) for t in tensors], False, name, process_set)
+    return _ops.allgather([_input(t) for t in tensors], False, name, process_set, exposed=True)
 
 
 def grouped_allgather(
@@ -234,7 +242,7 @@ def broadcast_async(
     tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast`` and returns its handle."""
-    return _ops.broadcast(_input(tensor), None, root_rank, name, process_set)
+    return _ops.broadcast(_input(tensor), None, root_rank, name, process_set, exposed=True)
 
 
 def broadcast(
@@ -250,7 +258,7 @@ def broadcast_async_(
 ) -> int:
     """Begins a ``broadcast_`` and returns its handle."""
     array = _in_place(tensor)
-    return _ops.broadcast(array, array, root_rank, name, process_set)
+    return _ops.broadcast(array, array, root_rank, name, process_set, exposed=True)
 
 
 def broadcast_(
@@ -267,8 +275,8 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins an ``alltoall`` and returns its handle; ``synchronize`` gives the output and the received splits."""
-    rows = None if splits is None else [int(s) for s in _array(splits).reshape(-1)]
-    return _ops.alltoall(_input(tensor), rows, name, process_set)
+    rows = None if splits is None else collectives.read_splits(_array(splits).tolist())
+    return _ops.alltoall(_input(tensor), rows, name, process_set, exposed=True)
 
 
 def alltoall(
@@ -288,7 +296,9 @@ def reducescatter_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``reducescatter`` and returns its handle."""
-    return _ops.reducescatter([_input(tensor)], True, name, op, prescale_factor, postscale_factor, process_set)
+    return _ops.reducescatter(
+        [_input(tensor)], True, name, op, prescale_factor, postscale_factor, process_set, exposed=True
+    )
 
 
 def reducescatter(
@@ -311,7 +321,7 @@ def grouped_reducescatter_async(
 ) -> int:
     """Begins a ``grouped_reducescatter`` and returns its handle."""
     return _ops.reducescatter(
-        [_input(t) for t in tensors], False, name, op, prescale_factor, postscale_factor, process_set
+        [_input(t) for t in tensors], False, name, op, prescale_factor, postscale_factor, process_set, exposed=True
     )
 
 

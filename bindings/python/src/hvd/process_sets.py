@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Optional, Sequence, Union
 
 from hvd import basics
+from hvd.native import interruptible, threads_moved_to
 
 
 class ProcessSet:
@@ -71,8 +72,6 @@ def begin(sets: Sequence[ProcessSet]) -> None:
     """By init: makes the sets in the order given."""
     global_process_set.ranks = list(range(basics.size()))
     for one in sets:
-        if not isinstance(one, ProcessSet):
-            raise ValueError(f"hvd: process_sets holds a {type(one).__name__}; allowed: ProcessSet")
         add_process_set(one)
 
 
@@ -107,7 +106,8 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
         raise ValueError(f"hvd: the process set {ranks} is empty or names a rank twice")
     if ranks == global_process_set.ranks or any(ranks == s.ranks for sets in _known.values() for s in sets):
         raise ValueError(f"A process set with ranks {ranks} already exists.")
-    process_set.process_set_id = job.add_process_set(ranks)
+    with threads_moved_to(basics.engine_cpu):
+        process_set.process_set_id = interruptible(lambda: job.add_process_set(ranks))
     _known.setdefault(process_set.process_set_id, []).append(process_set)
     return process_set
 
@@ -118,7 +118,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or number == 0 or number not in _known:
         return False
-    job.remove_process_set(number)
+    interruptible(lambda: job.remove_process_set(number))
     for one in _known.pop(number):
         one._invalidate()
     return True

@@ -33,6 +33,15 @@ def hvdrun(
     return subprocess.CompletedProcess(command, done.returncode, out, err)
 
 
+def mpi_library() -> str:
+    """The MPI that hvd was built with; "" for none."""
+    try:
+        from hvd import _core_mpi
+    except ImportError:
+        return ""
+    return _core_mpi.library()
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that waits for its parent does not."""
     try:

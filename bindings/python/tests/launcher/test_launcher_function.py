@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import signal
 import threading
 
 import pytest
+from launcher_support import mpi_library
 
-from hvd.launcher import LaunchError, RankFailed, run
+from hvd.launcher import LaunchError, RankFailed, mpi, run
+
+over_mpi = pytest.param(
+    True,
+    id="over_mpi",
+    marks=pytest.mark.skipif(
+        not any(map(shutil.which, mpi.NAMES)) or "MPICH" not in mpi_library(),
+        reason="there is no mpiexec.hydra, or hvd was not built with MPICH (Debian: mpich, libmpich-dev)",
+    ),
+)
+transports = pytest.mark.parametrize("use_mpi", [None, over_mpi])
 
 
 def place(*args, **kwargs):
@@ -23,45 +35,51 @@ def test_results_of_all_ranks(np):
     assert run(place, np=np) == [(rank, np, (), {}) for rank in range(np)]
 
 
-def test_large_results_and_output(capsys, tmp_path):
-    def work():
+@transports
+def test_a_large_call_large_results_and_output(use_mpi, capsys, tmp_path):
+    def work(text):
         print("working")
-        return b"x" * (1 << 20)
+        return text + os.environ["HOROVOD_RANK"].encode()
 
-    assert run(work, num_proc=2, output_filename=str(tmp_path)) == [b"x" * (1 << 20)] * 2
+    text = os.urandom(1 << 20)
+    found = run(work, (text,), num_proc=2, use_mpi=use_mpi, output_filename=str(tmp_path))
+    assert found == [text + b"0", text + b"1"]
     out = capsys.readouterr().out
     assert sorted(out.splitlines()) == ["[0]<stdout>: working", "[1]<stdout>: working"]
     assert (tmp_path / "rank.1/stdout").read_text() == "working\n"
 
 
-def test_an_exception_of_a_rank():
+@transports
+def test_an_exception_of_a_rank(use_mpi):
     def work():
         if os.environ["HOROVOD_RANK"] == "1":
             raise KeyError("no luck")
         return threading.Event().wait()
 
     with pytest.raises(RankFailed, match=r"rank 1 of 2 raised KeyError: 'no luck'(.|\n)*Traceback") as failed:
-        run(work, num_proc=2)
+        run(work, num_proc=2, use_mpi=use_mpi)
     assert failed.value.rank == 1 and isinstance(failed.value.__cause__, KeyError)
 
 
-def test_a_rank_that_is_killed():
+@transports
+def test_a_rank_that_is_killed(use_mpi):
     def work():
         if os.environ["HOROVOD_RANK"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
 
     with pytest.raises(RankFailed, match=r"rank 0 of 2 was killed by SIGKILL \(Killed\)") as failed:
-        run(work, num_proc=2)
+        run(work, num_proc=2, use_mpi=use_mpi)
     assert failed.value.returncode == -signal.SIGKILL
 
 
-def test_what_cannot_be_pickled():
+@transports
+def test_what_cannot_be_pickled(use_mpi):
     lock = threading.Lock()
     with pytest.raises(TypeError, match="closure variable 'lock'"):
-        run(lambda: lock, num_proc=2)
+        run(lambda: lock, num_proc=2, use_mpi=use_mpi)
     with pytest.raises(RankFailed, match=r"what <lambda> returned on rank 1 cannot be pickled(.|\n)*lock"):
-        run(lambda: threading.Lock() if os.environ["HOROVOD_RANK"] == "1" else 0, num_proc=2)
+        run(lambda: threading.Lock() if os.environ["HOROVOD_RANK"] == "1" else 0, num_proc=2, use_mpi=use_mpi)
 
 
 @pytest.mark.parametrize(("arguments", "error", "sentence"), [
@@ -69,13 +87,19 @@ def test_what_cannot_be_pickled():
     ({"num_proc": 2.0}, ValueError, "num_proc, the number of ranks, is 2.0"),
     ({"num_proc": 2, "hosts": "localhost:1"}, ValueError, "2 ranks were asked for, but there are 1 slots"),
     ({"hosts": "a b"}, ValueError, "hosts: 'a b' is not a host"),
-    ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts and hostfile exclude each other"),
-    ({"hosts": "no-such-host.invalid"}, LaunchError, "on this host only, not on no-such-host.invalid; .* hvdrun -np 1"),
+    ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
     ({"executable": "no-python"}, LaunchError, "no-python was not found"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, error, sentence):
     with pytest.raises(error, match=sentence):
         run(place, **arguments)
+
+
+def test_a_host_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setenv("HYDRA_LAUNCHER", "rsh")
+    monkeypatch.setenv("HYDRA_LAUNCHER_EXEC", str(shutil.which("false")))
+    with pytest.raises(LaunchError, match="^(no-such-host.invalid cannot be reached|several hosts need MPICH)"):
+        run(place, hosts="no-such-host.invalid:1")
 
 
 def test_what_changes_nothing_is_said(capsys):

@@ -1,18 +1,26 @@
 """hvd/launcher/function.py: hvd.run, a function on several ranks, with horovod.run's signature.
 
-What to call, and what came of it, lie in files in memory that only these processes have, as for HorovodRunner, whose
-worker the ranks are: nothing listens, and nothing is on a disk.
+On one host, what to call and what came of it lie in files in memory that only these processes have, as for
+HorovodRunner, whose worker the ranks are: nothing listens, and nothing is on a disk. Across hosts the call goes through
+mpiexec's standard input to rank 0, which sends it to the others as any data, and results come through the ranks' error
+streams, marked by a secret of this job: on the way that hvdrun's ranks and their output take, and as safe as that.
 """
 
 from __future__ import annotations
 
 import functools
+import io
+import os
+import pickle
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable
 
 from hvd.launcher import hosts as hosts_
-from hvd.launcher.local import LaunchError
+from hvd.launcher.local import RankFailed
+from hvd.launcher.mpi import Results, run_mpi
 from hvd.launcher.output import LinePrinter
 from hvd.launcher.speech import Speech
 
@@ -46,68 +54,126 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on `num_proc` new processes of this host, and returns what each returned, by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` new processes, and returns what each returned, by rank.
 
     func, args and kwargs are pickled by value where they are from __main__ or beside it; results as well. Output of
     ranks is printed with the rank before each line. `np` is an older name of num_proc. `executable` is the Python of
     the ranks, `output_filename` a folder for rank.N/stdout and stderr, start_timeout 30 s or HOROVOD_START_TIMEOUT.
-    `hosts` ("localhost:4") and `hostfile` may name this host alone. What is about elastic jobs, ssh and MPI is
-    accepted, as horovodrun's flags are, with a sentence to standard error.
 
-    ValueError: fewer than one rank, too few slots, hosts that are none. LaunchError: another host, or what cannot be
-    started. TypeError: something cannot be pickled, with the path to it. RankError: func raised an exception on a rank,
-    with the traceback there, and the exception as the cause. RankFailed: a rank's process was ended.
+    All ranks are on this host, over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
+    (run once, `slots` for each host where it prints none) name others: then as with hvdrun -H over MPI, to which belong
+    ssh_port, ssh_identity_file, mpi_args and network_interfaces. `use_mpi` takes MPI on one host, too. What is about
+    elastic jobs is accepted, as horovodrun's flags are, with a sentence to standard error.
+
+    ValueError: fewer than one rank, too few slots, hosts that are none. LaunchError: a host that cannot be reached, or
+    what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func raised an
+    exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's process was
+    ended.
     """
     from hvd.horovod_runner.local import call_on_ranks
 
     count = num_proc if np is None else np
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"num_proc, the number of ranks, is {count!r}; it must be a whole number from 1")
+    if sum(each is not None for each in (hosts, hostfile, host_discovery_script)) > 1:
+        raise ValueError("hosts, hostfile and host_discovery_script exclude each other")
+    places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts")
+    several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     speech = Speech("hvd.run")
-    _check_hosts(hosts, hostfile, count)
-    unused = {
-        "min_num_proc": min_num_proc,
-        "max_num_proc": max_num_proc,
-        "min_np": min_np,
-        "max_np": max_np,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-        "disable_cache": disable_cache,
-        "use_gloo": use_gloo,
-        "use_mpi": use_mpi,
-        "mpi_args": mpi_args,
-        "ssh_port": ssh_port,
-        "ssh_identity_file": ssh_identity_file,
-        "network_interface": network_interface,
-        "network_interfaces": network_interfaces,
+    for name, why in _idle(locals(), several):
+        speech.warn(f"{name} has no effect here: {why}")
+    call = functools.partial(func, *args, **(kwargs or {}))
+    python = shlex.split(executable) if executable else []
+    common: dict[str, Any] = {
+        "output_dir": output_filename,
+        "notify": speech.warn,
+        "verbose": speech.say if verbose else None,
     }
-    for name in [name for name, value in unused.items() if value]:
-        speech.warn(f"{name} has no effect here: all ranks are on this host, over shared memory, and no job is elastic")
-    return call_on_ranks(
-        count,
-        functools.partial(func, *args, **(kwargs or {})),
-        every=True,
-        python=shlex.split(executable) if executable else (),
-        printer=LinePrinter(),
-        start_timeout=start_timeout,
-        output_dir=output_filename,
-        notify=speech.warn,
-        verbose=speech.say if verbose else None,
+    if not several:
+        printer = LinePrinter()
+        return call_on_ranks(
+            count, call, every=True, python=python, printer=printer, start_timeout=start_timeout, **common
+        )
+    interfaces = network_interfaces or network_interface
+    return _call_on_hosts(
+        call,
+        python or [sys.executable],
+        places or [("localhost", count)],
+        start_timeout,
+        "mpi" if use_mpi else None,
+        ssh_port=ssh_port,
+        ssh_identity=ssh_identity_file,
+        interfaces=interfaces.split(",") if interfaces else (),
+        mpi_args=shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args or (),
+        **common,
     )
 
 
-def _check_hosts(text: str | None, file: str | None, count: int) -> None:
-    """Hosts may be named where they are this one."""
-    if text is None and file is None:
-        return
-    if text is not None and file is not None:
-        raise ValueError("hosts and hostfile exclude each other")
-    named = hosts_.parse_hosts(text, "hosts") if text is not None else hosts_.parse_hostfile(str(file))
-    others = [name for name, _ in hosts_.allot(named, count) if not hosts_.is_local(name)]
-    if others:
-        raise LaunchError(
-            f"hvd.run starts ranks on this host only, not on {', '.join(others)}; for several hosts put the call "
-            f"into a script: hvdrun -np {count} -H HOSTS python SCRIPT"
-        )
+def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
+    """The arguments that change nothing, and why."""
+    elastic = "min_num_proc max_num_proc min_np max_np reset_limit cooldown_range".split()
+    across = "ssh_port ssh_identity_file mpi_args network_interface network_interfaces".split()
+    reasons = dict.fromkeys(elastic, "no job is elastic, and the number of ranks is num_proc")
+    reasons["disable_cache"] = "nothing is cached between starts"
+    reasons["use_gloo"] = "ranks talk through shared memory, and across hosts over MPI"
+    if given["host_discovery_script"] is None:
+        reasons["slots"] = "it is for hosts that a host_discovery_script prints"
+    if not several:
+        reasons.update(dict.fromkeys(across, "all ranks are on this host, over shared memory"))
+    return [(name, why) for name, why in reasons.items() if given[name]]
+
+
+def _call_on_hosts(
+    call: functools.partial[Any],
+    python: Sequence[str],
+    places: Sequence[tuple[str, int]],
+    start_timeout: float | None,
+    transport: str | None,
+    **options: Any,
+) -> list[Any]:
+    """What `call()` returned on each rank of these hosts; errors as call_on_ranks."""
+    from hvd.horovod_runner import local
+
+    local._check_arguments(call)
+    size = sum(count for _, count in places)
+    program = io.BytesIO()
+    local._write_program(program, call, size, every=True)
+    environ = dict(os.environ)
+    if transport:
+        environ.setdefault("HVD_TRANSPORT", transport)
+    here = str(Path(__file__).parents[2])  # where hvd lies, which this process may know by sys.path alone
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
+    printer = LinePrinter()
+    results = Results()
+    failed = None
+    with os.fdopen(os.memfd_create("hvd-program"), "w+b") as stdin:
+        stdin.write(b"%d\n" % program.tell() + program.getbuffer())
+        stdin.seek(0)
+        try:
+            run_mpi(
+                [*python, "-m", "hvd.launcher.call"],
+                places,
+                env=environ,
+                on_line=printer,
+                stdin=stdin.fileno(),
+                start_timeout=local._start_timeout() if start_timeout is None else start_timeout,
+                results=results,
+                **options,
+            )
+        except RankFailed as error:
+            failed = error
+        finally:
+            printer.finish()
+    return local._result([_result_of(results, rank) for rank in range(size)], failed, every=True)
+
+
+def _result_of(results: Results, rank: int) -> io.BytesIO:
+    """The file of a rank, in which the time is this host's; empty where nothing, or half of it, has come."""
+    file = io.BytesIO(results.written.get(rank, b""))
+    try:
+        record = pickle.load(file)
+    except Exception:
+        return io.BytesIO()
+    if record["raised"]:
+        record["when"] += results.behind[rank]
+    return io.BytesIO(pickle.dumps(record) + file.read())

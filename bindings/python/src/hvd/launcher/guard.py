@@ -1,12 +1,13 @@
 """hvd/launcher/guard.py: the process that is the parent of all that a job runs on a host.
 
-It exists so that nothing is left behind, however the launcher or the ranks end. It has one thread, so that it may do in
-a new process, before the program begins, what a launcher inside a notebook may not. It adopts what ranks leave behind
-(PR_SET_CHILD_SUBREAPER), and is at its end only when it has no child any more, which the kernel tells it. It learns by
-the end of a pipe that the launcher is gone, and by PR_SET_PDEATHSIG the ranks learn that it is gone itself.
+It exists so that nothing is left behind, however the launcher or the ranks end. It has one thread when it starts them,
+so that it may do in a new process, before the program begins, what a launcher inside a notebook may not. It adopts what
+ranks leave behind (PR_SET_CHILD_SUBREAPER), and is at its end only when it has no child any more, which the kernel
+tells it. It learns by the end of a pipe that the launcher is gone, and by PR_SET_PDEATHSIG the ranks learn that it is
+gone itself.
 
 It is run by its path, with the standard library alone: `python -I -S guard.py CONTROL REPORT`, two numbers of pipes, or
-where mpiexec starts the ranks, one for each: `python -I -S guard.py rank OPTIONS COMMAND...`; see keep_rank.
+where mpiexec starts the ranks, one for each: `python -I -S guard.py rank COMMAND...`; see keep_rank.
 CONTROL brings first what to start, as a JSON document with its length in a line before it, then lines `stop SIGNAL
 SECONDS`. REPORT takes lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code]
 in the order in which it happened (code as subprocess has it: below zero for signals), ["left", pid...] for what even
@@ -15,6 +16,7 @@ SIGKILL does not end, and at last ["done"].
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import ctypes
 import importlib.util
@@ -25,6 +27,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Callable
 
@@ -33,6 +36,10 @@ PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 10.0  # seconds after SIGKILL, which a process that waits for a device takes late or never
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MARK = "\x1ehvd:"  # before what the guard of a rank says among the rank's output; then the job's token and words
+OPTIONS = "HVD_RANK_GUARD"  # the variable that brings them to it: everybody can read a command line
+RESULT = "HVD_RANK_RESULT"  # the variable that has the number of a rank's file for its result
+WINDOW = 1 << 15  # bytes of input on the way through mpiexec, which fails where a rank does not take what a pipe holds
+PIECE = 2880  # bytes of a result in one line, which a pipe takes in one piece (PIPE_BUF)
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -254,14 +261,35 @@ class RankGuard(Guard):
         super().__init__(control, os.dup(2))
         self.options = options
         self.code = 1
+        self.result = os.memfd_create("hvd-result") if options["results"] else None
 
     def tell(self, *words: Any) -> None:
-        """In one write, so that nothing comes between."""
+        """In one write, so that nothing comes between; with the time, by which the launcher compares clocks."""
         if words[0] == "exited":
             self.code = words[2]
-        line = f"{MARK}{self.options['token']} {json.dumps(words)}\n"
+            self.tell_result()
+        line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
         with contextlib.suppress(OSError):
             os.write(self.report, line.encode())
+
+    def feed(self, pipe: int) -> None:
+        """Passes standard input on to the rank, as fast as that takes it, until its end."""
+        with contextlib.suppress(OSError):  # the rank does not listen any more
+            while data := os.read(0, WINDOW):
+                rest = data
+                while rest:
+                    rest = rest[os.write(pipe, rest) :]
+                self.tell("took", len(data))
+        os.close(pipe)
+
+    def tell_result(self) -> None:
+        """What the rank has left in its file."""
+        if self.result is None:
+            return
+        place = 0
+        while data := os.pread(self.result, PIECE, place):
+            place += len(data)
+            self.tell("result", binascii.b2a_base64(data, newline=False).decode())
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
@@ -285,8 +313,9 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
-    `options`: token, counts and names of hosts, bind, env, grace and farewell in seconds. mpiexec's proxy may kill the
-    process that it has started at any time. The guard therefore is another one, which sees that by the end of a pipe.
+    `options`: token, counts and names of hosts, bind, results, env, grace and farewell in seconds. mpiexec's proxy may
+    kill the process that it has started at any time. The guard therefore is another one, which sees that by the end of
+    a pipe. With `results` the rank has a file in memory, RESULT, whose bytes go to the launcher when it has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
@@ -322,19 +351,26 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
         cores = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(cores)
         shares, _ = cores.share_out(int(own["HOROVOD_LOCAL_SIZE"]))
+    guard = RankGuard(control, options)
     pmi = os.environ.get("PMI_FD", "")
+    passed = [int(pmi)] if pmi.isdigit() else []
+    if guard.result is not None:
+        own[RESULT] = str(os.dup(guard.result))  # which is closed here when the rank has been started
+        passed.append(int(own[RESULT]))
+    # For all but rank 0 mpiexec leaves open a pipe into which nobody writes.
+    stdin, feed = os.pipe2(os.O_CLOEXEC) if rank == 0 else (os.open(os.devnull, os.O_RDONLY), None)
     program = {
         "argv": command,
         "executable": None,
         "env": {**own, **options["env"]},
         "cpus": shares[int(own["HOROVOD_LOCAL_RANK"])] if shares else None,
-        # For all but rank 0 mpiexec leaves open a pipe into which nobody writes.
-        "fds": [0 if rank == 0 else os.open(os.devnull, os.O_RDONLY), 1, 2],
-        "pass_fds": [int(pmi)] if pmi.isdigit() else [],
+        "fds": [stdin, 1, 2],
+        "pass_fds": passed,
         "alone": False,
     }
-    guard = RankGuard(control, options)
     guard.start({"grace": options["grace"], "env": dict(os.environ), "programs": [program]})
+    if feed is not None:
+        threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
     guard.run()
     # All that have joined the job have done it, or never will.
     sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", f"hvd-{os.geteuid()}-{options['env']['HVD_JOB']}-")
@@ -344,7 +380,7 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
 def main() -> None:
     """Reads what to start, and guards it."""
     if sys.argv[1] == "rank":
-        sys.exit(keep_rank(json.loads(sys.argv[2]), sys.argv[3:]))
+        sys.exit(keep_rank(json.loads(os.environ.pop(OPTIONS)), sys.argv[2:]))
     guard = Guard(int(sys.argv[1]), int(sys.argv[2]))
     order = guard.read_order()
     if order is None:

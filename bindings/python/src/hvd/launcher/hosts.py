@@ -100,6 +100,29 @@ def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
     return result
 
 
+def named_hosts(
+    np: int, listed: str | None, file: str | None, script: str | None, slots: int | None, where: str = "-H"
+) -> list[tuple[str, int]] | None:
+    """Hosts with so many ranks on each that there are np, named in one of three ways, or None where none are named.
+
+    `slots`: of hosts for which the script prints none. ValueError for what are no hosts, and where slots are too few.
+    """
+    if listed is not None:
+        found = parse_hosts(listed, where)
+    elif file is not None:
+        found = parse_hostfile(file)
+    elif script is not None:
+        found = discovered_hosts(script, slots)
+    else:
+        return None
+    return allot(found, np)
+
+
+def this_host_only(places: Sequence[tuple[str, int]]) -> bool:
+    """Whether all ranks are here, whatever this host is called."""
+    return all(is_local(name) for name, _ in places)
+
+
 def is_local(name: str) -> bool:
     """Whether a name is this host's, or an address of it; False for what cannot be resolved."""
     if name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):

@@ -43,7 +43,8 @@ class Program:
     """One process to start. `env` goes on top of the job's; stdin is /dev/null where it is None.
 
     `index`: under which its output is passed on and its end is told, by default its place among the programs. `alone`:
-    it passes signals on itself, so that they are for it and not for its process group.
+    it passes signals on itself, so that they are for it and not for its process group. `window`: at most so many bytes
+    of its input are on their way to it; Job.took says what has arrived.
     """
 
     argv: Sequence[str]
@@ -54,6 +55,7 @@ class Program:
     pass_fds: Sequence[int] = ()
     index: int | None = None
     alone: bool = False
+    window: int | None = None
 
 
 @dataclass
@@ -150,6 +152,11 @@ class Job:
         """One of those that are expected has been started."""
         self._started += 1
 
+    def took(self, count: int) -> None:
+        """So many bytes of the input have arrived at the program with a window."""
+        if self._input and self._input.credit is not None:
+            self._input.credit += count
+
     def last_lines(self, index: int) -> list[str]:
         """What a program has written last: to its standard error, or to its output if nothing went there."""
         for stream in ("stderr", "stdout"):
@@ -240,14 +247,14 @@ class Job:
             programs: list[dict[str, Any]] = []
             for index, program in enumerate(self.programs):
                 fds = [null]
-                if program.stdin is not None and not os.isatty(program.stdin):
+                terminal = program.stdin is not None and os.isatty(program.stdin)
+                if program.stdin is not None and not terminal and program.window is None:
                     fds = [os.dup(program.stdin)]  # not 0, which is another thing in the guard
                     theirs.callback(os.close, fds[0])
-                elif program.stdin is not None:
-                    # A terminal stops those in the background who read from it, as all programs of the job are.
-                    if _in_foreground(program.stdin):
-                        mine, other = pipe(to_them=True)
-                        self._input, fds = _Input(program.stdin, mine), [other]
+                # A terminal stops those in the background who read from it, as all programs of the job are.
+                elif program.stdin is not None and (not terminal or _in_foreground(program.stdin)):
+                    mine, other = pipe(to_them=True)
+                    self._input, fds = _Input(program.stdin, mine, program.window), [other]
                 for stream in ("stdout", "stderr"):
                     mine, other = pipe(to_them=False)
                     self.listen(mine, index if program.index is None else program.index, stream)
@@ -428,46 +435,61 @@ class _Output:
 
 
 class _Input:
-    """What is typed, on its way to a program that cannot read from the terminal itself."""
+    """What is typed, or comes from a file, on its way to a program that cannot read it itself."""
 
-    def __init__(self, terminal: int, pipe: int) -> None:
-        self.terminal = terminal
+    def __init__(self, source: int, pipe: int, window: int | None = None) -> None:
+        self.source = source
         self.pipe = pipe
-        self.typed = b""
+        self.credit = window  # bytes that may be read now; None: any number
+        self.text = b""
         self.registered = -1
         self.over = False
         os.set_blocking(pipe, False)
 
+    def wanted(self) -> int:
+        """The side whose turn it is, or -1."""
+        if self.over:
+            return -1
+        return self.pipe if self.text else self.source if self.credit != 0 else -1
+
     def register(self, selector: selectors.BaseSelector) -> None:
         """Waits for the side whose turn it is."""
-        wanted = -1 if self.over else self.pipe if self.typed else self.terminal
-        if wanted == self.registered:
-            return
-        if self.registered >= 0:
-            selector.unregister(self.registered)
-        if wanted >= 0:
-            event = selectors.EVENT_WRITE if wanted == self.pipe else selectors.EVENT_READ
-            selector.register(wanted, event, self.write if wanted == self.pipe else self.read)
-        elif self.registered >= 0:
+        while (wanted := self.wanted()) != self.registered:
+            if self.registered >= 0:
+                selector.unregister(self.registered)
+            self.registered = -1
+            if wanted == -1:
+                break
+            try:
+                if wanted == self.pipe:
+                    selector.register(wanted, selectors.EVENT_WRITE, self.write)
+                else:
+                    selector.register(wanted, selectors.EVENT_READ, self.read)
+                self.registered = wanted
+            except PermissionError:  # a file, for which nobody has to wait
+                self.read()
+        if self.over and self.pipe >= 0:
             # The end of what is typed. The number stays taken, for somebody closes it at the end of the job.
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, self.pipe, inheritable=False)
             os.close(null)
-        self.registered = wanted
+            self.pipe = -1
 
     def read(self) -> None:
-        """From the terminal."""
+        """From where it comes."""
         try:
-            self.typed = os.read(self.terminal, 4096)
+            self.text = os.read(self.source, 4096 if self.credit is None else self.credit)
         except OSError:  # it was hung up
-            self.typed = b""
-        self.over = not self.typed
+            self.text = b""
+        self.over = not self.text
+        if self.credit is not None:
+            self.credit -= len(self.text)
 
     def write(self) -> None:
         """To the program."""
         try:
-            self.typed = self.typed[os.write(self.pipe, self.typed) :]
+            self.text = self.text[os.write(self.pipe, self.text) :]
         except BlockingIOError:
             pass
         except OSError:  # the program does not listen any more
-            self.typed, self.over = b"", True
+            self.text, self.over = b"", True

@@ -66,8 +66,9 @@ def interrupt(number: int, _: Any) -> NoReturn:
 def launch(chosen: argparse.Namespace, speech: Speech) -> int:
     """Starts the ranks, on one host or on several, and waits for them."""
     env = {**os.environ, **settings.variables(vars(chosen))}
-    places = named_hosts(chosen)
-    several = chosen.mpi or (places is not None and not (len(places) == 1 and hosts.is_local(places[0][0])))
+    named = (chosen.hosts, chosen.hostfile, chosen.host_discovery_script, chosen.slots_per_host)
+    places = hosts.named_hosts(chosen.np, *named)
+    several = chosen.mpi or (places is not None and not hosts.this_host_only(places))
     timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
     printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
     verbose = speech.say if chosen.verbose else None
@@ -76,10 +77,6 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
         if several:
             from hvd.launcher.mpi import run_mpi
 
-            interfaces = chosen.interfaces.split(",") if chosen.interfaces else []
-            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"):
-                if interfaces:
-                    env.setdefault(name, ",".join(interfaces))
             if chosen.mpi:
                 env.setdefault("HVD_TRANSPORT", "mpi")
             if chosen.tcp:
@@ -99,7 +96,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
                 verbose=verbose,
                 ssh_port=chosen.ssh_port,
                 ssh_identity=chosen.ssh_identity_file,
-                interface=interfaces[0] if interfaces else None,
+                interfaces=chosen.interfaces.split(",") if chosen.interfaces else (),
                 mpi_args=[*(chosen.binding_args or []), *(chosen.mpi_args or [])],
                 waiting=speech.waiting,
             )
@@ -123,19 +120,6 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
     finally:
         printer.finish()
     return 0
-
-
-def named_hosts(chosen: argparse.Namespace) -> list[tuple[str, int]] | None:
-    """Hosts with the ranks of each; None where no host was named. ValueError where there are too few slots."""
-    if chosen.hosts is not None:
-        found = hosts.parse_hosts(chosen.hosts)
-    elif chosen.hostfile is not None:
-        found = hosts.parse_hostfile(chosen.hostfile)
-    elif chosen.host_discovery_script is not None:
-        found = hosts.discovered_hosts(chosen.host_discovery_script, chosen.slots_per_host)
-    else:
-        return None
-    return hosts.allot(found, chosen.np)
 
 
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:

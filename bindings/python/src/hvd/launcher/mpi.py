@@ -7,6 +7,7 @@ it began and ended, in marked lines among the rank's errors, which are taken out
 
 from __future__ import annotations
 
+import binascii
 import collections
 import contextlib
 import json
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, ContextManager
 
@@ -31,6 +33,14 @@ from hvd.launcher.output import LinePrinter, OnLine
 
 MPIEXEC = -1  # its index among ranks
 NAMES = ("mpiexec.hydra", "mpiexec.mpich")  # not mpiexec, which may be Open MPI's
+
+
+@dataclass
+class Results:
+    """What ranks leave in the files in memory that they find by guard.RESULT, as bytes by rank."""
+
+    written: dict[int, bytearray] = field(default_factory=dict)
+    behind: dict[int, int] = field(default_factory=dict)  # so many ns is a rank's monotonic clock behind this host's
 
 
 def run_mpi(
@@ -48,22 +58,26 @@ def run_mpi(
     verbose: Callable[[str], None] | None = None,
     ssh_port: int | None = None,
     ssh_identity: str | None = None,
-    interface: str | None = None,
+    interfaces: Sequence[str] = (),
     mpi_args: Sequence[str] = (),
     waiting: Callable[[str], ContextManager[Any]] | None = None,
+    results: Results | None = None,
 ) -> None:
     """Runs a command on hosts with so many ranks each, `places`; parameters and errors are those of run_local.
 
     Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of MPI. Python, hvd, the command and
     the working directory have the same paths on all hosts. Hosts are reached by ssh without a password, or as
-    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC say. `mpi_args` go to mpiexec. LaunchError for a host that cannot be reached
-    within start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
+    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC say. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts.
+    `results` gets what ranks leave behind, also where they fail. LaunchError for a host that cannot be reached within
+    start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
     places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
     size = sum(count for _, count in places)
     if not 1 <= size <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     base = ranks_environment(env)
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES") if interfaces else ():
+        base.setdefault(name, ",".join(interfaces))
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
@@ -74,6 +88,7 @@ def run_mpi(
         "counts": [count for _, count in places],
         "names": [name for name, _ in places],
         "bind": bind,
+        "results": results is not None,
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", "HVD_JOB": secrets.token_hex(16)},
         "grace": GRACE,
         "farewell": FAREWELL,
@@ -100,6 +115,7 @@ def run_mpi(
         job.grace = 2 * GRACE  # within which the guards of the ranks end those
         missing = set(range(size))
         job.expected = size
+        kept = results or Results()
         job.late = lambda: late_text(missing, places)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
@@ -108,13 +124,14 @@ def run_mpi(
                 # For writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                only = Hearing(token, heed(job, rank, missing)) if stream == "stderr" else None
+                only = Hearing(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
                 job.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
-        line += [*patterns, *(["-iface", interface] if interface else []), *mpi_args]
-        line += [sys.executable, "-I", "-S", str(GUARD), "rank", json.dumps(options), *words]
-        job.add(Program(argv=line, executable=mpiexec, stdin=stdin, index=MPIEXEC, alone=True))
+        line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
+        line += [sys.executable, "-I", "-S", str(GUARD), "rank", *words]
+        own = {guard.OPTIONS: json.dumps(options)}
+        job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
         try:
             outcome = job.run(start_timeout, os.path.split(folder), signals)
         except LaunchError as error:
@@ -132,7 +149,7 @@ def run_mpi(
 class Hearing:
     """Takes the marked lines of a rank's guard out of what the rank writes, however it arrives in parts."""
 
-    def __init__(self, token: str, heed: Callable[[list[object]], None]) -> None:
+    def __init__(self, token: str, heed: Callable[[list[Any]], None]) -> None:
         self._mark = f"{guard.MARK}{token} ".encode()
         self._heed = heed
         self._held = b""  # what may be the beginning of such a line
@@ -161,17 +178,24 @@ class Hearing:
         return passed
 
 
-def heed(job: Job, rank: int, missing: set[int]) -> Callable[[list[object]], None]:
-    """What to do with what the guard of a rank tells."""
+def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[list[Any]], None]:
+    """What to do with what the guard of a rank tells, with the time there as the last word."""
 
-    def act(words: list[object]) -> None:
-        if words[0] == "started":
+    def act(words: list[Any]) -> None:
+        # The line that came fastest knows best.
+        behind = time.monotonic_ns() - int(words[-1])
+        results.behind[rank] = min(behind, results.behind.get(rank, behind))
+        if words[0] == "result":
+            results.written.setdefault(rank, bytearray()).extend(binascii.a2b_base64(words[1]))
+        elif words[0] == "took":
+            job.took(words[1])
+        elif words[0] == "started":
             missing.discard(rank)
             job.begun()
         elif words[0] == "refused":
             job.refuse(f"rank {rank} could not be started: {words[3]}")
         elif words[0] == "exited" and words[2] != 0:
-            job.fail(rank, int(str(words[2])))
+            job.fail(rank, words[2])
 
     return act
 

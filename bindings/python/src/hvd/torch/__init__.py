@@ -5,6 +5,8 @@ Nothing here was compiled for PyTorch: tensors are passed as addresses, so any v
 
 from __future__ import annotations
 
+import torch as _torch
+
 from hvd.basics import (
     Adasum, Average, Max, Min, Product, ReduceOp, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
     gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
@@ -31,6 +33,12 @@ from hvd.torch.reductions import (
     grouped_allreduce_async, grouped_allreduce_async_,
 )
 from hvd.torch.sync_batch_norm import SyncBatchNorm
+
+
+def _check_has_gpu() -> bool:
+    """Whether PyTorch sees a GPU; scripts ask it."""
+    return _torch.cuda.is_available()
+
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt",

@@ -10,7 +10,7 @@ from hvd import basics
 from hvd.collectives import synchronize
 from hvd.objects import allgather_object, broadcast_object  # noqa: F401
 from hvd.process_sets import ProcessSet, global_process_set
-from hvd.torch.movements import broadcast_async_
+from hvd.torch.tensors import OPS
 
 Parameters = Union[Dict[str, torch.Tensor], Iterable[Union[torch.Tensor, Tuple[Optional[str], torch.Tensor]]]]
 
@@ -39,7 +39,7 @@ def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, 
     for name, tensor in named:
         tensor = tensor.detach()
         whole = tensor.contiguous()
-        begun.append((broadcast_async_(whole, root_rank, name, process_set), tensor, whole))
+        begun.append((OPS.broadcast(whole, whole, root_rank, name, process_set, wake=False), tensor, whole))
     for handle, tensor, whole in begun:
         synchronize(handle)
         if whole is not tensor:

@@ -7,17 +7,17 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 
 from hvd.basics import Average, rank
-from hvd.collectives import synchronize
+from hvd.collectives import read_splits, synchronize
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.reductions import Tensor, allreduce, apply, grouped_allreduce
-from hvd.torch.tensors import OPS
+from hvd.torch.tensors import OPS, wants_gradient
 
 Splits = Union[Tensor, Sequence[int], None]
 
 
 def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> int:
     """Begins an ``allgather`` (without gradients) and returns its handle."""
-    return OPS.allgather((tensor,), True, name, process_set)
+    return OPS.allgather((tensor,), True, name, process_set, exposed=True)
 
 
 def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> List[Tensor]:
@@ -46,7 +46,7 @@ def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSe
     """The tensors of all ranks, one after the other along dimension 0, in which alone they may differ. Has a
     gradient.
     """
-    if torch.is_grad_enabled() and tensor.requires_grad:
+    if wants_gradient(tensor):
         result: Tensor = apply(HorovodAllgather, tensor, name, process_set)
     else:
         result = synchronize(OPS.allgather((tensor,), True, name, process_set, wake=False))
@@ -57,7 +57,7 @@ def grouped_allgather_async(
     tensors: Sequence[Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``grouped_allgather`` (without gradients) and returns its handle."""
-    return OPS.allgather(tensors, False, name, process_set)
+    return OPS.allgather(tensors, False, name, process_set, exposed=True)
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -85,14 +85,14 @@ def broadcast_async(
     tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast`` (without gradients) and returns its handle."""
-    return OPS.broadcast(tensor, None, root_rank, name, process_set)
+    return OPS.broadcast(tensor, None, root_rank, name, process_set, exposed=True)
 
 
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast_`` and returns its handle."""
-    return OPS.broadcast(tensor, tensor, root_rank, name, process_set)
+    return OPS.broadcast(tensor, tensor, root_rank, name, process_set, exposed=True)
 
 
 def broadcast_(
@@ -134,13 +134,13 @@ def alltoall_async(
     tensor: Tensor, splits: Splits = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins an ``alltoall`` and returns its handle; ``synchronize`` gives the output and the received splits."""
-    return OPS.alltoall(tensor, _rows(splits), name, process_set)
+    return OPS.alltoall(tensor, _rows(splits), name, process_set, exposed=True)
 
 
 def _rows(splits: Splits) -> Optional[List[int]]:
     if splits is None:
         return None
-    return [int(s) for s in (splits.tolist() if isinstance(splits, Tensor) else splits)]
+    return read_splits(splits.tolist() if isinstance(splits, Tensor) else splits)
 
 
 class HorovodAlltoall(torch.autograd.Function):

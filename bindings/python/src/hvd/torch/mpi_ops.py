@@ -3,7 +3,8 @@
 All functions are collective over the ranks of ``process_set``, and the same on all of them are: name, dtype, operation,
 scales and root. Tensors are on the CPU and contiguous. Errors: ValueError for what this rank alone can see (device,
 layout, type, a name in flight, bad splits), HorovodInternalError on all ranks where they disagree; the job goes on
-after either. Waiting never holds the interpreter's lock. A tensor belongs to hvd until its handle is done.
+after either. Waiting never holds the interpreter's lock. A tensor belongs to hvd until its handle is done; the memory
+of one that was given to an asynchronous function cannot be resized afterwards, as that of one given to NumPy.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from hvd.collectives import Op, poll, synchronize  # noqa: F401
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.compression import Compression
 from hvd.torch.movements import (  # noqa: F401
-    allgather, allgather_async, alltoall, alltoall_async, broadcast, broadcast_, broadcast_async, broadcast_async_,
-    grouped_allgather, grouped_allgather_async,
+    HorovodAllgather, HorovodAlltoall, HorovodBroadcast, HorovodGroupedAllgather, allgather, allgather_async, alltoall,
+    alltoall_async, broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,
+    grouped_allgather_async,
 )
 from hvd.torch.reductions import (  # noqa: F401
-    Compressors, Tensor, allreduce, allreduce_, allreduce_async, allreduce_async_, apply, grouped_allreduce,
-    grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
+    Compressors, HorovodAllreduce, HorovodGroupedAllreduce, Tensor, allreduce, allreduce_, allreduce_async,
+    allreduce_async_, apply, grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
 )
 from hvd.torch.tensors import OPS
 
@@ -41,6 +43,8 @@ def sparse_allreduce_async(
     """
     if op not in (Average, Sum):
         raise ValueError(f"hvd: sparse_allreduce_async with op={op!r}; allowed: Average, Sum")
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
+        raise ValueError("hvd: sparse_allreduce_async takes sparse tensors (COO): pass x.to_sparse(), or use allreduce")
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
     # Rows of indices are made columns: ranks differ in dimension 0, the number of values.
     indices = tensor._indices().t().contiguous()
@@ -63,7 +67,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``reducescatter`` (without gradients) and returns its handle."""
-    return OPS.reducescatter((tensor,), True, name, op, prescale_factor, postscale_factor, process_set)
+    return OPS.reducescatter((tensor,), True, name, op, prescale_factor, postscale_factor, process_set, exposed=True)
 
 
 def grouped_reducescatter_async(
@@ -71,7 +75,7 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``grouped_reducescatter`` (without gradients) and returns its handle."""
-    return OPS.reducescatter(tensors, False, name, op, prescale_factor, postscale_factor, process_set)
+    return OPS.reducescatter(tensors, False, name, op, prescale_factor, postscale_factor, process_set, exposed=True)
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):

@@ -11,7 +11,7 @@ from hvd.collectives import Op, reduction, synchronize
 from hvd.compression import Compressor
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.compression import Compression
-from hvd.torch.tensors import OPS
+from hvd.torch.tensors import OPS, wants_gradient
 
 Compressors = Type[Compressor]
 Tensor = torch.Tensor
@@ -28,7 +28,8 @@ def allreduce_async(
 ) -> int:
     """Begins an ``allreduce`` (without gradients) and returns its handle, for ``poll`` and ``synchronize``."""
     return OPS.allreduce(
-        (tensor,), None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        (tensor,), None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+        exposed=True,
     )
 
 
@@ -40,7 +41,8 @@ def allreduce_async_(
     """As ``allreduce_async``; the result replaces the input. Of what is ready together, higher priorities run first."""
     both = (tensor,)
     return OPS.allreduce(
-        both, both, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set, priority
+        both, both, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set, priority,
+        exposed=True,
     )
 
 
@@ -99,7 +101,7 @@ def allreduce(
     """
     sent, ctx = compression.compress(tensor)
     chosen = reduction(op, average)
-    if torch.is_grad_enabled() and sent.requires_grad:
+    if wants_gradient(sent):
         result = apply(HorovodAllreduce, sent, name, chosen, prescale_factor, postscale_factor, process_set)
     else:
         result = _allreduce(sent, name, chosen, prescale_factor, postscale_factor, process_set)
@@ -113,7 +115,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Begins a ``grouped_allreduce`` (without gradients) and returns its handle."""
     return OPS.allreduce(
-        tensors, None, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        tensors, None, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set, exposed=True
     )
 
 
@@ -124,7 +126,8 @@ def grouped_allreduce_async_(
     """As ``grouped_allreduce_async``; the results replace the inputs."""
     tensors = tuple(tensors)
     return OPS.allreduce(
-        tensors, tensors, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set
+        tensors, tensors, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
+        exposed=True,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import torch
 
@@ -20,18 +20,36 @@ def _numbers() -> dict[torch.dtype, int]:
 
 
 DTYPES = _numbers()
+_storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # before PyTorch 2 the latter
 
 
 class _Torch:
     """See collectives.Framework."""
 
     def describe(self, tensor: torch.Tensor, written: bool) -> Tuple[int, int, Tuple[int, ...]]:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
+            raise _refuse(tensor)
         number = DTYPES.get(tensor.dtype)
         if number is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
             raise _refuse(tensor)
         if tensor.is_conj() or tensor.is_neg():
             raise ValueError("hvd: the tensor is lazily conjugate or negative; pass x.resolve_conj().resolve_neg()")
         return tensor.data_ptr(), number, tensor.shape
+
+    def hold(self, tensor: torch.Tensor, exposed: bool) -> object:
+        # The storage outlives what set_() and data= do to the tensor, but resize_() frees its memory. Nothing but a
+        # view of NumPy keeps PyTorch from that, and for good: so only where the program goes on meanwhile.
+        storage = _storage(tensor)
+        if exposed and storage.resizable():
+            try:
+                bits = tensor.detach()
+                (bits.view(torch.int16) if bits.dtype is torch.bfloat16 else bits).numpy()
+            except (RuntimeError, TypeError):
+                pass  # a PyTorch without NumPy
+        return storage
+
+    def is_at(self, tensor: torch.Tensor, address: int, shape: Tuple[int, ...]) -> bool:
+        return tensor.data_ptr() == address and tensor.shape == shape
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -45,7 +63,19 @@ class _Torch:
         return torch.tensor(values, dtype=torch.int32)
 
 
-def _refuse(tensor: torch.Tensor) -> ValueError:
+def wants_gradient(tensor: torch.Tensor) -> bool:
+    """Whether what is done to the tensor has to be recorded. Raises ValueError for what is none."""
+    try:
+        return torch.is_grad_enabled() and tensor.requires_grad
+    except AttributeError:
+        raise _refuse(tensor) from None
+
+
+def _refuse(tensor: Any) -> ValueError:
+    if not isinstance(tensor, torch.Tensor):
+        return ValueError(f"hvd: hvd.torch takes torch.Tensor, and this is {tensor!r:.80}; arrays are for hvd itself")
+    if tensor.is_nested:
+        return ValueError("hvd: the tensor is nested; pass what it consists of, as a list, to a grouped function")
     if not tensor.is_cpu:
         return ValueError(f"hvd: the tensor is on device {tensor.device}, and hvd takes those of the CPU: pass x.cpu()")
     if tensor.dtype not in DTYPES:

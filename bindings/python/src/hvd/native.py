@@ -1,0 +1,75 @@
+"""Calls of the engine that wait for other ranks, and where its threads run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from typing import Callable, Iterator, List, Optional, TypeVar
+
+R = TypeVar("R")
+
+
+def interruptible(call: Callable[[], R]) -> R:
+    """``call()``, on a thread of its own, so that the main thread answers to Ctrl-C at once. The call itself then goes
+    on, and what it returns is dropped.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    results: List[R] = []
+    problems: List[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as e:
+            problems.append(e)
+
+    thread = threading.Thread(target=work, name="hvd-call", daemon=True)
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return results[0]
+
+
+def affinity(local_rank: int, local_size: int) -> Optional[int]:
+    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of this host) has for the engine of this rank.
+
+    None where the variable is not set. Raises ValueError for what is no such list.
+    """
+    text = os.environ.get("HOROVOD_THREAD_AFFINITY", "")
+    if not text or local_size == 1 and "," in text:  # a process alone may have it from a job's environment
+        return None
+    cpus = text.split(",")
+    if len(cpus) != local_size or not all(re.fullmatch(r" *[0-9]{1,6} *", cpu) for cpu in cpus):
+        raise ValueError(
+            f'hvd: HOROVOD_THREAD_AFFINITY="{text[:80]}"; allowed: the number of a CPU for each of the {local_size}'
+            " ranks of this host, with commas between them"
+        )
+    return int(cpus[local_rank])
+
+
+@contextlib.contextmanager
+def threads_moved_to(cpu: Callable[[], Optional[int]]) -> Iterator[None]:
+    """Threads that start within the block get the CPU that ``cpu()``, called at its end, says; None leaves them.
+
+    Raises ValueError for a CPU that this process cannot have.
+    """
+    before = set(_threads())
+    yield
+    chosen = cpu()
+    if chosen is None:
+        return
+    for thread in set(_threads()) - before:
+        try:
+            os.sched_setaffinity(thread, {chosen})
+        except ProcessLookupError:
+            pass  # has ended
+        except OSError as e:
+            raise ValueError(f"hvd: HOROVOD_THREAD_AFFINITY: no thread can run on CPU {chosen} here: {e}") from None
+
+
+def _threads() -> List[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]

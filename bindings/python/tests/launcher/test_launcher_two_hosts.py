@@ -1,0 +1,453 @@
+"""Jobs on two hosts, which are network namespaces as tests/multihost makes them; with sshd as any hosts are reached."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library
+
+from hvd.launcher import mpi
+
+if not any(map(shutil.which, mpi.NAMES)):
+    pytest.skip("mpiexec.hydra is missing (Debian: mpich)", allow_module_level=True)
+
+PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
+HVDRUN = [sys.executable, "-m", "hvd.launcher.main"]
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Two hosts, h1 and h2, and the module that makes them."""
+    folder = ROOT / "tests/multihost"
+    sys.path.insert(0, str(folder))
+    try:
+        hosts = pytest.importorskip("hosts", reason="tests/multihost is not there")
+    finally:
+        sys.path.remove(str(folder))
+    if reason := hosts.why_not():
+        pytest.skip(reason)
+    with hosts.Hosts(2) as two:
+        yield Two(two, hosts)
+
+
+class Two:
+    """Programs that start from the switch between two hosts, and what they leave there."""
+
+    def __init__(self, hosts, module):
+        self.all = hosts.all
+        self.address = module.SWITCH_ADDRESS
+        self.agent = module.AGENT
+        self.enter = ["nsenter", "--target", str(hosts.switch), "--mount", "--net", "env", "-C", os.getcwd()]
+        self.reach = {
+            **{f"HVD_HOST_{host.name}": str(host.first) for host in hosts.all},
+            "HYDRA_LAUNCHER": "rsh",
+            "HYDRA_LAUNCHER_EXEC": str(module.AGENT),
+            "HYDRA_LAUNCHER_AUTOFORK": "0",
+            "UCX_NET_DEVICES": module.CABLE,
+        }
+
+    def run(self, *words, **env):
+        """One program to its end, where both hosts can be reached."""
+        env = environment(**{**self.reach, "OMP_NUM_THREADS": "1", **env})
+        return subprocess.run([*self.enter, *map(str, words)], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=LIMIT)  # fmt: skip
+
+    def hvdrun(self, *words, **env):
+        """hvdrun with these arguments."""
+        return self.run(*HVDRUN, "--mpi-args", f"-localhost {self.address}", *words, **env)
+
+    def mpiexec(self, places, *words, **env):
+        """The launcher of the MPI that hvd was built with."""
+        np = str(sum(int(place.partition(":")[2]) for place in places.split(",")))
+        if "MPICH" in mpi_library():
+            return self.run("mpiexec.hydra", "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
+        reach = ["--allow-run-as-root", "--mca", "plm_rsh_agent", self.agent, "--mca", "btl_tcp_if_include", "eth0"]
+        passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", *env) for word in ("-x", name)]
+        return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)
+
+    def left(self):
+        """What is on the hosts that was not there before."""
+        return [(host.processes(), host.run("ls", "/dev/shm")) for host in self.all]
+
+
+@pytest.fixture
+def two(made, tmp_path, monkeypatch):
+    """Two hosts; afterwards nothing of a job may be there: no process, no shared memory, no temporary file."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield made
+    assert made.left() == [([], "")] * 2 and not list(folder.glob("hvd*"))
+
+
+over_mpi = pytest.mark.skipif(not mpi_library(), reason="hvd was built without an MPI (Debian: libmpich-dev)")
+over_mpich = pytest.mark.skipif(
+    "MPICH" not in mpi_library(), reason="hvd was not built with MPICH (Debian: libmpich-dev)"
+)
+with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing")
+
+
+def test_places_and_a_hostfile(two, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("h1 slots=2\nh2 slots=2\n")
+    done = two.hvdrun("-np", "3", "-hostfile", hostfile, "sh", "-c", PLACE + " $(hostname) $HOROVOD_HOSTNAME")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>: 0 3 0 2 0 2 h1 h1", "[1]<stdout>: 1 3 1 2 0 1 h1 h1", "[2]<stdout>: 2 3 0 1 1 2 h2 h2",
+    ]  # fmt: skip
+
+
+def test_a_host_that_is_not_there(two):
+    done = two.hvdrun("-np", "2", "-H", "h1:1,h9:1", "true")
+    assert done.returncode == 1 and done.stderr.startswith("hvdrun: h9 cannot be reached: agent: there is no host 'h9'")
+
+
+def test_too_few_slots(two):
+    done = two.hvdrun("-np", "5", "-H", "h1:2,h2:2", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvdrun: 5 ranks were asked for, but there are 4 slots (h1:2, h2:2); name more hosts")
+
+
+# ---- collectives ---------------------------------------------------------------------------------------------------
+
+NUMPY = """
+import os, sys
+import numpy as np, hvd
+
+sizes = [int(text) for text in sys.argv[1].split(",")]
+places = [(local, host) for host, count in enumerate(sizes) for local in range(count)]
+for again in range(2):
+    hvd.init()
+    r, n = hvd.rank(), hvd.size()
+    local, host = places[r]
+    fellows = [q for q in range(n) if places[q][0] == local]
+    assert n == len(places) and os.uname().nodename == f"h{host + 1}"
+    assert (hvd.local_rank(), hvd.local_size()) == (local, sizes[host])
+    assert (hvd.cross_rank(), hvd.cross_size()) == (fellows.index(r), len(fellows))
+    assert hvd.is_homogeneous() == (len(set(sizes)) == 1) and hvd.mpi_enabled()
+    for kind in (np.float16, np.float32, np.float64, np.int64):
+        for count in (1, 7, 1000, 100003):
+            x = (np.arange(count) % 13).astype(kind)
+            assert (hvd.allreduce(x + kind(r), op=hvd.Sum) == x * kind(n) + kind(n * (n - 1) // 2)).all()
+            assert (hvd.allreduce(x + kind(r), op=hvd.Min) == x).all()
+    assert hvd.allgather(np.full((r + 1, 3), r)).tolist() == [[q] * 3 for q in range(n) for _ in range(q + 1)]
+    for root in range(n):
+        assert hvd.broadcast(np.full(1000, r), root).tolist() == [root] * 1000
+    sent = np.concatenate([np.full(to + 1, 10 * r + to) for to in range(n)])
+    out, received = hvd.alltoall(sent, np.arange(n) + 1)
+    assert out.tolist() == [10 * q + r for q in range(n) for _ in range(r + 1)] and received.tolist() == [r + 1] * n
+    rows = 2 * n + 1
+    x = np.arange(3.0 * rows).reshape(rows, 3)
+    first = sum(rows // n + (q < rows % n) for q in range(r))
+    mine = (x * n + n * (n - 1) / 2)[first : first + rows // n + (r < rows % n)]
+    assert (hvd.reducescatter(x + r, op=hvd.Sum) == mine).all()
+    hvd.barrier()
+    assert hvd.broadcast_object({"rank": r}, n - 1) == {"rank": n - 1}
+    assert hvd.allgather_object("x" * r) == ["x" * q for q in range(n)]
+    for ranks in ([0, n - 1], [0, 1], list(range(1, n))):
+        some = hvd.add_process_set(ranks)
+        if some.included():
+            m = len(ranks)
+            assert hvd.allreduce(np.full(3, r), op=hvd.Sum, process_set=some).tolist() == [sum(ranks)] * 3
+            assert hvd.allgather(np.array([r]), process_set=some).tolist() == ranks
+            assert hvd.broadcast(np.array([r]), ranks[-1], process_set=some).tolist() == [ranks[-1]]
+            assert hvd.reducescatter(np.full(m, r), op=hvd.Sum, process_set=some).tolist() == [sum(ranks)]
+            assert hvd.alltoall(np.full(m, r), process_set=some).tolist() == ranks
+            hvd.barrier(process_set=some)
+        hvd.remove_process_set(some)
+    try:
+        hvd.allreduce(np.ones(r + 1), name="shape")
+    except hvd.HorovodInternalError as e:
+        assert e.kind == "mismatch"
+    else:
+        raise AssertionError("not refused")
+    hvd.shutdown()
+os.write(1, b"done\\n")  # in one piece
+"""
+TORCH = """
+import os
+import torch, hvd.torch as hvd
+
+hvd.init()
+r, n = hvd.rank(), hvd.size()
+for kind in (torch.bfloat16, torch.float32, torch.int32):
+    x = torch.arange(1000).to(kind) % 16
+    assert torch.equal(hvd.allreduce(x + r, op=hvd.Sum), x * n + n * (n - 1) // 2)
+    assert hvd.allgather(torch.full((r + 1,), r, dtype=kind)).tolist() == [q for q in range(n) for _ in range(q + 1)]
+many = hvd.grouped_allreduce([torch.full((k,), float(r + k)) for k in range(1, 20)])
+assert all(torch.equal(each, torch.full((k,), (n - 1) / 2 + k)) for k, each in enumerate(many, 1))
+assert hvd.broadcast(torch.tensor([r]), 1).tolist() == [1]
+assert hvd.alltoall(torch.arange(n) + 10 * r).tolist() == [10 * q + r for q in range(n)]
+assert hvd.reducescatter(torch.arange(float(n)) + r, op=hvd.Sum).tolist() == [n * r + n * (n - 1) / 2]
+hvd.barrier()
+x = torch.full((3,), float(r), requires_grad=True)
+hvd.allreduce(x, op=hvd.Sum).sum().backward()
+assert x.grad.tolist() == [n] * 3
+for view in (False, True):
+    torch.manual_seed(r)
+    model = torch.nn.Linear(4, 2)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), gradient_as_bucket_view=view
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    start = model.weight.detach().clone()
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.full((1, 4), float(r))).sum().backward()
+        optimizer.step()
+    assert torch.allclose(model.weight, start - (n - 1) / 2), view  # two steps, by half of the ranks' average
+    assert all(torch.equal(model.weight, each) for each in hvd.allgather_object(model.weight.detach()))
+assert 0 <= hvd.join() < n
+os.write(1, b"done\\n")
+"""
+
+
+@over_mpich
+@pytest.mark.parametrize("places", ["h1:2,h2:2", "h1:2,h2:1"])
+def test_collectives(two, places):
+    counts = re.sub("h.:", "", places)
+    np = str(sum(map(int, counts.split(","))))
+    done = two.hvdrun("-np", np, "-H", places, sys.executable, "-c", NUMPY, counts)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: done" for rank in range(int(np))]
+
+
+@over_mpi
+def test_collectives_under_mpiexec(two):
+    done = two.mpiexec("h1:2,h2:1", sys.executable, "-c", NUMPY, "2,1")
+    assert (done.returncode, done.stdout) == (0, "done\n" * 3), done.stderr
+
+
+@over_mpi
+@with_torch
+def test_pytorch(two):
+    done = two.mpiexec("h1:2,h2:1", sys.executable, "-c", TORCH)
+    assert (done.returncode, done.stdout) == (0, "done\n" * 3), done.stderr
+
+
+@over_mpich
+@with_torch
+def test_digits(two):
+    script = ROOT / "examples/python/torch_digits.py"
+    done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", sys.executable, script, "--epochs", "2", "--batch-size", "8")
+    accuracies = re.findall(r"\[0\]<stdout>: epoch \d: loss [\d.]+, accuracy ([\d.]+)%", done.stdout)
+    assert done.returncode == 0 and len(accuracies) == 2 and float(accuracies[-1]) > 80, done.stdout + done.stderr
+
+
+def test_mpi_alone(two, tmp_path):
+    compiler = shutil.which("mpicxx.mpich")
+    if not compiler:
+        pytest.skip("mpicxx.mpich is missing (Debian: libmpich-dev)")
+    (tmp_path / "main.cpp").write_text(r"""
+#include <mpi.h>
+#include <cstdio>
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank, sum;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  std::printf("%d\n", sum);
+  MPI_Finalize();
+}
+""")
+    subprocess.run([compiler, tmp_path / "main.cpp", "-o", tmp_path / "main"], check=True, timeout=LIMIT)
+    done = two.hvdrun("-np", "2", "-H", "h1:1,h2:1", tmp_path / "main")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>: 1", "[1]<stdout>: 1"]), done.stderr
+
+
+# ---- ranks that fail -----------------------------------------------------------------------------------------------
+
+# Nobody but the last rank fails by itself; those of the other host do not learn of it.
+FAIL = """
+import os, signal, sys
+import numpy as np, hvd
+hvd.init()
+hvd.allreduce(np.ones(3))
+if hvd.rank() < 2:
+    hvd.allreduce(np.ones(3))
+elif hvd.rank() == 2:
+    signal.pause()
+elif sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    raise KeyError("no luck")
+"""
+
+
+def test_a_rank_of_another_host_fails(two):
+    script = "if [ $HOROVOD_RANK = 3 ]; then echo why >&2; exit 5; fi; setsid sleep 1000 & sleep 1000"
+    done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", "sh", "-c", script)
+    assert done.returncode == 5
+    assert "hvdrun: rank 3 of 4 ended with exit code 5; the others were ended; its last lines:\n  why" in done.stderr
+
+
+@over_mpich
+@pytest.mark.parametrize(("how", "code", "said"), [
+    ("raise", 1, "ended with exit code 1; the others were ended; its last lines:\n  Traceback "),
+    ("kill", 137, "was killed by SIGKILL (Killed); the others were ended"),
+])  # fmt: skip
+def test_a_rank_fails_while_others_wait_for_it(two, how, code, said):
+    done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", sys.executable, "-c", FAIL, how)
+    assert done.returncode == code and f"hvdrun: rank 3 of 4 {said}" in done.stderr, done.stderr
+
+
+@over_mpi
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_rank_fails_under_mpiexec(two, how):
+    done = two.mpiexec("h1:2,h2:2", sys.executable, "-c", FAIL, how)
+    assert done.returncode != 0
+    if how == "raise":
+        assert "KeyError: 'no luck'" in done.stderr and re.search("(process|on rank) 3", done.stderr), done.stderr
+    end_of_all([pid for host in two.all for pid in host.processes()])  # mpiexec does not wait for the last
+
+
+# ---- hvd.run -------------------------------------------------------------------------------------------------------
+
+FUNCTION = """
+import os, signal, sys
+import hvd
+from hvd.launcher import LaunchError, RankFailed
+
+def work(start, step=0):
+    import numpy as np, hvd
+    hvd.init()
+    total = int(hvd.allreduce(np.array([start + step]), op=hvd.Sum)[0])
+    hvd.shutdown()
+    return os.environ["HOROVOD_RANK"], os.uname().nodename, total
+
+def fail(how):
+    import numpy as np, hvd
+    hvd.init()
+    hvd.allreduce(np.ones(3))
+    if hvd.rank() != 3:
+        signal.pause()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise KeyError("no luck")
+
+def place(hosts):
+    return dict(np=4, hosts=hosts, mpi_args=f"-localhost {sys.argv[1]}")
+
+if __name__ == "__main__":
+    found = hvd.run(work, (3,), {"step": 2}, **place("h1:2,h2:2"))
+    assert found == [("0", "h1", 20), ("1", "h1", 20), ("2", "h2", 20), ("3", "h2", 20)], found
+    assert hvd.run(os.getcwd, **place("h2:4")) == [os.getcwd()] * 4
+    try:
+        hvd.run(fail, ("raise",), **place("h1:2,h2:2"))
+    except RankFailed as e:
+        assert e.rank == 3 and isinstance(e.__cause__, KeyError), repr(e.__cause__)
+        assert str(e).startswith("rank 3 of 4 raised KeyError: 'no luck'\\n\\nTraceback"), e
+    else:
+        raise AssertionError("nothing raised")
+    try:
+        hvd.run(fail, ("kill",), **place("h1:2,h2:2"))
+    except RankFailed as e:
+        assert (e.rank, e.returncode) == (3, -signal.SIGKILL), e
+    else:
+        raise AssertionError("nothing raised")
+    try:
+        hvd.run(work, (3,), **place("h1:2,h9:2"))
+    except LaunchError as e:
+        assert str(e).startswith("h9 cannot be reached: agent: there is no host 'h9'"), e
+    else:
+        raise AssertionError("nothing raised")
+    try:
+        hvd.run(work, (3,), **place("h1:1,h2:1"))
+    except ValueError as e:
+        assert str(e).startswith("4 ranks were asked for, but there are 2 slots (h1:1, h2:1)"), e
+    else:
+        raise AssertionError("nothing raised")
+    print("done")
+"""
+
+
+@over_mpich
+def test_a_function(two, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FUNCTION)
+    done = two.run(sys.executable, script, two.address)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+# ---- ssh -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sshd(made, tmp_path_factory):
+    """Two hosts that answer to ssh alone: the PATH with an ssh that knows them, and the key."""
+    server = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    if not server or not shutil.which("ssh-keygen"):
+        pytest.skip("sshd is missing (Debian: openssh-server)")
+    folder = tmp_path_factory.mktemp("ssh")
+    for name in ("key", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "config").write_text(f"""Port 2222
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+PasswordAuthentication no
+UsePAM no
+PermitRootLogin yes
+PidFile none
+""")
+    key = " ".join((folder / "host.pub").read_text().split()[:2])
+    (folder / "known").write_text(f"[h1]:2222,[h2]:2222 {key}\n")
+    (folder / "passwd").write_text(Path("/etc/passwd").read_text() + "sshd:x:104:65534::/run/sshd:/usr/sbin/nologin\n")
+    (folder / "bin").mkdir()
+    line = shlex.join([str(shutil.which("ssh")), "-F", "none", "-o", f"UserKnownHostsFile={folder}/known"])
+    (folder / "bin/ssh").write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+    (folder / "bin/ssh").chmod(0o755)
+    # What sshd wants to find, for that host alone.
+    start = f"mount --bind {folder}/passwd /etc/passwd && mount -t tmpfs none /run && mkdir /run/sshd"
+    start += f" && exec {shlex.join([server, '-D', '-e', '-f', str(folder / 'config')])}"
+    servers = []
+    try:
+        for host in made.all:
+            command = [made.agent, host.name, start]
+            env = {**os.environ, **made.reach}
+            servers.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+            said = ""
+            while "Server listening on 0.0.0.0" not in said:
+                said = servers[-1].stderr.readline()
+                assert said, "sshd did not start"
+        yield f"{folder}/bin:{os.environ['PATH']}", str(folder / "key"), folder
+    finally:
+        for host in made.all:
+            host.clear()
+        for server in servers:
+            server.communicate()
+
+
+@over_mpich
+def test_hosts_behind_ssh(made, sshd):
+    path, key, folder = sshd
+    without = {name: "" for name in ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC")}
+
+    def run(*words, port="2222"):
+        return made.hvdrun("-p", port, "-i", key, "-np", "4", "-H", "h1:2,h2:2", *words, PATH=path, **without)
+
+    before = [host.processes() for host in made.all]
+    done = run(sys.executable, "-c", NUMPY, "2,2")
+    assert (done.returncode, done.stderr, done.stdout.count("done")) == (0, "", 4)
+    done = run(sys.executable, "-c", FAIL, "raise")
+    assert done.returncode == 1 and "hvdrun: rank 3 of 4 ended with exit code 1" in done.stderr, done.stderr
+    deadline = time.monotonic() + LIMIT
+    while [host.processes() for host in made.all] != before:  # sshd's own for the connections end by themselves
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    done = run("true", port="2223")
+    assert done.returncode == 1
+    assert "h1 cannot be reached: ssh: connect to host h1 port 2223: Connection refused" in done.stderr
+    (folder / "known").write_text("")
+    done = run("true")
+    assert done.returncode == 1 and "h2 cannot be reached: Host key verification failed." in done.stderr, done.stderr
