@@ -25,6 +25,7 @@ namespace nb = nanobind;
 using two_levels = hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>;
 
 pid_t rank_process = 0;  // and not one that was forked from it
+int rank_of_process = -1;
 
 /// Has a rank that exits with an error end the job. Ranks of other hosts do not notice it, and MPICH's mpiexec waits
 /// for them; only MPI_Abort makes it end them. Under hvdrun, whose variable this is, guards see how ranks end.
@@ -32,6 +33,7 @@ void abort_if_failed(int status, void* /*unused*/) {
   int finalized = 0;
   if (status == 0 || ::getpid() != rank_process || std::getenv("HOROVOD_RANK") != nullptr) return;
   if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
+  std::fprintf(stderr, "hvd: rank %d ends with exit code %d, and the job with it\n", rank_of_process, status);
   std::fflush(nullptr);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // or it may outrun what this rank has said
   MPI_Abort(MPI_COMM_WORLD, status);
@@ -43,6 +45,7 @@ hvd_python::job connect(std::uintptr_t address) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
   // The engine has a thread of its own, beside whatever the program does with MPI.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
+  rank_of_process = world.rank();
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
   return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world))));
 }

@@ -135,6 +135,24 @@ def test_binding():
     assert collect(python(code), 2, bind=False) == {(0, "stdout"): everything, (1, "stdout"): everything}
 
 
+@pytest.mark.parametrize(
+    ("what_rank_1_does", "rank", "code", "lines"),
+    [
+        ("trap '' TERM; echo boom >&2; READY; sleep 0.5; exit 3", 1, 3, ["boom"]),
+        ("echo boom >&2; READY; sleep 1000", 1, 1, ["boom"]),  # ended by the launcher
+        ("READY; sleep 1000", 0, 1, ["hvd: sum: rank 1 has exited or was killed"]),  # has not said why
+        ("echo boom >&2; READY; exit 0", 0, 1, ["hvd: sum: rank 1 has exited or was killed"]),  # has not failed
+    ],
+)
+def test_who_ends_because_another_is_lost_has_not_failed_first(tmp_path, what_rank_1_does, rank, code, lines):
+    other = what_rank_1_does.replace("READY", f"touch {tmp_path}/ready")
+    lost = "hvd: sum: rank 1 has exited or was killed"
+    victim = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done; echo '{lost}' >&2; exit 1"
+    with pytest.raises(RankFailed) as failed:
+        collect(["sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {other}; else {victim}; fi"], 2)
+    assert (failed.value.rank, failed.value.returncode, failed.value.last_lines) == (rank, code, lines)
+
+
 def test_a_rank_that_fails_ends_the_others():
     code = """
 import os, sys, time

@@ -31,7 +31,7 @@ def check_broadcast_parameters() -> None:
     hvd.broadcast_parameters(model.named_parameters(), root_rank=0)
     hvd.broadcast_parameters(list(model.parameters()), root_rank=0)
     assert all(equal_everywhere(p) for p in model.parameters())
-    for wrong in (3, "x", torch.ones(1), None):
+    for wrong in (3, "x", torch.ones(1), None, model, [3]):
         with pytest.raises(ValueError, match="invalid params"):
             hvd.broadcast_parameters(wrong, 0)
 

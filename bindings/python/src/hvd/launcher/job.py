@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -22,6 +23,7 @@ from hvd.launcher.output import OnLine, Splitter
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL, when a rank has failed
+_LOST = re.compile("rank ([0-9]+) has exited or was killed")
 FAREWELL = 30.0  # seconds for ranks to end after a signal to the launcher, in which they may save their work
 PAUSE = 0.2  # seconds after which the beginning of a line is shown without its end
 
@@ -136,6 +138,7 @@ class Job:
         self._done = False
         self._refusal = ""
         self._outcome = Outcome()
+        self._codes: dict[int, int] = {}  # of those that have ended
 
     def add(self, program: Program) -> None:
         """One more program, before run()."""
@@ -227,7 +230,20 @@ class Job:
             raise LaunchError(self._refusal)
         if not self._done:
             raise LaunchError("the process that watches the ranks was killed, and the ranks with it")
+        self._find_cause()
         return self._outcome
+
+    def _find_cause(self) -> None:
+        """A rank whose last words are that another one is lost may have ended first, but has not failed first."""
+        for _ in range(len(self._splitters)):
+            failed = self._outcome.failed
+            lost = _LOST.findall("\n".join(self.last_lines(failed))) if failed is not None else []
+            cause = int(lost[-1]) if lost else failed
+            if cause is None or cause == failed or self._codes.get(cause) == 0 or not self.last_lines(cause):
+                return
+            self._outcome.failed = cause
+            if self._codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here, while it was ending
+                self._outcome.code = self._codes[cause]
 
     def _prepare(
         self, stack: contextlib.ExitStack, sweep: tuple[str, str] | None
@@ -404,9 +420,11 @@ class Job:
                 self.refuse(f"{self.programs[index].argv[0]} could not be started: {text}")
             elif word == "exited":
                 index, code = rest
+                named = self.programs[index].index
+                index = index if named is None else named
+                self._codes[index] = code
                 if code != 0:
-                    named = self.programs[index].index
-                    self._blame(index if named is None else named, code)
+                    self._blame(index, code)
             elif word == "left":
                 self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, rest))}")
             elif word == "done":

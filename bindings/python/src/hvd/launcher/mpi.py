@@ -129,7 +129,8 @@ def run_mpi(
         patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
-        line += [sys.executable, "-I", "-S", str(GUARD), "rank", *words]
+        # The guards end what has to end; Hydra, which is faster, would hide who was first.
+        line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
         try:

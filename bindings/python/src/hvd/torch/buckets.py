@@ -11,6 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 import torch
 
 from hvd import basics
+from hvd.native import interruptible
 from hvd.torch.tensors import DTYPES
 
 _ALIGNMENT = 64  # bytes: a cache line
@@ -77,7 +78,7 @@ class Buckets:
         for p in chosen:
             starts.append(end)
             end += -(-p.numel() * p.element_size() // _ALIGNMENT) * _ALIGNMENT
-        memory = basics.current_job().alloc_bucket(end) if chosen else None
+        memory = interruptible(lambda: basics.current_job().alloc_bucket(end)) if chosen else None
         self._places: Dict[torch.Tensor, _Place] = {}
         for p, start in zip(chosen, starts):
             flat = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=start)

@@ -21,16 +21,22 @@ def broadcast_parameters(
     """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some
     tensors.
 
-    Names and shapes are the same on all ranks. Raises ValueError for anything but a dictionary or an iterable of
-    tensors.
+    Names and shapes are the same on all ranks; what is no tensor in a dictionary is left alone. Raises ValueError for
+    anything but a dictionary or an iterable of tensors.
     """
+    if isinstance(params, torch.nn.Module):  # some can be iterated over, and then give other modules
+        raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict()")
     if isinstance(params, dict):
         named: List[Tuple[Optional[str], torch.Tensor]] = sorted(params.items())
+        named = [(name, p) for name, p in named if isinstance(p, torch.Tensor)]
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [p if isinstance(p, tuple) else (None, p) for p in params]
+        for _, p in named:
+            if not isinstance(p, torch.Tensor):
+                raise ValueError(f"invalid params: a {type(p).__name__} among them; pass tensors")
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
-    _broadcast([(name, p) for name, p in named if isinstance(p, torch.Tensor)], root_rank, process_set)
+    _broadcast(named, root_rank, process_set)
 
 
 def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
