@@ -232,7 +232,7 @@ class Hierarchical(Case):
 
     def test_ranks_of_one_host_without_common_memory(self):
         program = self.program("bytes")
-        env = {"MPIR_CVAR_NOLOCAL": "1", "HOROVOD_LOG_LEVEL": "info"}
+        env = {"MPIR_CVAR_NOLOCAL": "1", "HOROVOD_LOG_LEVEL": "INFO"}
         options = {"env": env, "alone": "/dev/shm", "local": "alone"}
         self.ranks(self.made(2), [program, "4"], 2, **options)
         self.assertEqual(self.output.count("2 ranks of one host cannot share memory in /dev/shm"), 2, self.output)
