@@ -36,7 +36,7 @@ constexpr double second = 1.0;
 constexpr int kills_at_work = 160, kills_while_joining = 60, kills_under_fork_run = 60;
 static_assert(kills_at_work + kills_while_joining + kills_under_fork_run >= 200);
 
-hvd::sharing_options options_in(const private_directory& d, double timeout = 60.0, double start_timeout = 60.0) {
+hvd::sharing_options job_options(const private_directory& d, double timeout = 60.0, double start_timeout = 60.0) {
   hvd::sharing_options o;
   o.memory.directory = d.path();
   o.failure.timeout = std::chrono::duration<double>(timeout);
@@ -146,7 +146,7 @@ TEST_CASE("a rank killed in the middle of anything: peer_lost with its number wi
     CAPTURE(size);
     CAPTURE(victim);
     const std::string job = new_job();
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     children ranks(size);
     ranks.start_all([&](int r, report& mine) { work(job, r, size, opts, seed, mine); });
     REQUIRE(ranks.wait_while(20.0, [&] { return ranks[victim].progress < 2; }));
@@ -172,7 +172,7 @@ TEST_CASE("a rank killed while it joins: peer_lost within a second, or a timeout
     CAPTURE(size);
     CAPTURE(victim);
     const std::string job = new_job();
-    const auto opts = options_in(d, 60.0, 0.4);
+    const auto opts = job_options(d, 60.0, 0.4);
     children ranks(size);
     const bool first = dice() % 2 == 0;  // the victim comes first, or last
     if (first) ranks.start(victim, [&](report& mine) { work(job, victim, size, opts, seed, mine); });
@@ -270,7 +270,7 @@ TEST_CASE("fork_run: a rank killed at any moment from its first on is lost to th
           std::mt19937 same(seed);
           while (true) any_operation(comm, same);
         },
-        options_in(d));
+        job_options(d));
     forks_to_victim = -1;
     const double took = now() - since;
     const std::string said = errors.restore();
@@ -303,7 +303,7 @@ TEST_CASE("a rank that exits early, by return, _exit, exit or exception, is peer
     CAPTURE(victim);
     CAPTURE(how);
     const std::string job = new_job();
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     children ranks(size);
     ranks.start_all([&](int r, report& mine) {
       work(job, r, size, opts, seed, mine, [&](int i) {
@@ -323,7 +323,7 @@ TEST_CASE("a rank that exits early, by return, _exit, exit or exception, is peer
 TEST_CASE("a rank that leaves after its last call does not spoil what the others still do without it") {
   const private_directory d;
   for (int round = 0; round != 20; ++round) {
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(3);
     ranks.start_all([&](int r, report& mine) {
@@ -346,7 +346,7 @@ TEST_CASE("a rank that leaves after its last call does not spoil what the others
 TEST_CASE("ranks that come and go at once, without a single call, lose nobody") {
   const private_directory d;
   for (int round = 0; round != 60; ++round) {
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(4);
     ranks.start_all([&](int r, report&) { const hvd::ShmTransport comm(job, r, 4, opts); });
@@ -362,7 +362,7 @@ TEST_CASE("ranks that come and go at once, without a single call, lose nobody") 
 TEST_CASE("a killed rank's own child, which outlives it, does not hide its death") {
   for (const bool shared : {false, true}) {
     const private_directory d;
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(3);
     std::array<int, 2> alive{};
@@ -400,7 +400,7 @@ TEST_CASE("a killed rank's own child, which outlives it, does not hide its death
 TEST_CASE("survivors that wait for somebody else than the victim learn of it too") {
   for (int round = 0; round != 10; ++round) {
     const private_directory d;
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(4);
     ranks.start_all([&](int r, report& mine) {
@@ -427,7 +427,7 @@ TEST_CASE("survivors that wait for somebody else than the victim learn of it too
 TEST_CASE("survivors that wait for nobody but ask now and then learn of it") {
   for (int round = 0; round != 5; ++round) {
     const private_directory d;
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(4);
     ranks.start_all([&](int r, report& mine) {
@@ -453,7 +453,7 @@ TEST_CASE("survivors that wait for nobody but ask now and then learn of it") {
 TEST_CASE("a rank killed while others make a group of their own is lost to them at once") {
   for (int round = 0; round != 10; ++round) {
     const private_directory d;
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     const int victim = round % 3;
     children ranks(3);
@@ -477,7 +477,7 @@ TEST_CASE("a rank killed while others make a group of their own is lost to them 
 TEST_CASE("who leaves because a part of the group has failed is not blamed for it in the whole group") {
   for (int round = 0; round != 10; ++round) {
     const private_directory d;
-    const auto opts = options_in(d);
+    const auto opts = job_options(d);
     const std::string job = new_job();
     children ranks(4);
     ranks.start_all([&](int r, report& mine) {
@@ -570,7 +570,7 @@ TEST_CASE("ranks that never join: a timeout on all others that names exactly the
                                  {4, {0, 2}, "rank 0 did not create"}};
   for (const auto& c : cases) {
     const private_directory d;
-    const auto opts = options_in(d, 60.0, 0.3);
+    const auto opts = job_options(d, 60.0, 0.3);
     const std::string job = new_job();
     children ranks(c.size);
     const auto absent = [&](int r) { return std::find(c.missing.begin(), c.missing.end(), r) != c.missing.end(); };
@@ -595,7 +595,7 @@ TEST_CASE("ranks that never join: a timeout on all others that names exactly the
 
 TEST_CASE("a rank that comes when the others have given up does not wait for them") {
   const private_directory d;
-  const auto opts = options_in(d, 60.0, 0.2);
+  const auto opts = job_options(d, 60.0, 0.2);
   const std::string job = new_job();
   children ranks(3);
   // Two give up while the third has the group's memory open already but is stopped: it is the one that is missing.
@@ -612,7 +612,7 @@ TEST_CASE("a rank that comes when the others have given up does not wait for the
 
 TEST_CASE("a rank that lives but never comes: a timeout that names operation, rank, peer and phase, and then stays") {
   const private_directory d;
-  const auto opts = options_in(d, 0.3);
+  const auto opts = job_options(d, 0.3);
   const std::string job = new_job();
   children ranks(3);
   ranks.start_all([&](int r, report& mine) {
@@ -655,7 +655,7 @@ TEST_CASE("a rank that lives but never comes: a timeout that names operation, ra
 
 TEST_CASE("a stopped rank is a timeout, not a lost one, and can go on with an error") {
   const private_directory d;
-  const auto opts = options_in(d, 0.5);
+  const auto opts = job_options(d, 0.5);
   const std::string job = new_job();
   children ranks(3);
   ranks.start_all([&](int r, report& mine) {
@@ -677,7 +677,7 @@ TEST_CASE("a stopped rank is a timeout, not a lost one, and can go on with an er
 
 TEST_CASE("more ranks than CPUs work, and who waits long uses little CPU") {
   const private_directory d;
-  const auto opts = options_in(d);
+  const auto opts = job_options(d);
   const std::string job = new_job();
   children ranks(8);
   ranks.start_all([&](int r, report& mine) {

@@ -30,7 +30,7 @@ using hvd::test::tiny_directory;
 constexpr std::size_t page = 4096;
 constexpr std::size_t staging = 64 << 10;
 
-hvd::sharing_options options_in(const std::string& directory, double start_timeout = 20.0) {
+hvd::sharing_options tight_options(const std::string& directory, double start_timeout = 20.0) {
   hvd::sharing_options o;
   o.memory.directory = directory;
   o.memory.staging_bytes = staging;
@@ -40,7 +40,7 @@ hvd::sharing_options options_in(const std::string& directory, double start_timeo
   return o;
 }
 
-std::string new_job() {
+std::string new_tight_job() {
   static int number = 0;
   return "memory-" + std::to_string(::getpid()) + "-" + std::to_string(++number);
 }
@@ -73,8 +73,8 @@ TEST_CASE("a directory with any number of pages too few: no_memory on every rank
     CAPTURE(bytes);
     CAPTURE(wanted);
     if (bytes == page) tiny.fill(page);  // nothing at all
-    const auto opts = options_in(tiny.path());
-    const std::string job = new_job();
+    const auto opts = tight_options(tiny.path());
+    const std::string job = new_tight_job();
     children ranks(size);
     const double since = now();
     ranks.start_all([&](int r, report&) {
@@ -116,8 +116,8 @@ TEST_CASE("a directory with any number of pages too few: no_memory on every rank
 TEST_CASE("a rank that waits for others in a directory that is full by now touches nothing that has no memory") {
   const tiny_directory tiny(group_bytes(2) - group_bytes(1) + hvd::detail::header_bytes);  // one window, exactly
   if (!tiny.problem().empty()) return hvd::test::skip(tiny.problem());
-  const auto opts = options_in(tiny.path());
-  const std::string job = new_job();
+  const auto opts = tight_options(tiny.path());
+  const std::string job = new_tight_job();
   children ranks(2);
   const auto join = [&](int r) { ranks.start(r, [&, r](report&) { ShmTransport(job, r, 2, opts); }); };
   join(0);
@@ -137,8 +137,8 @@ TEST_CASE("alloc_shared and split that do not fit: no_memory on every rank, and 
   constexpr int size = 3;
   const tiny_directory tiny(group_bytes(size) + 10 * page);
   if (!tiny.problem().empty()) return hvd::test::skip(tiny.problem());
-  const auto opts = options_in(tiny.path());
-  const std::string job = new_job();
+  const auto opts = tight_options(tiny.path());
+  const std::string job = new_tight_job();
   children ranks(size);
   ranks.start_all([&](int r, report&) {
     hvd::ShmTransport comm(job, r, size, opts);
@@ -172,8 +172,8 @@ TEST_CASE("alloc_shared and split that do not fit: no_memory on every rank, and 
 
 TEST_CASE("alloc_shared of more than any address: no_memory, not a small array that claims to be large") {
   const private_directory d;
-  const auto opts = options_in(d.path());
-  const std::string job = new_job();
+  const auto opts = tight_options(d.path());
+  const std::string job = new_tight_job();
   children ranks(2);
   ranks.start_all([&](int r, report&) {
     hvd::ShmTransport comm(job, r, 2, opts);
@@ -199,8 +199,8 @@ TEST_CASE("alloc_shared of more than any address: no_memory, not a small array t
 
 TEST_CASE("a limit on the size of files: no_memory, not SIGXFSZ") {
   const private_directory d;
-  const auto opts = options_in(d.path());
-  const std::string job = new_job();
+  const auto opts = tight_options(d.path());
+  const std::string job = new_tight_job();
   children ranks(2);
   ranks.start_all([&](int r, report&) {
     const rlimit limit{staging, staging};
@@ -246,7 +246,7 @@ TEST_CASE("a limit on a process's memory: no_memory that says how much and where
   hvd::test::skip("sanitizers reserve more address space than any limit allows");
 #else
   const private_directory d;
-  const std::string job = new_job();
+  const std::string job = new_tight_job();
   const auto no_more_than = [](std::size_t bytes) {
     std::size_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
@@ -254,7 +254,7 @@ TEST_CASE("a limit on a process's memory: no_memory that says how much and where
     require(::setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
   };
   {
-    auto opts = options_in(d.path(), 0.5);
+    auto opts = tight_options(d.path(), 0.5);
     opts.memory.staging_bytes = std::size_t{64} << 20;
     children ranks(2);
     ranks.start_all([&](int r, report&) {
@@ -271,7 +271,7 @@ TEST_CASE("a limit on a process's memory: no_memory that says how much and where
     CHECK(ranks[0].culprit == 1);
   }
   {
-    const auto opts = options_in(d.path());
+    const auto opts = tight_options(d.path());
     children ranks(2);
     ranks.start_all([&](int r, report&) {
       hvd::ShmTransport comm(job, r, 2, opts);
@@ -300,8 +300,8 @@ TEST_CASE("a directory that is missing, no directory, or not to be written: an e
   ::chmod(d.path().c_str(), 0755);
   ::chmod((d.path() + "/closed").c_str(), root ? 0555 : 0500);
   for (const std::string name : {"/missing", "/file", "/closed"}) {
-    const auto opts = options_in(d.path() + name);
-    const std::string job = new_job();
+    const auto opts = tight_options(d.path() + name);
+    const std::string job = new_tight_job();
     children ranks(2);
     const double since = now();
     ranks.start_all([&](int r, report&) {
@@ -325,12 +325,12 @@ TEST_CASE("fork_run without memory: no_memory before any rank starts, or code 1 
     tiny.fill(page);
     CHECK(kind_of([&] {
             hvd::fork_run(
-                2, [](hvd::ShmTransport&) {}, options_in(tiny.path()));
+                2, [](hvd::ShmTransport&) {}, tight_options(tiny.path()));
           }) == error_kind::no_memory);
   }
   const tiny_directory tiny(20 * page);
   CHECK(hvd::fork_run(
-            2, [](hvd::ShmTransport&) {}, options_in(tiny.path())) == 1);
+            2, [](hvd::ShmTransport&) {}, tight_options(tiny.path())) == 1);
   CHECK(std::filesystem::is_empty(tiny.path()));
 }
 
@@ -340,7 +340,7 @@ TEST_CASE("a group takes no more than a mebibyte a rank, mode 600, and nothing h
   opts.memory.directory = d.path();
   opts.failure.check = false;
   for (const int size : {2, 3, 8}) {
-    const std::string job = new_job();
+    const std::string job = new_tight_job();
     const std::string path = d.path() + "/" + hvd::detail::segment_name(job);
     children ranks(size);
     const auto member = [&](int r, report&) {

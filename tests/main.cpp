@@ -2,31 +2,9 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
+#include <support/count_cases.hpp>
+
 #include <cstdio>
-
-namespace {
-
-unsigned cases_run = 0;
-
-struct count_cases : doctest::IReporter {
-  explicit count_cases(const doctest::ContextOptions& /*options*/) {}
-  void report_query(const doctest::QueryData& /*query*/) override {}
-  void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats& stats) override { cases_run = stats.numTestCasesPassingFilters; }
-  void test_case_start(const doctest::TestCaseData& /*test*/) override {}
-  void test_case_reenter(const doctest::TestCaseData& /*test*/) override {}
-  void test_case_end(const doctest::CurrentTestCaseStats& /*stats*/) override {}
-  void test_case_exception(const doctest::TestCaseException& /*thrown*/) override {}
-  void subcase_start(const doctest::SubcaseSignature& /*subcase*/) override {}
-  void subcase_end() override {}
-  void log_assert(const doctest::AssertData& /*check*/) override {}
-  void log_message(const doctest::MessageData& /*message*/) override {}
-  void test_case_skipped(const doctest::TestCaseData& /*test*/) override {}
-};
-
-REGISTER_LISTENER("count_cases", 1, count_cases);
-
-}  // namespace
 
 int main(int argc, char** argv) {
   // A line that waits in a buffer would be printed again by every forked rank.
@@ -37,9 +15,5 @@ int main(int argc, char** argv) {
   context.setOption("no-skip", true);
   const int result = context.run();
   if (context.shouldExit()) return result;
-  if (cases_run == 0) {
-    std::fputs("no test case ran\n", stderr);
-    return 1;
-  }
-  return result;
+  return hvd::test::any_case_ran() ? result : 1;
 }

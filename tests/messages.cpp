@@ -37,7 +37,7 @@ std::vector<std::byte> message(std::size_t n, int from, int number) {
 }
 
 // Around nothing, a fragment, the slots of a channel, and much more.
-std::vector<std::size_t> lengths(const hvd::detail::peer_memory& m) {
+std::vector<std::size_t> lengths_around_slots(const hvd::detail::peer_memory& m) {
   const std::size_t slot = m.shape().slot_bytes, all = slot * hvd::detail::slots_per_channel;
   return {0, 1, 63, slot - 1, slot, slot + 1, all - 1, all, all + 1, 10 * all + 17};
 }
@@ -46,7 +46,7 @@ TEST_CASE("messages of any length arrive whole and in order") {
   hvd::thread_run(
       2,
       [](ThreadTransport& comm) {
-        const auto sizes = lengths(comm.peers());
+        const auto sizes = lengths_around_slots(comm.peers());
         for (int round = 0; round != 5; ++round) {
           for (const int sender : {0, 1}) {
             for (const std::size_t n : sizes) {
@@ -71,7 +71,7 @@ TEST_CASE("exchange in a ring, with neighbours, and with oneself, more than the 
       4,
       [](ThreadTransport& comm) {
         const int p = comm.size(), r = comm.rank();
-        for (const std::size_t n : lengths(comm.peers())) {
+        for (const std::size_t n : lengths_around_slots(comm.peers())) {
           for (const int step : {0, 1, 2, 3}) {
             const int to = (r + step) % p, from = (r + p - step) % p;
             const std::size_t out_bytes = n + static_cast<std::size_t>(r),
@@ -90,7 +90,7 @@ TEST_CASE("a message of another length is a mismatch that says both, and the nex
   hvd::thread_run(
       2,
       [](ThreadTransport& comm) {
-        const auto sizes = lengths(comm.peers());
+        const auto sizes = lengths_around_slots(comm.peers());
         for (const std::size_t sent : sizes) {
           for (const std::size_t expected : sizes) {
             if (sent == expected) continue;

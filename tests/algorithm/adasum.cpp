@@ -31,7 +31,7 @@ namespace {
 
 using vector = std::vector<double>;
 
-constexpr std::size_t element_counts[] = {0, 1, 2, 7, 1000};
+constexpr std::size_t tested_counts[] = {0, 1, 2, 7, 1000};
 
 // ---- the definition, as in adasum_reference.py, whose results these are -----------------------------------
 
@@ -127,9 +127,9 @@ double tolerance(double largest) {
 
 /// A buffer with an element in front and one behind that must not change.
 template <class T>
-class framed {
+class framed_vector {
  public:
-  explicit framed(const vector& v) {
+  explicit framed_vector(const vector& v) {
     all_.push_back(element<T>(canary));
     for (const double x : v) all_.push_back(element<T>(x));
     all_.push_back(element<T>(canary));
@@ -156,7 +156,7 @@ std::vector<T> run(QueueTransport& t, std::string_view kind, std::size_t count, 
                    const Op& op = {}) {
   const hvd::reduction r = hvd::make_reduction<T>(op, t.size());
   const vector mine = input(kind, t.rank(), t.size(), 0, count);
-  framed<T> in(mine), out(vector(count, 0.0));
+  framed_vector<T> in(mine), out(vector(count, 0.0));
   how(t, hvd::allreduce_call{in.bytes(), in_place ? in.bytes() : out.bytes(), count, r});
   if (in_place) return in.get();
   same(in.get(), mine, "input");
@@ -240,13 +240,13 @@ TEST_CASE("the definition here is the one of NumPy") {
     CHECK(worst < 1e-12);
     ++rows;
   }
-  CHECK(rows == std::size(kinds) * 9 * std::size(element_counts));
+  CHECK(rows == std::size(kinds) * 9 * std::size(tested_counts));
 }
 
 TEST_CASE("adasum of one tensor: all types, ranks and counts, in place and out of place, the same bits everywhere") {
   for (int size = 1; size <= 9; ++size) {
     for (const std::string_view kind : kinds) {
-      for (const std::size_t count : element_counts) {
+      for (const std::size_t count : tested_counts) {
         const vector want = result_of(kind, size, 0, count);
         for_types([&]<class T>(T) {
           std::vector<std::vector<T>> results(2 * static_cast<std::size_t>(size));
@@ -277,7 +277,7 @@ TEST_CASE("adasum of orthogonal vectors is their sum, of equal ones each of them
             x.push_back(mine(i));
             y.push_back(want(i));
           }
-          framed<T> inout(x);
+          framed_vector<T> inout(x);
           adasum{}(t, hvd::allreduce_call{inout.bytes(), inout.bytes(), x.size(), op});
           same(inout.get(), y, what);
         };

@@ -31,7 +31,7 @@ engine_options from(const std::map<std::string, std::string>& variables) {
 
 /// "kind: sentence" of what f throws; "nothing" if it does not.
 template <class F>
-std::string refusal(const F& f) {
+std::string complaint(const F& f) {
   try {
     f();
   } catch (const hvd::error& e) {
@@ -40,7 +40,7 @@ std::string refusal(const F& f) {
   return "nothing";
 }
 std::string refused(const std::map<std::string, std::string>& variables) {
-  return refusal([&] { from(variables); });
+  return complaint([&] { from(variables); });
 }
 
 alignas(16) std::byte memory[4096];
@@ -59,7 +59,7 @@ request good(operation kind, std::vector<std::size_t> shape = {4}, dtype type = 
   return r;
 }
 std::string refused(const request& r, int rank = 1, int size = 2) {
-  return refusal([&] { hvd::detail::validate(r, rank, size); });
+  return complaint([&] { hvd::detail::validate(r, rank, size); });
 }
 
 }  // namespace
@@ -280,7 +280,7 @@ TEST_CASE("engine: output that overlaps the input") {
 
 TEST_CASE("engine: members of a process set") {
   const auto members = [](const std::vector<int>& ranks) {
-    return refusal([&] { hvd::detail::check_members(ranks, 0, 3); });
+    return complaint([&] { hvd::detail::check_members(ranks, 0, 3); });
   };
   CHECK(members({2, 0}) == "nothing");
   CHECK(members({}) == "invalid_argument: add_process_set on rank 0 of 3: no ranks are given");

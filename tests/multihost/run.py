@@ -24,7 +24,7 @@ from hosts import Hosts, why_not  # noqa: E402
 LIMIT = 30  # seconds for one program; most need one
 TRAINING = ["--check-bits"]  # what the trainer is told
 # One case counts arrivals in memory that all ranks share.
-CONFORMANCE = ["--test-case-exclude=*nobody leaves a barrier*"]
+CONFORMANCE = ["--source-file=*/conformance_mpi.cpp", "--test-case-exclude=*nobody leaves a barrier*"]
 MIB = 64  # of the vectors whose bytes are counted
 S = MIB << 20
 LINE = re.compile(

@@ -2,6 +2,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
+#include <support/count_cases.hpp>
 #include <transport/on_mpi.hpp>
 
 #include <cstdio>
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
       if (std::freopen("/dev/null", "w", stdout) == nullptr) return 1;
     }
     int mine = context.run();
+    if (!hvd::test::any_case_ran()) mine = 1;
     if (mine != 0 && rank != 0) std::fprintf(stderr, "rank %d:\n%s", rank, said.str().c_str());
     MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   }
