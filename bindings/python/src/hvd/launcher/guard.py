@@ -47,6 +47,8 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 class Guard:
     """Starts programs, tells how they end, and ends them."""
 
+    patience = 0.0  # seconds for programs to end when the other end of CONTROL is gone
+
     def __init__(self, control: int, report: int) -> None:
         self.control = control
         self.report = report
@@ -165,7 +167,14 @@ class Guard:
                     self.obey()
                 else:
                     sources.unregister(self.control)
+                    self.await_end()
                     self.stop(signal.SIGKILL, 0.0)
+
+    def await_end(self) -> None:
+        """What is ending by itself is told as such, and not as what is then made to end."""
+        until = time.monotonic() + self.patience
+        while self.reap() and self.running and time.monotonic() < until:
+            time.sleep(0.005)
 
     def reap(self) -> bool:
         """Tells which programs have ended; False if no process is left."""
@@ -257,6 +266,10 @@ def sweep(directory: str, prefix: str) -> None:
 class RankGuard(Guard):
     """The guard of one rank where mpiexec starts it, on any host; its launcher hears it in the rank's output."""
 
+    # A rank that dies closes what it has of MPI's before it has ended. mpiexec's proxy sees that, and at once kills all
+    # that it has started on this host.
+    patience = 0.5
+
     def __init__(self, control: int, options: dict[str, Any]) -> None:
         super().__init__(control, os.dup(2))
         self.options = options
@@ -268,6 +281,8 @@ class RankGuard(Guard):
         if words[0] == "exited":
             self.code = words[2]
             self.tell_result()
+            # Whether it was made to end, because another has failed.
+            words = (*words, self.deadline is not None and self.code == -signal.SIGKILL)
         line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
         with contextlib.suppress(OSError):
             os.write(self.report, line.encode())

@@ -129,7 +129,7 @@ def run_mpi(
         patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
-        # The guards end what has to end; Hydra, which is faster, would hide who was first.
+        # The guards end what has to end; Hydra, which is faster, would end others before the first has been heard of.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
@@ -195,8 +195,10 @@ def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[
             job.begun()
         elif words[0] == "refused":
             job.refuse(f"rank {rank} could not be started: {words[3]}")
-        elif words[0] == "exited" and words[2] != 0:
-            job.fail(rank, words[2])
+        elif words[0] == "exited":
+            _, _, code, made_to_end, _ = words
+            if code != 0 and not made_to_end:
+                job.fail(rank, code)
 
     return act
 
