@@ -99,8 +99,13 @@ def run_mpi(
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
+        # Hydra puts names into patterns and into the command lines of other hosts as they are: this one has only letters,
+        # digits and slashes, whatever TMPDIR is.
+        opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, opened)
+        plain = f"/proc/{os.getpid()}/fd/{opened}"
         with waiting("trying to reach the hosts") if waiting else contextlib.nullcontext():
-            launcher = reach(places, base, folder, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+            launcher = reach(places, base, plain, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
         said: collections.deque[str] = collections.deque(maxlen=20)
@@ -126,7 +131,7 @@ def run_mpi(
                 stack.callback(os.close, fd)
                 only = Hearing(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
                 job.listen(fd, rank, stream, only)
-        patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
+        patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
         # The guards end what has to end; Hydra, which is faster, would end others before the first has been heard of.
@@ -260,7 +265,8 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
     """Runs a small script on all hosts at once, which looks for what the ranks will need."""
     proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
     wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
-    script = f"for p in {shlex.join(wanted)}; do test -e $p || echo no $p; done; echo there"
+    # Answers have numbers, not names, which may have any character in them.
+    script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
     deadline = time.monotonic() + limit
     problems = []
     with contextlib.ExitStack() as stack:
@@ -272,7 +278,7 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
                 problems.append(f"{name} did not answer within {limit:g} s (--start-timeout)")
                 continue
             lines = out.decode("utf-8", "replace").splitlines()
-            lacking = [line[3:] for line in lines if line.startswith("no ")]
+            lacking = [path for i, path in enumerate(wanted) if f"no {i}" in lines]
             if "there" not in lines:
                 reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
                 problems.append(f"{name} cannot be reached: {reason}")
