@@ -8,8 +8,8 @@
 namespace hvd_python {
 
 /// Calls f, which throws nothing itself, but in which a thread may want the GIL. Once the interpreter ends, Python
-/// before 3.14 ends such a thread by pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so that the
-/// process would be aborted. The thread stays here instead, as from 3.14 on, until the process is gone.
+/// before 3.14 ends such a thread by pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so that
+/// the process would be aborted. The thread stays here instead, as from 3.14 on, until the process is gone.
 template <class F>
 void stay_if_python_ends(const F& f) {
   try {
