@@ -28,7 +28,14 @@ from typing import Any, Callable, ContextManager
 
 from hvd.launcher import guard, hosts
 from hvd.launcher.job import FAREWELL, GRACE, GUARD, Interrupted, Job, LaunchError, Program, find_program
-from hvd.launcher.local import MOST_RANKS, RankFailed, files_of_ranks, ranks_environment
+from hvd.launcher.local import (
+    MOST_RANKS,
+    RankFailed,
+    check_timeout,
+    files_of_ranks,
+    new_identity,
+    ranks_environment,
+)
 from hvd.launcher.output import LinePrinter, OnLine
 
 MPIEXEC = -1  # its index among ranks
@@ -71,10 +78,12 @@ def run_mpi(
     `results` gets what ranks leave behind, also where they fail. LaunchError for a host that cannot be reached within
     start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
+    listed = [name for name, _ in places]
     places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
     size = sum(count for _, count in places)
     if not 1 <= size <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
+    check_timeout(start_timeout)
     base = ranks_environment(env)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES") if interfaces else ():
         base.setdefault(name, ",".join(interfaces))
@@ -86,10 +95,10 @@ def run_mpi(
     options = {
         "token": token,
         "counts": [count for _, count in places],
-        "names": [name for name, _ in places],
+        "names": listed,
         "bind": bind,
         "results": results is not None,
-        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", "HVD_JOB": secrets.token_hex(16)},
+        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
         "farewell": FAREWELL,
     }
@@ -99,8 +108,8 @@ def run_mpi(
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
-        # Hydra puts names into patterns and into the command lines of other hosts as they are: this one has only letters,
-        # digits and slashes, whatever TMPDIR is.
+        # Hydra puts names into patterns and into the command lines of other hosts as they are: this one has only
+        # letters, digits and slashes, whatever TMPDIR is.
         opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, opened)
         plain = f"/proc/{os.getpid()}/fd/{opened}"
@@ -172,16 +181,25 @@ class Hearing:
             if not found:
                 break
             line, newline, rest = text.partition(b"\n")
-            if line.startswith(self._mark) and newline:
-                self._heed(json.loads(line[len(self._mark) :]))
+            if line.startswith(self._mark) and newline and (words := _parsed(line[len(self._mark) :])) is not None:
+                self._heed(words)
                 text = rest
-            elif line.startswith(self._mark) or (not newline and self._mark.startswith(line)):
+            elif not newline and (line.startswith(self._mark) or self._mark.startswith(line)):
                 self._held = text
                 break
             else:
                 passed += text[:1]
                 text = text[1:]
         return passed
+
+
+def _parsed(text: bytes) -> list[Any] | None:
+    """What a guard says; None where a rank has written into the middle of it."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) else None
 
 
 def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[list[Any]], None]:
