@@ -524,7 +524,7 @@ def test_thread_affinity() -> None:
     assert [r[:2] for r in results] == [(0, f"{{'[{cpu}]'}} True 1.0\n") for cpu in chosen], results
 
 
-@pytest.mark.parametrize("wrong", ["0", "0,0,0", "0,", "0,x", "0,-1", "999999,999999"])
+@pytest.mark.parametrize("wrong", ["0", "0,", "0,x", "0,-1", "999999,999999"])
 def test_bad_thread_affinity(wrong: str) -> None:
     results = end_ranks(start_ranks(2, """
         import hvd
