@@ -41,8 +41,10 @@ def test_ranks_know_their_place(np):
 
 
 def test_each_job_has_a_name_of_its_own():
-    first, second = (collect(["sh", "-c", "echo $HVD_JOB"], 2) for _ in range(2))
-    assert first[0, "stdout"] == first[1, "stdout"] != second[0, "stdout"] == second[1, "stdout"]
+    first, second = (collect(["sh", "-c", "echo $HVD_JOB $HVD_LAUNCH"], 2) for _ in range(2))
+    assert first[0, "stdout"] == first[1, "stdout"] and second[0, "stdout"] == second[1, "stdout"]
+    numbers = [*first[0, "stdout"].split(), *second[0, "stdout"].split()]
+    assert len(set(numbers)) == 4 and all(len(bytes.fromhex(number)) == 16 for number in numbers)
 
 
 def test_environments():

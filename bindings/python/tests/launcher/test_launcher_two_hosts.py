@@ -106,11 +106,14 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 def test_places_and_a_hostfile(two, tmp_path):
     hostfile = tmp_path / "hosts"
     hostfile.write_text("h1 slots=2\nh2 slots=2\n")
-    done = two.hvdrun("-np", "3", "-hostfile", hostfile, "sh", "-c", PLACE + " $(hostname) $HOROVOD_HOSTNAME")
+    more = " $(hostname) $HOROVOD_HOSTNAME $HVD_JOB $HVD_LAUNCH"
+    done = two.hvdrun("-np", "3", "-hostfile", hostfile, "sh", "-c", PLACE + more)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [
+    lines = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())
+    assert [line[0] for line in lines] == [
         "[0]<stdout>: 0 3 0 2 0 2 h1 h1", "[1]<stdout>: 1 3 1 2 0 1 h1 h1", "[2]<stdout>: 2 3 0 1 1 2 h2 h2",
     ]  # fmt: skip
+    assert lines[0][1:] == lines[1][1:] == lines[2][1:] and [len(bytes.fromhex(n)) for n in lines[0][1:]] == [16, 16]
 
 
 def test_a_host_that_is_not_there(two):

@@ -151,7 +151,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
     """What --binding-args asks for on this host: as for mpiexec -bind-to none, core or core:N."""
     text = " ".join(arguments or [])
-    match = re.fullmatch(r"--?bind-to[ =](none|core)(?::(\d+))?( --?map-by \S+)?", text)
+    match = re.fullmatch(r"--?bind-to[ =](none|core)(?::([0-9]{1,9}))?( --?map-by \S+)?", text)
     if text and not match:
         speech.warn(f"--binding-args {text!r} has no effect on one host; allowed there: -bind-to none, core or core:N")
     if match and match[1] == "none":
