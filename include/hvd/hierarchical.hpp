@@ -4,6 +4,7 @@
 #include <hvd/collective.hpp>
 #include <hvd/detail/host_map.hpp>
 #include <hvd/detail/inform.hpp>
+#include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/hierarchical_calls.hpp>
 #include <hvd/policy.hpp>
@@ -224,15 +225,14 @@ class Hierarchical {
       std::uint64_t job = 0;
     } mine;
     version.copy(mine.version.data(), mine.version.size() - 1);
-    const char* const job = std::getenv("HVD_JOB");
-    mine.job = job != nullptr ? detail::text_hash(job) : 0;
+    mine.job = detail::text_hash(detail::job_of_environment(""));
     const auto all = detail::share_by_messages(world, mine);
     for (int r = 1; r < world.size(); ++r) {
       const introduction &first = all.front(), &other = all[static_cast<std::size_t>(r)];
       const bool same_version = first.version == other.version;
       if (same_version && first.job == other.job) continue;
       if (same_version) {
-        detail::fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB)"}, r);
+        detail::fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
       }
       detail::fail(error_kind::mismatch,
                    {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
@@ -265,21 +265,23 @@ class Hierarchical {
     std::uint64_t number = detail::random_word();
     auto* const bytes = reinterpret_cast<std::byte*>(&number);
     detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
-    const std::string path = directory + "/hvd-seen-" + detail::hex(number);
+    const std::string name = detail::part_name(detail::segment_name(detail::job_of_environment("over")), "seen", number);
     struct file {
-      const std::string& path;
-      bool made = false;
+      std::optional<detail::segment> made{};
       ~file() {
-        if (made) ::unlink(path.c_str());
+        if (made) made->unlink();
       }
-    } shown{path};
+    } shown;
     if (near.rank() == 0) {
-      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-      shown.made = fd >= 0;
-      if (shown.made) ::close(fd);
+      try {
+        shown.made.emplace(detail::segment::make(directory, name, 0, 0));
+        if (!shown.made->lock(detail::segment::creator_byte) || !shown.made->publish()) shown.made.reset();
+      } catch (const error&) {
+        // As all ranks find out next.
+      }
     }
     near.barrier();
-    const std::uint8_t seen = ::access(path.c_str(), F_OK) == 0 ? 1 : 0;
+    const std::uint8_t seen = ::access((directory + "/" + name).c_str(), F_OK) == 0 ? 1 : 0;
     const auto all = detail::share_by_messages(near, seen);
     if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;

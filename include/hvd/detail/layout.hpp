@@ -51,6 +51,7 @@ struct control {
   struct alignas(apart) {
     std::atomic<presence> state{presence::absent};
     std::atomic<std::uint64_t> nonce{0};      ///< as this rank read it in the header
+    std::atomic<std::uint64_t> process{0};    ///< process_identity of this rank
     std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
     std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
   } self;

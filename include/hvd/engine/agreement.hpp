@@ -210,6 +210,14 @@ class agreement {
   std::string receive_text(int from) {
     std::uint64_t length = 0;
     comm_.recv(reinterpret_cast<std::byte*>(&length), sizeof length, from);
+    // What all ranks announce in a round is some MiB at most; a corrupt length must not become an allocation.
+    constexpr std::uint64_t most = std::uint64_t{1} << 28;
+    if (length > most) {
+      fail(error_kind::mismatch,
+           {"the engine on rank ", comm_.rank(), " of ", comm_.size(), ": rank ", from, " announces a text of ", length,
+            " bytes; allowed: up to ", most},
+           from);
+    }
     std::string text(length, '\0');
     comm_.recv(reinterpret_cast<std::byte*>(text.data()), length, from);
     return text;
