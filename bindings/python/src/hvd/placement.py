@@ -78,7 +78,9 @@ def _by_horovod(env: Mapping[str, str]) -> Place:
     local = rank, size
     if "HOROVOD_LOCAL_RANK" in env or "HOROVOD_LOCAL_SIZE" in env:
         local = _pair(env, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", size)
-    job = env.get("HVD_JOB", "")
+    job, launch = env.get("HVD_JOB", ""), env.get("HVD_LAUNCH", "")
+    if job and launch:
+        job = f"{job}@{launch}"
     place = _complete(rank, size, local, job, "HOROVOD")
     if "HOROVOD_CROSS_RANK" in env or "HOROVOD_CROSS_SIZE" in env:
         cross_rank, cross_size = _pair(env, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", size - local[1] + 1)
@@ -112,9 +114,6 @@ def _complete(rank: int, size: int, local: tuple[int, int], job: str, launcher: 
 
 def _name_of_launch(env: Mapping[str, str], launcher: str) -> str:
     """A name that is the same on all ranks of this host that one launcher has started, and that no other launch has."""
-    job = env.get("HVD_JOB")
-    if job:
-        return job
     if launcher == "OMPI" and "PMIX_NAMESPACE" in env:
         identity = env["PMIX_NAMESPACE"]
     elif launcher == "SLURM":
@@ -122,7 +121,7 @@ def _name_of_launch(env: Mapping[str, str], launcher: str) -> str:
     else:
         identity = _launcher_process()
     digest = hashlib.sha256(f"{socket.gethostname()} {identity}".encode()).hexdigest()
-    return f"{launcher.lower()}-{digest[:32]}"
+    return f"{env.get('HVD_JOB') or launcher.lower()}@{env.get('HVD_LAUNCH') or digest[:32]}"
 
 
 def _launcher_process() -> str:
