@@ -21,6 +21,8 @@ def test_alone() -> None:
 
 def test_horovod() -> None:
     assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j") == Place(1, 2, 1, 2, 0, 1, "j", "HOROVOD")
+    # Which launch it is tells two of one name apart; ShmTransport takes a name with @ for one of a launch.
+    assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j", HVD_LAUNCH="17").job == "j@17"
     whole: Dict[str, Any] = {
         "HOROVOD_RANK": 3, "HOROVOD_SIZE": 5, "HOROVOD_LOCAL_RANK": 1, "HOROVOD_LOCAL_SIZE": 3,
         "HOROVOD_CROSS_RANK": 1, "HOROVOD_CROSS_SIZE": 2,
@@ -33,6 +35,9 @@ def test_horovod() -> None:
 def test_mpich() -> None:
     place = place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
     assert place == Place(1, 2, 1, 2, 0, 1, place.job, "PMI") and place.job.startswith("pmi@")
+    named = place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2, HVD_JOB="j")
+    assert named.job == place.job.replace("pmi", "j")
+    assert place_of(PMI_RANK=1, PMI_SIZE=2, HVD_JOB="j", HVD_LAUNCH="17").job == "j@17"
     hosts = place_of(PMI_RANK=3, PMI_SIZE=4, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
     assert hosts == Place(3, 4, 1, 2, 1, 2, hosts.job, "PMI") and not hosts.one_host
 
