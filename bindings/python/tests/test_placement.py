@@ -51,6 +51,20 @@ def test_open_mpi() -> None:
     assert first == Place(0, 2, 0, 2, 0, 1, first.job, "OMPI") and first.job != second.job
 
 
+def test_launches_of_one_name_are_told_apart() -> None:
+    ranks = {"HOROVOD_RANK": 1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}
+    assert place_of(**ranks, HVD_LAUNCH="7f").job == "j@7f"
+    torch = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_PORT": 29500}
+    first, second = (place_of(**ranks, **torch, TORCHELASTIC_RUN_ID=run).job for run in "ab")
+    assert first.startswith("j@") and second.startswith("j@") and first != second
+    # A job that something else started inside of torchrun's.
+    assert place_of(**{**ranks, "HOROVOD_SIZE": 3}, **torch, TORCHELASTIC_RUN_ID="a").job == "j"
+    mpi = {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "PMIX_NAMESPACE": "1@2"}
+    assert place_of(**mpi, HVD_JOB="j").job.startswith("j@")
+    with pytest.raises(ValueError, match="HVD_LAUNCH"):
+        place_of(**ranks, HVD_LAUNCH="a/b")
+
+
 def test_slurm() -> None:
     step = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 5, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
     place = place_of(**step, SLURM_PROCID=4, SLURM_NODEID=2, SLURM_LOCALID=0)

@@ -116,8 +116,10 @@ class ShmTransport {
                                                   state_->opts(), 0, lost));
     } catch (const error& e) {
       if (e.rank() < 0) throw;
-      // The new group's numbers mean nothing to the caller, who never gets it.
-      const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
+      // one, which need not be of the new group.
+      int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
         detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);
