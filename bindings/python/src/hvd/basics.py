@@ -86,8 +86,8 @@ def internal_error(message: str, kind: str, rank: int) -> BaseException:
 
 
 def _is_left_behind() -> bool:
-    """Whether this is a daemon thread, which runs on although the interpreter ends. Python is about to end it without a
-    word; an error from a job that has been left meanwhile would be none of the program. SystemExit ends a thread quietly.
+    """Whether this is a daemon thread that runs on although the interpreter ends. Python is about to end it without a
+    word, and so does SystemExit: an error from a job that was left meanwhile would be no fault of the program.
     """
     return _state.ending not in (0, threading.get_ident())
 

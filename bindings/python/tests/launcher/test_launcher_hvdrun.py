@@ -184,8 +184,10 @@ def test_nobody_reads_what_hvdrun_says(words, code):
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_without_input_and_output(closed, tmp_path):
     script = f"exec {sys.executable} -m hvd.launcher.main -np 2 sh -c 'cat; echo x; echo y >&2; echo z >>file' "
-    done = subprocess.run(["sh", "-c", script + closed], env=environment(), capture_output=True, text=True, cwd=tmp_path,
-                          stdin=subprocess.DEVNULL, timeout=LIMIT)  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", script + closed], env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        cwd=tmp_path, timeout=LIMIT,
+    )  # fmt: skip
     assert done.returncode == 0 and (tmp_path / "file").read_text() == "z\nz\n"
     lines = [sorted(text.splitlines()) for text in (done.stdout, done.stderr)]
     assert lines[0] == ([] if " >&-" in f" {closed}" else ["[0]<stdout>: x", "[1]<stdout>: x"])

@@ -67,9 +67,9 @@ def run(
 
     ValueError: fewer than one rank, too few slots, hosts that are none, an elastic job (min_num_proc or max_num_proc
     other than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host that cannot be
-    reached, or what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func raised an
-    exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's process was
-    ended.
+    reached, or what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func
+    raised an exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's
+    process was ended.
     """
     from hvd.horovod_runner.local import call_on_ranks
 
