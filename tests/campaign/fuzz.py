@@ -159,7 +159,7 @@ def environment():
 
 def fuzz(name, command, seed, seconds, inputs):
     """Runs a harness for its time, or for so many inputs; how many it has had, and findings."""
-    done, findings = 0, []
+    done, findings, known = 0, [], set()
     until = time.monotonic() + seconds
     found = BUILT / "found"
     found.mkdir(parents=True, exist_ok=True)
@@ -177,6 +177,9 @@ def fuzz(name, command, seed, seconds, inputs):
             return done, findings
         what = reason(text) or f"exit code {ended.returncode}"
         artifact = re.findall(r"Test unit written to (\S+)", text)
+        if known.issuperset(artifact) and known:
+            return done, findings  # an input of the corpus, with which every run begins
+        known.update(artifact)
         again = shlex.join([*command, *LIMITS, artifact[-1]] if artifact else line)
         findings.append({"what": f"{name}: {what}", "seed": seed + len(findings), "command": again})
         print(f"fuzz: FOUND: {name}: {what}\n  repeat: {again}\n{excerpt(text)}", flush=True)
