@@ -372,3 +372,25 @@ TEST_CASE("hosts are numbered by their lowest rank") {
   const hvd::detail::host_map backwards(places{{0, 1}, {0, 0}});
   CHECK(!backwards.consecutive);
 }
+
+TEST_CASE("what ranks say of their hosts is refused where it does not fit together") {
+  using places = std::vector<hvd::detail::host_place>;
+  const auto complaint = [](const places& all) -> std::string {
+    try {
+      hvd::detail::check_places(all, 0);
+    } catch (const hvd::error& e) {
+      return e.kind() == hvd::error::invalid_argument ? e.what() : "another kind";
+    }
+    return {};
+  };
+  CHECK(complaint({{0, 0, 2}, {0, 1, 2}, {2, 0, 1}}).empty());
+  CHECK(complaint({{1, 1, 2}, {1, 0, 2}}).empty());
+  CHECK(complaint({{0, 0, 2}, {0, 1, 1}}).find("group of rank 1 has 1 ranks, but 2 ranks name") != std::string::npos);
+  for (const places& wrong :
+       {places{{5, 0, 1}}, places{{-1, 0, 1}}, places{{1, 0, 1}, {0, 0, 1}}, places{{0, 0, 1}, {0x7fffffff, 0, 1}}}) {
+    CHECK(complaint(wrong).find(" for its lowest, which is in another; allowed: local groups") != std::string::npos);
+  }
+  for (const places& wrong : {places{{0, 0, 2}, {0, 0, 2}}, places{{0, 1, 1}}, places{{0, -1, 1}}}) {
+    CHECK(complaint(wrong).find(" has no local rank ") != std::string::npos);
+  }
+}

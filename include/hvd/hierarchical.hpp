@@ -183,15 +183,6 @@ class Hierarchical {
 
     state(Cross w, Local l, const hierarchy_sizes& s)
         : world(std::move(w)), local(std::move(l)), sizes(s), all_places(places(world, local)), map(all_places) {
-      for (std::size_t r = 0; r != all_places.size(); ++r) {
-        const int ranks = map.ranks[static_cast<std::size_t>(map.host_of[r])];
-        if (ranks == all_places[r].local_size) continue;
-        detail::fail(error_kind::invalid_argument,
-                     {"Hierarchical on rank ", world.rank(), " of ", world.size(), ": the local group of rank ", r,
-                      " has ", all_places[r].local_size, " ranks, but ", ranks,
-                      " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks"},
-                     static_cast<int>(r));
-      }
       const auto me = static_cast<std::size_t>(world.rank());
       const int host = map.host_of[me], place = map.local_of[me];
       Cross group = world.split(std::min(place, map.lanes), host);
@@ -215,7 +206,9 @@ class Hierarchical {
     detail::host_place mine{world.rank(), local.rank(), local.size()};
     auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
     detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
-    return detail::share_by_messages(world, mine);
+    auto all = detail::share_by_messages(world, mine);
+    detail::check_places(all, world.rank());
+    return all;
   }
 
   /// All ranks must be the same program in the same job.
