@@ -57,6 +57,7 @@ class Part:
         self.counters = dict.fromkeys(counters, 0)
         self.more = {}  # what else the JSON file says
         self.findings = []
+        self.skips = []
         self.done = 0
         self.start = time.monotonic()
 
@@ -101,18 +102,23 @@ class Part:
         if len(self.findings) <= SHOWN:
             say(f"{self.name}: FOUND, seed {seed}: {what}\n  repeat: {finding['command']}")
 
+    def skip(self, why):
+        """Something that this part does cannot be done here; tools/test counts the line."""
+        self.skips.append(why)
+        say(f"SKIP: {self.name}: {why}")
+
     def close(self):
         """Says how it went, writes the JSON file; the exit code."""
         taken = time.monotonic() - self.start
         result = {"part": self.name, "seed": self.options.seed, "seconds": round(taken, 1), "rounds": self.done}
-        result |= self.counters | self.more | {"findings": self.findings}
+        result |= self.counters | self.more | {"skipped": self.skips, "findings": self.findings}
         if self.options.json:
             self.options.json.parent.mkdir(parents=True, exist_ok=True)
             self.options.json.write_text(json.dumps(result, indent=1) + "\n")
         numbers = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in self.counters.items())
         say(f"{self.name}: {numbers}" if numbers else f"{self.name}: no counters")
         say(f"{self.name}: {self.done} rounds, {len(self.findings)} findings")
-        return 1 if self.findings else 0
+        return 1 if self.findings else 0 if self.done else 77  # for Meson: nothing could run
 
     def program(self, name):
         """A program of tests/campaign/meson.build, built if no --build was given."""

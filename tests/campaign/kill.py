@@ -7,7 +7,8 @@ operations, or while they leave. Every survivor must report the right kind of er
 within a second, and end; nothing may be left in shared memory, no descriptor and no mapping in a survivor, and
 survivors can join a new job. Reports that are right but late, as happens on a busy machine, are counted apart.
 
-Modes: shm (ShmTransport), engine (hvd::Engine on it), threads (ThreadTransport, at times with an engine; ranks throw).
+Modes: shm (ShmTransport), engine (hvd::Engine on it), threads (ThreadTransport, at times with an engine; ranks throw),
+python (the installed package).
 """
 
 import random
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field
 
 import common
 
-COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "left")
-MODES = ("shm", "engine", "threads")
+COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "left", "crashes")
+MODES = ("shm", "engine", "threads", "python")
 SECOND = 1.0  # within which a survivor reports
 LIMIT = 30.0  # a survivor that has not ended so long after the kill hangs; machines can be busy
 SIZES = (2,) * 20 + (3,) * 20 + (8,) * 9 + (64,)
@@ -53,7 +54,7 @@ class Round:
 
     @property
     def engine(self):
-        return "engine" in self.mode
+        return self.mode in ("engine", "engine_threads", "python")
 
     @property
     def all_die(self):
@@ -89,6 +90,8 @@ def draw(mode, seed):
         how = dice.choices(("kill", "term", "exit"), (6, 2, 1))[0]
     else:
         ways = {"kill": 12, "term": 3, "exit": 2, "throw": 2}
+        if mode == "python":
+            ways["thread"] = 1
         if when == "working":
             ways |= {"stop": 1} | ({"inside": 1} if mode == "shm" else {})
         how = dice.choices(list(ways), list(ways.values()))[0]
@@ -199,7 +202,7 @@ def allowed(this, ranks, rank, kind, culprit, text):
         return kind == "timeout", culprit in victims or watch
     if this.how == "inside":
         return kind == "aborted", culprit in victims
-    kinds = ("peer_lost", "aborted") if this.how == "throw" and this.engine else ("peer_lost",)
+    kinds = ("peer_lost", "aborted") if this.how in ("throw", "thread") and this.engine else ("peer_lost",)
     return kind in kinds, culprit in victims
 
 
@@ -228,6 +231,9 @@ class Judge:
         self.count(family, "rounds")
         self.count(family, "kills", sum(1 for v in this.victims if ranks[v].hit))
         hit = max((ranks[v].hit for v in this.victims), default=0.0)
+        for v in this.victims:
+            if this.how in ("throw", "thread", "exit") and ranks[v].status < 0 and not ranks[v].hangs:
+                find("crashes", f"rank {v}, which left by itself, was ended by signal {-ranks[v].status}")
         if any(rank.hangs for rank in ranks):
             find("hangs", "; ".join(f"rank {r} in {rank.hangs}" for r, rank in enumerate(ranks) if rank.hangs))
         for r, rank in enumerate(ranks):
@@ -246,7 +252,7 @@ class Judge:
             right_kind, right_name = allowed(this, ranks, r, kind, culprit, text)
             if not right_kind:
                 find("wrong_kinds", f"rank {r}: {kind}, rank {culprit}: {text}")
-            elif not right_name:
+            if not right_name:
                 find("wrong_names", f"rank {r}: {kind}, rank {culprit}: {text}")
         if rank.errors and this.how != "stop" and hit and this.when != "joining":
             took = rank.errors[0][0] - hit
@@ -304,6 +310,8 @@ class Shared:
 
     def next(self):
         with self.lock:
+            if not self.spent:
+                return None, None
             return min(self.spent, key=self.spent.get), next(self.seeds, None)
 
     def took(self, mode, seconds):
@@ -331,6 +339,16 @@ def work(part, judge, shared, programs):
             part.find(f"processes {left} are left", part.options.seed)
 
 
+def program(part, mode):
+    """The command that runs rounds of a mode."""
+    if mode != "python":
+        return (part.program("campaign_ranks"),)
+    done = subprocess.run([sys.executable, "-c", "import hvd._core"], capture_output=True, text=True, cwd="/")
+    if done.returncode != 0:
+        raise common.Skipped(f"the package hvd is not installed for {sys.executable}")
+    return sys.executable, common.HERE / "python_ranks.py"
+
+
 def main():
     part = common.Part("kill", __doc__, COUNTERS)
     part.add_argument("--modes", default=",".join(MODES), metavar="LIST", help=f"of {', '.join(MODES)} (default all)")
@@ -339,8 +357,13 @@ def main():
     if unknown := set(modes) - set(MODES):
         part.parser.error(f"there is no mode {', '.join(sorted(unknown))}")
     judge = Judge(part)
-    programs = dict.fromkeys(MODES, (part.program("campaign_ranks"),))
-    shared = Shared(part, modes)
+    programs = {}
+    for mode in modes:
+        try:
+            programs[mode] = program(part, mode)
+        except common.Skipped as why:
+            part.skip(f"{mode}: {why}")
+    shared = Shared(part, programs)
     with ThreadPoolExecutor(WORKERS) as pool:
         for worker in [pool.submit(work, part, judge, shared, programs) for _ in range(WORKERS)]:
             worker.result()

@@ -22,6 +22,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -70,6 +71,10 @@ shared_state* common = nullptr;
   line[n++] = '\n';
   // One call, and shorter than what a pipe takes whole, so lines of ranks do not mix.
   if (::write(1, line, static_cast<std::size_t>(n)) != n) ::_exit(9);
+}
+
+void tell_error(int rank, const hvd::error& e, int culprit) {
+  tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), culprit, e.what());
 }
 
 struct job_round {
@@ -164,72 +169,78 @@ void work(const job_round& job, T& comm) {
 
 // ---- the engine ---------------------------------------------------------------------------------------------------
 
-/// Waits for all, because they use memory that is about to go, and then throws the first error; says where another one
-/// blames another rank.
-void wait_for_all(int rank, const std::vector<hvd::handle>& handles, const std::vector<int>& set) {
-  std::unique_ptr<hvd::error> first;
-  for (const hvd::handle& h : handles) {
-    try {
-      h.wait();
-    } catch (const hvd::error& e) {
-      // Ranks in errors of a process set are counted in it.
-      const int culprit = e.rank() < 0 || set.empty() ? e.rank() : set[static_cast<std::size_t>(e.rank())];
-      if (!first) {
-        first = std::make_unique<hvd::error>(e.kind(), e.what() + 5, culprit);
-      } else if (first->kind() != e.kind() || first->rank() != culprit) {
-        tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), culprit, e.what());
-      }
-    }
-  }
-  if (first) throw hvd::error(*first);
-}
-
-template <class T>
-void submit_some(hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, int step, int id,
-                 const std::vector<int>& set) {
-  const auto size = set.empty() ? static_cast<std::size_t>(engine.size()) : set.size();
+/// Some named operations, submitted in an order of this rank's own. It outlives the engine, which uses its memory.
+struct batch {
   struct one {
     unsigned kind, root;
     std::size_t n;
     std::vector<float> data;
   };
-  std::vector<one> all(1 + dice() % 6);
+  std::vector<int> set{};  // the ranks of a process set; none: all
+  std::vector<one> all{};
+  std::vector<hvd::handle> handles{};
+};
+
+/// Waits for the oldest batches, so that `left` remain. After an error it waits for all the others too, says what else
+/// they have to say, and throws the first.
+void wait_for(int rank, std::deque<batch>& under_way, std::size_t left) {
+  std::unique_ptr<hvd::error> first;
+  while (under_way.size() > left || (first && !under_way.empty())) {
+    const batch& oldest = under_way.front();
+    for (const hvd::handle& h : oldest.handles) {
+      try {
+        h.wait();
+      } catch (const hvd::error& e) {
+        // Ranks in errors of a process set are counted in it.
+        const bool whole = e.rank() < 0 || oldest.set.empty();
+        const int culprit = whole ? e.rank() : oldest.set[static_cast<std::size_t>(e.rank())];
+        if (!first) {
+          first = std::make_unique<hvd::error>(e.kind(), e.what() + 5, culprit);
+        } else if (first->kind() != e.kind() || first->rank() != culprit) {
+          tell_error(rank, e, culprit);
+        }
+      }
+    }
+    if (first) under_way.front().handles.clear();
+    under_way.pop_front();
+  }
+  if (first) throw hvd::error(*first);
+}
+
+template <class T>
+void submit_to(batch& b, hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, int step, int id) {
+  const auto size = b.set.empty() ? static_cast<std::size_t>(engine.size()) : b.set.size();
+  b.all.resize(1 + dice() % 6);
   const std::size_t sizes[] = {1, 30, 700, 20'000, 150'000};
-  for (one& o : all) {
+  for (auto& o : b.all) {
     o.kind = static_cast<unsigned>(dice() % 10);
     o.n = sizes[dice() % std::size(sizes)] / (size > 8 ? 8 : 1) + 1;
     o.root = static_cast<unsigned>(dice() % size);
     o.data.assign(o.kind == 6 || o.kind == 7 ? o.n * size : o.n, 1.0F);
   }
-  std::vector<std::size_t> order(all.size());
+  std::vector<std::size_t> order(b.all.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::shuffle(order.begin(), order.end(), own);
   const bool fresh = dice() % 3 == 0;  // names that are negotiated, or known
-  std::vector<hvd::handle> handles;
-  std::unique_ptr<hvd::error> refused;
-  try {
-    for (const std::size_t i : order) {
-      one& o = all[i];
-      const std::string name =
-          std::to_string(o.kind) + "." + std::to_string(o.n) + "." + std::to_string(fresh ? step * 8 + int(i) : int(i));
-      switch (o.kind) {
-        case 4: handles.push_back(engine.broadcast(name, o.data, static_cast<int>(o.root), id)); break;
-        case 5: handles.push_back(engine.allgather(name, o.data, id)); break;
-        case 6: handles.push_back(engine.reduce_scatter(name, o.data, hvd::reduce_op::sum, id)); break;
-        case 7: handles.push_back(engine.alltoall(name, o.data, {}, id)); break;
-        case 8: handles.push_back(engine.barrier(name, id)); break;
-        default: handles.push_back(engine.allreduce(name, o.data, hvd::reduce_op::average, 1.0, 1.0, id));
-      }
+  for (const std::size_t i : order) {
+    auto& o = b.all[i];
+    const auto number = static_cast<int>(i) + 8 * (fresh ? step : step % 4);
+    const std::string name = hvd::detail::joined({o.kind, ".", o.n, ".", number, fresh ? " fresh" : ""});
+    switch (o.kind) {
+      case 4: b.handles.push_back(engine.broadcast(name, o.data, static_cast<int>(o.root), id)); break;
+      case 5: b.handles.push_back(engine.allgather(name, o.data, id)); break;
+      case 6: b.handles.push_back(engine.reduce_scatter(name, o.data, hvd::reduce_op::sum, id)); break;
+      case 7: b.handles.push_back(engine.alltoall(name, o.data, {}, id)); break;
+      case 8: b.handles.push_back(engine.barrier(name, id)); break;
+      default: b.handles.push_back(engine.allreduce(name, o.data, hvd::reduce_op::average, 1.0, 1.0, id));
     }
-  } catch (const hvd::error& e) {
-    refused = std::make_unique<hvd::error>(e);  // thrown when nothing uses the memory any more
   }
-  wait_for_all(engine.rank(), handles, set);
-  if (refused) throw hvd::error(*refused);
 }
 
+/// One step; up to three batches stay under way.
 template <class T>
-void engine_step(hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, int step) {
+void engine_step(hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, int step,
+                 std::deque<batch>& under_way) {
   const int size = engine.size(), rank = engine.rank();
   switch (dice() % 12) {
     case 0: {
@@ -239,13 +250,15 @@ void engine_step(hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, 
       for (int r = 0; r != size; ++r) {
         if (r % 2 == odd || (size < 4 && dice() % 2 == 0)) set.push_back(r);
       }
-      if (set.empty()) set.push_back(0);
       const int id = engine.add_process_set(set);
-      const bool member = std::find(set.begin(), set.end(), rank) != set.end();
       std::mt19937 same = dice;
-      for (int i = 0; i != 2; ++i) {
-        if (member) submit_some(engine, same, own, step, id, set);
+      if (std::find(set.begin(), set.end(), rank) != set.end()) {
+        for (int i = 0; i != 2; ++i) {
+          under_way.push_back({.set = set});
+          submit_to(under_way.back(), engine, same, own, 2 * step + i, id);
+        }
       }
+      wait_for(rank, under_way, 0);
       doing(rank, "remove process set, step " + std::to_string(step));
       engine.remove_process_set(id);
       dice.discard(7);
@@ -255,9 +268,14 @@ void engine_step(hvd::Engine<T>& engine, std::mt19937& dice, std::mt19937& own, 
       doing(rank, "bucket, step " + std::to_string(step));
       const auto bucket = engine.alloc_bucket(4096);
       const std::span<float> data(reinterpret_cast<float*>(bucket.get()), 1024);
-      return wait_for_all(rank, {engine.allreduce("bucket", data)}, {});
+      under_way.push_back({.handles = {engine.allreduce("bucket", data)}});
+      return wait_for(rank, under_way, 0);
     }
-    default: doing(rank, "tensors, step " + std::to_string(step)); return submit_some(engine, dice, own, step, 0, {});
+    default:
+      doing(rank, "tensors, step " + std::to_string(step));
+      under_way.emplace_back();
+      submit_to(under_way.back(), engine, dice, own, step, 0);
+      return wait_for(rank, under_way, 2);
   }
 }
 
@@ -274,16 +292,19 @@ void work_with_engine(const job_round& job, T& comm) {
   }
   const int rank = comm.rank();
   doing(rank, "engine");
+  std::deque<batch> under_way;
   hvd::Engine<T> engine(comm, options);
   tell(rank, "joined", "%s", "");
   ++common->joined;
   for (int i = 0; i != until.last; ++i) {
     maybe_go(job, rank, i == until.going);
-    engine_step(engine, dice, own, i);
+    engine_step(engine, dice, own, i, under_way);
   }
+  wait_for(rank, under_way, 0);
   if (until.last % 2 == 1) {
     doing(rank, "join");
-    wait_for_all(rank, {engine.join()}, {});
+    under_way.push_back({.handles = {engine.join()}});
+    wait_for(rank, under_way, 0);
   }
   doing(rank, "shutdown");
 }
@@ -306,7 +327,7 @@ void live(const job_round& job, int rank, const Make& make) {
         work(job, comm);
       }
     } catch (const hvd::error& e) {  // here, before destructors have taken their time
-      tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), e.rank(), e.what());
+      tell_error(rank, e, e.rank());
       doing(rank, "leave");
       return;
     } catch (const std::exception&) {
@@ -315,7 +336,7 @@ void live(const job_round& job, int rank, const Make& make) {
     }
     doing(rank, "leave at the end");
   } catch (const hvd::error& e) {
-    tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), e.rank(), e.what());
+    tell_error(rank, e, e.rank());
     return;
   } catch (const std::exception& e) {
     tell(rank, "error", "\tother\t-1\t%s", e.what());
