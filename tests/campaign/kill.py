@@ -213,7 +213,7 @@ class Judge:
         self.part = part
         self.lock = threading.Lock()
         self.modes = {}
-        self.last = (None, "")  # seed and counter of the last finding
+        self.told = set()  # seed and counter of each finding
 
     def count(self, mode, name, number=1):
         self.part.count(name, number)
@@ -222,9 +222,9 @@ class Judge:
     def find(self, this, family, counter, what):
         """One finding for a round and counter, however many ranks say the same."""
         self.count(family, counter)
-        if self.last != (this.seed, counter):
+        if (this.seed, counter) not in self.told:
             self.part.find(f"{counter}: {what} ({this.text()})", this.seed, "--modes", family)
-        self.last = (this.seed, counter)
+        self.told.add((this.seed, counter))
 
     def __call__(self, family, this, ranks):
         find = lambda counter, what: self.find(this, family, counter, what)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Ranks in Python for kill.py: reads rounds from standard input, forks their ranks, ends some, says what others noticed.
+"""Ranks in Python for kill.py: reads rounds from standard input, forks ranks, ends some, says what others noticed.
 
 The same rounds and answers as ranks.cpp, whose head describes them; ranks use the installed package as a user would.
 `how=thread` is one more: a rank ends while a daemon thread of it waits in a collective.
