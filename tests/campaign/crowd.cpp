@@ -22,7 +22,7 @@ using hvd::test::now;
 using hvd::test::pause_for;
 using hvd::test::require;
 
-constexpr double warning = 1.0;      // seconds until the watch speaks
+constexpr double warning = 1.0;     // seconds until the watch speaks
 constexpr double no_report = 60.0;  // seconds after which the late rank comes without having been named
 
 struct shared_state {

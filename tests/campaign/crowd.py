@@ -50,9 +50,10 @@ def judge(part, ranks, phases, seed):
     for phase, seconds in phases.items():
         if seconds > LIMITS[phase]:
             part.count("late")
-            part.find(f"{phase} of {ranks} ranks took {seconds:.1f} s; allowed {LIMITS[phase]} s", seed, "--ranks", ranks)
-        slowest = part.more.setdefault("seconds", {}).setdefault(str(ranks), {})
-        slowest[phase] = max(slowest.get(phase, 0.0), seconds)
+            what = f"{phase} of {ranks} ranks took {seconds:.1f} s; allowed {LIMITS[phase]} s"
+            part.find(what, seed, "--ranks", ranks)
+        slowest = part.more.setdefault("rows", {}).setdefault(f"{ranks} ranks", {})
+        slowest[f"s {phase}"] = max(slowest.get(f"s {phase}", 0.0), seconds)
 
 
 def main():

@@ -367,7 +367,7 @@ def main():
     with ThreadPoolExecutor(WORKERS) as pool:
         for worker in [pool.submit(work, part, judge, shared, programs) for _ in range(WORKERS)]:
             worker.result()
-    part.more["modes"] = judge.modes
+    part.more["rows"] = judge.modes
     return part.close()
 
 
