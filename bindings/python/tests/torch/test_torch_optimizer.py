@@ -730,3 +730,36 @@ def check_names_of_the_nameless() -> None:
 
 def test_names_of_the_nameless(several_ranks: Any) -> None:
     several_ranks.run(check_names_of_the_nameless)
+
+
+def check_join(variant: str) -> None:
+    """Ranks with different numbers of batches, over epochs; what some have missed comes from the last one."""
+    r, n = hvd.rank(), hvd.size()
+    options: Any = {
+        "plain": {}, "unnamed": {"named_parameters": None}, "groups": {"groups": 1},
+        "buckets": {"gradient_as_bucket_view": True}, "passes": {"backward_passes_per_step": 2},
+    }[variant]
+    a, b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
+    options.setdefault("named_parameters", [("a", a), ("b", b)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), op=hvd.Sum, **options)
+    expected = 0.0
+    for epoch in range(3):
+        batches = [1 + (q + epoch) % n for q in range(n)]
+        for step in range(n):
+            expected -= sum(q + 1 for q in range(n) if batches[q] > step)
+        for _ in range(batches[r]):
+            optimizer.zero_grad(set_to_none=False)
+            for part in range(options.get("backward_passes_per_step", 1)):
+                ((a.sum() + b.sum()) * (r + 1) * (1 - part)).backward()
+            optimizer.step()
+            hvd.allreduce(torch.ones(3))
+        last = hvd.join()
+        assert batches[last] == n
+        hvd.broadcast_parameters([a, b], root_rank=last)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+        assert a.tolist() == [expected] * 3 and b.tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("variant", ["plain", "unnamed", "groups", "buckets", "passes"])
+def test_join(several_ranks: Any, variant: str) -> None:
+    several_ranks.run(check_join, variant=variant)
