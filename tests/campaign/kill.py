@@ -8,7 +8,7 @@ within a second, and end; nothing may be left in shared memory, no descriptor an
 survivors can join a new job. Reports that are right but late, as happens on a busy machine, are counted apart.
 
 Modes: shm (ShmTransport), engine (hvd::Engine on it), threads (ThreadTransport, at times with an engine; ranks throw),
-python (the installed package).
+python (the installed package), mpi (MPICH's mpiexec on this host), hosts (on two that are network namespaces).
 """
 
 import random
@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import common
+import mpi_jobs
 
 COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "left", "crashes")
-MODES = ("shm", "engine", "threads", "python")
+MODES = ("shm", "engine", "threads", "python", "mpi", "hosts")
 SECOND = 1.0  # within which a survivor reports
 LIMIT = 30.0  # a survivor that has not ended so long after the kill hangs; machines can be busy
 SIZES = (2,) * 20 + (3,) * 20 + (8,) * 9 + (64,)
@@ -319,7 +320,7 @@ class Shared:
             self.spent[mode] += seconds
 
 
-def work(part, judge, shared, programs):
+def work(part, judge, shared):
     """Runs rounds until there are no more seeds."""
     runners = {}
     try:
@@ -328,25 +329,26 @@ def work(part, judge, shared, programs):
             if seed is None:
                 return
             start = time.monotonic()
-            command = programs[mode]
-            if command not in runners:
-                runners[command] = Processes(command, judge)
-            runners[command].run(mode, seed)
+            if mode not in runners:
+                runners[mode] = runner(part, mode, judge)
+            runners[mode].run(mode, seed)
             shared.took(mode, time.monotonic() - start)
     finally:
-        left = [process for runner in runners.values() for process in runner.close()]
+        left = [process for one in runners.values() for process in one.close()]
         if left:
             part.find(f"processes {left} are left", part.options.seed)
 
 
-def program(part, mode):
-    """The command that runs rounds of a mode."""
+def runner(part, mode, judge):
+    """What runs rounds of a mode. Raises Skipped."""
+    if mode in ("mpi", "hosts"):
+        return mpi_jobs.Jobs(mode, part.program("campaign_ranks_mpi"), judge)
     if mode != "python":
-        return (part.program("campaign_ranks"),)
+        return Processes((part.program("campaign_ranks"),), judge)
     done = subprocess.run([sys.executable, "-c", "import hvd._core"], capture_output=True, text=True, cwd="/")
     if done.returncode != 0:
         raise common.Skipped(f"the package hvd is not installed for {sys.executable}")
-    return sys.executable, common.HERE / "python_ranks.py"
+    return Processes((sys.executable, common.HERE / "python_ranks.py"), judge)
 
 
 def main():
@@ -357,15 +359,16 @@ def main():
     if unknown := set(modes) - set(MODES):
         part.parser.error(f"there is no mode {', '.join(sorted(unknown))}")
     judge = Judge(part)
-    programs = {}
+    possible = []
     for mode in modes:
         try:
-            programs[mode] = program(part, mode)
+            runner(part, mode, judge).close()
+            possible.append(mode)
         except common.Skipped as why:
             part.skip(f"{mode}: {why}")
-    shared = Shared(part, programs)
+    shared = Shared(part, possible)
     with ThreadPoolExecutor(WORKERS) as pool:
-        for worker in [pool.submit(work, part, judge, shared, programs) for _ in range(WORKERS)]:
+        for worker in [pool.submit(work, part, judge, shared) for _ in range(WORKERS)]:
             worker.result()
     part.more["rows"] = judge.modes
     return part.close()
