@@ -206,9 +206,10 @@ TEST_CASE("config: what tells a launch is what a launcher of just these ranks sa
   const auto launch = [](std::map<std::string, std::string> more) {
     more.insert({{"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "4"}});
     return hvd::config::from_environment([&](const char* name) -> std::optional<std::string> {
-      const auto found = more.find(name);
-      return found == more.end() ? std::nullopt : std::optional<std::string>(found->second);
-    }).launch;
+             const auto found = more.find(name);
+             return found == more.end() ? std::nullopt : std::optional<std::string>(found->second);
+           })
+        .launch;
   };
   CHECK(launch({}).empty());
   CHECK(launch({{"HVD_LAUNCH", "a-1"}}) == "a-1");

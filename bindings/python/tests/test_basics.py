@@ -491,6 +491,21 @@ def test_report() -> None:
     assert done.returncode == 0 and f"hvd {hvd.__version__}" in done.stdout and "[X] shared memory" in done.stdout
 
 
+def check_what_is_enabled() -> None:
+    assert (hvd.gloo_enabled(), hvd.mpi_enabled()) == (True, False)
+
+
+def test_what_is_built(ranks: Any) -> None:
+    """Shared memory stands for Gloo. What the report of the installation says is what scripts are told."""
+    assert hvd.gloo_built() is True and not hvd.gloo_enabled() and not hvd.mpi_enabled()
+    commands = [["hvd"], ["hvd.launcher.main", "--check-build"]]
+    for command in commands:
+        report = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=60).stdout
+        for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("CUDA", hvd.cuda_built())):
+            assert f"    [{'X' if built else ' '}] {name}" in report, report
+    ranks.run(check_what_is_enabled)
+
+
 def test_import_is_light() -> None:
     done = run_alone("""
         import sys, hvd

@@ -48,7 +48,8 @@ class ShmTransport {
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
   /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to something new each time, or the variables of
-  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its value and what is allowed.
+  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its
+  /// value and what is allowed.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     if (c.size > 1 && c.job.empty()) {

@@ -273,13 +273,19 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: hvd has transports of its own."""
-    return False
+    """Whether this job runs over shared memory, which stands for Gloo: every job that does not run over MPI. False
+    outside a job.
+    """
+    return _state.job is not None and not _state.over_mpi
 
 
 def gloo_built() -> bool:
-    """False: hvd has transports of its own."""
-    return False
+    """Whether jobs can run without an MPI, as Horovod's do over Gloo: over shared memory, which needs no more than the
+    compiled extension. So this or ``mpi_built`` is true wherever a job can run.
+    """
+    import importlib.util
+
+    return importlib.util.find_spec("hvd._core") is not None
 
 
 def nccl_built() -> int:
