@@ -6,12 +6,11 @@
 // named.
 #pragma once
 
+#include <hvd/detail/layout.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/transport.hpp>
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,12 +28,12 @@ struct cause {
   int rank = 0;
 
   /// Not 0.
-  [[nodiscard]] std::uint64_t word() const noexcept {
+  [[nodiscard]] std::uint64_t packed() const noexcept {
     return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
   }
   /// Nothing for 0, nor for what no rank of `size` has written.
-  static std::optional<cause> from(std::uint64_t word, int size) noexcept {
-    const std::uint64_t kind = word & 0xff, rank = word >> 8;
+  static std::optional<cause> from(std::uint64_t value, int size) noexcept {
+    const std::uint64_t kind = value & 0xff, rank = value >> 8;
     if (kind == 0 || kind > static_cast<std::uint64_t>(error_kind::aborted) + 1) return std::nullopt;
     if (rank >= static_cast<std::uint64_t>(size)) return std::nullopt;
     return cause{static_cast<error_kind>(kind - 1), static_cast<int>(rank)};
@@ -44,31 +43,31 @@ struct cause {
 /// The words of one engine on this rank, one for each of its lanes. Any thread.
 class cause_board {
  public:
-  void add(std::atomic<std::uint64_t>& word) {
+  void add(word& place) {
     const std::lock_guard lock(mutex_);
-    words_.push_back(&word);
-    if (lost_) say(word, *lost_);
+    words_.push_back(&place);
+    if (lost_) say(place, *lost_);
   }
-  void remove(std::atomic<std::uint64_t>& word) {
+  void remove(word& place) {
     const std::lock_guard lock(mutex_);
-    std::erase(words_, &word);
+    std::erase(words_, &place);
   }
   /// What is said first counts.
-  static void say(std::atomic<std::uint64_t>& word, const cause& c) noexcept {
+  static void say(word& place, const cause& c) noexcept {
     std::uint64_t nothing = 0;
-    word.compare_exchange_strong(nothing, c.word());
+    place.compare_exchange_strong(nothing, c.packed());
   }
   /// In all words, if a rank was lost: it is lost to all lanes. (Whoever gives up in one lane may go on in another.)
   void tell(const cause& c) {
     if (c.kind != error_kind::peer_lost) return;
     const std::lock_guard lock(mutex_);
     if (!lost_) lost_ = c;
-    for (auto* const word : words_) say(*word, *lost_);
+    for (word* const place : words_) say(*place, *lost_);
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::atomic<std::uint64_t>*> words_;
+  std::vector<word*> words_;
   std::optional<cause> lost_;
 };
 
