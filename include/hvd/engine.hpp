@@ -275,6 +275,19 @@ class Engine {
       if (s.waiting_for >= 0) s.waiting_for = in_->sets.at(set)[static_cast<std::size_t>(s.waiting_for)];
       return s;
     };
+    what.blame = [this](int set) {
+      std::shared_ptr<lane_type> l;
+      std::vector<int> ranks;
+      {
+        const std::lock_guard lock(in_->mutex);
+        const auto found = in_->lanes.find(set);
+        if (found == in_->lanes.end()) return -1;
+        l = found->second;
+        ranks = in_->sets.at(set);
+      }
+      const int r = l->held_up_by();
+      return r < 0 ? -1 : ranks[static_cast<std::size_t>(r)];
+    };
     what.ranks = [this](int set) {
       const std::lock_guard lock(in_->mutex);
       const auto found = in_->sets.find(set);

@@ -185,15 +185,15 @@ TEST_CASE("all groups of a lane get the cause that was found in one of them") {
 TEST_CASE("a word that no rank has written says nothing") {
   for (int kind = 0; kind != 8; ++kind) {
     for (const int rank : {0, 1, 4095}) {
-      const auto c = cause::from(cause{static_cast<hvd::error_kind>(kind), rank}.word(), 4096);
+      const auto c = cause::from(cause{static_cast<hvd::error_kind>(kind), rank}.packed(), 4096);
       REQUIRE(c);
       CHECK(static_cast<int>(c->kind) == kind);
       CHECK(c->rank == rank);
     }
   }
   CHECK(!cause::from(0, 4));
-  CHECK(!cause::from(9, 4));                                  // no such kind
-  CHECK(!cause::from(cause{error::peer_lost, 4}.word(), 4));  // no such rank
+  CHECK(!cause::from(9, 4));                                    // no such kind
+  CHECK(!cause::from(cause{error::peer_lost, 4}.packed(), 4));  // no such rank
   CHECK(!cause::from(~std::uint64_t{0}, 4096));
   CHECK(!cause::from(std::uint64_t{1} << 63 | 3, 4096));
 }

@@ -6,12 +6,11 @@
 // named.
 #pragma once
 
+#include <hvd/detail/layout.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/transport.hpp>
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,7 +28,7 @@ struct cause {
   int rank = 0;
 
   /// Not 0.
-  [[nodiscard]] std::uint64_t word() const noexcept {
+  [[nodiscard]] std::uint64_t packed() const noexcept {
     return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
   }
   /// Nothing for 0, nor for what no rank of `size` has written.
@@ -44,19 +43,19 @@ struct cause {
 /// The words of one engine on this rank, one for each of its lanes. Any thread.
 class cause_board {
  public:
-  void add(std::atomic<std::uint64_t>& to) {
+  void add(word& place) {
     const std::lock_guard lock(mutex_);
-    words_.push_back(&to);
-    if (lost_) say(to, *lost_);
+    words_.push_back(&place);
+    if (lost_) say(place, *lost_);
   }
-  void remove(std::atomic<std::uint64_t>& from) {
+  void remove(word& place) {
     const std::lock_guard lock(mutex_);
-    std::erase(words_, &from);
+    std::erase(words_, &place);
   }
   /// What is said first counts.
-  static void say(std::atomic<std::uint64_t>& to, const cause& c) noexcept {
+  static void say(word& place, const cause& c) noexcept {
     std::uint64_t nothing = 0;
-    to.compare_exchange_strong(nothing, c.word());
+    place.compare_exchange_strong(nothing, c.packed());
   }
   /// In all words, if a rank was lost: it is lost to all lanes. (Whoever gives up in one lane may go on in another.)
   void tell(const cause& c) {
@@ -64,7 +63,7 @@ class cause_board {
     if (!first_) first_ = c;
     if (c.kind != error_kind::peer_lost) return;
     if (!lost_) lost_ = c;
-    for (auto* const to : words_) say(*to, *lost_);
+    for (word* const place : words_) say(*place, *lost_);
   }
   /// What was told first.
   [[nodiscard]] std::optional<cause> first() {
@@ -74,7 +73,7 @@ class cause_board {
 
  private:
   std::mutex mutex_;
-  std::vector<std::atomic<std::uint64_t>*> words_;
+  std::vector<word*> words_;
   std::optional<cause> first_, lost_;
 };
 

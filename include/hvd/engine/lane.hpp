@@ -171,6 +171,13 @@ class lane final : public waiting_room {
     cause_.abandon(why);  // the driver may be in a collective, which ends by this
     stir();
   }
+  /// The rank of the process set that holds up the driving thread, perhaps by way of others; -1 if it waits for none.
+  /// Any thread.
+  [[nodiscard]] int held_up_by() noexcept {
+    const int peer = state().waiting_for;
+    if constexpr (PeerMemory<T>) return peer < 0 ? -1 : control_.peers().waits().responsible(peer);
+    return peer;
+  }
   /// What the driving thread does, and for which rank of the process set it waits. Any thread.
   [[nodiscard]] lane_state state() noexcept {
     const int control = waited_for_.load(std::memory_order_relaxed);

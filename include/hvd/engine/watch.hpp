@@ -45,6 +45,7 @@ struct watched {
   std::function<std::vector<pending_operation>()> list{};
   std::function<lane_state(int set)> state{};
   std::function<std::vector<int>(int set)> ranks{};
+  std::function<int(int set)> blame{};  ///< who holds up the thread that drives a set, of the whole group, or -1
   std::function<void(const error&)> give_up{};
 };
 
@@ -126,12 +127,14 @@ class stall_watch {
     }
     const double age = std::chrono::duration<double>(now - mine.front().since).count();
     if (opts_.stall_shutdown.count() > 0 && age > opts_.stall_shutdown.count()) {
-      const std::string because = suspect_ < 0 ? std::string() : joined({"; it waits for rank ", suspect_});
+      const int held_up_by = what_.blame(mine.front().set);
+      const int suspect = held_up_by >= 0 ? held_up_by : asked_.empty() ? suspect_ : find_suspect();
+      const std::string because = suspect < 0 ? std::string() : joined({"; it waits for rank ", suspect});
       what_.give_up(
           error(error_kind::timeout,
                 joined({"rank ", comm_.rank(), " of ", comm_.size(), " gives up: an operation has been in flight for ",
                         tenths(age), " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)", because}),
-                suspect_));
+                suspect));
       stop_.store(1);
     } else if (asked_.empty() && now >= next_) {
       while (mine.size() > message::most) mine.pop_back();
