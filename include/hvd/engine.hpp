@@ -277,16 +277,11 @@ class Engine {
     };
     what.blame = [this](int set) {
       std::shared_ptr<lane_type> l;
-      std::vector<int> ranks;
       {
         const std::lock_guard lock(in_->mutex);
-        const auto found = in_->lanes.find(set);
-        if (found == in_->lanes.end()) return -1;
-        l = found->second;
-        ranks = in_->sets.at(set);
+        if (const auto found = in_->lanes.find(set); found != in_->lanes.end()) l = found->second;
       }
-      const int r = l->held_up_by();
-      return r < 0 ? -1 : ranks[static_cast<std::size_t>(r)];
+      return l ? l->held_up_by() : -1;
     };
     what.ranks = [this](int set) {
       const std::lock_guard lock(in_->mutex);

@@ -110,6 +110,7 @@ class lane_cause {
   lane_cause(T& control, T& data, agreement<T>& words, lane_members members, std::shared_ptr<cause_board> board)
       : control_(control), data_(data), words_(words), members_(std::move(members)), board_(std::move(board)) {
     board_->add(words_.own_cause());
+    if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
   }
   lane_cause(const lane_cause&) = delete;
   lane_cause& operator=(const lane_cause&) = delete;
@@ -147,6 +148,13 @@ class lane_cause {
   void abandon(const error& why) noexcept {
     if (why.rank() >= 0 && why.rank() < members_.whole) board_->tell({why.kind(), why.rank()});
     abandon();
+  }
+
+  /// Who holds up this rank, which waits for `peer` of the lane: a rank of the whole group, or -1.
+  [[nodiscard]] int behind(int peer) const noexcept {
+    if (peer < 0 || peer >= control_.size()) return -1;
+    if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
+    return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
   /// Before this rank leaves a process set that all ranks remove: nobody was lost.

@@ -46,7 +46,6 @@ class lane final : public waiting_room {
         observer_(timeline, control_.rank(), members.set == 0 ? std::string() : joined({"set ", members.set, ": "})),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
-    if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
   }
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;
@@ -171,13 +170,8 @@ class lane final : public waiting_room {
     cause_.abandon(why);  // the driver may be in a collective, which ends by this
     stir();
   }
-  /// The rank of the process set that holds up the driving thread, perhaps by way of others; -1 if it waits for none.
-  /// Any thread.
-  [[nodiscard]] int held_up_by() noexcept {
-    const int peer = state().waiting_for;
-    if constexpr (PeerMemory<T>) return peer < 0 ? -1 : control_.peers().waits().responsible(peer);
-    return peer;
-  }
+  /// The rank of the whole group that holds up the driving thread, perhaps by way of others; or -1. Any thread.
+  [[nodiscard]] int held_up_by() noexcept { return cause_.behind(state().waiting_for); }
   /// What the driving thread does, and for which rank of the process set it waits. Any thread.
   [[nodiscard]] lane_state state() noexcept {
     const int control = waited_for_.load(std::memory_order_relaxed);

@@ -113,6 +113,7 @@ struct stage {
     };
     what.state = [](int) { return hvd::detail::lane_state{}; };
     what.ranks = [](int set) { return set == 0 ? std::vector{0, 1, 2} : std::vector{0, 1}; };
+    what.blame = [](int) { return -1; };
     what.give_up = [](const hvd::error&) {};
     watch = std::make_unique<hvd::detail::stall_watch<wire>>(wire{at}, at->opts, std::move(what));
   }
