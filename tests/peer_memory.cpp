@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -195,6 +196,39 @@ TEST_CASE("an exception between enter and leave ends the group; after leave it d
   const hvd::error e = caught([&] { b.await(a.mine().staged.value, 1, 0, phase::stage); });
   CHECK(e.kind() == error_kind::aborted);
   CHECK(e.rank() == 0);
+}
+
+TEST_CASE("who holds up others: the first that does not wait, or is stopped while it waits") {
+  memory m(5);
+  std::vector<std::unique_ptr<peer_memory>> board;
+  for (int r = 0; r != 5; ++r) {
+    board.push_back(std::make_unique<peer_memory>(m.header(), 5, m.shape(), r, "rank", hvd::waiting_policy{},
+                                                  within(30s), m.live()));
+  }
+  CHECK(board[0]->waits().responsible(1) == 1);
+  board[1]->waits().begin(2);
+  board[2]->waits().begin(3);
+  CHECK(board[0]->waits().responsible(1) == 1);  // it does not look up: it is stopped
+  std::atomic<bool> stop{false};
+  std::thread looking([&] {
+    while (!stop) {
+      for (int r = 1; r != 4; ++r) board[static_cast<std::size_t>(r)]->waits().look();
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  CHECK(board[0]->waits().responsible(1) == 3);
+  board[3]->waits().begin(4);
+  CHECK(board[0]->waits().responsible(1) == 4);
+  board[3]->waits().begin(0);  // all wait for each other
+  CHECK(board[0]->waits().responsible(1) == 1);
+  board[3]->waits().begin(1);
+  CHECK(board[0]->waits().responsible(1) == 1);
+  board[0]->of(3).self.waits.waits_for = 0xffffffff;  // corrupt
+  CHECK(board[0]->waits().responsible(1) == 3);
+  board[0]->of(3).self.waits.waits_for = 77;
+  CHECK(board[0]->waits().responsible(1) == 3);
+  stop = true;
+  looking.join();
 }
 
 TEST_CASE("the first reason stays") {

@@ -806,6 +806,68 @@ TEST_CASE("a group agreed over threads, and one over another group") {
   CHECK(d.files() == std::vector<std::string>{});
 }
 
+TEST_CASE("a deadline names the rank that holds up the others, not one that waits for it") {
+  const private_directory d;
+  children ranks(3);
+  ranks.start_all([&](int r, report& mine) {
+    auto opts = options_in(d);
+    opts.failure.timeout = std::chrono::duration<double>(r == 0 ? 0.3 : 60.0);
+    ShmTransport comm("chain@1", r, 3, opts);
+    hvd::barrier(comm);
+    std::array<int, 1> data{};
+    mine.progress = 1;
+    if (r == 2) {
+      while (ranks[1].progress != 2) pause_for(0.001);
+      return;
+    }
+    try {
+      if (r == 0) pause_for(0.1);  // rank 1 waits by then; if not, it is the one to be named
+      hvd::recv(comm, data, r + 1);
+    } catch (const hvd::error&) {
+      mine.progress = 2;
+      throw;
+    }
+  });
+  REQUIRE(ranks.wait(20.0));
+  CHECK(ranks.status(2) == 0);
+  for (int r = 0; r != 2; ++r) {
+    CAPTURE(ranks[r].text());
+    CHECK(ranks[r].is(error_kind::timeout));
+    CHECK(ranks[r].culprit == 2);
+  }
+  CHECK(ranks[0].says("was waiting for rank 1"));
+}
+
+TEST_CASE("a split does not wait longer than an operation, nor when its group has ended") {
+  const private_directory d;
+  for (const bool ended : {false, true}) {
+    children ranks(3);
+    ranks.start_all([&](int r, report& mine) {
+      auto opts = options_in(d, 60.0);
+      opts.failure.timeout = std::chrono::duration<double>(ended ? 60.0 : 0.3);
+      ShmTransport comm("split@1", r, 3, opts);
+      hvd::barrier(comm);
+      if (r != 2) {
+        const auto part = comm.split(0, 0);
+        return;
+      }
+      hvd::detail::plan_split(comm.peers(), 0, 0, 7);  // and does not come
+      if (ended) comm.peers().set_abort(error_kind::timeout, 1);
+      mine.progress = 1;
+      while (ranks.running(0) || ranks[0].kind == report::nothing) pause_for(0.001);
+    });
+    REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(0) || ranks.running(1); }));
+    ranks.kill(2);
+    REQUIRE(ranks.wait(20.0));
+    for (int r = 0; r != 2; ++r) {
+      CAPTURE(ranks[r].text());
+      CHECK(ranks[r].is(error_kind::timeout));
+      CHECK(ranks[r].culprit == (ended ? 1 : 2));
+    }
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
 TEST_CASE("a rank lost while a group is agreed over another one is lost at once") {
   const private_directory d;
   const auto opts = options_in(d, 60.0);

@@ -106,16 +106,27 @@ class ShmTransport {
   [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
-  /// Errors: those of the constructor and of `barrier`.
+  /// Errors: those of the constructor and of `barrier`, the deadline also being failure_policy::timeout.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
-    const auto lost = [&] { return state_->find_gone(plan.members); };
+    bool ended = false;
+    const auto lost = [&](int awaited) {
+      peers().waits().begin(plan.members[static_cast<std::size_t>(awaited)]);
+      peers().waits().look();
+      ended = peers().aborted();
+      return ended ? detail::group_ended : state_->find_gone(plan.members);
+    };
+    struct waits_end {
+      detail::wait_board& board;
+      ~waits_end() { board.end(); }
+    } const at_end{peers().waits()};
     try {
       detail::group_name name(detail::joined({"split-", detail::hex(plan.nonce)}),
                               detail::part_name(state_->file(), "split", plan.nonce), true);
       return ShmTransport(std::make_shared<state>(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
                                                   state_->opts(), 0, lost));
     } catch (const error& e) {
+      if (ended) peers().check_abort(-1, detail::phase::join);
       if (e.rank() < 0) throw;
       // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
       // one, which need not be of the new group.
@@ -167,7 +178,7 @@ class ShmTransport {
     // Where it can be known that a rank of `over` is gone, nobody waits for it here.
     std::vector<int> members;
     for (int q = 0; q != over.size(); ++q) members.push_back(q);
-    const auto lost = [&] {
+    const auto lost = [&](int) {
       if constexpr (std::same_as<T, ShmTransport>) {
         return over.state_->find_gone(members);
       } else if constexpr (PeerMemory<T>) {

@@ -36,9 +36,9 @@ class shm_group {
     if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
     if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
     if (name_.job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
-    deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
+    deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(limit_.time);
     try {
-      segment_.emplace(group_finder{name_, rank, size, nonce, opts_, lost, deadline_}.find(creator_));
+      segment_.emplace(group_finder{name_, rank, size, nonce, opts_, lost, limit_, deadline_}.find(creator_));
       join(rank, lost);
     } catch (const error& e) {
       abandon();
@@ -217,9 +217,9 @@ class shm_group {
           peers_->set_abort(error_kind::peer_lost, p);
         }
       }
-      if (const int gone = lost ? lost() : -1; gone >= 0 && !header.entered.has(gone)) {
-        peers_->set_abort(error_kind::peer_lost, gone);
-      }
+      const int gone = lost ? lost(q) : -1;
+      if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
+      if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
       nap(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(1000));
@@ -252,9 +252,7 @@ class shm_group {
       }
       if (first < 0) missing = joined({first = abort_culprit(reason, size_)});  // they came too late
       fail(error_kind::timeout,
-           {"join on ", label_, ": rank(s) ", missing, " did not join within ", opts_.failure.start_timeout.count(),
-            " s (HOROVOD_START_TIMEOUT)", how_to_meet},
-           first);
+           {"join on ", label_, ": rank(s) ", missing, " did not join", limit_.text(), how_to_meet}, first);
     }
     peers_->check_abort(-1, phase::join);
     std::terminate();  // not reached: the abort word never returns to zero
@@ -329,6 +327,7 @@ class shm_group {
   const group_name name_;
   const int size_;
   const bool keeps_name_;  // while the group lives: see group_name::ambiguous
+  const join_limit limit_ = join_limit::of(name_, opts_.failure);
   std::string label_;
   clock::time_point deadline_;
   std::optional<segment> segment_;

@@ -91,8 +91,24 @@ inline constexpr const char* how_to_meet =
   fail(error_kind::invalid_argument, {two_claims(rank)}, rank);
 }
 
-/// Tells while a rank joins that another one will never come; -1 if it knows of none.
-using watch = function_ref<int()>;
+/// Asked while a rank joins and waits for `awaited`: which rank will never come; -1 if it knows of none, group_ended if
+/// the group from which all of them come has ended.
+using watch = function_ref<int(int awaited)>;
+inline constexpr int group_ended = -2;
+
+/// How long a rank waits for the others to join.
+struct join_limit {
+  std::chrono::duration<double> time;
+  const char* variable;
+
+  /// Ranks that are at work already answer as within any operation.
+  static join_limit of(const group_name& name, const failure_policy& policy) noexcept {
+    const bool working = name.part && policy.timeout.count() > 0 && policy.timeout < policy.start_timeout;
+    return working ? join_limit{policy.timeout, "HVD_TIMEOUT"}
+                   : join_limit{policy.start_timeout, "HOROVOD_START_TIMEOUT"};
+  }
+  [[nodiscard]] std::string text() const { return joined({" within ", time.count(), " s (", variable, ")"}); }
+};
 
 /// A rank that looks for its job's segment.
 struct group_finder {
@@ -103,6 +119,7 @@ struct group_finder {
   std::uint64_t nonce;
   const sharing_options& opts;
   const watch& lost;
+  join_limit limit;
   clock::time_point deadline;
 
   /// The segment of the job: opened if somebody has made it, made if this is rank 0, which `creator` then says.
@@ -136,11 +153,13 @@ struct group_finder {
       const auto now = clock::now();
       if (now > deadline) {
         fail(error_kind::timeout,
-             {"rank 0 did not create the group's memory in ", directory, " within ", opts.failure.start_timeout.count(),
-              " s (HOROVOD_START_TIMEOUT)", stale.empty() ? "" : "; refused what was there: ", stale, how_to_meet},
+             {"rank 0 did not create the group's memory in ", directory, limit.text(),
+              stale.empty() ? "" : "; refused what was there: ", stale, how_to_meet},
              0);
       }
-      if (const int gone = lost ? lost() : -1; gone >= 0) {
+      const int gone = lost ? lost(0) : -1;
+      if (gone == group_ended) fail(error_kind::aborted, {"the group that it comes from has ended"});
+      if (gone >= 0) {
         // Perhaps rank 0 had just made it. The name is this group's alone.
         if (const auto made = segment::open(directory, name.file, 0, why)) made->unlink();
         refuse_lost(gone);
