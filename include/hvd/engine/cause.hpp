@@ -102,7 +102,8 @@ template <class T>
 class lane_cause {
  public:
   lane_cause(T& control, T& data, agreement<T>& words, lane_members members, std::shared_ptr<cause_board> board)
-      : control_(control), data_(data), words_(words), members_(std::move(members)), board_(std::move(board)) {
+      : control_(control), data_(data), rank_(control.rank()), words_(words), members_(std::move(members)),
+        board_(std::move(board)) {
     board_->add(words_.own_cause());
   }
   lane_cause(const lane_cause&) = delete;
@@ -112,13 +113,13 @@ class lane_cause {
   /// After an error on a transport of the lane: finds out who is to blame, and tells the other ranks. Returns what is
   /// to be said here, with a rank of the whole group.
   error settle(const error& e) {
-    if (e.rank() < 0 || e.rank() >= control_.size()) {
+    if (e.rank() < 0 || e.rank() >= static_cast<int>(members_.ranks.size())) {
       abandon();
       return e;
     }
     cause c{e.kind(), members_.ranks[static_cast<std::size_t>(e.rank())]};
     std::optional<cause> said;
-    if (e.rank() != control_.rank()) said = cause::from(words_.cause(e.rank()), members_.whole);
+    if (e.rank() != rank_) said = cause::from(words_.cause(e.rank()), members_.whole);
     if (said) c = *said;
     cause_board::say(words_.own_cause(), c);
     board_->tell(c);
@@ -132,12 +133,11 @@ class lane_cause {
   }
 
   /// Tells the other ranks, where they can be told, that this one gives up.
-  void abandon() noexcept { abandon(error_kind::aborted, control_.rank()); }
+  void abandon() noexcept { abandon(error_kind::aborted, rank_); }
 
   /// Before this rank leaves a process set that all ranks remove: nobody was lost.
   void retire() noexcept {
-    cause_board::say(words_.own_cause(),
-                     {error_kind::aborted, members_.ranks[static_cast<std::size_t>(control_.rank())]});
+    cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }
 
   /// What has stopped the lane, to one operation of it: not in what step of which group it was noticed.
@@ -163,6 +163,7 @@ class lane_cause {
 
   T& control_;
   T& data_;
+  const int rank_;  // a lane that has ended may have given its transports away
   agreement<T>& words_;
   const lane_members members_;
   const std::shared_ptr<cause_board> board_;
