@@ -277,6 +277,8 @@ class peer_memory {
     std::uint64_t none = 0;
     header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_, what));
   }
+  /// This rank may end because of another one: see shm_group::blame.
+  void inform() noexcept { mine().self.informed.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
   /// Throws if somebody gave up.
   void check_abort(int waited_for, phase what) {
@@ -353,6 +355,7 @@ class peer_memory {
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
     waits_->end();
+    inform();
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
     failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason, size_));
     throw error(*failed_);

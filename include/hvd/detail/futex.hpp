@@ -15,13 +15,13 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Sleeps until woken, unless the word no longer has the expected value; at most `limit`. Works between
+/// Sleeps until woken, unless what is there no longer has the expected value; at most `limit`. Works between
 /// processes. May return early.
-inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expected,
                        std::chrono::nanoseconds limit) noexcept {
   const timespec t{static_cast<std::time_t>(limit.count() / 1'000'000'000),
                    static_cast<long>(limit.count() % 1'000'000'000)};
-  ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &t, nullptr, 0);
+  ::syscall(SYS_futex, &at, FUTEX_WAIT, expected, &t, nullptr, 0);
 }
 
 /// Sleeps: std::this_thread::sleep_for, without the rest of <thread>.
@@ -31,8 +31,8 @@ inline void nap(std::chrono::microseconds time) noexcept {
   ::nanosleep(&t, nullptr);
 }
 
-inline void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {
-  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+inline void futex_wake_all(const std::atomic<std::uint32_t>& at) noexcept {
+  ::syscall(SYS_futex, &at, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -60,6 +60,7 @@ struct control {
     std::atomic<std::uint64_t> process{0};    ///< process_identity of this rank
     std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
     std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
+    std::atomic<bool> informed{false};        ///< it knows that the group has failed, and so may end because of that
     wait_state waits;
   } self;
 };

@@ -108,7 +108,8 @@ template <class T>
 class lane_cause {
  public:
   lane_cause(T& control, T& data, agreement<T>& words, lane_members members, std::shared_ptr<cause_board> board)
-      : control_(control), data_(data), words_(words), members_(std::move(members)), board_(std::move(board)) {
+      : control_(control), data_(data), rank_(control.rank()), words_(words), members_(std::move(members)),
+        board_(std::move(board)) {
     board_->add(words_.own_cause());
     if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
   }
@@ -119,13 +120,13 @@ class lane_cause {
   /// After an error on a transport of the lane: finds out who is to blame, and tells the other ranks. Returns what is
   /// to be said here, with a rank of the whole group.
   error settle(const error& e) {
-    if (e.rank() < 0 || e.rank() >= control_.size()) {
+    if (e.rank() < 0 || e.rank() >= static_cast<int>(members_.ranks.size())) {
       abandon();
       return e;
     }
     cause c{e.kind(), members_.ranks[static_cast<std::size_t>(e.rank())]};
     std::optional<cause> said;
-    if (e.rank() != control_.rank()) said = cause::from(words_.cause(e.rank()), members_.whole);
+    if (e.rank() != rank_) said = cause::from(words_.cause(e.rank()), members_.whole);
     if (said) c = *said;
     cause_board::say(words_.own_cause(), c);
     board_->tell(c);
@@ -142,7 +143,7 @@ class lane_cause {
   /// failed before.
   void abandon() noexcept {
     if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
-    abandon(error_kind::aborted, control_.rank());
+    abandon(error_kind::aborted, rank_);
   }
   /// The same for a reason that is no error of a transport; its rank is one of the whole group.
   void abandon(const error& why) noexcept {
@@ -152,15 +153,14 @@ class lane_cause {
 
   /// Who holds up this rank, which waits for `peer` of the lane: a rank of the whole group, or -1.
   [[nodiscard]] int behind(int peer) const noexcept {
-    if (peer < 0 || peer >= control_.size()) return -1;
+    if (peer < 0 || peer >= static_cast<int>(members_.ranks.size())) return -1;
     if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
     return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
   /// Before this rank leaves a process set that all ranks remove: nobody was lost.
   void retire() noexcept {
-    cause_board::say(words_.own_cause(),
-                     {error_kind::aborted, members_.ranks[static_cast<std::size_t>(control_.rank())]});
+    cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }
 
   /// What has stopped the lane, to one operation of it: not in what step of which group it was noticed.
@@ -186,6 +186,7 @@ class lane_cause {
 
   T& control_;
   T& data_;
+  const int rank_;  // a lane that has ended may have given its transports away
   agreement<T>& words_;
   const lane_members members_;
   const std::shared_ptr<cause_board> board_;

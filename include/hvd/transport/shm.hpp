@@ -127,6 +127,7 @@ class ShmTransport {
                                                   state_->opts(), 0, lost));
     } catch (const error& e) {
       if (ended) peers().check_abort(-1, detail::phase::join);
+      if (e.kind() == error_kind::peer_lost) peers().inform();
       if (e.rank() < 0) throw;
       // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
       // one, which need not be of the new group.

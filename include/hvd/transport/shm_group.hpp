@@ -68,14 +68,16 @@ class shm_group {
     return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
   }
 
-  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, perhaps because of it.
-  /// (A process that ends lets go of its groups one by one: a rank may learn of it elsewhere and leave here before it
-  /// can be seen here.)
+  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, or that knew of a
+  /// failure before it ended, perhaps because of it. (A process that ends lets go of its groups one by one: a rank may
+  /// learn of it elsewhere and leave here before it can be seen here.)
   [[nodiscard]] int blame(int peer) const {
     for (int attempt = 0; attempt != 3; ++attempt) {
       for (int q = 0; q != peers_->size(); ++q) {
         if (q == peers_->rank() || segment_->locked(q)) continue;
-        if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return q;
+        const auto& self = peers_->of(q).self;
+        if (self.state.load(std::memory_order_acquire) == presence::left || self.informed.load()) continue;
+        return q;
       }
       nap(std::chrono::milliseconds(1));
     }
@@ -201,6 +203,9 @@ class shm_group {
 
   void await_all(const group_header& header, const watch& lost) {
     auto pause = std::chrono::microseconds(20);
+    // A look at every rank is a system call for each, and all ranks look: of hundreds on a few CPUs less often.
+    const auto between = std::chrono::microseconds(50) * size_;
+    auto next_look = clock::now();
     for (int q = 0; q != size_;) {
       if (header.ready.has(q)) {
         ++q;
@@ -210,14 +215,16 @@ class shm_group {
       // While rank q is not ready nobody is done, so rank 0 is not either. (With a launcher its ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
       if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
-      for (int p = 0; p != size_; ++p) {
+      const bool look = clock::now() >= next_look;
+      if (look) next_look = clock::now() + between;
+      for (int p = 0; look && p != size_; ++p) {
         if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
         // Others may have seen everybody and be gone already: they said so before they let go.
         if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
           peers_->set_abort(error_kind::peer_lost, p);
         }
       }
-      const int gone = lost ? lost(q) : -1;
+      const int gone = look && lost ? lost(q) : -1;
       if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
       if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
