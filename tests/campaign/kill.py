@@ -61,13 +61,17 @@ class Round:
     def all_die(self):
         return len(self.victims) == self.size
 
+    def start_timeout(self):
+        """Also of groups that are split off, so shorter than LIMIT where a rank is stopped."""
+        return START_TIMEOUT if self.when == "joining" else 10.0 if self.how == "stop" else 60.0
+
     def line(self, folder):
         """For the program that runs it."""
         words = {
             "mode": self.mode, "dir": folder, "size": self.size, "seed": self.seed % 2**31, "when": self.when,
             "operations": self.operations, "how": self.how, "victims": ",".join(map(str, self.victims)),
             "at": f"{self.at:.6f}", "timeout": SHORT_TIMEOUT if self.how == "stop" else TIMEOUT,
-            "start": START_TIMEOUT if self.when == "joining" else 60.0, "staging": self.staging,
+            "start": self.start_timeout(), "staging": self.staging,
             "again": int(self.again), "limit": LIMIT,
         }  # fmt: skip
         return " ".join(f"{name}={value}" for name, value in words.items())
@@ -189,7 +193,7 @@ def collect(rows, size):
     return ranks
 
 
-def allowed(this, ranks, kind, culprit):
+def allowed(this, ranks, kind, culprit, text):
     """Whether this error is one that docs/errors.md promises: (kind is right, name is right)."""
     victims = this.victims
     joined = all(ranks[v].joined for v in victims)
@@ -199,7 +203,9 @@ def allowed(this, ranks, kind, culprit):
         late = kind == "timeout"
         return kind == "peer_lost" or late, culprit in victims or (late and culprit == 0)
     if this.how == "stop":
-        return kind == "timeout", True  # for the name see chained()
+        # Where the watch of an engine has ended a rank, the others are told that this one has given up.
+        told = this.engine and kind == "aborted" and "has given up" in text
+        return kind == "timeout" or told, True  # for the name see chained()
     if this.how == "inside":
         return kind == "aborted", culprit in victims
     kinds = ("peer_lost", "aborted") if this.how in ("throw", "thread") and this.engine else ("peer_lost",)
@@ -255,7 +261,7 @@ class Judge:
         if not rank.errors and not (rank.done and ended_first):
             find("wrong_kinds", f"rank {r} has noticed nothing")
         for at, kind, culprit, text in rank.errors:
-            right_kind, right_name = allowed(this, ranks, kind, culprit)
+            right_kind, right_name = allowed(this, ranks, kind, culprit, text)
             if chained(this, kind, culprit):
                 self.count(family, "chains")
             if not right_kind:

@@ -323,7 +323,7 @@ void live(const job_round& job, int rank, const Make& make) {
         ++common->joined;
         work(job, comm);
       }
-    } catch (const hvd::error& e) {  // here, before destructors have taken their time
+    } catch (const hvd::error& e) {  // here, before the group is left
       tell_error(rank, e);
       doing(rank, "leave");
       return;
