@@ -340,7 +340,7 @@ TEST_CASE("a group takes no more than a mebibyte a rank, mode 600, and nothing h
   opts.memory.directory = d.path();
   opts.failure.check = false;
   for (const int size : {2, 3, 8}) {
-    const std::string job = new_tight_job();
+    const std::string job = new_tight_job() + "@1";
     const std::string path = d.path() + "/" + hvd::detail::segment_name(job);
     children ranks(size);
     const auto member = [&](int r, report&) {

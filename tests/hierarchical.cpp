@@ -142,6 +142,23 @@ TEST_CASE("average and scale factors count once") {
   });
 }
 
+TEST_CASE("an error of one level names the rank at fault as all ranks count it") {
+  hvd::thread_run(4, [](hvd::ThreadTransport& world) {
+    hvd::Hierarchical<hvd::ThreadTransport, hvd::ThreadTransport> comm(world.split(0, world.rank()),
+                                                                       world.split(world.rank() / 2, world.rank()));
+    if (world.rank() == 3) return;
+    try {
+      std::vector<float> x(10);
+      while (true) hvd::allreduce(comm, x);
+    } catch (const hvd::error& e) {
+      if (world.rank() != 2) return;  // they wait for rank 2, which leaves because of rank 3
+      require(e.kind() == hvd::error::peer_lost && e.rank() == 3, e.what());
+      require(std::string(e.what()).find("on rank 0 of 2") != std::string::npos, e.what());
+      require(std::string(e.what()).ends_with("(of all ranks: rank 3)"), e.what());
+    }
+  });
+}
+
 TEST_CASE("what crosses between hosts") {
   // Divisible by all numbers of ranks here, and so long that every lane's slice goes around a ring.
   constexpr std::size_t n = 1200000;

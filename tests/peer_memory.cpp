@@ -5,8 +5,10 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <new>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,7 +26,7 @@ using namespace std::chrono_literals;
 class memory {
  public:
   explicit memory(int size, std::size_t staging = 64 << 10)
-      : shape_(hvd::detail::make_geometry(size, staging)), bytes_(hvd::detail::group_bytes(size, shape_)),
+      : size_(size), shape_(hvd::detail::make_geometry(size, staging)), bytes_(hvd::detail::group_bytes(size, shape_)),
         data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t{4096}))) {
     std::memset(data_, 0, bytes_);
     auto* const h = new (data_) group_header;
@@ -37,6 +39,8 @@ class memory {
   memory& operator=(const memory&) = delete;
   ~memory() { ::operator delete(data_, std::align_val_t{4096}); }
 
+  int size() const { return size_; }
+  const hvd::detail::geometry& shape() const { return shape_; }
   group_header& header() { return *reinterpret_cast<group_header*>(data_); }
   peer_memory::liveness live() {
     peer_memory::liveness l;
@@ -49,6 +53,7 @@ class memory {
   void kill(int rank) { alive_[static_cast<std::size_t>(rank)] = false; }
 
  private:
+  int size_;
   hvd::detail::geometry shape_;
   std::size_t bytes_;
   std::byte* data_;
@@ -63,7 +68,7 @@ hvd::failure_policy within(std::chrono::duration<double> timeout) {
 }
 
 peer_memory rank_of(memory& m, int rank, std::chrono::duration<double> timeout = 30s) {
-  return {m.header(), rank, "rank " + std::to_string(rank), {}, within(timeout), m.live()};
+  return {m.header(), m.size(), m.shape(), rank, "rank " + std::to_string(rank), {}, within(timeout), m.live()};
 }
 
 template <class F>
@@ -200,6 +205,33 @@ TEST_CASE("the first reason stays") {
   const hvd::error e = caught([&] { b.give_up(error_kind::timeout, 0, phase::stage); });
   CHECK(e.kind() == error_kind::no_memory);
   CHECK(e.rank() == 2);
+}
+
+TEST_CASE(
+    "whatever another process writes as a reason, the error has a kind, a rank of the group or none, and a text") {
+  std::mt19937_64 dice(1);
+  for (int round = 0; round != 2'000; ++round) {
+    memory m(3);
+    peer_memory rank = rank_of(m, 1);
+    rank.enter("allreduce");
+    const std::uint64_t reason = round == 0 ? ~std::uint64_t{0} : dice() >> dice() % 64 | 1;
+    m.header().abort.value = reason;
+    const hvd::error e = caught([&] { rank.check_abort(2, phase::stage); });
+    CAPTURE(reason);
+    CHECK(e.kind() <= error_kind::aborted);
+    CHECK(e.rank() >= -1);
+    CHECK(e.rank() < 3);
+    CHECK(std::string(e.what()).find("allreduce on rank 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("size and shape of a group are those that its ranks have checked, whatever the header says later") {
+  memory m(2);
+  peer_memory rank = rank_of(m, 0);
+  m.header().size = 1 << 20;
+  m.header().windows.window_bytes = std::uint64_t{1} << 40;
+  CHECK(rank.size() == 2);
+  CHECK(rank.window(1) - rank.window(0) == static_cast<std::ptrdiff_t>(m.shape().window_bytes));
 }
 
 TEST_CASE("exchanges of any length, by ranks of any speed, are heard whole") {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/function_ref.hpp>
+#include <hvd/detail/launch_id.hpp>
 #include <hvd/error.hpp>
 #include <hvd/version.hpp>
 
@@ -130,6 +131,9 @@ struct config {
   int cross_rank = 0, cross_size = 1;  ///< HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE: among the processes of the
                                        ///< same local rank on all hosts
   std::string job{};                   ///< HVD_JOB; empty if not set
+  /// HVD_LAUNCH, or what the launcher tells of itself: equal on all ranks of one launch, different in another one of
+  /// the same HVD_JOB. Empty if nobody says it.
+  std::string launch{};
 
   std::chrono::duration<double> start_timeout{30.0};  ///< HOROVOD_START_TIMEOUT: for all ranks to join
   std::chrono::duration<double> timeout{300.0};       ///< HVD_TIMEOUT: for a peer to answer; 0: no limit
@@ -202,6 +206,8 @@ inline config config::from_environment(const lookup& variable) {
   result.local_rank = local.rank, result.local_size = local.size;
   result.cross_rank = cross.rank, result.cross_size = cross.size;
   if (const auto value = variable("HVD_JOB")) result.job = parse_job("HVD_JOB", *value);
+  result.launch = detail::launch_id(variable, result.rank, result.size);
+  if (const auto value = variable("HVD_LAUNCH")) result.launch = parse_job("HVD_LAUNCH", *value);
   if (const auto value = variable("HOROVOD_START_TIMEOUT"))
     result.start_timeout = parse_seconds("HOROVOD_START_TIMEOUT", *value);
   if (const auto value = variable("HVD_TIMEOUT")) result.timeout = parse_seconds("HVD_TIMEOUT", *value, "no limit");

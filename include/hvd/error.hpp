@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <initializer_list>
 #include <stdexcept>
@@ -31,6 +32,16 @@ constexpr std::string_view name(error_kind kind) noexcept {
                                         "no_memory",        "unsupported", "system",    "aborted"};
   return names[static_cast<unsigned char>(kind)];
 }
+
+namespace detail {
+
+/// The kind that another process wrote as a number: `aborted` where that is none.
+constexpr error_kind kind_of(std::uint64_t number) noexcept {
+  return number <= static_cast<std::uint64_t>(error_kind::aborted) ? static_cast<error_kind>(number)
+                                                                   : error_kind::aborted;
+}
+
+}  // namespace detail
 
 /// Every failure that hvd reports. `what()` names the operation, the rank that reports, the peer and the phase.
 class error : public std::runtime_error {

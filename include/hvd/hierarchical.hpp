@@ -4,6 +4,7 @@
 #include <hvd/collective.hpp>
 #include <hvd/detail/host_map.hpp>
 #include <hvd/detail/inform.hpp>
+#include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/segment.hpp>
 #include <hvd/hierarchical_calls.hpp>
 #include <hvd/policy.hpp>
@@ -49,8 +50,9 @@ namespace hvd::inline HVD_ABI {
 /// do not commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross`
 /// alone otherwise. 16-bit floats are rounded once on each level.
 ///
-/// An error of one level is that level's: its text says "rank 1 of 2" of a local group or of a lane, and rank() counts
-/// there. Bits are the same on all ranks, and in every run with the same ranks on the same hosts and the same sizes.
+/// rank() of an error counts in the whole group. Its text is that of the level, which says "rank 1 of 2" of a local
+/// group or of a lane, with the rank at fault among all ranks at its end. Bits are the same on all ranks, and in every
+/// run with the same ranks on the same hosts and the same sizes.
 ///
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
@@ -126,7 +128,7 @@ class Hierarchical {
   void check()
     requires Probing<Cross>
   {
-    if constexpr (Probing<Local>) state_->local.check();
+    if constexpr (Probing<Local>) on_host([&] { state_->local.check(); });
     if (state_->lane) state_->lane->check();
     state_->world.check();
   }
@@ -138,9 +140,9 @@ class Hierarchical {
     const state& s = *state_;
     if (const int r = s.world.waiting_for(); r >= 0) return r;
     const auto me = static_cast<std::size_t>(s.world.rank());
-    if (const int r = s.local.waiting_for(); r >= 0) return world_rank(s.map.host_of[me], r);
+    if (const int r = s.local.waiting_for(); r >= 0) return s.map.rank_of(s.map.host_of[me], r);
     const int host = s.lane ? s.lane->waiting_for() : -1;  // a lane has one rank of each host
-    return host < 0 ? -1 : world_rank(host, s.map.local_of[me]);
+    return host < 0 ? -1 : s.map.rank_of(host, s.map.local_of[me]);
   }
 
   /// Any collective, on both levels. See Native.
@@ -161,14 +163,14 @@ class Hierarchical {
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here.
   [[nodiscard]] Hierarchical split(int color, int key) {
     Cross world = state_->world.split(color, key);
-    Local local = state_->local.split(color, world.rank());
+    Local local = on_host([&] { return state_->local.split(color, world.rank()); });
     return Hierarchical(std::move(world), std::move(local), state_->sizes);
   }
 
   /// n elements on every rank, zero at first, that the ranks of one host see of each other; collective.
   template <class T>
   [[nodiscard]] auto alloc_shared(std::size_t n) {
-    return state_->local.template alloc_shared<T>(n);
+    return on_host([&] { return state_->local.template alloc_shared<T>(n); });
   }
 
  private:
@@ -194,11 +196,12 @@ class Hierarchical {
     return {s.local, s.lane ? &*s.lane : nullptr, s.world, s.map, s.sizes};
   }
 
-  [[nodiscard]] int world_rank(int host, int local) const noexcept {
-    const detail::host_map& map = state_->map;
-    std::size_t r = 0;
-    while (map.host_of[r] != host || map.local_of[r] != local) ++r;
-    return static_cast<int>(r);
+  /// f of the local group: errors name the rank at fault as the whole group counts it.
+  template <class F>
+  auto on_host(const F& f) const -> decltype(f()) {
+    const state& s = *state_;
+    const int host = s.map.host_of[static_cast<std::size_t>(s.world.rank())];
+    return detail::host_map::on_level(f, [&](int local) { return s.map.rank_of(host, local); });
   }
 
   static std::vector<detail::host_place> places(Cross& world, Local& local) {
@@ -217,15 +220,15 @@ class Hierarchical {
       std::uint64_t job = 0;
     } mine;
     version.copy(mine.version.data(), mine.version.size() - 1);
-    const char* const job = std::getenv("HVD_JOB");
-    mine.job = job != nullptr ? detail::text_hash(job) : 0;
+    mine.job = detail::text_hash(detail::job_of_environment(""));
     const auto all = detail::share_by_messages(world, mine);
     for (int r = 1; r < world.size(); ++r) {
       const introduction &first = all.front(), &other = all[static_cast<std::size_t>(r)];
       const bool same_version = first.version == other.version;
       if (same_version && first.job == other.job) continue;
       if (same_version) {
-        detail::fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB)"}, r);
+        detail::fail(error_kind::mismatch,
+                     {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
       }
       detail::fail(error_kind::mismatch,
                    {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
@@ -258,21 +261,24 @@ class Hierarchical {
     std::uint64_t number = detail::random_word();
     auto* const bytes = reinterpret_cast<std::byte*>(&number);
     detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
-    const std::string path = directory + "/hvd-seen-" + detail::hex(number);
+    const std::string name =
+        detail::part_name(detail::segment_name(detail::job_of_environment("over")), "seen", number);
     struct file {
-      const std::string& path;
-      bool made = false;
+      std::optional<detail::segment> made{};
       ~file() {
-        if (made) ::unlink(path.c_str());
+        if (made) made->unlink();
       }
-    } shown{path};
+    } shown;
     if (near.rank() == 0) {
-      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-      shown.made = fd >= 0;
-      if (shown.made) ::close(fd);
+      try {
+        shown.made.emplace(detail::segment::make(directory, name, 0, 0));
+        if (!shown.made->lock(detail::segment::creator_byte) || !shown.made->publish()) shown.made.reset();
+      } catch (const error&) {
+        // As all ranks find out next.
+      }
     }
     near.barrier();
-    const std::uint8_t seen = ::access(path.c_str(), F_OK) == 0 ? 1 : 0;
+    const std::uint8_t seen = ::access((directory + "/" + name).c_str(), F_OK) == 0 ? 1 : 0;
     const auto all = detail::share_by_messages(near, seen);
     if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;

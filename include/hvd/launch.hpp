@@ -156,7 +156,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   std::vector<pid_t> ranks(static_cast<std::size_t>(np), 0);
   std::vector<int> codes(ranks.size(), 0);
   detail::signal_relay relay(ranks);
-  const std::string job = "fork-" + detail::hex(detail::random_word());
+  const std::string job = "fork@" + detail::hex(detail::random_word());
   auto memory = detail::create_group(job, np, opts, 0, true);
   if (!memory) detail::fail(error_kind::system, {"fork_run: job name ", job, " is taken"});
   struct unlinker {

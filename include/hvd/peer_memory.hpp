@@ -13,6 +13,7 @@
 #include <hvd/detail/layout.hpp>
 #include <hvd/policy.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -46,10 +47,11 @@ class peer_memory {
     void* context = nullptr;
   };
 
-  peer_memory(group_header& header, int rank, std::string label, const waiting_policy& waiting,
-              const failure_policy& failure, liveness live)
-      : header_(header), geometry_(header.windows), caches_(header.caches), checks_(header.check != 0), rank_(rank),
-        size_(header.size), label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
+  /// `size` and `shape` as the caller has checked them: the header may change.
+  peer_memory(group_header& header, int size, const geometry& shape, int rank, std::string label,
+              const waiting_policy& waiting, const failure_policy& failure, liveness live)
+      : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(size),
+        label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
         sent_(std::make_unique<std::uint64_t[]>(ranks())), taken_(std::make_unique<std::uint64_t[]>(ranks())),
         inputs_(std::make_unique<const std::byte*[]>(ranks())), outputs_(std::make_unique<std::byte*[]>(ranks())) {}
   peer_memory(const peer_memory&) = delete;
@@ -231,10 +233,8 @@ class peer_memory {
     return nullptr;
   }
   [[nodiscard]] const shared_block* block(std::uint32_t id) const noexcept {
-    for (const shared_block& b : blocks_) {
-      if (b.id == id) return &b;
-    }
-    return nullptr;
+    const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const shared_block& b) { return b.id == id; });
+    return found == blocks_.end() ? nullptr : &*found;
   }
 
   // ---- failure --------------------------------------------------------------------------------------------------
@@ -258,6 +258,9 @@ class peer_memory {
   /// Names the operation for messages; throws if the group has failed or this process may not use it.
   void enter(std::string_view operation) {
     operation_ = operation;
+    // Nothing more is mixed with the data of another launch, of which a process came as one of these ranks.
+    if (const auto reason = header_.abort.value.load(std::memory_order_acquire); claimed_twice(reason)) [[unlikely]]
+      fail_with(reason, -1, phase::enter);
     if (failed_) [[unlikely]] {
       fail(failed_->kind(),
            {operation, " on ", label_, ": the group failed before and cannot be used: ", sentence(*failed_)},
@@ -361,8 +364,8 @@ class peer_memory {
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
     waiting_for_.store(-1, std::memory_order_relaxed);
-    const abort_reader reader{operation_, label_, rank_, waited_for, what, failure_.timeout.count()};
-    failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason));
+    const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
+    failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason, size_));
     throw error(*failed_);
   }
 

@@ -11,6 +11,7 @@
 #include <hvd/scatter.hpp>
 #include <support/front_door.hpp>
 #include <support/queue_transport.hpp>
+#include <support/require.hpp>
 
 #include <doctest/doctest.h>
 
@@ -247,4 +248,41 @@ TEST_CASE("output past the caches of elements longer than a tile") {
       comm.barrier();
     }
   });
+}
+
+TEST_CASE(
+    "a peer's words about its buffers do not move this rank's accesses: what lies outside of a block is an error") {
+  using hvd::detail::descriptor;
+  constexpr std::size_t count = 4096;  // enough to be used in place
+  struct lie {
+    std::uint32_t in_block, out_block;
+    std::uint64_t in_offset, out_offset;
+  };
+  const std::uint64_t bytes = count * sizeof(float);
+  const lie lies[] = {{1, 1, 4, 0},       {1, 1, 0, 4},     {1, 1, bytes + 1, 0}, {1, 1, ~std::uint64_t{0}, 0},
+                      {1, 1, 0, 1 << 30}, {77, 1, 0, 0},    {1, 77, 0, 0},        {1, 1, 0, ~std::uint64_t{3}},
+                      {1, 1, bytes, 0},   {1, 1, 0, bytes}, {0xffffffff, 0, 0, 0}};
+  for (const lie& l : lies) {
+    hvd::thread_run(2, [&](hvd::ThreadTransport& comm) {
+      auto shared = comm.alloc_shared<float>(count);
+      if (comm.rank() == 0) {
+        try {
+          hvd::allreduce(comm, shared);
+          require(l.out_block == 0, "a lie that was believed");
+        } catch (const hvd::error& e) {
+          require(e.kind() == hvd::error_kind::mismatch || e.kind() == hvd::error_kind::peer_lost, e.what());
+        }
+        return;
+      }
+      hvd::detail::peer_memory& m = comm.peers();
+      hvd::detail::peer_memory::scope scope(m, "allreduce");
+      auto* const p = reinterpret_cast<std::byte*>(shared.data());
+      const hvd::reduction add = hvd::make_reduction<float>(hvd::sum, 2);
+      descriptor d = hvd::detail::describe(hvd::allreduce_call{p, p, count, add});
+      d.in_block = l.in_block, d.in_offset = l.in_offset;
+      d.out_block = l.out_block, d.out_offset = l.out_offset;
+      hvd::detail::agree(m, d, scope);
+      scope.leave();
+    });
+  }
 }

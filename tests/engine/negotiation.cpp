@@ -193,6 +193,25 @@ TEST_CASE("engine signatures: as bytes and back") {
   }
 }
 
+TEST_CASE("engine signatures: what no rank can have submitted is refused") {
+  const auto refused = [](auto change) {
+    announcement a = told(asked("w", {4, 3}), 0);
+    change(a.what);
+    std::string text;
+    put(text, a);
+    std::string_view rest = text;
+    CHECK_THROWS_AS(take_announcement(rest), hvd::error);
+  };
+  refused([](signature& s) { s.kind = static_cast<operation>(13); });
+  refused([](signature& s) { s.kind = static_cast<operation>(255); });
+  refused([](signature& s) { s.op = static_cast<reduce_op>(6); });
+  refused([](signature& s) { s.types[0] = dtype::user; });
+  refused([](signature& s) { s.types[0] = static_cast<dtype>(200); });
+  refused([](signature& s) { s.shapes[0] = {std::size_t{1} << 32, std::size_t{1} << 32}; });
+  refused([](signature& s) { s.shapes[0] = {std::size_t{1} << 62}; });
+  refused([](signature& s) { s.kind = operation::reduce_scatter, s.shapes[0].clear(); });
+}
+
 TEST_CASE("engine signatures: the difference in a sentence") {
   const request r = asked("w", {4, 3});
   const auto said = [&](auto change) {
@@ -586,6 +605,25 @@ TEST_CASE("engine join: what a rank submitted before it joined runs before the j
   auto o = all.settle();
   CHECK(o.refused.size() == 1);
   CHECK(o.joined == 1);
+}
+
+TEST_CASE("engine negotiation: words of a round that no rank can have said are an error") {
+  negotiation n(16, 0, 2);
+  n.add(std::make_shared<submission>(asked("w", {4})));
+  n.words();
+  n.learn(merge_gossip(n.announce(), n.announce()));
+  REQUIRE(n.known().size() == 1);
+  std::vector<std::uint64_t> words = n.words();
+  words[2] |= std::uint64_t{1} << 40;  // all ranks are ready for an operation that has no number
+  CHECK_THROWS_AS(n.decide(words), hvd::error);
+
+  negotiation joined(16, 0, 2);
+  joined.join();
+  joined.decide(joined.words());
+  gossip all;
+  all.joined = 2;
+  all.last_join = 5;
+  CHECK_THROWS_AS(joined.learn(all.text()), hvd::error);
 }
 
 TEST_CASE("engine join: a rank that has joined does not count twice") {

@@ -32,15 +32,22 @@ class mapped_buffers {
   [[nodiscard]] bool input_of(int q) const noexcept { return of(q).in_block != 0; }
   [[nodiscard]] bool output_of(int q) const noexcept { return of(q).out_block != 0; }
 
-  [[nodiscard]] const std::byte* in(int q) const { return at(q, of(q).in_block, of(q).in_offset); }
-  [[nodiscard]] std::byte* out(int q) const { return at(q, of(q).out_block, of(q).out_offset); }
+  /// Where the input or the output of rank q begins, of which `bytes` are used.
+  [[nodiscard]] const std::byte* in(int q, std::size_t bytes) const {
+    return at(q, of(q).in_block, of(q).in_offset, bytes);
+  }
+  [[nodiscard]] std::byte* out(int q, std::size_t bytes) const {
+    return at(q, of(q).out_block, of(q).out_offset, bytes);
+  }
 
  private:
   [[nodiscard]] const descriptor& of(int q) const noexcept { return all_[static_cast<std::size_t>(q)]; }
-  [[nodiscard]] std::byte* at(int q, std::uint32_t id, std::uint64_t offset) const {
+  [[nodiscard]] std::byte* at(int q, std::uint32_t id, std::uint64_t offset, std::size_t bytes) const {
     const shared_block* const b = m_.block(id);
-    // This rank has freed its part of a block that rank q still uses in a collective.
-    if (b == nullptr) m_.give_up(error_kind::mismatch, q, phase::enter);
+    // This rank has freed its part of a block that rank q still uses in a collective; or rank q's words are corrupt.
+    if (b == nullptr || offset > b->bytes || bytes > b->bytes - offset) {
+      m_.give_up(error_kind::mismatch, q, phase::enter);
+    }
     return b->part(q) + offset;
   }
 
@@ -79,13 +86,14 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
   const std::size_t each = round_up((count + p - 1) / p, unit);
   const std::size_t first = std::min(count, each * static_cast<std::size_t>(m.rank()));
   const std::size_t mine = std::min(count - first, each);
+  const std::size_t bytes = count * op.element_bytes;
   std::byte** const outs = m.outputs();
   const std::byte** const ins = m.inputs();
-  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + first * op.element_bytes;
+  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q, bytes) + first * op.element_bytes;
   int nouts = 0;
   for (int q = 0; q != m.size(); ++q) {
     if (root >= 0 && q != root) continue;
-    outs[nouts++] = b.out(q) + first * op.element_bytes;
+    outs[nouts++] = b.out(q, bytes) + first * op.element_bytes;
     if (outs[nouts - 1] == ins[q]) how = output::cached;
   }
   complete_to(how, op, outs, nouts, ins, m.size(), mine);
@@ -94,7 +102,9 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
 
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c, output how) {
   const std::byte** const ins = m.inputs();
-  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q) + c.blocks.offset(m.rank());
+  for (int q = 0; q != m.size(); ++q) {
+    ins[q] = b.in(q, c.blocks.total_bytes()) + c.blocks.offset(m.rank());
+  }
   std::byte* out = c.out;
   if (out == ins[m.rank()]) how = output::cached;
   complete_to(how, c.op, &out, 1, ins, m.size(), c.blocks.count(m.rank()));
@@ -108,18 +118,20 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, 
   for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
     const int q = (m.rank() + step) % m.size();
     std::byte* const to = out + blocks.offset(q);
-    if (to != b.in(q)) copy_to(how, to, b.in(q), blocks.bytes(q));
+    const std::byte* const from = b.in(q, blocks.bytes(q));
+    if (to != from) copy_to(how, to, from, blocks.bytes(q));
   }
   mapped_exit(m, how);
 }
 
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, output how) {
-  if (c.out != b.in(c.root)) copy_to(how, c.out, b.in(c.root), c.bytes);
+  const std::byte* const from = b.in(c.root, c.bytes);
+  if (c.out != from) copy_to(how, c.out, from, c.bytes);
   mapped_exit(m, how);
 }
 
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, output how) {
-  const std::byte* const from = b.in(c.root) + c.blocks.offset(m.rank());
+  const std::byte* const from = b.in(c.root, c.blocks.total_bytes()) + c.blocks.offset(m.rank());
   if (c.out != from) copy_to(how, c.out, from, c.blocks.bytes(m.rank()));
   mapped_exit(m, how);
 }
@@ -127,7 +139,8 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_ca
 inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, output how) {
   for (int step = 0; step != m.size(); ++step) {
     const int q = (m.rank() + step) % m.size();
-    copy_to(how, c.out + c.recv.offset(q), b.in(q) + c.send.offset(m.rank()), c.send.bytes(0));
+    const std::byte* const from = b.in(q, c.send.total_bytes()) + c.send.offset(m.rank());
+    copy_to(how, c.out + c.recv.offset(q), from, c.send.bytes(0));
   }
   mapped_exit(m, how);
 }

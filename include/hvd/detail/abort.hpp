@@ -3,6 +3,7 @@
 
 #include <hvd/error.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,24 +33,42 @@ inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter, ph
          static_cast<std::uint64_t>(reporter + 1) << 32 | static_cast<std::uint64_t>(what) << 56;
 }
 
-inline error_kind abort_kind(std::uint64_t reason) noexcept { return static_cast<error_kind>((reason & 0xff) - 1); }
-inline int abort_culprit(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 8 & 0xffffff) - 1; }
-inline int abort_reporter(std::uint64_t reason) noexcept { return static_cast<int>(reason >> 32 & 0xffffff) - 1; }
-inline phase abort_phase(std::uint64_t reason) noexcept { return static_cast<phase>(reason >> 56); }
+// Another process wrote the word, so each part of it is bounded when it is read: a rank is one of `size`, or -1.
+inline error_kind abort_kind(std::uint64_t reason) noexcept { return kind_of((reason & 0xff) - 1); }
+inline int abort_rank(std::uint64_t bits, int size) noexcept {
+  const int rank = static_cast<int>(bits & 0xffffff) - 1;
+  return rank < size ? rank : -1;
+}
+inline int abort_culprit(std::uint64_t reason, int size) noexcept { return abort_rank(reason >> 8, size); }
+inline int abort_reporter(std::uint64_t reason, int size) noexcept { return abort_rank(reason >> 32, size); }
+inline phase abort_phase(std::uint64_t reason) noexcept {
+  return std::min(static_cast<phase>(reason >> 56), phase::answer);
+}
+/// Whether a second process came as a rank of the group. Only joining gives up for this reason in this phase.
+inline bool claimed_twice(std::uint64_t reason) noexcept {
+  return reason != 0 && abort_kind(reason) == error_kind::mismatch && abort_phase(reason) == phase::join;
+}
 
 /// One rank's view of it: its operation, and whom (-1: nobody) and what it was waiting for.
 struct abort_reader {
   std::string_view operation, label;
-  int rank;
+  int rank, size;
   int waited_for;
   phase what;
   double timeout;  ///< in seconds
 };
 
+/// What all ranks say when two processes have joined, or want to join, as one rank.
+inline std::string two_claims(int rank) {
+  return joined({"two processes claim rank ", rank,
+                 "; were two jobs started under one name? Each job needs its own HVD_JOB, each rank its own "
+                 "HOROVOD_RANK"});
+}
+
 [[gnu::noinline]] inline std::string abort_sentence(std::uint64_t reason, const abort_reader& at) {
   const error_kind kind = abort_kind(reason);
-  const int culprit = abort_culprit(reason);
-  const int reporter = abort_reporter(reason);
+  const int culprit = abort_culprit(reason, at.size);
+  const int reporter = abort_reporter(reason, at.size);
   const bool blamed = kind == error_kind::timeout && culprit == at.rank && reporter >= 0;
   std::string text = joined({at.operation, " on ", at.label, ": "});
   switch (kind) {
@@ -62,6 +81,7 @@ struct abort_reader {
       text += " (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
       break;
     case error_kind::mismatch:
+      if (claimed_twice(reason)) return text += two_claims(culprit);
       text += joined({"ranks ", reporter, " and ", culprit,
                       " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to see "
                       "which)"});

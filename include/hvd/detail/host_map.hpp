@@ -79,6 +79,24 @@ struct host_map {
   }
 
   [[nodiscard]] int hosts() const noexcept { return static_cast<int>(first.size()); }
+  /// The rank with this place, or -1.
+  [[nodiscard]] int rank_of(int host, int local) const noexcept {
+    for (std::size_t r = 0; r != host_of.size(); ++r) {
+      if (host_of[r] == host && local_of[r] == local) return static_cast<int>(r);
+    }
+    return -1;
+  }
+  /// Runs f on a level whose rank r is rank `whole(r)` of the whole group: an error has that number as well.
+  template <class F, class Whole>
+  static auto on_level(const F& f, const Whole& whole) -> decltype(f()) {
+    try {
+      return f();
+    } catch (const error& e) {
+      const int rank = e.rank() < 0 ? -1 : whole(e.rank());
+      if (rank < 0) throw;
+      throw error(e.kind(), joined({sentence(e), " (of all ranks: rank ", rank, ")"}), rank);
+    }
+  }
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

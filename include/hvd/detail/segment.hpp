@@ -10,6 +10,7 @@
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,9 @@
 #include <string_view>
 #include <utility>
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -38,12 +41,6 @@ inline std::uint64_t random_word() {
   return r;
 }
 
-inline std::string hex(std::uint64_t value) {
-  std::string text(16, '0');
-  for (std::size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
-  return text;
-}
-
 /// The file name of a job: readable, and distinct for distinct jobs and users.
 inline std::string segment_name(std::string_view job) {
   std::string readable(job.substr(0, 64));
@@ -52,6 +49,21 @@ inline std::string segment_name(std::string_view job) {
     if (!plain) c = '_';
   }
   return joined({"hvd-", ::geteuid(), "-", readable, "-", hex(text_hash(job))});
+}
+
+/// The file name of what belongs to a job beside its first segment: it begins with that one's name, so that whoever
+/// cleans up after the job finds all of it.
+inline std::string part_name(std::string_view job_file, std::string_view kind, std::uint64_t nonce) {
+  return joined({job_file.substr(0, job_file.find('.')), ".", kind, "-", hex(nonce)});
+}
+
+/// "1000 (anna)"; the number alone where the system knows no name.
+inline std::string user_text(uid_t user) {
+  std::array<char, 1024> memory{};
+  struct passwd entry {};
+  struct passwd* found = nullptr;
+  ::getpwuid_r(user, &entry, memory.data(), memory.size(), &found);
+  return found != nullptr ? joined({user, " (", found->pw_name, ")"}) : joined({user});
 }
 
 class segment {
@@ -92,7 +104,8 @@ class segment {
     return s;
   }
 
-  /// Gives the segment its name. False if the name is taken.
+  /// Gives the segment its name. False if the name is taken. Whoever calls it holds a lock, else `sweep` takes the
+  /// segment for one that was left.
   [[nodiscard]] bool publish() const {
     const std::string self = joined({"/proc/self/fd/", fd()});
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
@@ -108,14 +121,18 @@ class segment {
     const fork_guard::pause no_fork;
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
-      if (errno != ENOENT && errno != ENOTDIR) why = joined({path, ": ", std::strerror(errno)});
+      if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+      why = joined({path, ": ", std::strerror(errno)});
+      struct stat st {};
+      if (::lstat(path.c_str(), &st) == 0) why += joined({" (it belongs to user ", user_text(st.st_uid), ")"});
       return std::nullopt;
     }
     struct stat st {};
     const bool known = ::fstat(fd, &st) == 0;
     if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
-      why = joined({path, " was not made by hvd for this user (owner ", st.st_uid, ", mode ", st.st_mode >> 6 & 7,
-                    st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(), ", mode 600)"});
+      why = joined({path, " was not made by hvd for this user (owner ", user_text(st.st_uid), ", mode ",
+                    st.st_mode >> 6 & 7, st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(),
+                    ", mode 600)"});
     } else if (static_cast<std::size_t>(st.st_size) < least) {
       why = joined({path, " is truncated: ", st.st_size, " bytes"});
     } else {
@@ -151,21 +168,20 @@ class segment {
     return ::fcntl(fd(), F_OFD_GETLK, &f) == 0 && f.l_type != F_UNLCK;
   }
 
-  /// Removes the name if it still means this segment. Ranks do it one after the other, so that a late one cannot
-  /// remove the next segment of the same name.
-  void unlink() const noexcept {
-    constexpr off_t name_byte = creator_byte + 1;
-    struct flock f = byte_lock(F_WRLCK, name_byte);
-    while (::fcntl(fd(), F_OFD_SETLKW, &f) != 0 && errno == EINTR) {
+  /// Removes the name if it still means this segment.
+  void unlink() const noexcept { unlink(fd(), path_); }
+
+  /// Removes the names of this user's segments that no process holds any more: those of jobs whose processes were all
+  /// killed while a segment had a name. Cost: one look at each name in the directory.
+  static void sweep(const std::string& directory) noexcept {
+    const std::string prefix = joined({"hvd-", ::geteuid(), "-"});
+    const fork_guard::pause no_fork;
+    DIR* const all = ::opendir(directory.c_str());
+    if (all == nullptr) return;
+    while (const dirent* const entry = ::readdir(all)) {
+      if (std::string_view(entry->d_name).starts_with(prefix)) sweep_one(joined({directory, "/", entry->d_name}));
     }
-    struct stat named {
-    }, own{};
-    if (::lstat(path_.c_str(), &named) == 0 && ::fstat(fd(), &own) == 0 && named.st_ino == own.st_ino &&
-        named.st_dev == own.st_dev) {
-      ::unlink(path_.c_str());
-    }
-    f = byte_lock(F_UNLCK, name_byte);
-    ::fcntl(fd(), F_OFD_SETLK, &f);
+    ::closedir(all);
   }
 
   /// Calls `forgotten(context)` in a forked child.
@@ -217,6 +233,32 @@ class segment {
   static bool beyond_file_limit(std::size_t bytes) noexcept {
     struct rlimit limit {};
     return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
+  }
+
+  /// One after the other, so that a late rank cannot remove the next segment of the same name: whoever finds the byte
+  /// locked need not do it.
+  static void unlink(int fd, const std::string& path) noexcept {
+    constexpr off_t name_byte = creator_byte + 1;
+    struct flock f = byte_lock(F_WRLCK, name_byte);
+    if (::fcntl(fd, F_OFD_SETLK, &f) != 0) return;
+    struct stat named {
+    }, own{};
+    if (::lstat(path.c_str(), &named) == 0 && ::fstat(fd, &own) == 0 && named.st_ino == own.st_ino &&
+        named.st_dev == own.st_dev) {
+      ::unlink(path.c_str());
+    }
+    f = byte_lock(F_UNLCK, name_byte);
+    ::fcntl(fd, F_OFD_SETLK, &f);
+  }
+  static void sweep_one(const std::string& path) noexcept {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return;
+    struct stat st {};
+    struct flock any = byte_lock(F_WRLCK, 0);
+    any.l_len = 0;  // to the end
+    const bool own = ::fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == ::geteuid();
+    if (own && ::fcntl(fd, F_OFD_GETLK, &any) == 0 && any.l_type == F_UNLCK) unlink(fd, path);
+    ::close(fd);
   }
 
   segment(int fd, std::string path, std::size_t bytes, bool staging)

@@ -6,6 +6,7 @@
 #include <hvd/engine/plan.hpp>
 #include <hvd/fusion.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -75,6 +76,23 @@ class executor {
     return r.data.get();
   }
 
+  /// Rows of tensor `t` of all ranks together. Other ranks say how many theirs are, so the sum may not be addressable.
+  [[nodiscard]] std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
+    const std::size_t row_bytes = w.what.elements(t) * size_of(w.what.types[t]);
+    const std::size_t most = PTRDIFF_MAX / std::max<std::size_t>(row_bytes, 1);
+    std::size_t sum = 0;
+    for (std::size_t r = 0; r != rows.size(); ++r) {
+      if (rows[r] > most - sum) {
+        fail(error_kind::mismatch,
+             {name(w.what.kind), " on rank ", comm_.rank(), " of ", comm_.size(), ": the ", rows[r], " rows of rank ",
+              r, " and those before are more than can be addressed"},
+             static_cast<int>(r));
+      }
+      sum += rows[r];
+    }
+    return sum;
+  }
+
   void allreduce(std::span<const work> works, const signature& common) {
     tensors_.clear();
     std::size_t zeros = 0;
@@ -126,11 +144,9 @@ class executor {
     each(works, [&](const work& w, std::size_t t) {
       const std::size_t index = tensors_.size(), row = w.what.elements(t);
       std::vector<std::size_t>& of = elements.emplace_back(p);
-      std::size_t sum = 0;
-      for (std::size_t r = 0; r != p; ++r) {
-        of[r] = all[r * n + index] * row;
-        sum += all[r * n + index];
-      }
+      for (std::size_t r = 0; r != p; ++r) of[r] = all[r * n + index];
+      const std::size_t sum = total_rows(of, w, t);
+      for (std::size_t& rows_of : of) rows_of *= row;
       std::vector<std::size_t> shape{sum};
       shape.insert(shape.end(), w.what.shapes[t].begin(), w.what.shapes[t].end());
       const std::size_t bytes = sum * row * size_of(w.what.types[t]);
@@ -175,8 +191,7 @@ class executor {
           alltoall_call{reinterpret_cast<const std::byte*>(send.data()), reinterpret_cast<std::byte*>(receive.data()),
                         one, one},
           automatic<>{});
-      std::size_t rows = 0;
-      for (const std::size_t n : receive) rows += n;
+      const std::size_t rows = total_rows(receive, w, t);
       const std::size_t row = w.what.elements(t), bytes = size_of(w.what.types[t]);
       std::vector<std::size_t> shape{rows};
       shape.insert(shape.end(), w.what.shapes[t].begin(), w.what.shapes[t].end());

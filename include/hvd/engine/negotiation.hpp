@@ -194,6 +194,9 @@ class negotiation {
       std::uint64_t ready = may_run[w] & all[2 + w] & ~all[2 + width + w];
       for (; ready != 0; ready &= ready - 1) {
         const auto id = static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(ready)));
+        if (id >= known_.size()) {
+          fail(error_kind::mismatch, {"the engine of another rank is ready for operation ", id, " of ", known_.size()});
+        }
         if (const auto why = impossible(id)) {
           d.refused.push_back({known_[id].name, *why});
         } else {
@@ -240,6 +243,10 @@ class negotiation {
       variants.clear();
     }
     last_joined_ = everyone_joined_ ? static_cast<int>(all.last_join & ((1U << rank_bits) - 1)) : -1;
+    if (last_joined_ >= size_) {
+      fail(error_kind::mismatch,
+           {"the engine of another rank says that rank ", last_joined_, " of ", size_, " joined"});
+    }
     return refused;
   }
   /// After `learn`: the rank that joined last, if now all have; else -1.

@@ -103,6 +103,18 @@ inline void put(std::string& to, const announcement& a) {
     for (const std::size_t n : a.what.shapes[t]) put(to, n);
   }
 }
+/// Refuses a signature that `validate` would not have let pass on the rank that sent it.
+inline void check_received(const signature& s) {
+  bool valid = s.kind <= operation::recv && s.op <= reduce_op::product;
+  const bool data = s.kind != operation::split;  // else the shape is a list of numbers
+  for (std::size_t t = 0; data && valid && t != s.types.size(); ++t) {
+    valid = s.types[t] < dtype::user && (s.kind != operation::reduce_scatter || !s.shapes[t].empty());
+    std::size_t bytes = 16;  // of the largest element
+    for (const std::size_t n : s.shapes[t]) valid = valid && !__builtin_mul_overflow(bytes, n, &bytes);
+    valid = valid && bytes <= PTRDIFF_MAX;
+  }
+  if (!valid) fail(error_kind::mismatch, {"the engine of another rank sent a signature that no operation has"});
+}
 inline announcement take_announcement(std::string_view& from) {
   announcement a;
   const auto length = take<std::uint32_t>(from);
@@ -124,6 +136,7 @@ inline announcement take_announcement(std::string_view& from) {
       shape.push_back(take<std::size_t>(from));
     }
   }
+  check_received(a.what);
   return a;
 }
 

@@ -3,6 +3,7 @@
 
 #include <hvd/agree.hpp>
 #include <hvd/config.hpp>
+#include <hvd/detail/launch_id.hpp>
 #include <hvd/messages.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/transport/shm_group.hpp>
@@ -30,8 +31,11 @@ class ShmTransport {
   using options = sharing_options;
 
   /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are told apart by name: a launcher
-  /// draws a random one. Cost: some 100 us. Errors: invalid_argument (rank, size or name out of range, rank taken, the
-  /// name in use by another job), timeout naming the ranks that did not come, peer_lost, no_memory with how much was
+  /// draws a random one, or appends '@' and what it draws. Without '@' the name is kept in the directory while the
+  /// group lives, so that a second process that claims one of its ranks is noticed: it gets invalid_argument, and the
+  /// group ends with mismatch on all ranks. Cost: some 100 us; without '@' 20 ms, in which processes of another launch
+  /// may still come. Errors: invalid_argument (rank, size or name out of
+  /// range, rank taken), timeout naming the ranks that did not come, peer_lost, no_memory with how much was
   /// wanted and where, mismatch (another size or version of hvd), system.
   ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
       : state_(std::make_shared<state>(job, rank, size, opts, 0)) {}
@@ -43,7 +47,9 @@ class ShmTransport {
   explicit ShmTransport(T& over, const options& opts = {}) : state_(meet(over, opts)) {}
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
-  /// alone if none of them is set. invalid_argument names the variable, its value and what is allowed.
+  /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to something new each time, or the variables of
+  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its
+  /// value and what is allowed.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     if (c.size > 1 && c.job.empty()) {
@@ -60,8 +66,8 @@ class ShmTransport {
       detail::fail(error_kind::unsupported, {"HOROVOD_LOCAL_SIZE is ", c.local_size, " and HOROVOD_SIZE ", c.size,
                                              ": ShmTransport joins ranks of one host only"});
     }
-    const std::string alone = detail::joined({"alone-", detail::hex(detail::random_word())});
-    return {c.job.empty() ? std::string_view(alone) : std::string_view(c.job), c.rank, c.size};
+    if (c.job.empty()) return {detail::joined({"alone-", detail::hex(detail::random_word())}), c.rank, c.size};
+    return {c.launch.empty() ? c.job : detail::joined({c.job, "@", c.launch}), c.rank, c.size};
   }
 
   ShmTransport(ShmTransport&&) noexcept = default;
@@ -105,12 +111,16 @@ class ShmTransport {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&] { return state_->find_gone(plan.members); };
     try {
-      return ShmTransport(std::make_shared<state>(detail::joined({"split-", detail::hex(plan.nonce)}), plan.rank,
-                                                  static_cast<int>(plan.members.size()), state_->opts(), 0, lost));
+      detail::group_name name(detail::joined({"split-", detail::hex(plan.nonce)}),
+                              detail::part_name(state_->file(), "split", plan.nonce), true);
+      return ShmTransport(std::make_shared<state>(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
+                                                  state_->opts(), 0, lost));
     } catch (const error& e) {
       if (e.rank() < 0) throw;
-      // The new group's numbers mean nothing to the caller, who never gets it.
-      const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
+      // one, which need not be of the new group.
+      int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
         detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);
@@ -142,10 +152,18 @@ class ShmTransport {
 
   template <class T>
   static std::shared_ptr<state> meet(T& over, const options& opts) {
-    std::array<std::uint64_t, 2> nonce{detail::random_word(), detail::random_word()};
-    auto* const bytes = reinterpret_cast<std::byte*>(nonce.data());
-    for (int q = 1; q < over.size() && over.rank() == 0; ++q) over.send(bytes, sizeof nonce, q);
-    if (over.rank() != 0) over.recv(bytes, sizeof nonce, 0);
+    struct {
+      std::array<std::uint64_t, 2> nonce{detail::random_word(), detail::random_word()};
+      std::array<char, 240> file{};
+    } meeting;
+    std::string file = detail::part_name(job_file(over), "over", meeting.nonce[0]);
+    file.copy(meeting.file.data(), meeting.file.size() - 1);
+    auto* const bytes = reinterpret_cast<std::byte*>(&meeting);
+    for (int q = 1; q < over.size() && over.rank() == 0; ++q) over.send(bytes, sizeof meeting, q);
+    if (over.rank() != 0) over.recv(bytes, sizeof meeting, 0);
+    meeting.file.back() = '\0';
+    detail::group_name name(detail::joined({"over-", detail::hex(meeting.nonce[0])}), meeting.file.data(),
+                            std::same_as<T, ShmTransport>);
     // Where it can be known that a rank of `over` is gone, nobody waits for it here.
     std::vector<int> members;
     for (int q = 0; q != over.size(); ++q) members.push_back(q);
@@ -159,8 +177,16 @@ class ShmTransport {
       }
       return -1;
     };
-    return std::make_shared<state>(detail::joined({"over-", detail::hex(nonce[0])}), over.rank(), over.size(), opts,
-                                   nonce[1], lost);
+    return std::make_shared<state>(std::move(name), over.rank(), over.size(), opts, meeting.nonce[1], lost);
+  }
+  /// The name of the first segment of the job that `over` belongs to.
+  template <class T>
+  static std::string job_file(const T& over) {
+    if constexpr (std::same_as<T, ShmTransport>) {
+      return over.state_->file();
+    } else {
+      return detail::segment_name(detail::job_of_environment("over"));
+    }
   }
 
   explicit ShmTransport(std::shared_ptr<state> joined) : state_(std::move(joined)) {}

@@ -29,16 +29,17 @@ namespace hvd::inline HVD_ABI::detail {
 /// One rank's membership of a group of processes.
 class shm_group {
  public:
-  shm_group(std::string_view job, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
+  shm_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
             const watch& lost = {})
-      : opts_(opts), label_(joined({"rank ", rank, " of ", size, " (job ", job.substr(0, 64), ")"})) {
+      : opts_(opts), name_(std::move(name)), size_(size), keeps_name_(name_.ambiguous() && nonce == 0 && size > 1),
+        label_(joined({"rank ", rank, " of ", size, " (job ", std::string_view(name_.job).substr(0, 64), ")"})) {
     if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
     if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
-    if (job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
+    if (name_.job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
     deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(opts.failure.start_timeout);
     try {
-      segment_.emplace(group_finder{job, rank, size, nonce, opts_, lost, deadline_}.find(creator_));
-      join(rank, job, lost);
+      segment_.emplace(group_finder{name_, rank, size, nonce, opts_, lost, deadline_}.find(creator_));
+      join(rank, lost);
     } catch (const error& e) {
       abandon();
       if (sentence(e).starts_with("join on ")) throw;
@@ -47,17 +48,19 @@ class shm_group {
       abandon();
       throw;
     }
-    segment_->unlink();
+    if (!keeps_name_) segment_->unlink();
   }
   shm_group(const shm_group&) = delete;
   shm_group& operator=(const shm_group&) = delete;
 
   [[nodiscard]] peer_memory& peers() noexcept { return *peers_; }
   [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
+  [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
 
   void leave() noexcept {
     if (!peers_ || peers_->orphaned() || !ready_) return;
     peers_->mine().self.state.store(presence::left, std::memory_order_release);
+    if (keeps_name_) segment_->unlink();
   }
 
   /// Whether a rank has left or died.
@@ -109,9 +112,8 @@ class shm_group {
     std::shared_ptr<segment> memory;
     if (n != 0) {
       const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
-      const std::string name = joined({segment_name("block"), "-", hex(nonce)});
       try {
-        memory = allocate_named(name, round_up(n * element_bytes, 4096));
+        memory = allocate_named(part_name(name_.file, "block", nonce), round_up(n * element_bytes, 4096));
       } catch (const error& e) {
         if (m.failed()) throw;  // a peer is gone: not a matter of memory
         scope.leave();
@@ -143,7 +145,7 @@ class shm_group {
     const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
     if (header.launched != 0) return;
     const auto until = clock::now() + std::chrono::milliseconds(200);
-    for (int q = 0; q != header.size && clock::now() < until;) {
+    for (int q = 0; q != size_ && clock::now() < until;) {
       if (header.entered.has(q)) {
         ++q;
       } else {
@@ -153,16 +155,14 @@ class shm_group {
     segment_->unlink();
   }
 
-  void join(int rank, std::string_view job, const watch& lost) {
+  void join(int rank, const watch& lost) {
     auto& header = *reinterpret_cast<group_header*>(segment_->data());
-    if (!segment_->lock(rank)) {
-      refuse({"rank ", rank, " has joined job ", job,
-              " already; each rank needs its own HOROVOD_RANK, each job its own HVD_JOB"});
-    }
+    if (!segment_->lock(rank)) claim_twice(header, rank);
     const bool again = header.entered.has(rank);
     header.entered.add(rank);
     entered_ = true;
-    peers_.emplace(header, rank, label_, opts_.waiting, opts_.failure,
+    const geometry shape = geometry_of(*segment_, size_);
+    peers_.emplace(header, size_, shape, rank, label_, opts_.waiting, opts_.failure,
                    peer_memory::liveness{
                        [](void* self, int peer) { return static_cast<shm_group*>(self)->segment_->locked(peer); },
                        [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); }, this});
@@ -177,7 +177,7 @@ class shm_group {
              error_kind::peer_lost);
     }
     try {
-      segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), header.windows.window_bytes);
+      segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), shape.window_bytes);
     } catch (const error&) {
       peers_->set_abort(error_kind::no_memory, rank);
       throw;
@@ -190,16 +190,18 @@ class shm_group {
     self.cpu_limit.store(static_cast<std::uint32_t>(std::min(std::ceil(host().quota), double{max_cpus})),
                          std::memory_order_relaxed);
     self.nonce.store(header.nonce[1], std::memory_order_relaxed);
+    self.process.store(process_identity(), std::memory_order_relaxed);
     self.state.store(presence::joined, std::memory_order_release);
     ready_ = true;
     header.ready.add(rank);
     await_all(header, lost);
-    count_cpus(header);
+    if (keeps_name_) await_second_claims(header);
+    count_cpus();
   }
 
   void await_all(const group_header& header, const watch& lost) {
     auto pause = std::chrono::microseconds(20);
-    for (int q = 0; q != header.size;) {
+    for (int q = 0; q != size_;) {
       if (header.ready.has(q)) {
         ++q;
         continue;
@@ -208,7 +210,7 @@ class shm_group {
       // While rank q is not ready nobody is done, so rank 0 is not either. (With a launcher its ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
       if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
-      for (int p = 0; p != header.size; ++p) {
+      for (int p = 0; p != size_; ++p) {
         if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
         // Others may have seen everybody and be gone already: they said so before they let go.
         if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
@@ -222,7 +224,7 @@ class shm_group {
       nap(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(1000));
     }
-    for (int q = 0; q != header.size; ++q) {
+    for (int q = 0; q != size_; ++q) {
       if (peers_->of(q).self.nonce.load(std::memory_order_relaxed) != header.nonce[1]) {
         refuse({"rank ", q, " is not in this group's memory"}, error_kind::mismatch);
       }
@@ -230,17 +232,25 @@ class shm_group {
     if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
   }
 
+  /// Processes of another launch under the same name may be a moment behind: better an error now than sums of both.
+  void await_second_claims(const group_header& header) {
+    for (const auto until = clock::now() + std::chrono::milliseconds(20); clock::now() < until;) {
+      nap(std::chrono::milliseconds(2));
+      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+    }
+  }
+
   [[noreturn]] void failed_to_join(const group_header& header) {
     const std::uint64_t reason = header.abort.value.load(std::memory_order_acquire);
     if (abort_kind(reason) == error_kind::timeout) {
       std::string missing;
       int first = -1;
-      for (int q = 0; q != header.size; ++q) {
+      for (int q = 0; q != size_; ++q) {
         if (header.ready.has(q)) continue;
         if (first < 0) first = q;
         missing += joined({missing.empty() ? "" : ", ", q});
       }
-      if (first < 0) missing = joined({first = abort_culprit(reason)});  // they came too late
+      if (first < 0) missing = joined({first = abort_culprit(reason, size_)});  // they came too late
       fail(error_kind::timeout,
            {"join on ", label_, ": rank(s) ", missing, " did not join within ", opts_.failure.start_timeout.count(),
             " s (HOROVOD_START_TIMEOUT)", how_to_meet},
@@ -251,18 +261,18 @@ class shm_group {
   }
 
   /// Whether the group has more ranks than CPUs: the union of what its ranks may use, within their quotas.
-  void count_cpus(const group_header& header) {
+  void count_cpus() {
     int cpus = 0;
     for (std::size_t w = 0; w != max_cpus / 64; ++w) {
       std::uint64_t any = 0;
-      for (int q = 0; q != header.size; ++q) any |= peers_->of(q).self.cpus[w].load(std::memory_order_relaxed);
+      for (int q = 0; q != size_; ++q) any |= peers_->of(q).self.cpus[w].load(std::memory_order_relaxed);
       cpus += std::popcount(any);
     }
     int quota = 0;
-    for (int q = 0; q != header.size; ++q) {
+    for (int q = 0; q != size_; ++q) {
       quota = std::max(quota, static_cast<int>(peers_->of(q).self.cpu_limit.load(std::memory_order_relaxed)));
     }
-    peers_->set_crowded(header.size > std::min(cpus, quota));
+    peers_->set_crowded(size_ > std::min(cpus, quota));
   }
 
   /// A named segment for a short while: rank 0 makes it, the others open it, rank 0 removes the name.
@@ -288,7 +298,7 @@ class shm_group {
         const auto& other = all[static_cast<std::size_t>(q)];
         if (other.failed == 0) continue;
         if (trouble) throw error(*trouble);
-        fail(static_cast<error_kind>(other.failed - 1),
+        fail(kind_of(static_cast<std::uint64_t>(other.failed) - 1),
              {"rank ", q, " could not get ", wanted, " bytes in ", directory, other.why != 0 ? ": " : "",
               other.why != 0 ? std::strerror(other.why) : ""},
              q);
@@ -302,7 +312,7 @@ class shm_group {
     attempt(bytes, [&] {
       if (m.rank() != 0) return;
       s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
-      if (!s->publish()) fail(error_kind::system, {s->path(), " exists already"});
+      if (!s->lock(segment::creator_byte) || !s->publish()) fail(error_kind::system, {s->path(), " exists already"});
     });
     attempt(stride, [&] {
       std::string why;
@@ -316,6 +326,9 @@ class shm_group {
   }
 
   sharing_options opts_;
+  const group_name name_;
+  const int size_;
+  const bool keeps_name_;  // while the group lives: see group_name::ambiguous
   std::string label_;
   clock::time_point deadline_;
   std::optional<segment> segment_;

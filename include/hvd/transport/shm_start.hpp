@@ -11,29 +11,61 @@
 
 #include <cerrno>
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A new group's memory under its job's name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
+/// Under what the ranks of a group find each other.
+struct group_name {
+  std::string job;    ///< for messages
+  std::string file;   ///< of the segment
+  bool part = false;  ///< belongs to a group that is there already
+
+  template <std::convertible_to<std::string_view> T>
+  group_name(const T& name) : job(name), file(segment_name(job)) {}
+  group_name(std::string job_text, std::string file_name, bool is_part)
+      : job(std::move(job_text)), file(std::move(file_name)), part(is_part) {}
+
+  /// Somebody chose the name, and another launch may use it at the same time: it does not tell the launch.
+  [[nodiscard]] bool ambiguous() const noexcept { return !part && job.find('@') == job.npos; }
+};
+
+/// This process, as no other on the host: numbers of processes are unique only within their namespace.
+inline std::uint64_t process_identity() noexcept {
+  struct stat space {};
+  ::stat("/proc/self/ns/pid", &space);
+  return static_cast<std::uint64_t>(space.st_ino) << 32 | static_cast<std::uint32_t>(::getpid());
+}
+
+/// A segment's geometry, from what no other process can change: its length, and the size that this rank was given.
+inline geometry geometry_of(const segment& s, int size) {
+  return make_geometry(size, (s.bytes() - sizeof(group_header)) / static_cast<std::size_t>(size) + header_bytes);
+}
+
+/// A new group's memory under its name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
 /// is what ranks that agreed over another transport expect to find.
-inline std::optional<segment> create_group(std::string_view job, int size, const sharing_options& opts,
+inline std::optional<segment> create_group(const group_name& name, int size, const sharing_options& opts,
                                            std::uint64_t nonce, bool launched = false) {
+  if (!name.part) segment::sweep(opts.memory.directory);
   const geometry shape = make_geometry(size, opts.memory.staging_bytes);
   // Each rank reserves its own window, so that the pages lie in its own NUMA node.
-  segment s =
-      segment::make(opts.memory.directory, segment_name(job), group_bytes(size, shape), sizeof(group_header), true);
+  segment s = segment::make(opts.memory.directory, name.file, group_bytes(size, shape), sizeof(group_header), true);
   auto* const h = new (s.data()) group_header;
   h->total_bytes = s.bytes();
   h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
   version.copy(h->version.data(), h->version.size() - 1);
-  job.copy(h->job.data(), h->job.size() - 1);
-  h->job_hash = text_hash(job);
+  name.job.copy(h->job.data(), h->job.size() - 1);
+  h->job_hash = text_hash(name.job);
   h->size = size;
   h->check = opts.failure.check ? 1 : 0;
   h->windows = shape;
@@ -52,6 +84,13 @@ inline std::optional<segment> create_group(std::string_view job, int size, const
 inline constexpr const char* how_to_meet =
     "; were all ranks started on this host, by this user, with the same HVD_JOB, HOROVOD_SIZE and HVD_SHM_DIR?";
 
+/// Ends a group in which another process is `rank` already, and refuses to be it.
+[[noreturn]] inline void claim_twice(group_header& h, int rank) {
+  std::uint64_t none = 0;
+  h.abort.value.compare_exchange_strong(none, abort_reason(error_kind::mismatch, rank, -1, phase::join));
+  fail(error_kind::invalid_argument, {two_claims(rank)}, rank);
+}
+
 /// Tells while a rank joins that another one will never come; -1 if it knows of none.
 using watch = function_ref<int()>;
 
@@ -59,7 +98,7 @@ using watch = function_ref<int()>;
 struct group_finder {
   using clock = std::chrono::steady_clock;
 
-  std::string_view job;
+  const group_name& name;
   int rank, size;
   std::uint64_t nonce;
   const sharing_options& opts;
@@ -68,17 +107,20 @@ struct group_finder {
 
   /// The segment of the job: opened if somebody has made it, made if this is rank 0, which `creator` then says.
   segment find(bool& creator) const {
-    const std::string name = segment_name(job);
     const std::string& directory = opts.memory.directory;
     const std::size_t wanted = group_bytes(size, make_geometry(size, opts.memory.staging_bytes));
     const auto started = clock::now();
     std::string stale;
     for (bool first = true;; first = false) {
       std::string why;
-      std::optional<segment> s = segment::open(directory, name, 0, why, true);
+      std::optional<segment> s = segment::open(directory, name.file, 0, why, true);
       if (s) {
         stale = stale_reason(*s);
-        if (stale.empty()) return std::move(*s);
+        if (stale.empty() && !complete(*s)) return std::move(*s);
+        if (stale.empty()) {
+          refuse_second_claim(*s);
+          stale = joined({s->path(), " is of a group that this process is in, or was in, already"});
+        }
         const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
         if (dead || rank == 0) s->unlink();
         if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
@@ -86,7 +128,7 @@ struct group_finder {
         fail(error_kind::system, {why, "; remove it or use another job name"});
       }
       if (rank == 0) {
-        if (auto made = create_group(job, size, opts, nonce)) {
+        if (auto made = create_group(name, size, opts, nonce)) {
           creator = true;
           return std::move(*made);
         }
@@ -100,7 +142,7 @@ struct group_finder {
       }
       if (const int gone = lost ? lost() : -1; gone >= 0) {
         // Perhaps rank 0 had just made it. The name is this group's alone.
-        if (const auto made = segment::open(directory, name, 0, why)) made->unlink();
+        if (const auto made = segment::open(directory, name.file, 0, why)) made->unlink();
         refuse_lost(gone);
       }
       // Rank 0 may be unable to make it, and to say so.
@@ -119,7 +161,7 @@ struct group_finder {
     if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
     const auto& h = *reinterpret_cast<const group_header*>(s.data());
     if (h.magic != group_header::magic_value) return joined({s.path(), " is not a segment of hvd"});
-    if (h.job_hash != text_hash(job)) return joined({s.path(), " belongs to another job"});
+    if (h.job_hash != text_hash(name.job)) return joined({s.path(), " belongs to another job"});
     const std::string_view theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
     if (theirs != version) {
       fail(error_kind::mismatch, {"rank 0 runs hvd ", theirs, ", this rank hvd ", version});
@@ -129,11 +171,29 @@ struct group_finder {
       fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size,
                                   "; give all ranks the same HOROVOD_SIZE, and each job its own HVD_JOB"});
     }
-    if (h.total_bytes != s.bytes() || h.windows != make_geometry(size, h.windows.window_bytes + header_bytes) ||
-        group_bytes(size, h.windows) != s.bytes()) {
+    const geometry shape = geometry_of(s, size);
+    if (h.total_bytes != s.bytes() || h.windows != shape || group_bytes(size, shape) != s.bytes()) {
       return joined({s.path(), " has an inconsistent header"});
     }
     return {};
+  }
+
+  /// All ranks have joined: the group goes on under its name, so that a second launch of the same name notices.
+  [[nodiscard]] bool complete(const segment& s) const noexcept {
+    const auto& h = *reinterpret_cast<const group_header*>(s.data());
+    int q = 0;
+    while (q != size && h.ready.has(q)) ++q;
+    return q == size;
+  }
+  /// Another living process is this rank of the group: an error for its ranks too.
+  void refuse_second_claim(const segment& s) const {
+    if (!s.locked(rank)) return;
+    auto& h = *reinterpret_cast<group_header*>(s.data());
+    const std::size_t window = static_cast<std::size_t>(rank) * geometry_of(s, size).window_bytes;
+    const auto& self = reinterpret_cast<const control*>(s.data() + sizeof h + window)->self;
+    const bool joined = self.state.load(std::memory_order_acquire) == presence::joined;
+    if (!joined || self.process.load(std::memory_order_relaxed) == process_identity()) return;
+    claim_twice(h, rank);
   }
 
   [[noreturn]] static void refuse_lost(int who) {
@@ -141,13 +201,13 @@ struct group_finder {
   }
 
   /// The group that was this job's has ended before this rank came.
-  [[noreturn]] static void refuse_dead(const segment& s) {
+  [[noreturn]] void refuse_dead(const segment& s) const {
     std::uint64_t reason = 0;
     if (s.bytes() >= sizeof(group_header)) {
       reason = reinterpret_cast<const group_header*>(s.data())->abort.value.load(std::memory_order_acquire);
     }
     if (reason == 0) refuse_lost(0);
-    const int who = abort_culprit(reason);
+    const int who = abort_culprit(reason, size);
     if (abort_kind(reason) == error_kind::peer_lost) refuse_lost(who);
     fail(abort_kind(reason), {"rank ", who, " failed while the group came together"}, who);
   }

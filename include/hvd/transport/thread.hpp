@@ -130,8 +130,8 @@ class ThreadTransport {
   struct state {
     state(std::shared_ptr<group> g, int rank)
         : owner(std::move(g)),
-          peers(owner->header(), checked(rank, owner->header().size),
-                "rank " + std::to_string(rank) + " of " + std::to_string(owner->header().size) + " (threads)",
+          peers(owner->header(), size(*owner), owner->geometry_, checked(rank, size(*owner)),
+                "rank " + std::to_string(rank) + " of " + std::to_string(size(*owner)) + " (threads)",
                 owner->options_.waiting, owner->options_.failure, {}) {
       auto expected = detail::presence::absent;
       if (!peers.mine().self.state.compare_exchange_strong(expected, detail::presence::joined)) {
@@ -139,6 +139,7 @@ class ThreadTransport {
       }
       peers.set_crowded(peers.size() > host().cpus);
     }
+    static int size(const group& g) noexcept { return static_cast<int>(g.handed_.size()); }
     static int checked(int rank, int size) {
       if (rank >= 0 && rank < size) return rank;
       detail::fail(error_kind::invalid_argument, {"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
