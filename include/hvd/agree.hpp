@@ -4,6 +4,7 @@
 #include <hvd/peer_memory.hpp>
 #include <hvd/transport.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
 

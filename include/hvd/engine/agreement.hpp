@@ -167,6 +167,7 @@ class agreement {
       if (comm_.arrived(from)) return true;
     }
     waited_for.store(from, std::memory_order_relaxed);
+    if constexpr (PeerMemory<T>) comm_.peers().waits().begin(from);
     [[maybe_unused]] const auto began = clock::now();
     bool come = false;
     if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
@@ -179,6 +180,7 @@ class agreement {
             until, [&] { return comm_.arrived(from); }, false);
         // Only the rank that this one waits for: others may have ended well, with nothing more to say.
         if constexpr (PeerMemory<T>) {
+          comm_.peers().waits().look();
           comm_.peers().check_alive(from, [&] { return comm_.arrived(from); });
         } else if (clock::now() - began > std::chrono::seconds(5) && !comm_.arrived(from)) {
           comm_.check();  // of all ranks: one that has ended well may count as lost, so not at once
@@ -186,6 +188,7 @@ class agreement {
       }
     }
     waited_for.store(-1, std::memory_order_relaxed);
+    if constexpr (PeerMemory<T>) comm_.peers().waits().end();
     return come;
   }
 

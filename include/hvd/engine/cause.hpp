@@ -33,8 +33,8 @@ struct cause {
     return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
   }
   /// Nothing for 0, nor for what no rank of `size` has written.
-  static std::optional<cause> from(std::uint64_t word, int size) noexcept {
-    const std::uint64_t kind = word & 0xff, rank = word >> 8;
+  static std::optional<cause> from(std::uint64_t value, int size) noexcept {
+    const std::uint64_t kind = value & 0xff, rank = value >> 8;
     if (kind == 0 || kind > static_cast<std::uint64_t>(error_kind::aborted) + 1) return std::nullopt;
     if (rank >= static_cast<std::uint64_t>(size)) return std::nullopt;
     return cause{static_cast<error_kind>(kind - 1), static_cast<int>(rank)};
@@ -44,32 +44,38 @@ struct cause {
 /// The words of one engine on this rank, one for each of its lanes. Any thread.
 class cause_board {
  public:
-  void add(std::atomic<std::uint64_t>& word) {
+  void add(std::atomic<std::uint64_t>& to) {
     const std::lock_guard lock(mutex_);
-    words_.push_back(&word);
-    if (lost_) say(word, *lost_);
+    words_.push_back(&to);
+    if (lost_) say(to, *lost_);
   }
-  void remove(std::atomic<std::uint64_t>& word) {
+  void remove(std::atomic<std::uint64_t>& from) {
     const std::lock_guard lock(mutex_);
-    std::erase(words_, &word);
+    std::erase(words_, &from);
   }
   /// What is said first counts.
-  static void say(std::atomic<std::uint64_t>& word, const cause& c) noexcept {
+  static void say(std::atomic<std::uint64_t>& to, const cause& c) noexcept {
     std::uint64_t nothing = 0;
-    word.compare_exchange_strong(nothing, c.word());
+    to.compare_exchange_strong(nothing, c.word());
   }
   /// In all words, if a rank was lost: it is lost to all lanes. (Whoever gives up in one lane may go on in another.)
   void tell(const cause& c) {
-    if (c.kind != error_kind::peer_lost) return;
     const std::lock_guard lock(mutex_);
+    if (!first_) first_ = c;
+    if (c.kind != error_kind::peer_lost) return;
     if (!lost_) lost_ = c;
-    for (auto* const word : words_) say(*word, *lost_);
+    for (auto* const to : words_) say(*to, *lost_);
+  }
+  /// What was told first.
+  [[nodiscard]] std::optional<cause> first() {
+    const std::lock_guard lock(mutex_);
+    return first_;
   }
 
  private:
   std::mutex mutex_;
   std::vector<std::atomic<std::uint64_t>*> words_;
-  std::optional<cause> lost_;
+  std::optional<cause> first_, lost_;
 };
 
 /// Throws what has ended the start of an engine over `comm`. After that this rank is lost to the others, which may be
@@ -132,8 +138,17 @@ class lane_cause {
                  c.rank);
   }
 
-  /// Tells the other ranks, where they can be told, that this one gives up.
-  void abandon() noexcept { abandon(error_kind::aborted, control_.rank()); }
+  /// Tells the other ranks, where they can be told, that this one gives up, and because of whom if one of its lanes has
+  /// failed before.
+  void abandon() noexcept {
+    if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
+    abandon(error_kind::aborted, control_.rank());
+  }
+  /// The same for a reason that is no error of a transport; its rank is one of the whole group.
+  void abandon(const error& why) noexcept {
+    if (why.rank() >= 0 && why.rank() < members_.whole) board_->tell({why.kind(), why.rank()});
+    abandon();
+  }
 
   /// Before this rank leaves a process set that all ranks remove: nobody was lost.
   void retire() noexcept {

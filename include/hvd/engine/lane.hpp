@@ -46,6 +46,7 @@ class lane final : public waiting_room {
         observer_(timeline, control_.rank(), members.set == 0 ? std::string() : joined({"set ", members.set, ": "})),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
+    if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
   }
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;
@@ -167,7 +168,7 @@ class lane final : public waiting_room {
       if (!verdict_) verdict_ = why;
     }
     condemned_.store(true);
-    cause_.abandon();  // the driver may be in a collective, which ends by this
+    cause_.abandon(why);  // the driver may be in a collective, which ends by this
     stir();
   }
   /// What the driving thread does, and for which rank of the process set it waits. Any thread.

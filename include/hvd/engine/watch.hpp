@@ -120,14 +120,18 @@ class stall_watch {
               [](const pending_operation& a, const pending_operation& b) { return a.since < b.since; });
     const auto now = clock::now();
     if (mine.empty() || now - mine.front().since < opts_.stall_warning) {
+      suspect_ = -1;
       asked_.clear();
       return;
     }
     const double age = std::chrono::duration<double>(now - mine.front().since).count();
     if (opts_.stall_shutdown.count() > 0 && age > opts_.stall_shutdown.count()) {
-      what_.give_up(error(error_kind::timeout, joined({"rank ", comm_.rank(), " of ", comm_.size(),
-                                                       " gives up: an operation has been in flight for ", tenths(age),
-                                                       " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)"})));
+      const std::string because = suspect_ < 0 ? std::string() : joined({"; it waits for rank ", suspect_});
+      what_.give_up(
+          error(error_kind::timeout,
+                joined({"rank ", comm_.rank(), " of ", comm_.size(), " gives up: an operation has been in flight for ",
+                        tenths(age), " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)", because}),
+                suspect_));
       stop_.store(1);
     } else if (asked_.empty() && now >= next_) {
       while (mine.size() > message::most) mine.pop_back();
@@ -141,6 +145,7 @@ class stall_watch {
       const bool report_due = !reported_below();
       if (report_due && asked_ranks_ != comm_.size()) return ask_more();
       if (report_due) tell(report(age));
+      suspect_ = find_suspect();
       asked_.clear();
       next_ = now + std::chrono::duration_cast<clock::duration>(opts_.stall_warning);
     }
@@ -171,6 +176,18 @@ class stall_watch {
       send(m, asked_ranks_);
     }
     asked_at_ = clock::now();
+  }
+  /// The lowest rank that was asked about what is in flight for longest and has not answered, or else has not submitted
+  /// it; -1 if there is none.
+  [[nodiscard]] int find_suspect() const {
+    int late = -1;
+    for (const int r : what_.ranks(asked_.front().set)) {
+      if (r == comm_.rank()) continue;
+      if (owing_[static_cast<std::size_t>(r)]) return r;
+      const auto found = replies_.find(r);
+      if (late < 0 && found != replies_.end() && found->second.all[0].submitted == 0) late = r;
+    }
+    return late;
   }
   [[nodiscard]] bool all_replied() const {
     return replies_.size() + (comm_.rank() < asked_ranks_ ? 1 : 0) == static_cast<std::size_t>(asked_ranks_);
@@ -295,6 +312,7 @@ class stall_watch {
   clock::time_point asked_at_{}, next_{};
   std::uint32_t number_ = 0;  // of the question
   int asked_ranks_ = 0;       // ranks below this have been asked it
+  int suspect_ = -1;          // who holds up what is in flight for longest
   std::map<int, message> replies_;
   std::vector<bool> owing_;  // who has been asked and has not answered
   std::atomic<std::uint32_t> stop_{0};

@@ -103,7 +103,7 @@ class ShmTransport {
   /// The rank for which this one's thread waits just now, by the first of two where an exchange waits for both; -1
   /// while it does not wait, in the first microseconds of a wait, and while a new group comes together. Any thread may
   /// ask, as long as the transport is neither moved nor destroyed.
-  [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waiting_for(); }
+  [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
   /// Errors: those of the constructor and of `barrier`.

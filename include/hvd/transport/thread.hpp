@@ -100,7 +100,7 @@ class ThreadTransport {
   /// up for. Ends the group like a wait that fails.
   void check() { peers().check_all(); }
   /// The rank for which this one's thread waits just now, or -1: see ShmTransport::waiting_for.
-  [[nodiscard]] int waiting_for() const noexcept { return state_->peers.waiting_for(); }
+  [[nodiscard]] int waiting_for() const noexcept { return state_->peers.waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
   /// those of `barrier`.

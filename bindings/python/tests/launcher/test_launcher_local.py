@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ import pytest
 from launcher_support import LIMIT, alive, end_of_all, environment
 
 from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
-from hvd.launcher.job import Job
+from hvd.launcher.job import GUARD, Job
 
 
 def collect(command, np, **options):
@@ -418,6 +419,26 @@ def test_too_long_a_start(monkeypatch):
         collect(["sleep", "1000"], 2, start_timeout=0.1)
     with pytest.raises(ValueError, match="^start_timeout is 0"):
         run_local(["true"], 1, start_timeout=0)
+
+
+def test_what_comes_with_the_order_is_obeyed():
+    # A launcher that changes its mind before the guard has read what to start.
+    control, orders = os.pipe()
+    reports, report = os.pipe()
+    null = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    program = {"argv": ["sleep", "1000"], "executable": "/bin/sleep", "env": {}, "cpus": None, "fds": null}
+    order = json.dumps({"grace": 5, "env": {}, "sweep": None, "programs": [{**program, "pass_fds": [], "alone": False}]})
+    os.write(orders, f"{len(order)}\n{order}stop {int(signal.SIGTERM)} 5\n".encode())
+    command = [sys.executable, "-I", "-S", str(GUARD), str(control), str(report)]
+    with subprocess.Popen(command, pass_fds=[control, report, *null]) as guard:
+        for fd in (control, report, *null):
+            os.close(fd)
+        try:
+            guard.wait(LIMIT)
+        finally:
+            os.close(orders)
+    with os.fdopen(reports) as said:
+        assert [json.loads(line) for line in said] == [["started", 0], ["exited", 0, -signal.SIGTERM], ["done"]]
 
 
 def test_importing_it_loads_nothing_else():

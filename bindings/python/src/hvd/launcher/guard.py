@@ -145,6 +145,7 @@ class Guard:
         sources = select.poll()  # not select(), which knows only numbers below 1024
         sources.register(self.woken, select.POLLIN)
         sources.register(self.control, select.POLLIN)
+        self.obey()  # what came together with the order
         while self.reap():
             if not self.running and not self.cleared:
                 self.cleared = True
