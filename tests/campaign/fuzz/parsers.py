@@ -200,8 +200,10 @@ def guard_lines(data):
 class Framing(pickle._Unpickler):
     """Reads what has no names in it: this is about frames, and what a peer may name is not to be run here.
 
-    In Python, because the one in C takes memory for numbers of objects that there are not.
+    In Python, because the one in C takes memory for numbers of objects that there are not; so do byte arrays in both.
     """
+
+    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]}
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"{module}.{name}")
