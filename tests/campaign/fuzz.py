@@ -85,6 +85,8 @@ def main():
         "seconds": round(time.monotonic() - start, 1),
         "rounds": len(chosen),
         "inputs": inputs,
+        "rows": {name: {"inputs": count} for name, count in inputs.items()},  # of the report
+        "skipped": sorted(f"{name}: {why}" for name, why in left_out.items()),
         "findings": findings,
     }
     if options.json:
