@@ -58,6 +58,32 @@ TEST_CASE("engine rounds: everybody learns what anybody has, of any length") {
   }
 }
 
+TEST_CASE("engine rounds: texts come in pieces, and a length is not believed before they have come") {
+  hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
+    const auto joined = [](const std::string& left, const std::string& right) { return left + right; };
+    agreement a(comm);
+    for (const std::size_t length : {std::size_t{65535}, std::size_t{65536}, std::size_t{200'000}}) {
+      const std::string text = a.merge(std::string(length, comm.rank() == 0 ? 'a' : 'b'), joined);
+      require(text == std::string(length, 'a') + std::string(length, 'b'), "a wrong text");
+    }
+    if (comm.rank() == 1) {  // announces 128 MiB
+      const std::uint64_t length = std::uint64_t{1} << 27;
+      const std::string text(65536, 'x');
+      comm.send(reinterpret_cast<const std::byte*>(&length), sizeof length, 0);
+      comm.send(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
+      comm.send(reinterpret_cast<const std::byte*>(text.data()), 1, 0);
+      return;
+    }
+    try {
+      a.merge("", joined);
+      require(false, "nothing was thrown");
+    } catch (const hvd::error& e) {
+      require(std::string(e.what()).find("expected 65536 bytes from rank 1 but it sent 1;") != std::string::npos,
+              e.what());
+    }
+  });
+}
+
 TEST_CASE("engine rounds: a rank that sleeps is woken by whoever begins") {
   hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
     agreement a(comm);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from typing import Any, Dict
 
 import pytest
@@ -71,6 +72,26 @@ def test_slurm() -> None:
     assert (place.rank, place.size, place.local_rank, place.local_size) == (4, 5, 0, 1)
     # The script of a batch job is no rank.
     assert place_of(SLURM_JOB_ID=7, SLURM_PROCID=0, SLURM_NTASKS=4).size == 1
+
+
+def test_slurm_with_more_hosts_than_ranks() -> None:
+    """A long list in few letters takes no memory; a fuzzer's input took 500 MB and 13 s."""
+    step = {"SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 7}
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="does not list the 7 ranks"):
+        place_of(**step, SLURM_STEP_TASKS_PER_NODE=",".join(["1(x999999)"] * 3))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    last = place_of(
+        SLURM_STEP_ID=0, SLURM_PROCID=1999999, SLURM_STEP_NUM_TASKS=2000000, HVD_JOB="j", SLURM_NODEID=999999,
+        SLURM_STEP_TASKS_PER_NODE="2(x999999),2", SLURM_LOCALID=1,
+    )  # fmt: skip
+    assert last == Place(1999999, 2000000, 1, 2, 999999, 1000000, "j", "SLURM")
+
+
+def test_more_ranks_on_the_host_than_there_are() -> None:
+    with pytest.raises(ValueError, match='MPI_LOCALNRANKS="21" is no whole number from 1 to 2'):
+        place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=21)
 
 
 @pytest.mark.parametrize(

@@ -212,15 +212,20 @@ class agreement {
     } while (more);
   }
 
+  /// In pieces, so that a corrupt length takes no memory for what does not come.
+  static constexpr std::size_t piece_bytes = std::size_t{1} << 16;
+
   void send_text(const std::string& text, int to) {
     const std::uint64_t length = text.size();
     comm_.send(reinterpret_cast<const std::byte*>(&length), sizeof length, to);
-    comm_.send(reinterpret_cast<const std::byte*>(text.data()), length, to);
+    for (std::size_t at = 0; at < text.size(); at += piece_bytes) {
+      comm_.send(reinterpret_cast<const std::byte*>(text.data() + at), std::min(text.size() - at, piece_bytes), to);
+    }
   }
   std::string receive_text(int from) {
     std::uint64_t length = 0;
     comm_.recv(reinterpret_cast<std::byte*>(&length), sizeof length, from);
-    // What all ranks announce in a round is some MiB at most; a corrupt length must not become an allocation.
+    // What all ranks announce in a round is some MiB at most.
     constexpr std::uint64_t most = std::uint64_t{1} << 28;
     if (length > most) {
       fail(error_kind::mismatch,
@@ -228,8 +233,12 @@ class agreement {
             " bytes; allowed: up to ", most},
            from);
     }
-    std::string text(length, '\0');
-    comm_.recv(reinterpret_cast<std::byte*>(text.data()), length, from);
+    std::string text;
+    while (text.size() != length) {
+      const std::size_t at = text.size(), n = std::min<std::size_t>(length - at, piece_bytes);
+      text.resize(at + n);
+      comm_.recv(reinterpret_cast<std::byte*>(text.data() + at), n, from);
+    }
     return text;
   }
 

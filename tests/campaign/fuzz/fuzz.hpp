@@ -1,8 +1,8 @@
 // tests/campaign/fuzz/fuzz.hpp: what the harnesses share. Each is one parser, and says in its head what it promises.
 //
 // A finding is, in all of them: a crash, a report of a sanitizer, an input that takes longer than libFuzzer's -timeout,
-// an exception that is no hvd::error, an error without a sentence, an allocation beyond -malloc_limit_mb (an input has
-// at most -max_len bytes), and a `require` that does not hold.
+// an exception that is no hvd::error, an error without a sentence, an allocation of more than 64 MiB for an input of at
+// most 4 KiB, and a `require` that does not hold.
 #pragma once
 
 #include <hvd/error.hpp>

@@ -100,7 +100,7 @@ FUZZ(in) {
     const std::string tail = event + "\n]\n";
     fuzz::require(after.ends_with(tail), "an append that does not end the array");
     const std::string events = after.substr(0, after.size() - tail.size());
-    fuzz::require(begun.starts_with(events) && events.ends_with("}"), "other events than before");
+    fuzz::require(begun.starts_with(events), "other events than before");
     fuzz::require(f.append(event, std::chrono::seconds(1)) == hvd::detail::timeline_file::outcome::written, "no more");
     fuzz::require(here.read() == events + event + tail, "a second append that is not behind the first");
   });

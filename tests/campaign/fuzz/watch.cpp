@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int ranks = 3;
+constexpr std::size_t number_at = 4;  // of the question that a message is about
 
 /// What the harness and the watch's thread share. One of the two goes on while the other waits.
 struct desk {
@@ -75,16 +76,17 @@ struct wire {
   }
   void recv(std::byte* data, std::size_t bytes, int) {
     const std::lock_guard lock(at->mutex);
+    const bool expected = at->in->below(2) == 0;
     std::string text(at->in->text(1 + at->in->below(200)));
-    if (text.size() > 4 && at->in->below(2) == 0) std::memcpy(text.data() + 1, &at->asked, sizeof at->asked);
     text.resize(bytes);
+    if (expected) std::memcpy(text.data() + number_at, &at->asked, sizeof at->asked);
     std::copy(text.begin(), text.end(), reinterpret_cast<char*>(data));
   }
   void send(const std::byte* data, std::size_t bytes, int peer) {
     fuzz::require(0 <= peer && peer < ranks && peer != rank(), "a message to nobody");
-    fuzz::require(bytes > 5, "a message of nothing");
+    fuzz::require(bytes >= number_at + sizeof at->asked, "a message of nothing");
     const std::lock_guard lock(at->mutex);
-    if (static_cast<char>(*data) == 'q') std::memcpy(&at->asked, data + 1, sizeof at->asked);
+    if (*data == std::byte{0}) std::memcpy(&at->asked, data + number_at, sizeof at->asked);  // a question
   }
   void exchange(const std::byte*, std::size_t, int, std::byte*, std::size_t, int) {}
 };

@@ -46,7 +46,12 @@ def broadcast_object(
     if length[0] < 0:
         raise HorovodInternalError(f"hvd: broadcast_object: rank {root_rank} could not pickle its object")
     if not root:
-        data = np.empty(int(length[0]), dtype=np.uint8)
+        try:
+            data = np.empty(int(length[0]), dtype=np.uint8)
+        except (MemoryError, ValueError) as e:
+            raise HorovodInternalError(
+                f"hvd: broadcast_object: rank {root_rank} announces an object of {length[0]} bytes: {e}"
+            ) from e
     data = numpy_ops.broadcast(data, root_rank, f"{name}.data", process_set)
     return obj if root else pickle.loads(data.data)
 
@@ -74,5 +79,9 @@ def allgather_object(
     if (lengths < 0).any():
         ranks = (process_set.ranks or [])[int(lengths.argmin())]
         raise HorovodInternalError(f"hvd: allgather_object: rank {ranks} could not pickle its object")
+    if int(lengths.sum(dtype=object)) != gathered.size:
+        raise HorovodInternalError(
+            f"hvd: allgather_object: ranks announce objects of {lengths.tolist()} bytes but sent {gathered.size}"
+        )
     ends = lengths.cumsum()
     return [pickle.loads(gathered[end - length : end].data) for end, length in zip(ends, lengths)]

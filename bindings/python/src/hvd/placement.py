@@ -64,7 +64,7 @@ def find_place(environment: Optional[Mapping[str, str]] = None) -> Place:
             if local_size_name not in env and "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
                 return _by_slurm(env)  # srun with a PMI of its own, which says nothing of hosts
             rank, size = _pair(env, rank_name, size_name)
-            local = _pair(env, local_rank_name, local_size_name) if local_size_name in env else (rank, size)
+            local = _pair(env, local_rank_name, local_size_name, size) if local_size_name in env else (rank, size)
             return _complete(rank, size, local, _name_of_launch(env, launcher), launcher)
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
         return _by_slurm(env)
@@ -108,11 +108,17 @@ def _by_slurm(env: Mapping[str, str]) -> Place:
     rank, size = _pair(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     text = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "2(x3),1": three hosts with two ranks, one with one
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part) for part in text.split(",")]
-    counts = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
-    if None in parts or sum(counts) != size:
+    runs = [(int(part[1]), int(part[2] or 1)) for part in parts if part]  # ranks on each of so many hosts
+    if None in parts or sum(count * hosts for count, hosts in runs) != size:
         raise ValueError(f'hvd: SLURM_STEP_TASKS_PER_NODE="{text[:80]}" does not list the {size} ranks as in 2(x3),1')
-    node = _number(env, "SLURM_NODEID", 0, len(counts) - 1) if len(counts) > 1 else 0
-    local = _number(env, "SLURM_LOCALID", 0, counts[node] - 1), counts[node]
+    hosts_in_all = sum(hosts for _, hosts in runs)
+    node = _number(env, "SLURM_NODEID", 0, hosts_in_all - 1) if hosts_in_all > 1 else 0
+    here = 0
+    for here, hosts in runs:
+        if node < hosts:
+            break
+        node -= hosts
+    local = _number(env, "SLURM_LOCALID", 0, here - 1), here
     return _complete(rank, size, local, _name_of_launch(env, "SLURM"), "SLURM")
 
 

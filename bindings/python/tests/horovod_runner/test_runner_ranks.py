@@ -434,3 +434,21 @@ def test_interrupt(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in error or "Interrupted" in error.splitlines()[-1]
     assert process.returncode != 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("left", [5, {"raised": 1}, {"other": False}, {"raised": True, "when": 1}, None])
+def test_a_result_that_is_none_is_named(left: Any) -> None:
+    """As where a library that a rank has loaded writes into files that are not its own."""
+    good = pickle.dumps({"raised": False}) + pickle.dumps(7)
+    file = io.BytesIO(pickle.dumps(left) + pickle.dumps(7))
+    with pytest.raises(RankError, match="^rank 1 of 2 ended its process, with exit code 0, before main returned$"):
+        local._result([io.BytesIO(good), file], None, every=True)
+
+
+def test_half_a_result_is_named() -> None:
+    """As where a rank ends by os._exit(0) while what it returned is being pickled."""
+    whole = pickle.dumps({"raised": False}) + pickle.dumps("a text")
+    with pytest.raises(RankError, match=r"^rank 0 of 1 returned what cannot be unpickled here, or only half of it") as e:
+        local._result([io.BytesIO(whole[:-3])], None)
+    assert isinstance(e.value.__cause__, (EOFError, pickle.UnpicklingError))
+    assert local._result([io.BytesIO(whole)], None) == ["a text"]

@@ -163,16 +163,30 @@ def _result(results: list[Any], failed: RankFailed | None, every: bool = False) 
     for rank, ended in enumerate(records):
         if ended is None:
             raise RankError(rank, size, "ended its process, with exit code 0, before main returned")
-    return [pickle.load(file) for file in (results if every else results[:1])]
+    return [_value(file, rank, size) for rank, file in enumerate(results if every else results[:1])]
+
+
+_RECORD = {"raised": bool, "when": int, "doing": str, "summary": str, "traceback": str}
 
 
 def _record(file: Any) -> dict[str, Any] | None:
-    """What a worker has said about its end; None if it was ended before."""
+    """What a worker has said about its end; None if it was ended before, or has written something else there."""
     file.seek(0)
     try:
-        return dict(pickle.load(file))
+        record = dict(pickle.load(file))
     except Exception:  # nothing, or half of it
         return None
+    wanted = _RECORD if record.get("raised") else {"raised": bool}
+    return record if all(isinstance(record.get(key), kind) for key, kind in wanted.items()) else None
+
+
+def _value(file: Any, rank: int, size: int) -> Any:
+    """What a rank returned, which follows the record."""
+    try:
+        return pickle.load(file)
+    except Exception as error:  # objects raise what they like when they are unpickled
+        what = f"{type(error).__name__}: {error}"
+        raise RankError(rank, size, f"returned what cannot be unpickled here, or only half of it ({what})") from error
 
 
 def _others(raised: dict[int, dict[str, Any]], first: int, size: int) -> str:
