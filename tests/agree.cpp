@@ -363,6 +363,17 @@ TEST_CASE("without HVD_CHECK arguments that are wrong on one rank send nothing: 
   });
 }
 
+TEST_CASE("a call that another process has overwritten is a disagreement, whatever its bytes are") {
+  for (int byte = 0; byte != 256; ++byte) {
+    std::array<hvd::detail::descriptor, 2> calls{};
+    std::memset(static_cast<void*>(&calls[1]), byte, sizeof calls[1]);
+    CAPTURE(byte);
+    const auto why = hvd::detail::disagreement(calls, "allreduce", "rank 0 of 2");
+    CHECK(why.has_value());
+    if (why && byte != 0) CHECK(why->kind() == hvd::error_kind::invalid_argument);
+  }
+}
+
 TEST_CASE("with HVD_CHECK arguments that are wrong on one rank are an error on all, and the group goes on") {
   on_both(3, true, [](auto& comm) {
     using T = std::remove_cvref_t<decltype(comm)>;

@@ -4,6 +4,7 @@
 #include <hvd/barrier.hpp>
 
 #include "support/processes.hpp"
+#include "support/refusals.hpp"
 #include "support/require.hpp"
 #include "support/skip.hpp"
 
@@ -409,6 +410,33 @@ TEST_CASE("thread_run that cannot start all threads ends those that it has start
   CAPTURE(one[0].text());
   CHECK(one.status(0) == 0);
 #endif
+}
+
+TEST_CASE("thread_run without memory for any of what it allocates: bad_alloc after all threads have ended") {
+  children one(1);
+  one.start(0, [&](report&) {
+    (void)hvd::host();  // allocates once in a process
+    bool enough = false;
+    for (int granted = 0; !enough; ++granted) {
+      require(granted < 100, "something allocates without end");
+      hvd::sharing_options opts;
+      opts.memory.staging_bytes = 64 << 10;
+      opts.failure.timeout = std::chrono::seconds(20);
+      const double since = now();
+      try {
+        hvd::test::allocations_left = granted;
+        hvd::thread_run(
+            3, [](hvd::ThreadTransport& comm) { hvd::barrier(comm); }, opts);
+        enough = hvd::test::allocations_left >= 0;  // else somebody could do without
+      } catch (const std::bad_alloc&) {
+      }
+      hvd::test::allocations_left = -1;
+      require(now() - since < 10.0, "the others waited");
+    }
+  });
+  REQUIRE(one.wait(60.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
 }
 
 }  // namespace

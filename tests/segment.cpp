@@ -2,6 +2,7 @@
 #include <hvd/detail/segment.hpp>
 
 #include "support/processes.hpp"
+#include "support/refusals.hpp"
 #include "support/require.hpp"
 #include "support/skip.hpp"
 #include "support/tiny_directory.hpp"
@@ -92,6 +93,19 @@ TEST_CASE("locks belong to a segment object: others see them, in this process an
   }
   CHECK(!s.locked(5));
   CHECK(!s.locked(segment::creator_byte));
+}
+
+TEST_CASE("where the system refuses locks: an error that says so, and a name is removed all the same") {
+  const private_directory d;
+  const segment s = segment::make(d.path(), "s", 4096, 4096);
+  REQUIRE(s.lock(0));
+  REQUIRE(s.publish());
+  hvd::test::locks_left = 0;
+  const std::string why = refused(error_kind::system, [&] { (void)s.lock(1); });
+  s.unlink();
+  hvd::test::locks_left = -1;
+  CHECK(why == "hvd: cannot lock " + d.path() + "/s: No locks available");
+  CHECK(d.empty());
 }
 
 TEST_CASE("a killed process lets go of its locks, whether it has children, threads or neither") {

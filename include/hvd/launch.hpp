@@ -177,14 +177,14 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
       ::_exit(code != 0 && code % 256 == 0 ? 1 : code);  // an exit code has 8 bits
     }
     if (pid < 0) {
-      const std::string why = std::strerror(errno);
+      const int why = errno;
       for (const pid_t started : ranks) {
         if (started > 0) ::kill(started, SIGKILL);
       }
       for (const pid_t started : ranks) {
         if (started > 0) ::waitpid(started, nullptr, 0);
       }
-      detail::fail(error_kind::system, {"fork_run: cannot start rank ", r, ": ", why});
+      detail::fail(error_kind::system, {"fork_run: cannot start rank ", r, ": ", std::strerror(why)});
     }
     ranks[static_cast<std::size_t>(r)] = pid;
   }
@@ -224,15 +224,14 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
 
 /// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If any
 /// throws, the exception of the rank that failed first is thrown again here (the others, which then lose a peer, end
-/// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory, system if a thread cannot be started.
+/// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory, system if a thread cannot be started (and
+/// std::bad_alloc where not even that can be said).
 template <class F>
 void thread_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::check_ranks("thread_run", np);
   const auto group = std::make_shared<ThreadTransport::group>(np, opts);
   std::mutex mutex;
   std::exception_ptr first;
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(np));
   const auto keep = [&](std::exception_ptr e) {
     const std::lock_guard lock(mutex);
     if (!first) first = std::move(e);
@@ -247,19 +246,28 @@ void thread_run(int np, F&& f, const sharing_options& opts = {}) {
       }
     } catch (...) {
       keep(std::current_exception());
+      group->lose(r);
     }
   };
-  for (int r = 0; r != np; ++r) {
-    try {
-      threads.emplace_back(run, r);
-    } catch (const std::system_error& e) {
-      keep(std::make_exception_ptr(
-          error(error_kind::system, "thread_run: cannot start rank " + std::to_string(r) + ": " + e.what())));
-      for (; r != np; ++r) ThreadTransport(group, r);  // lost to the others at once
-      break;
+  {
+    std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(np));
+    struct joiner {
+      std::vector<std::thread>& all;
+      ~joiner() {
+        for (std::thread& t : all) t.join();
+      }
+    } const at_end{threads};
+    for (int r = 0; r != np; ++r) {
+      try {
+        threads.emplace_back(run, r);
+      } catch (const std::exception& e) {
+        for (int q = r; q != np; ++q) group->lose(q);
+        if (dynamic_cast<const std::system_error*>(&e) == nullptr) throw;  // no memory
+        detail::fail(error_kind::system, {"thread_run: cannot start rank ", r, ": ", e.what()});
+      }
     }
   }
-  for (std::thread& t : threads) t.join();
   if (first) std::rethrow_exception(first);
 }
 

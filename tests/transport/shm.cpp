@@ -6,6 +6,7 @@
 #include <hvd/send_recv.hpp>
 
 #include "support/processes.hpp"
+#include "support/refusals.hpp"
 #include "support/require.hpp"
 #include "support/skip.hpp"
 
@@ -899,6 +900,54 @@ TEST_CASE("a rank lost while a group is agreed over another one is lost at once"
       CHECK(ranks[r].at - ranks[victim].at < 1.0);
     }
     CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("where the system refuses locks a rank cannot join, and leaves nothing; nobody claims its place") {
+  const private_directory d;
+  for (int granted = 0; granted != 4; ++granted) {
+    CAPTURE(granted);
+    std::string what = "no error";
+    hvd::test::locks_left = granted;
+    try {
+      const ShmTransport comm("locked@1", 0, 2, options_in(d, 0.2));
+    } catch (const hvd::error& e) {
+      what = e.what();
+    }
+    hvd::test::locks_left = -1;
+    CHECK(what.starts_with("hvd: join on rank 0 of 2 (job locked@1): "));
+    // Of the creator two, of its rank, and all.
+    const bool joined = granted >= 3;
+    CHECK((what.find("cannot lock " + d.path()) != what.npos) == !joined);
+    CHECK((what.find("rank(s) 1 did not join") != what.npos) == joined);
+    CHECK(d.empty());
+  }
+}
+
+TEST_CASE("an abort word that comes and goes while a rank joins: an error, whatever it says at the moment") {
+  const private_directory d;
+  for (int i = 0; i != 200; ++i) {
+    const std::string job = "flickers-" + std::to_string(i) + "@1";
+    children one(1);
+    one.start(0, [&](report&) { const ShmTransport comm(job, 0, 2, options_in(d)); });
+    std::optional<segment> s;
+    REQUIRE(one.wait_while(20.0, [&] {
+      std::string why;
+      auto opened = segment::open(d.path(), hvd::detail::segment_name(job), sizeof(hvd::detail::group_header), why);
+      if (opened) s.emplace(std::move(*opened));
+      return !s;
+    }));
+    auto& header = *reinterpret_cast<hvd::detail::group_header*>(s->data());
+    header.entered.add(1);  // and has no lock: rank 0 gives up
+    CHECK(one.wait_while(20.0, [&] {
+      for (int k = 0; k != 20'000; ++k) {
+        header.abort.value = hvd::detail::abort_reason(error_kind::aborted, 1, 1);
+        header.abort.value = 0;
+      }
+      return one.running(0);
+    }));
+    CAPTURE(one[0].text());
+    CHECK((one[0].is(error_kind::aborted) || one[0].is(error_kind::peer_lost)));
   }
 }
 

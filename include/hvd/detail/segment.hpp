@@ -157,10 +157,12 @@ class segment {
     refuse({"cannot reserve shared memory in ", directory}, bytes, directory, staging_);
   }
 
-  /// Takes a lock byte; false if another holder has it.
-  [[nodiscard]] bool lock(off_t byte) const noexcept {
+  /// Takes a lock byte; false if another holder has it. Errors: system, where the system refuses locks.
+  [[nodiscard]] bool lock(off_t byte) const {
     struct flock f = byte_lock(F_WRLCK, byte);
-    return ::fcntl(fd(), F_OFD_SETLK, &f) == 0;
+    if (::fcntl(fd(), F_OFD_SETLK, &f) == 0) return true;
+    if (held_by_another(errno)) return false;
+    fail(error_kind::system, {"cannot lock ", path_, ": ", std::strerror(errno)});
   }
   /// Whether somebody else holds a lock byte.
   [[nodiscard]] bool locked(off_t byte) const noexcept {
@@ -240,7 +242,8 @@ class segment {
   static void unlink(int fd, const std::string& path) noexcept {
     constexpr off_t name_byte = creator_byte + 1;
     struct flock f = byte_lock(F_WRLCK, name_byte);
-    if (::fcntl(fd, F_OFD_SETLK, &f) != 0) return;
+    // Where the system refuses locks, better without one than that the name stays.
+    if (::fcntl(fd, F_OFD_SETLK, &f) != 0 && held_by_another(errno)) return;
     struct stat named {
     }, own{};
     if (::lstat(path.c_str(), &named) == 0 && ::fstat(fd, &own) == 0 && named.st_ino == own.st_ino &&
@@ -276,6 +279,7 @@ class segment {
     ::madvise(data_, bytes_, MADV_DONTFORK);  // a child must not be able to disturb the group
   }
 
+  static bool held_by_another(int error) noexcept { return error == EAGAIN || error == EACCES; }
   static struct flock byte_lock(short type, off_t byte) noexcept {
     struct flock f {};
     f.l_type = type;

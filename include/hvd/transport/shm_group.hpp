@@ -16,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -142,7 +141,7 @@ class shm_group {
   /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
   /// way shall find it and learn why. (Where a launcher removes it, it stays for all of them.)
   void abandon() noexcept {
-    if (!entered_) return;
+    if (!entered_ && !creator_) return;
     leave();
     const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
     if (header.launched != 0) return;
@@ -262,7 +261,8 @@ class shm_group {
            {"join on ", label_, ": rank(s) ", missing, " did not join", limit_.text(), how_to_meet}, first);
     }
     peers_->check_abort(-1, phase::join);
-    std::terminate();  // not reached: the abort word never returns to zero
+    // Only a process gone wild makes the abort word zero again.
+    peers_->give_up(abort_kind(reason), abort_culprit(reason, size_), phase::join);
   }
 
   /// Whether the group has more ranks than CPUs: the union of what its ranks may use, within their quotas.

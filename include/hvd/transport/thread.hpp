@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
 #include <string>
@@ -39,6 +40,14 @@ class ThreadTransport {
       h->caches = {host().l2, host().l3};
       h->total_bytes = memory_.bytes;
       h->check = opts.failure.check ? 1 : 0;
+    }
+
+    /// For a rank that cannot join: it counts as lost.
+    void lose(int rank) noexcept {
+      std::byte* const windows = static_cast<std::byte*>(memory_.data) + sizeof(detail::group_header);
+      auto& own =
+          *reinterpret_cast<detail::control*>(windows + static_cast<std::size_t>(rank) * geometry_.window_bytes);
+      own.self.state.store(detail::presence::left, std::memory_order_release);
     }
 
    private:
@@ -110,7 +119,7 @@ class ThreadTransport {
     if (plan.rank == 0) {
       try {
         next = std::make_shared<group>(static_cast<int>(plan.members.size()), state_->owner->options_);
-      } catch (const error&) {
+      } catch (const std::exception&) {
         // The others learn it from getting nothing.
       }
     }
@@ -194,7 +203,7 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
   if (rank() == 0 && n != 0) {
     try {
       memory = std::make_shared<group::mapping>(stride * static_cast<std::size_t>(size()));
-    } catch (const error&) {
+    } catch (const std::exception&) {
       // The others learn it from getting nothing.
     }
   }
