@@ -109,12 +109,10 @@ class ShmTransport {
   /// Errors: those of the constructor and of `barrier`, the deadline also being failure_policy::timeout.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
-    bool ended = false;
     const auto lost = [&](int awaited) {
       peers().waits().begin(plan.members[static_cast<std::size_t>(awaited)]);
       peers().waits().look();
-      ended = peers().aborted();
-      return ended ? detail::group_ended : state_->find_gone(plan.members);
+      return peers().aborted() ? detail::group_ended : state_->find_gone(plan.members);
     };
     struct waits_end {
       detail::wait_board& board;
@@ -126,7 +124,7 @@ class ShmTransport {
       return ShmTransport(std::make_shared<state>(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
                                                   state_->opts(), 0, lost));
     } catch (const error& e) {
-      if (ended) peers().check_abort(-1, detail::phase::join);
+      peers().check_abort(-1, detail::phase::join);  // this group has ended, and with it the new one
       if (e.kind() == error_kind::peer_lost) peers().inform();
       if (e.rank() < 0) throw;
       // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
