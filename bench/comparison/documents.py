@@ -3,7 +3,7 @@
 NAME is a series such as allreduce-private-2, or machine, summary, ratios (a summary without shares of the limit), plot
 or headline (the plot of allreduce at 2 ranks).
 A part comes from the run that bench/compare --update-docs has just measured or read; `<!-- table: NAME of RUN -->`
-comes from that run whatever is measured later.
+comes from that run whatever is measured later. Runs of another kind have a `make` like `block` and a `read` of their own.
 """
 
 import os
@@ -53,14 +53,14 @@ def check(text, results):
             read(Path(results) / f"{match['run']}.json")
 
 
-def fill(text, run, results, document):
+def fill(text, run, results, document, make=block, read=read):
     """The text of a document with its generated parts from `run`, or from the run that a part names. Returns the text,
     and the names of the parts that the run does not have, which stay as they were."""
     unknown = []
 
     def replace(match):
         source = read(Path(results) / f"{match['run']}.json") if match["run"] else run
-        new = block(match["name"], source, results, document)
+        new = make(match["name"], source, results, document)
         if new is None:
             unknown.append(match["name"])
             return match[0]
@@ -69,14 +69,14 @@ def fill(text, run, results, document):
     return MARKER.sub(replace, text), unknown
 
 
-def stale(text, results, document):
+def stale(text, results, document, make=block, read=read):
     """The names of generated parts that differ from what their run gives: edited by hand, or not generated anew."""
     wrong = []
     for match in MARKER.finditer(text):
         source = SOURCE.search(match["body"])
         if source:
             run = read(Path(results) / f"{source['run']}.json")
-            if block(match["name"], run, results, document) != match["body"]:
+            if make(match["name"], run, results, document) != match["body"]:
                 wrong.append(match["name"])
         elif match["body"].strip() != EMPTY:
             wrong.append(match["name"])
