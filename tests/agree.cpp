@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <span>
@@ -634,6 +635,16 @@ TEST_CASE("ranks without common memory compare their calls by messages") {
           hvd::allreduce(comm, x, y, hvd::sum);
           require(y[11] == 3, "the group is usable after all that");
         }) == 0);
+}
+
+TEST_CASE("a call of which a peer has overwritten every byte is an error, and its values name nothing") {
+  std::array<hvd::detail::descriptor, 2> calls;
+  std::memset(&calls[1], 0xff, sizeof calls[1]);
+  const auto why = hvd::detail::disagreement(calls, "allreduce", "rank 0 of 2");
+  REQUIRE(why.has_value());
+  CHECK(why->kind() == error_kind::invalid_argument);
+  CHECK(std::string(why->what()) ==
+        "hvd: allreduce on rank 0 of 2: rank 1 called unknown_v with invalid arguments (its own error says which)");
 }
 
 }  // namespace

@@ -202,6 +202,31 @@ TEST_CASE("config: the folder of segments is an absolute path") {
   CHECK(complaint_of({{"HVD_SHM_DIR", ""}}) == has("HVD_SHM_DIR=\"\" is empty; allowed: an absolute path"));
 }
 
+TEST_CASE("config: what tells a launch is what a launcher of just these ranks says") {
+  const auto launch = [](std::map<std::string, std::string> more) {
+    more.insert({{"HOROVOD_RANK", "1"}, {"HOROVOD_SIZE", "4"}});
+    return hvd::config::from_environment([&](const char* name) -> std::optional<std::string> {
+             const auto found = more.find(name);
+             return found == more.end() ? std::nullopt : std::optional<std::string>(found->second);
+           })
+        .launch;
+  };
+  CHECK(launch({}).empty());
+  CHECK(launch({{"HVD_LAUNCH", "a-1"}}) == "a-1");
+  CHECK_THROWS_AS(launch({{"HVD_LAUNCH", "a/1"}}), hvd::error);
+  const std::map<std::string, std::string> torch{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"TORCHELASTIC_RUN_ID", "x"}};
+  CHECK(launch(torch).size() == 16);
+  CHECK(launch(torch) == launch(torch));
+  auto other = torch;
+  other["TORCHELASTIC_RUN_ID"] = "y";
+  CHECK(launch(other) != launch(torch));
+  other["WORLD_SIZE"] = "5";  // a job within a job
+  CHECK(launch(other).empty());
+  CHECK(launch({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_NAMESPACE", "7"}}).size() == 16);
+  CHECK(launch({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "7"}}).size() == 16);
+  CHECK(launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).empty());  // no ancestor of this test starts MPI programs
+}
+
 TEST_CASE("config: a message shows any value on one short line") {
   CHECK(complaint_of(placed("1\n\x1b[2J", "4")) == has("HOROVOD_RANK=\"1\\x0a\\x1b[2J\" is not"));
   const doctest::String message = complaint_of(placed(std::string(100'000, '7').c_str(), "4"));

@@ -142,6 +142,23 @@ TEST_CASE("average and scale factors count once") {
   });
 }
 
+TEST_CASE("an error of one level names the rank at fault as all ranks count it") {
+  hvd::thread_run(4, [](hvd::ThreadTransport& world) {
+    hvd::Hierarchical<hvd::ThreadTransport, hvd::ThreadTransport> comm(world.split(0, world.rank()),
+                                                                       world.split(world.rank() / 2, world.rank()));
+    if (world.rank() == 3) return;
+    try {
+      std::vector<float> x(10);
+      while (true) hvd::allreduce(comm, x);
+    } catch (const hvd::error& e) {
+      if (world.rank() != 2) return;  // they wait for rank 2, which leaves because of rank 3
+      require(e.kind() == hvd::error::peer_lost && e.rank() == 3, e.what());
+      require(std::string(e.what()).find("on rank 0 of 2") != std::string::npos, e.what());
+      require(std::string(e.what()).ends_with("(of all ranks: rank 3)"), e.what());
+    }
+  });
+}
+
 TEST_CASE("what crosses between hosts") {
   // Divisible by all numbers of ranks here, and so long that every lane's slice goes around a ring.
   constexpr std::size_t n = 1200000;
@@ -371,4 +388,26 @@ TEST_CASE("hosts are numbered by their lowest rank") {
   CHECK(!dealt.consecutive);
   const hvd::detail::host_map backwards(places{{0, 1}, {0, 0}});
   CHECK(!backwards.consecutive);
+}
+
+TEST_CASE("what ranks say of their hosts is refused where it does not fit together") {
+  using places = std::vector<hvd::detail::host_place>;
+  const auto complaint = [](const places& all) -> std::string {
+    try {
+      hvd::detail::check_places(all, 0);
+    } catch (const hvd::error& e) {
+      return e.kind() == hvd::error::invalid_argument ? e.what() : "another kind";
+    }
+    return {};
+  };
+  CHECK(complaint({{0, 0, 2}, {0, 1, 2}, {2, 0, 1}}).empty());
+  CHECK(complaint({{1, 1, 2}, {1, 0, 2}}).empty());
+  CHECK(complaint({{0, 0, 2}, {0, 1, 1}}).find("group of rank 1 has 1 ranks, but 2 ranks name") != std::string::npos);
+  for (const places& wrong :
+       {places{{5, 0, 1}}, places{{-1, 0, 1}}, places{{1, 0, 1}, {0, 0, 1}}, places{{0, 0, 1}, {0x7fffffff, 0, 1}}}) {
+    CHECK(complaint(wrong).find(" for its lowest, which is in another; allowed: local groups") != std::string::npos);
+  }
+  for (const places& wrong : {places{{0, 0, 2}, {0, 0, 2}}, places{{0, 1, 1}}, places{{0, -1, 1}}}) {
+    CHECK(complaint(wrong).find(" has no local rank ") != std::string::npos);
+  }
 }

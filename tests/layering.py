@@ -81,7 +81,7 @@ LEVELS = [
     ],
     [
         [f"engine/{name}.hpp" for name in ("agreement", "options", "request", "tuner", "turns")],
-        ["engine/autotune.hpp", "engine/clock.hpp", "engine/signature.hpp"],
+        ["engine/autotune.hpp", "engine/cause.hpp", "engine/clock.hpp", "engine/signature.hpp"],
         ["engine/ledger.hpp", "engine/validate.hpp", "engine/watch.hpp"],
         ["engine/negotiation.hpp", "engine/plan.hpp"],
         ["engine/execute.hpp", "engine/observer.hpp"],

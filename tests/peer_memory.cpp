@@ -207,7 +207,8 @@ TEST_CASE("the first reason stays") {
   CHECK(e.rank() == 2);
 }
 
-TEST_CASE("whatever another process writes as a reason, the error has a kind, a rank of the group or none, and a text") {
+TEST_CASE(
+    "whatever another process writes as a reason, the error has a kind, a rank of the group or none, and a text") {
   std::mt19937_64 dice(1);
   for (int round = 0; round != 2'000; ++round) {
     memory m(3);

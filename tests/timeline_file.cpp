@@ -62,6 +62,11 @@ timeline_file::outcome append(timeline_file& file, const std::string& lines) {
 }
 constexpr auto written = timeline_file::outcome::written;
 
+/// How every timeline of hvd begins, in all versions.
+const std::string own_beginning =
+    R"([
+{"name":"process_name","ph":"M","pid":0,"args":{"name":"hvd","job":)";
+
 std::string tick(int n) {
   return ",\n{\"ph\":\"X\",\"pid\":1,\"tid\":0,\"name\":\"" + std::to_string(n) + "\",\"dur\":0,\"ts\":1.5}";
 }
@@ -144,6 +149,7 @@ TEST_CASE("whatever part of a write a killed process leaves, the next append men
   }
   const std::string whole = contents(path);
   REQUIRE(whole.ends_with("\n]\n"));
+  REQUIRE(whole.starts_with(own_beginning));
   for (std::size_t cut = 0; cut != whole.size(); ++cut) {
     CAPTURE(cut);
     std::string part = whole.substr(0, cut);
@@ -153,14 +159,19 @@ TEST_CASE("whatever part of a write a killed process leaves, the next append men
       complete += line.ends_with("}") || line.ends_with("},");
     }
     for (const bool zeros : {false, true}) {  // as some file systems leave them when the host fails
-      write(path, part + std::string(zeros ? 3 : 0, '\0'));
+      const std::string left = part + std::string(zeros ? 3 : 0, '\0');
+      write(path, left);
+      if (!left.empty() && cut < own_beginning.size()) {  // nothing shows that it is a timeline
+        CHECK(refusal(path, hvd::error::invalid_argument).find("something else in it") != std::string::npos);
+        REQUIRE(contents(path) == left);
+        continue;
+      }
       timeline_file file = open_file(path);
       REQUIRE(append(file, tick(4)) == written);
       const auto events = timeline_events(path);
-      // Without its first line it is another file, which is begun anew.
+      // Without the rest of its first line it is another job's, which is begun anew.
       CHECK(events.size() == (complete == 0 ? 2 : complete) + 1);
       CHECK(events.back()["name"] == "4");
-      if (part.empty()) break;  // zeros only would be something else
     }
   }
 }
@@ -248,16 +259,100 @@ TEST_CASE("a path that cannot be written is an error at the start that names it"
   CHECK(nobody[0].progress == 1);
 }
 
-TEST_CASE("an empty file, and another's timeline, are begun anew") {
+TEST_CASE("an empty file, and hvd's timeline of another job, are begun anew, also behind a link") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json", link = folder.path() + "/link.json";
+  REQUIRE(::symlink("t.json", link.c_str()) == 0);
+  const std::string other = own_beginning + R"("job 0","start_time_since_epoch_in_micros":5}},
+{"name":"process_sort_index","ph":"M","pid":0,"args":{"sort_index":0}},
+{"ph":"X","pid":1,"tid":0,"name":"old","dur":0,"ts":1.5}
+]
+)";
+  for (const std::string& opened : {path, link}) {
+    for (const std::string& before : {std::string(), other, own_beginning}) {
+      write(path, before);
+      open_file(opened);
+      const auto events = timeline_events(path);
+      REQUIRE(events.size() == 2);
+      CHECK(events[0]["args"] == json{{"name", "hvd"}, {"job", "job 1"}, {"start_time_since_epoch_in_micros", 7}});
+    }
+  }
+}
+
+TEST_CASE("a file that does not begin as a timeline of hvd is refused and left byte for byte as it is") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json", link = folder.path() + "/link.json";
+  REQUIRE(::symlink("t.json", link.c_str()) == 0);
+  std::string almost = own_beginning;
+  almost[almost.find("hvd")] = 'H';
+  const std::string binary("\0[\n{\"name\"", 11);
+  for (const std::string& before :
+       {std::string("[build-system]\nrequires = [\"hatchling\"]\n"), std::string("["), std::string("[]"),
+        std::string("[\n"),
+        std::string(R"([{"name":"process_name","ph":"M","pid":0,"args":{"name":"hvd","job":"j"}}])"),
+        std::string("[\n{\"name\": \"process_name\", \"ph\": \"M\""), almost, "\n" + own_beginning, std::string("x"),
+        binary, own_beginning.substr(0, own_beginning.size() - 1), std::string(100'000, '[')}) {
+    CAPTURE(before.substr(0, 60));
+    write(path, before);
+    struct stat was {};
+    REQUIRE(::stat(path.c_str(), &was) == 0);
+    for (const std::string& opened : {path, link}) {
+      const std::string why = refusal(opened, hvd::error::invalid_argument);
+      CHECK_MESSAGE(why == "hvd: timeline on rank 1 of 4: '" + opened +
+                               "' has something else in it than a timeline of hvd, and is left as it is; remove it, or "
+                               "give the timeline another file",
+                    why);
+      CHECK(contents(path) == before);
+    }
+    struct stat is {};
+    REQUIRE(::stat(path.c_str(), &is) == 0);
+    CHECK((was.st_mtim.tv_sec == is.st_mtim.tv_sec && was.st_mtim.tv_nsec == is.st_mtim.tv_nsec));
+  }
+}
+
+TEST_CASE("a file that cannot be read is refused, not emptied") {
   const private_directory folder;
   const std::string path = folder.path() + "/t.json";
-  for (const char* const before : {"", "[\n{\"name\": \"process_name\", \"ph\": \"M\"", "[]"}) {
-    write(path, before);
-    open_file(path);
-    const auto events = timeline_events(path);
-    REQUIRE(events.size() == 2);
-    CHECK(events[0]["args"] == json{{"name", "hvd"}, {"job", "job 1"}, {"start_time_since_epoch_in_micros", 7}});
-  }
+  write(path, "precious");
+  children nobody(1);
+  nobody.start(0, [&](report& r) {
+    require(::chmod(folder.path().c_str(), 0755) == 0 && ::chmod(path.c_str(), 0222) == 0, "chmod");
+    require(::geteuid() != 0 || ::seteuid(65534) == 0, "seteuid");
+    try {
+      Timeline(path, of_rank(1, 4));
+    } catch (const hvd::error& e) {
+      require(std::string(e.what()).find("Permission denied") != std::string::npos, e.what());
+      require(e.kind() == hvd::error::invalid_argument, e.what());
+      r.progress = 1;
+    }
+  });
+  REQUIRE(nobody.wait(20.0));
+  CHECK_MESSAGE(nobody.status(0) == 0, nobody[0].text());
+  CHECK(nobody[0].progress == 1);
+  REQUIRE(::chmod(path.c_str(), 0600) == 0);
+  CHECK(contents(path) == "precious");
+  // Its memory, which reads as a file whose first page is not there.
+  CHECK(refusal("/proc/self/mem", hvd::error::system).find("cannot read '/proc/self/mem': Input/output error") !=
+        std::string::npos);
+}
+
+TEST_CASE("what is no file is not opened") {
+  const private_directory folder;
+  const std::string pipe = folder.path() + "/pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  // Whoever waits for a writer goes on waiting.
+  std::atomic<bool> opened{false};
+  std::thread reader([&] {
+    const int fd = ::open(pipe.c_str(), O_RDONLY | O_CLOEXEC);
+    opened = true;
+    ::close(fd);
+  });
+  hvd::test::pause_for(0.1);
+  CHECK(refusal(pipe, hvd::error::invalid_argument).find("is not a regular file") != std::string::npos);
+  hvd::test::pause_for(0.1);
+  CHECK(!opened);
+  ::close(::open(pipe.c_str(), O_WRONLY | O_CLOEXEC));
+  reader.join();
 }
 
 TEST_CASE("a full disk is reported once, leaves strict JSON, and the job goes on") {

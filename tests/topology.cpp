@@ -101,6 +101,14 @@ TEST_CASE("topology: CPU lists") {
   CHECK(hvd::parse_cpu_list("0-4095").size() == 4096);
 }
 
+TEST_CASE("topology: a CPU list takes the memory of its CPUs, however often it names them") {
+  std::string text = "0-9999";
+  for (int i = 0; i != 400; ++i) text += ",0-9999";
+  const cpus all = hvd::parse_cpu_list(text);
+  CHECK(all == range(0, 9999));
+  CHECK(all.capacity() < 2 * all.size());
+}
+
 TEST_CASE("topology: a wrong CPU list is named, with the place") {
   CHECK(complaint_about("0-x") == "hvd: CPU list \"0-x\", character 3: no number; allowed: numbers and ranges "
                                   "from 0 to 1048575, as in \"0-3,8\"");

@@ -21,8 +21,9 @@ struct descriptor {
   std::uint32_t op = 0;     ///< reduction::op, 0 if there is none
   operation kind{};
   dtype type = dtype::user;
-  bool invalid = false;      ///< this rank's arguments are wrong: nobody goes on
-  bool with_counts = false;  ///< for messages: the function is the one with counts, as allgather_v
+  // No bool: a peer may write any byte.
+  std::uint8_t invalid = 0;      ///< not 0: this rank's arguments are wrong, nobody goes on
+  std::uint8_t with_counts = 0;  ///< for messages, not 0: the function is the one with counts, as allgather_v
   std::int16_t root = -1;
   std::uint16_t algorithm = 0;  ///< hash of its name and tunables
   std::uint32_t in_block = 0;   ///< shared blocks that the buffers lie in, 0 if they are private
@@ -134,10 +135,10 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
 inline std::optional<error> disagreement(std::span<const descriptor> all, std::string_view operation,
                                          std::string_view label) {
   for (std::size_t q = 0; q != all.size(); ++q) {
-    if (!all[q].invalid) continue;
+    if (all[q].invalid == 0) continue;
     return error(error_kind::invalid_argument,
                  joined({operation, " on ", label, ": rank ", q, " called ", name(all[q].kind),
-                         all[q].with_counts ? "_v" : "", " with invalid arguments (its own error says which)"}),
+                         all[q].with_counts != 0 ? "_v" : "", " with invalid arguments (its own error says which)"}),
                  static_cast<int>(q));
   }
   for (std::size_t q = 1; q < all.size(); ++q) {

@@ -173,8 +173,8 @@ class arguments {
   [[nodiscard]] descriptor invalid_call() const noexcept {
     descriptor d;
     d.kind = kind_;
-    d.invalid = true;
-    d.with_counts = *suffix_ != '\0';
+    d.invalid = 1;
+    d.with_counts = *suffix_ != '\0' ? 1 : 0;
     return d;
   }
   template <class T>

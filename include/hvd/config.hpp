@@ -131,8 +131,8 @@ struct config {
   int cross_rank = 0, cross_size = 1;  ///< HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE: among the processes of the
                                        ///< same local rank on all hosts
   std::string job{};                   ///< HVD_JOB; empty if not set
-  /// HVD_LAUNCH, or what the launcher tells of itself: equal on all ranks of one launch, different in another one of the
-  /// same HVD_JOB. Empty if nobody says it.
+  /// HVD_LAUNCH, or what the launcher tells of itself: equal on all ranks of one launch, different in another one of
+  /// the same HVD_JOB. Empty if nobody says it.
   std::string launch{};
 
   std::chrono::duration<double> start_timeout{30.0};  ///< HOROVOD_START_TIMEOUT: for all ranks to join

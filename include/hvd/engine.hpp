@@ -30,7 +30,10 @@ namespace hvd::inline HVD_ABI {
 /// engine sends nothing and uses no CPU. (The contract is Horovod's: A. Sergeev, M. Del Balso, "Horovod: fast and easy
 /// distributed deep learning in TensorFlow", 2018.)
 ///
-/// Any thread may call any function, but for those that are collective: all ranks call those in the same order.
+/// Any thread may call any function, but for those that are collective: all ranks call those in the same order. Errors
+/// name ranks of the whole group, also those of operations in a process set. Of ranks that end because another one was
+/// lost none is named, but the one that was lost. The child of a fork gets invalid_argument at once from whatever it
+/// calls.
 template <Probing T>
 class Engine {
  public:
@@ -42,16 +45,25 @@ class Engine {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
     if (comm.size() > 1) detail::agree_on_options(comm, opts_);
     if (!opts_.timeline.empty()) start_timeline(opts_.timeline, opts_.mark_cycles);
-    lanes_[0] = make_lane(comm, 0, comm.rank(), 0);
-    sets_[0] = {};
-    for (int r = 0; r != comm.size(); ++r) sets_[0].push_back(r);
-    if (opts_.watch && opts_.thread && comm.size() > 1) start_watch(comm.split(0, comm.rank()));
+    for (int r = 0; r != comm.size(); ++r) in_->sets[0].push_back(r);
+    try {
+      T control = comm.split(0, comm.rank());
+      T data = comm.split(0, comm.rank());
+      in_->lanes[0] = make_lane(std::move(control), std::move(data), 0, in_->sets[0]);
+      if (opts_.watch && opts_.thread && comm.size() > 1) start_watch(comm.split(0, comm.rank()));
+    } catch (const error& e) {
+      detail::fail_at_start(comm, e, *in_->causes);
+    }
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   /// What is in flight on this rank ends with an error of kind aborted; other ranks that wait for this one get an
   /// error.
-  ~Engine() { shutdown(); }
+  ~Engine() {
+    shutdown();
+    // In a forked child other threads, which it does not have, may have been changing it, or hold its locks.
+    if (forked()) in_.release();
+  }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
@@ -133,28 +145,32 @@ class Engine {
   /// ranks, also those that are not in it; waits. Returns its number, from 1. Errors: mismatch if ranks give different
   /// lists; invalid_argument for ranks that are not there or named twice, or none.
   int add_process_set(std::vector<int> ranks) {
+    refuse_fork();
     detail::check_members(ranks, rank(), size());
-    const std::lock_guard one(managing_);
+    const std::lock_guard one(in_->managing);
     return manage(detail::about("add_process_set", {ranks.begin(), ranks.end()}));
   }
   /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
   /// invalid_argument for a set that is not there, or 0.
   void remove_process_set(int id) {
+    refuse_fork();
     {
-      const std::lock_guard lock(mutex_);
-      if (id == 0 || sets_.find(id) == sets_.end()) {
+      const std::lock_guard lock(in_->mutex);
+      // After shutdown there is none at all, which manage says.
+      if (!in_->sets.empty() && (id == 0 || in_->sets.find(id) == in_->sets.end())) {
         detail::fail(error_kind::invalid_argument,
                      {"remove_process_set: there is no process set ", id, " that could be removed"});
       }
     }
-    const std::lock_guard one(managing_);
+    const std::lock_guard one(in_->managing);
     manage(detail::about("remove_process_set", {static_cast<std::size_t>(id)}));
   }
   /// The ranks of a process set. Errors: invalid_argument if there is none of this number.
   [[nodiscard]] std::vector<int> process_set(int id) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = sets_.find(id);
-    if (found == sets_.end()) detail::no_such_set(id);
+    refuse_fork();
+    const std::lock_guard lock(in_->mutex);
+    const auto found = in_->sets.find(id);
+    if (found == in_->sets.end()) detail::no_such_set(id);
     return found->second;
   }
 
@@ -166,9 +182,9 @@ class Engine {
   /// the engine; mismatch if ranks want different sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) {
     const auto l = lane(0);
-    const std::lock_guard one(managing_);
+    const std::lock_guard one(in_->managing);
     manage(detail::about("alloc_bucket", {bytes}));
-    return {l, last_bucket_};
+    return {l, in_->last_bucket};
   }
 
   // ---- the timeline -------------------------------------------------------------------------------------------
@@ -176,55 +192,61 @@ class Engine {
   /// Writes what this rank does from now on to a file (hvd/timeline.hpp): all ranks that are told to, of their own
   /// accord and at any time, to the same one. Errors: invalid_argument if the file cannot be written.
   void start_timeline(const std::string& path, bool mark_cycles = false) {
-    timeline_.start(path, {.rank = rank_,
-                           .size = size_,
-                           .mark_cycles = mark_cycles,
-                           .job = detail::hex(clock_.job),
-                           .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
-                           .start_steady_ns = clock_.steady_ns,
-                           .start_epoch_us = clock_.epoch_us});
+    refuse_fork();
+    in_->timeline.start(path, {.rank = rank_,
+                               .size = size_,
+                               .mark_cycles = mark_cycles,
+                               .job = detail::hex(clock_.job),
+                               .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
+                               .start_steady_ns = clock_.steady_ns,
+                               .start_epoch_us = clock_.epoch_us});
   }
   /// The file is strict JSON when this returns, and at any moment before.
-  void stop_timeline() { timeline_.stop(); }
+  void stop_timeline() {
+    if (!forked()) in_->timeline.stop();
+  }
   /// For those who look: whether it records, and how many events found no room.
-  [[nodiscard]] const Timeline& timeline() const noexcept { return timeline_; }
+  [[nodiscard]] const Timeline& timeline() const noexcept { return in_->timeline; }
 
-  /// Ends the engine, as the destructor does; what is submitted later ends with an error.
+  /// Ends the engine, as the destructor does; what is submitted later ends with an error. In a forked child nothing is
+  /// done.
   void shutdown() {
+    if (forked()) return;
     std::map<int, std::shared_ptr<lane_type>> all;
     {
-      const std::lock_guard lock(mutex_);
-      all.swap(lanes_);
-      sets_.clear();
-    }
-    if (::getpid() != pid_) {  // a forked child has neither the threads nor the memory: nothing that could be ended
-      new auto(std::move(all));
-      watch_.release();
-      return;
+      const std::lock_guard lock(in_->mutex);
+      all.swap(in_->lanes);
+      in_->sets.clear();
     }
     for (const auto& [id, l] : all) l->close();
     all.clear();
-    watch_.reset();  // asks lanes, so not under the lock
+    in_->watch.reset();  // asks lanes, so not under the lock
   }
 
  private:
   using lane_type = detail::lane<T>;
 
-  std::shared_ptr<lane_type> make_lane(T& over, int color, int key, int set) {
-    T control = over.split(color, key);
-    T data = over.split(color, key);
-    std::string prefix = set == 0 ? std::string() : detail::joined({"set ", set, ": "});
-    auto made =
-        std::make_shared<lane_type>(std::move(control), std::move(data), opts_, timeline_, std::move(prefix), set == 0);
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
+  void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
+
+  /// Ranks are those of the whole group.
+  std::shared_ptr<lane_type> make_lane(T control, T data, int set, const std::vector<int>& ranks) {
+    // Whoever has an `alloc_bucket` keeps it, in a forked child as well, where nothing of it can be destroyed.
+    std::shared_ptr<lane_type> made(
+        new lane_type(std::move(control), std::move(data), opts_, in_->timeline, {set, ranks, size_}, in_->causes),
+        [owner = pid_](const lane_type* l) {
+          if (::getpid() == owner) delete l;
+        });
     made->start([this](const request& r) { return managed(r); });
     return made;
   }
   [[nodiscard]] std::shared_ptr<lane_type> lane(int process_set) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = lanes_.find(process_set);
-    if (found != lanes_.end()) return found->second;
-    if (sets_.empty()) detail::fail(error_kind::aborted, {"the engine was shut down"});
-    if (sets_.find(process_set) == sets_.end()) detail::no_such_set(process_set);
+    refuse_fork();
+    const std::lock_guard lock(in_->mutex);
+    const auto found = in_->lanes.find(process_set);
+    if (found != in_->lanes.end()) return found->second;
+    if (in_->sets.empty()) detail::fail(error_kind::aborted, {"the engine was shut down"});
+    if (in_->sets.find(process_set) == in_->sets.end()) detail::no_such_set(process_set);
     detail::fail(error_kind::invalid_argument, {"this rank is not in process set ", process_set});
   }
   handle start(request r, int process_set, bool wake) {
@@ -237,8 +259,8 @@ class Engine {
     detail::watched what;
     what.list = [this] {
       std::vector<detail::pending_operation> all;
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, l] : lanes_) {
+      const std::lock_guard lock(in_->mutex);
+      for (const auto& [id, l] : in_->lanes) {
         for (detail::pending_operation& f : l->snapshot()) {
           f.set = id;
           all.push_back(std::move(f));
@@ -247,25 +269,25 @@ class Engine {
       return all;
     };
     what.state = [this](int set) {
-      const std::lock_guard lock(mutex_);
-      const auto found = lanes_.find(set);
-      detail::lane_state s = found == lanes_.end() ? detail::lane_state{} : found->second->state();
-      if (s.waiting_for >= 0) s.waiting_for = sets_.at(set)[static_cast<std::size_t>(s.waiting_for)];
+      const std::lock_guard lock(in_->mutex);
+      const auto found = in_->lanes.find(set);
+      detail::lane_state s = found == in_->lanes.end() ? detail::lane_state{} : found->second->state();
+      if (s.waiting_for >= 0) s.waiting_for = in_->sets.at(set)[static_cast<std::size_t>(s.waiting_for)];
       return s;
     };
     what.ranks = [this](int set) {
-      const std::lock_guard lock(mutex_);
-      const auto found = sets_.find(set);
-      return found == sets_.end() ? std::vector<int>() : found->second;
+      const std::lock_guard lock(in_->mutex);
+      const auto found = in_->sets.find(set);
+      return found == in_->sets.end() ? std::vector<int>() : found->second;
     };
     what.give_up = [this](const error& why) {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, l] : lanes_) l->give_up(why);
+      const std::lock_guard lock(in_->mutex);
+      for (const auto& [id, l] : in_->lanes) l->give_up(why);
     };
-    watch_ = std::make_unique<detail::stall_watch<T>>(std::move(comm), opts_, std::move(what));
+    in_->watch = std::make_unique<detail::stall_watch<T>>(std::move(comm), opts_, std::move(what));
   }
 
-  /// A request to the engine itself, one at a time on this rank (`managing_`); returns its answer.
+  /// A request to the engine itself, one at a time on this rank (`managing`); returns its answer.
   int manage(request r) {
     const auto l = lane(0);
     const auto end = l->submit(std::move(r), false);
@@ -275,7 +297,7 @@ class Engine {
   /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
   int managed(const request& r) {
     if (r.name == "engine: alloc_bucket") {
-      last_bucket_ = lane(0)->add_bucket(r.tensors.front().shape.front());
+      in_->last_bucket = lane(0)->add_bucket(r.tensors.front().shape.front());
       return 0;
     }
     std::vector<int> listed(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
@@ -285,25 +307,37 @@ class Engine {
     const auto world = lane(0);
     const auto place = std::find(ranks.begin(), ranks.end(), world->rank());
     const bool member = place != ranks.end();
-    const int id = ++last_set_;  // this thread's alone
-    auto made = make_lane(world->data(), member ? 0 : 1, static_cast<int>(place - ranks.begin()), id);
-    const std::lock_guard lock(mutex_);
-    if (sets_.empty()) return id;  // shut down meanwhile
-    sets_[id] = std::move(ranks);
-    if (member) lanes_[id] = std::move(made);
+    const int id = ++in_->last_set;  // this thread's alone
+    const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
+    T control = world->data().split(color, key);
+    T data = world->data().split(color, key);
+    std::shared_ptr<lane_type> made;
+    try {
+      if (member) made = make_lane(std::move(control), std::move(data), id, ranks);
+    } catch (const error& e) {  // it counts in the new group
+      if (e.rank() < 0 || e.rank() >= static_cast<int>(ranks.size())) throw;
+      const int culprit = ranks[static_cast<std::size_t>(e.rank())];
+      detail::fail(e.kind(),
+                   {"rank ", culprit, " is rank ", e.rank(), " of process set ", id, ": ", detail::sentence(e)},
+                   culprit);
+    }
+    const std::lock_guard lock(in_->mutex);
+    if (in_->sets.empty()) return id;  // shut down meanwhile
+    in_->sets[id] = std::move(ranks);
+    if (member) in_->lanes[id] = std::move(made);
     return id;
   }
   int remove_set(int id) {
     std::shared_ptr<lane_type> gone;
     {
-      const std::lock_guard lock(mutex_);
-      if (const auto found = lanes_.find(id); found != lanes_.end()) {
+      const std::lock_guard lock(in_->mutex);
+      if (const auto found = in_->lanes.find(id); found != in_->lanes.end()) {
         gone = std::move(found->second);
-        lanes_.erase(found);
+        in_->lanes.erase(found);
       }
-      sets_.erase(id);
+      in_->sets.erase(id);
     }
-    if (gone) gone->close();
+    if (gone) gone->retire();
     return id;
   }
 
@@ -332,18 +366,24 @@ class Engine {
     return t;
   }
 
-  engine_options opts_;
-  int rank_, size_;
-  detail::job_clock clock_;
-  Timeline timeline_;         // lives longer than lanes
-  mutable std::mutex mutex_;  // lanes_, sets_
-  std::map<int, std::shared_ptr<lane_type>> lanes_;
-  std::map<int, std::vector<int>> sets_;
-  int last_set_ = 0;
-  std::mutex managing_;
-  std::byte* last_bucket_ = nullptr;  // by the thread that drives, for the one that waits
-  std::unique_ptr<detail::stall_watch<T>> watch_;
+  /// What threads of the engine's use.
+  struct inner {
+    Timeline timeline;  // lives longer than lanes
+    std::shared_ptr<detail::cause_board> causes = std::make_shared<detail::cause_board>();
+    std::mutex mutex;  // lanes, sets
+    std::map<int, std::shared_ptr<lane_type>> lanes;
+    std::map<int, std::vector<int>> sets;
+    int last_set = 0;
+    std::mutex managing;
+    std::byte* last_bucket = nullptr;  // by the thread that drives, for the one that waits
+    std::unique_ptr<detail::stall_watch<T>> watch;
+  };
+
+  const engine_options opts_;
+  const int rank_, size_;
+  const detail::job_clock clock_;
   const pid_t pid_ = ::getpid();
+  std::unique_ptr<inner> in_ = std::make_unique<inner>();
 };
 
 }  // namespace hvd::inline HVD_ABI

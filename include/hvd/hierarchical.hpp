@@ -50,8 +50,9 @@ namespace hvd::inline HVD_ABI {
 /// do not commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross`
 /// alone otherwise. 16-bit floats are rounded once on each level.
 ///
-/// An error of one level is that level's: its text says "rank 1 of 2" of a local group or of a lane, and rank() counts
-/// there. Bits are the same on all ranks, and in every run with the same ranks on the same hosts and the same sizes.
+/// rank() of an error counts in the whole group. Its text is that of the level, which says "rank 1 of 2" of a local
+/// group or of a lane, with the rank at fault among all ranks at its end. Bits are the same on all ranks, and in every
+/// run with the same ranks on the same hosts and the same sizes.
 ///
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
@@ -127,7 +128,7 @@ class Hierarchical {
   void check()
     requires Probing<Cross>
   {
-    if constexpr (Probing<Local>) state_->local.check();
+    if constexpr (Probing<Local>) on_host([&] { state_->local.check(); });
     if (state_->lane) state_->lane->check();
     state_->world.check();
   }
@@ -139,9 +140,9 @@ class Hierarchical {
     const state& s = *state_;
     if (const int r = s.world.waiting_for(); r >= 0) return r;
     const auto me = static_cast<std::size_t>(s.world.rank());
-    if (const int r = s.local.waiting_for(); r >= 0) return world_rank(s.map.host_of[me], r);
+    if (const int r = s.local.waiting_for(); r >= 0) return s.map.rank_of(s.map.host_of[me], r);
     const int host = s.lane ? s.lane->waiting_for() : -1;  // a lane has one rank of each host
-    return host < 0 ? -1 : world_rank(host, s.map.local_of[me]);
+    return host < 0 ? -1 : s.map.rank_of(host, s.map.local_of[me]);
   }
 
   /// Any collective, on both levels. See Native.
@@ -162,14 +163,14 @@ class Hierarchical {
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here.
   [[nodiscard]] Hierarchical split(int color, int key) {
     Cross world = state_->world.split(color, key);
-    Local local = state_->local.split(color, world.rank());
+    Local local = on_host([&] { return state_->local.split(color, world.rank()); });
     return Hierarchical(std::move(world), std::move(local), state_->sizes);
   }
 
   /// n elements on every rank, zero at first, that the ranks of one host see of each other; collective.
   template <class T>
   [[nodiscard]] auto alloc_shared(std::size_t n) {
-    return state_->local.template alloc_shared<T>(n);
+    return on_host([&] { return state_->local.template alloc_shared<T>(n); });
   }
 
  private:
@@ -183,15 +184,6 @@ class Hierarchical {
 
     state(Cross w, Local l, const hierarchy_sizes& s)
         : world(std::move(w)), local(std::move(l)), sizes(s), all_places(places(world, local)), map(all_places) {
-      for (std::size_t r = 0; r != all_places.size(); ++r) {
-        const int ranks = map.ranks[static_cast<std::size_t>(map.host_of[r])];
-        if (ranks == all_places[r].local_size) continue;
-        detail::fail(error_kind::invalid_argument,
-                     {"Hierarchical on rank ", world.rank(), " of ", world.size(), ": the local group of rank ", r,
-                      " has ", all_places[r].local_size, " ranks, but ", ranks,
-                      " ranks name the same lowest rank; allowed: local groups that are a partition of all ranks"},
-                     static_cast<int>(r));
-      }
       const auto me = static_cast<std::size_t>(world.rank());
       const int host = map.host_of[me], place = map.local_of[me];
       Cross group = world.split(std::min(place, map.lanes), host);
@@ -204,18 +196,21 @@ class Hierarchical {
     return {s.local, s.lane ? &*s.lane : nullptr, s.world, s.map, s.sizes};
   }
 
-  [[nodiscard]] int world_rank(int host, int local) const noexcept {
-    const detail::host_map& map = state_->map;
-    std::size_t r = 0;
-    while (map.host_of[r] != host || map.local_of[r] != local) ++r;
-    return static_cast<int>(r);
+  /// f of the local group: errors name the rank at fault as the whole group counts it.
+  template <class F>
+  auto on_host(const F& f) const -> decltype(f()) {
+    const state& s = *state_;
+    const int host = s.map.host_of[static_cast<std::size_t>(s.world.rank())];
+    return detail::host_map::on_level(f, [&](int local) { return s.map.rank_of(host, local); });
   }
 
   static std::vector<detail::host_place> places(Cross& world, Local& local) {
     detail::host_place mine{world.rank(), local.rank(), local.size()};
     auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
     detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
-    return detail::share_by_messages(world, mine);
+    auto all = detail::share_by_messages(world, mine);
+    detail::check_places(all, world.rank());
+    return all;
   }
 
   /// All ranks must be the same program in the same job.
@@ -232,7 +227,8 @@ class Hierarchical {
       const bool same_version = first.version == other.version;
       if (same_version && first.job == other.job) continue;
       if (same_version) {
-        detail::fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
+        detail::fail(error_kind::mismatch,
+                     {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
       }
       detail::fail(error_kind::mismatch,
                    {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
@@ -265,7 +261,8 @@ class Hierarchical {
     std::uint64_t number = detail::random_word();
     auto* const bytes = reinterpret_cast<std::byte*>(&number);
     detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
-    const std::string name = detail::part_name(detail::segment_name(detail::job_of_environment("over")), "seen", number);
+    const std::string name =
+        detail::part_name(detail::segment_name(detail::job_of_environment("over")), "seen", number);
     struct file {
       std::optional<detail::segment> made{};
       ~file() {

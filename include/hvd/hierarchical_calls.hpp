@@ -194,9 +194,9 @@ class two_levels {
   void operator()(const alltoall_call& c) const { flat(c, false); }
 
   void barrier() const {
-    local_.barrier();
-    if (local_.rank() == 0 && map_.hosts() > 1) lane_->barrier();
-    local_.barrier();
+    on_host([&] { local_.barrier(); });
+    if (local_.rank() == 0 && map_.hosts() > 1) on_lane([&] { lane_->barrier(); });
+    on_host([&] { local_.barrier(); });
   }
 
  private:
@@ -231,11 +231,20 @@ class two_levels {
 
   template <class Call>
   void here(const Call& c) const {
-    run(local_, c, automatic<>{});
+    on_host([&] { run(local_, c, automatic<>{}); });
   }
   template <class Call>
   void there(const Call& c) const {
-    run(*lane_, c, automatic<>{});
+    on_lane([&] { run(*lane_, c, automatic<>{}); });
+  }
+  /// Errors of the levels name the rank at fault as the whole group counts it.
+  template <class F>
+  void on_host(const F& f) const {
+    host_map::on_level(f, [&](int local) { return map_.rank_of(host_, local); });
+  }
+  template <class F>
+  void on_lane(const F& f) const {
+    host_map::on_level(f, [&](int host) { return map_.rank_of(host, local_.rank()); });
   }
 
   /// Runs the call on one level where there are no two, or where two do not help it.
@@ -291,13 +300,13 @@ class two_levels {
     std::optional<Call> calls[2];
     std::optional<in_flight<Cross, Call>> flights[2];
     const auto finish = [&](std::size_t k) {
-      if (flights[k % 2]) flights[k % 2]->wait();
+      if (flights[k % 2]) on_lane([&] { flights[k % 2]->wait(); });
       flights[k % 2].reset();
       end(k * each, of(k), static_cast<int>(k % 2));
     };
     for (std::size_t k = 0; k != chunks; ++k) {
       calls[k % 2].emplace(begin(k * each, of(k), static_cast<int>(k % 2)));
-      if (has_lane()) flights[k % 2].emplace(*lane_, *calls[k % 2], chunks > 1);
+      if (has_lane()) on_lane([&] { flights[k % 2].emplace(*lane_, *calls[k % 2], chunks > 1); });
       if (k != 0) finish(k - 1);
     }
     finish(chunks - 1);

@@ -50,8 +50,8 @@ class peer_memory {
   /// `size` and `shape` as the caller has checked them: the header may change.
   peer_memory(group_header& header, int size, const geometry& shape, int rank, std::string label,
               const waiting_policy& waiting, const failure_policy& failure, liveness live)
-      : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank),
-        size_(size), label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
+      : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(size),
+        label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
         sent_(std::make_unique<std::uint64_t[]>(ranks())), taken_(std::make_unique<std::uint64_t[]>(ranks())),
         inputs_(std::make_unique<const std::byte*[]>(ranks())), outputs_(std::make_unique<std::byte*[]>(ranks())) {}
   peer_memory(const peer_memory&) = delete;

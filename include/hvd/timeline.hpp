@@ -83,10 +83,11 @@ class Timeline {
   ~Timeline() { stop(); }
 
   /// Opens the file, writes its header unless another rank of the job has, and records from now on. A file that the
-  /// same job has written before, on any rank, is continued. Where this timeline already writes to `path` nothing
-  /// happens, and where it writes to another file that one is stopped. Errors, after which all is as it was:
-  /// invalid_argument if the path cannot be written, or has something else in it than a timeline; timeout if the file's
-  /// lock is held for 5 s; system.
+  /// same job has written before, on any rank, is continued; an empty one, and a timeline of another job of hvd, are
+  /// begun anew; one with any other content is refused and left as it is. Where this timeline already writes to `path`
+  /// nothing happens, and where it writes to another file that one is stopped. Errors, after which all is as it was:
+  /// invalid_argument if the path cannot be written, or has something else in it; timeout if the file's lock is held
+  /// for 5 s; system.
   void start(const std::string& path, const options& o) {
     const std::string who = detail::joined({"rank ", o.rank, " of ", o.size});
     if (forked()) {

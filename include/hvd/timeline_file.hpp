@@ -45,12 +45,12 @@ class timeline_file {
   enum class outcome : unsigned char { written, busy, failed };
 
   /// Opens the file, or makes it. Who comes first of a job empties it and writes the header with the job and the time
-  /// of the start; `who` is for messages. A child forked later lets go of the file, and `forked(context)` is called in
-  /// it.
+  /// of the start; `who` is for messages. Only an empty file and a timeline of hvd are emptied, links are followed: any
+  /// other content is refused, and is as it was. A child forked later lets go of the file, and `forked(context)` is
+  /// called in it.
   timeline_file(const std::string& path, std::string_view who, std::string_view job, std::int64_t start_epoch_us,
                 void (*forked)(void*), void* context)
-      : path_(path),
-        job_line_("[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":\"hvd\",\"job\":") {
+      : path_(path), job_line_(beginning) {
     append_json_string(job_line_, job);
     job_line_ += ",\"start_time_since_epoch_in_micros\":";
     try {
@@ -85,10 +85,13 @@ class timeline_file {
   [[nodiscard]] const std::string& problem() const noexcept { return problem_; }
 
  private:
+  /// Of every timeline of hvd, in all versions: by this a file is known as one that may be replaced.
+  static constexpr std::string_view beginning =
+      "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":\"hvd\",\"job\":";
   static constexpr char closing[] = "\n]\n";
   static constexpr std::chrono::seconds lock_limit{5};  // appends of other ranks take milliseconds
 
-  enum class owner : unsigned char { nobody, this_job, another, no_timeline };
+  enum class owner : unsigned char { nobody, this_job, another, no_timeline, unknown };
 
   // While it exists no other process appends, unless error() is not 0.
   class lock {
@@ -122,7 +125,11 @@ class timeline_file {
 
   void open(void (*forked)(void*), void* context) {
     const fork_guard::pause no_fork;
-    const int fd = ::open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    // Looked at before it is opened, because opening a pipe or a device already has effects; what counts is the look at
+    // the open file below.
+    struct stat status {};
+    if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) refuse_kind();
+    const int fd = ::open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
     if (fd < 0) {
       const int why = errno;
       constexpr std::array of_the_path = {ENOENT, ENOTDIR, EISDIR, EACCES, EPERM, EROFS, ENAMETOOLONG, ELOOP, ENXIO};
@@ -132,10 +139,10 @@ class timeline_file {
             "; give it a file in a directory that exists and that this user may write to"});
     }
     guard_.emplace(fd, forked, context);
-    struct stat status {};
-    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-      fail(error_kind::invalid_argument, {"'", path_, "' is not a regular file; give it a file of its own"});
-    }
+    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) refuse_kind();
+  }
+  [[noreturn]] void refuse_kind() const {
+    fail(error_kind::invalid_argument, {"'", path_, "' is not a regular file; give it a file of its own"});
   }
 
   void join(std::int64_t start_epoch_us) {
@@ -151,8 +158,11 @@ class timeline_file {
     switch (whose()) {
       case owner::this_job: return;
       case owner::no_timeline:
-        fail(error_kind::invalid_argument,
-             {"'", path_, "' has something else in it than a timeline; remove it, or give the timeline another file"});
+        fail(error_kind::invalid_argument, {"'", path_,
+                                            "' has something else in it than a timeline of hvd, and is left "
+                                            "as it is; remove it, or give the timeline another file"});
+      case owner::unknown:
+        fail(error_kind::system, {"cannot read '", path_, "': ", std::strerror(errno), "; give it another file"});
       case owner::another:
       case owner::nobody: break;
     }
@@ -169,13 +179,20 @@ class timeline_file {
     }
   }
 
-  // Reads the header. A file of this job tells its time of the start.
+  // Reads the header. A file of this job tells its time of the start. Unknown: errno says why.
   owner whose() {
     std::string head(job_line_.size() + 24, '\0');
-    const ::ssize_t n = ::pread(fd(), head.data(), head.size(), 0);
-    if (n <= 0) return n == 0 ? owner::nobody : owner::another;
-    head.resize(static_cast<std::size_t>(n));
-    if (!head.starts_with(job_line_)) return head.front() == '[' ? owner::another : owner::no_timeline;
+    std::size_t have = 0;
+    while (have != head.size()) {
+      const ::ssize_t n = ::pread(fd(), head.data() + have, head.size() - have, static_cast<off_t>(have));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return owner::unknown;
+      if (n == 0) break;
+      have += static_cast<std::size_t>(n);
+    }
+    head.resize(have);
+    if (head.empty()) return owner::nobody;
+    if (!head.starts_with(job_line_)) return head.starts_with(beginning) ? owner::another : owner::no_timeline;
     std::int64_t time = 0;
     const char* const last = head.data() + head.size();
     const auto [end, wrong] = std::from_chars(head.data() + job_line_.size(), last, time);

@@ -38,7 +38,7 @@ inline void put_in_order(std::vector<int>& cpus) {
 /// else is invalid_argument, which names the text and the place in it.
 inline std::vector<int> parse_cpu_list(std::string_view text) {
   constexpr int most = (1 << 20) - 1;  // far above what Linux can have, and a bound for what a typing error costs
-  std::vector<int> cpus;
+  std::vector<std::pair<int, int>> ranges;
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto refuse = [&](const char* problem) {
@@ -62,12 +62,17 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
       last = number();
       if (last < first) refuse("range ends before it begins");
     }
-    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+    ranges.emplace_back(first, last);
     if (at == end) break;
     if (*at != ',') refuse("neither ',' nor '-'");
     if (++at == end) refuse("nothing after ','");
   }
-  detail::put_in_order(cpus);
+  // In order, so that ranges that are named again and again cost no memory.
+  std::sort(ranges.begin(), ranges.end());
+  std::vector<int> cpus;
+  for (const auto& [first, last] : ranges) {
+    for (int cpu = cpus.empty() ? first : std::max(first, cpus.back() + 1); cpu <= last; ++cpu) cpus.push_back(cpu);
+  }
   return cpus;
 }
 

@@ -250,7 +250,8 @@ TEST_CASE("output past the caches of elements longer than a tile") {
   });
 }
 
-TEST_CASE("a peer's words about its buffers do not move this rank's accesses: what lies outside of a block is an error") {
+TEST_CASE(
+    "a peer's words about its buffers do not move this rank's accesses: what lies outside of a block is an error") {
   using hvd::detail::descriptor;
   constexpr std::size_t count = 4096;  // enough to be used in place
   struct lie {
@@ -258,9 +259,9 @@ TEST_CASE("a peer's words about its buffers do not move this rank's accesses: wh
     std::uint64_t in_offset, out_offset;
   };
   const std::uint64_t bytes = count * sizeof(float);
-  const lie lies[] = {{1, 1, 4, 0},       {1, 1, 0, 4},          {1, 1, bytes + 1, 0},       {1, 1, ~std::uint64_t{0}, 0},
-                      {1, 1, 0, 1 << 30}, {77, 1, 0, 0},         {1, 77, 0, 0},              {1, 1, 0, ~std::uint64_t{3}},
-                      {1, 1, bytes, 0},   {1, 1, 0, bytes},      {0xffffffff, 0, 0, 0}};
+  const lie lies[] = {{1, 1, 4, 0},       {1, 1, 0, 4},     {1, 1, bytes + 1, 0}, {1, 1, ~std::uint64_t{0}, 0},
+                      {1, 1, 0, 1 << 30}, {77, 1, 0, 0},    {1, 77, 0, 0},        {1, 1, 0, ~std::uint64_t{3}},
+                      {1, 1, bytes, 0},   {1, 1, 0, bytes}, {0xffffffff, 0, 0, 0}};
   for (const lie& l : lies) {
     hvd::thread_run(2, [&](hvd::ThreadTransport& comm) {
       auto shared = comm.alloc_shared<float>(count);

@@ -79,6 +79,7 @@ class Part:
     def rounds(self):
         """The seed of each round, until the time is over."""
         o = self.options
+        self.start = time.monotonic()  # what was built before does not count
         while self.repeats() if o.repeat else self.done < o.rounds if o.rounds else self.left() > 0 or not self.done:
             self.done += 1
             yield o.seed if o.repeat else o.seed + self.done - 1

@@ -8,7 +8,7 @@ within a second, and end; nothing may be left in shared memory, no descriptor an
 survivors can join a new job. Reports that are right but late, as happens on a busy machine, are counted apart.
 
 Modes: shm (ShmTransport), engine (hvd::Engine on it), threads (ThreadTransport, at times with an engine; ranks throw),
-python (the installed package).
+python (the installed package), mpi (MPICH's mpiexec on this host), hosts (on two that are network namespaces).
 """
 
 import random
@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import common
+import mpi_jobs
 
-COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "left", "crashes")
-MODES = ("shm", "engine", "threads", "python")
+COUNTERS = ("kills", "hangs", "wrong_kinds", "wrong_names", "late", "chains", "left", "crashes")
+MODES = ("shm", "engine", "threads", "python", "mpi", "hosts")
 SECOND = 1.0  # within which a survivor reports
 LIMIT = 30.0  # a survivor that has not ended so long after the kill hangs; machines can be busy
 SIZES = (2,) * 20 + (3,) * 20 + (8,) * 9 + (64,)
@@ -60,13 +61,17 @@ class Round:
     def all_die(self):
         return len(self.victims) == self.size
 
+    def start_timeout(self):
+        """Also of groups that are split off, so shorter than LIMIT where a rank is stopped."""
+        return START_TIMEOUT if self.when == "joining" else 10.0 if self.how == "stop" else 60.0
+
     def line(self, folder):
         """For the program that runs it."""
         words = {
             "mode": self.mode, "dir": folder, "size": self.size, "seed": self.seed % 2**31, "when": self.when,
             "operations": self.operations, "how": self.how, "victims": ",".join(map(str, self.victims)),
             "at": f"{self.at:.6f}", "timeout": SHORT_TIMEOUT if self.how == "stop" else TIMEOUT,
-            "start": START_TIMEOUT if self.when == "joining" else 60.0, "staging": self.staging,
+            "start": self.start_timeout(), "staging": self.staging,
             "again": int(self.again), "limit": LIMIT,
         }  # fmt: skip
         return " ".join(f"{name}={value}" for name, value in words.items())
@@ -188,7 +193,7 @@ def collect(rows, size):
     return ranks
 
 
-def allowed(this, ranks, rank, kind, culprit, text):
+def allowed(this, ranks, kind, culprit, text):
     """Whether this error is one that docs/errors.md promises: (kind is right, name is right)."""
     victims = this.victims
     joined = all(ranks[v].joined for v in victims)
@@ -198,12 +203,19 @@ def allowed(this, ranks, rank, kind, culprit, text):
         late = kind == "timeout"
         return kind == "peer_lost" or late, culprit in victims or (late and culprit == 0)
     if this.how == "stop":
-        watch = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS" in text and culprit == -1
-        return kind == "timeout", culprit in victims or watch
+        # Where the watch of an engine has ended a rank, the others are told that this one has given up.
+        told = this.engine and kind == "aborted" and "has given up" in text
+        return kind == "timeout" or told, True  # for the name see chained()
     if this.how == "inside":
         return kind == "aborted", culprit in victims
     kinds = ("peer_lost", "aborted") if this.how in ("throw", "thread") and this.engine else ("peer_lost",)
     return kind in kinds, culprit in victims
+
+
+def chained(this, kind, culprit):
+    """Whether a rank that waits for another that waits for the stopped one has named that other: its own deadline may
+    come first."""
+    return this.how == "stop" and kind == "timeout" and culprit not in this.victims
 
 
 class Judge:
@@ -249,7 +261,9 @@ class Judge:
         if not rank.errors and not (rank.done and ended_first):
             find("wrong_kinds", f"rank {r} has noticed nothing")
         for at, kind, culprit, text in rank.errors:
-            right_kind, right_name = allowed(this, ranks, r, kind, culprit, text)
+            right_kind, right_name = allowed(this, ranks, kind, culprit, text)
+            if chained(this, kind, culprit):
+                self.count(family, "chains")
             if not right_kind:
                 find("wrong_kinds", f"rank {r}: {kind}, rank {culprit}: {text}")
             if not right_name:
@@ -319,7 +333,7 @@ class Shared:
             self.spent[mode] += seconds
 
 
-def work(part, judge, shared, programs):
+def work(part, judge, shared):
     """Runs rounds until there are no more seeds."""
     runners = {}
     try:
@@ -328,25 +342,26 @@ def work(part, judge, shared, programs):
             if seed is None:
                 return
             start = time.monotonic()
-            command = programs[mode]
-            if command not in runners:
-                runners[command] = Processes(command, judge)
-            runners[command].run(mode, seed)
+            if mode not in runners:
+                runners[mode] = runner(part, mode, judge)
+            runners[mode].run(mode, seed)
             shared.took(mode, time.monotonic() - start)
     finally:
-        left = [process for runner in runners.values() for process in runner.close()]
+        left = [process for one in runners.values() for process in one.close()]
         if left:
             part.find(f"processes {left} are left", part.options.seed)
 
 
-def program(part, mode):
-    """The command that runs rounds of a mode."""
+def runner(part, mode, judge):
+    """What runs rounds of a mode. Raises Skipped."""
+    if mode in ("mpi", "hosts"):
+        return mpi_jobs.Jobs(mode, part.program("campaign_ranks_mpi"), judge)
     if mode != "python":
-        return (part.program("campaign_ranks"),)
+        return Processes((part.program("campaign_ranks"),), judge)
     done = subprocess.run([sys.executable, "-c", "import hvd._core"], capture_output=True, text=True, cwd="/")
     if done.returncode != 0:
         raise common.Skipped(f"the package hvd is not installed for {sys.executable}")
-    return sys.executable, common.HERE / "python_ranks.py"
+    return Processes((sys.executable, common.HERE / "python_ranks.py"), judge)
 
 
 def main():
@@ -357,15 +372,16 @@ def main():
     if unknown := set(modes) - set(MODES):
         part.parser.error(f"there is no mode {', '.join(sorted(unknown))}")
     judge = Judge(part)
-    programs = {}
+    possible = []
     for mode in modes:
         try:
-            programs[mode] = program(part, mode)
+            runner(part, mode, judge).close()
+            possible.append(mode)
         except common.Skipped as why:
             part.skip(f"{mode}: {why}")
-    shared = Shared(part, programs)
+    shared = Shared(part, possible)
     with ThreadPoolExecutor(WORKERS) as pool:
-        for worker in [pool.submit(work, part, judge, shared, programs) for _ in range(WORKERS)]:
+        for worker in [pool.submit(work, part, judge, shared) for _ in range(WORKERS)]:
             worker.result()
     part.more["rows"] = judge.modes
     return part.close()

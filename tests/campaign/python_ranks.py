@@ -34,8 +34,8 @@ def tell(rank, what, *fields):
     os.write(1, (text.replace("\n", " ")[:2000] + "\n").encode())
 
 
-def tell_error(rank, error, culprit):
-    tell(rank, "error", error.kind or "other", culprit, error)
+def tell_error(rank, error):
+    tell(rank, "error", error.kind or "other", error.rank, error)
 
 
 def doing(rank, what):
@@ -116,23 +116,21 @@ def submit(dice, own, step, process_set=None):
             handles.append(hvd.grouped_allreduce_async(parts, name=name, op=hvd.Sum, process_set=chosen))
         else:
             handles.append(hvd.allreduce_async_(data, name=name, op=hvd.Average, process_set=chosen))
-    return handles, ranks if process_set else []
+    return handles
 
 
 def wait(rank, under_way, left):
     """Waits for the oldest, so that `left` remain; after an error for all, and then raises the first."""
     first = None
     while len(under_way) > left or (first and under_way):
-        handles, ranks = under_way.popleft()
-        for handle in handles:
+        for handle in under_way.popleft():
             try:
                 hvd.synchronize(handle)
             except hvd.HorovodInternalError as e:
-                culprit = ranks[e.rank] if ranks and e.rank >= 0 else e.rank  # as the job counts
                 if first is None:
-                    first = hvd.HorovodInternalError(str(e), e.kind, culprit)
-                elif (e.kind, culprit) != (first.kind, first.rank):
-                    tell_error(rank, e, culprit)
+                    first = e
+                elif (e.kind, e.rank) != (first.kind, first.rank):
+                    tell_error(rank, e)
     if first:
         raise first
 
@@ -191,7 +189,7 @@ def live(job, rank):
         work(job, rank)
         tell(rank, "done")
     except hvd.HorovodInternalError as e:
-        tell_error(rank, e, e.rank)
+        tell_error(rank, e)
     doing(rank, "shutdown")
     hvd.shutdown()
     tell(rank, "rest", descriptors() - before, mappings_of(job.words["dir"]))

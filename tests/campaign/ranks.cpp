@@ -73,8 +73,8 @@ shared_state* common = nullptr;
   if (::write(1, line, static_cast<std::size_t>(n)) != n) ::_exit(9);
 }
 
-void tell_error(int rank, const hvd::error& e, int culprit) {
-  tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), culprit, e.what());
+void tell_error(int rank, const hvd::error& e) {
+  tell(rank, "error", "\t%s\t%d\t%s", std::string(name(e.kind())).c_str(), e.rank(), e.what());
 }
 
 struct job_round {
@@ -191,13 +191,10 @@ void wait_for(int rank, std::deque<batch>& under_way, std::size_t left) {
       try {
         h.wait();
       } catch (const hvd::error& e) {
-        // Ranks in errors of a process set are counted in it.
-        const bool whole = e.rank() < 0 || oldest.set.empty();
-        const int culprit = whole ? e.rank() : oldest.set[static_cast<std::size_t>(e.rank())];
         if (!first) {
-          first = std::make_unique<hvd::error>(e.kind(), e.what() + 5, culprit);
-        } else if (first->kind() != e.kind() || first->rank() != culprit) {
-          tell_error(rank, e, culprit);
+          first = std::make_unique<hvd::error>(e);
+        } else if (first->kind() != e.kind() || first->rank() != e.rank()) {
+          tell_error(rank, e);
         }
       }
     }
@@ -326,8 +323,8 @@ void live(const job_round& job, int rank, const Make& make) {
         ++common->joined;
         work(job, comm);
       }
-    } catch (const hvd::error& e) {  // here, before destructors have taken their time
-      tell_error(rank, e, e.rank());
+    } catch (const hvd::error& e) {  // here, before the group is left
+      tell_error(rank, e);
       doing(rank, "leave");
       return;
     } catch (const std::exception&) {
@@ -336,7 +333,7 @@ void live(const job_round& job, int rank, const Make& make) {
     }
     doing(rank, "leave at the end");
   } catch (const hvd::error& e) {
-    tell_error(rank, e, e.rank());
+    tell_error(rank, e);
     return;
   } catch (const std::exception& e) {
     tell(rank, "error", "\tother\t-1\t%s", e.what());

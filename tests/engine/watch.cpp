@@ -33,12 +33,16 @@ struct reports {
       all.push_back(text);
     };
   }
-  std::string until(const std::string& word) {  // at most 30 s
+  std::string until(const std::string& word) {
+    return until([&](const std::string& text) { return text.find(word) != std::string::npos; }, word);
+  }
+  template <class F>
+  std::string until(const F& meant, const std::string& word) {  // at most 30 s
     for (int i = 0; i != 3000; ++i) {
       {
         const std::lock_guard lock(mutex);
         for (const std::string& text : all) {
-          if (text.find(word) != std::string::npos) return text;
+          if (meant(text)) return text;
         }
       }
       std::this_thread::sleep_for(10ms);
@@ -258,6 +262,115 @@ TEST_CASE("a stopped rank does not keep the others from giving up") {
   waker.join();
   CHECK(shown.ended == 2);
   ::munmap(memory, sizeof(board));
+}
+
+namespace {
+
+/// Many ranks on few CPUs, one of which is late. What the watches have said, and how long a shutdown took at most.
+struct crowd_report {
+  std::atomic<int> wrong_sums;
+  std::atomic<bool> named;
+  std::atomic<double> longest_shutdown;
+  char text[4000];
+};
+template <class Run>
+void crowd(const Run& run, int np) {
+  CAPTURE(np);
+  void* const memory = ::mmap(nullptr, sizeof(crowd_report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  auto& shown = *new (memory) crowd_report{};
+  hvd::sharing_options few;
+  few.memory.staging_bytes = 512 << 10;
+  few.failure.timeout = 100s;
+  few.failure.start_timeout = 100s;
+  const int late = np - 2;
+  const std::string wanted = hvd::detail::joined({"; not submitted by rank ", late, ";"});
+  run(
+      [&](auto& comm) {
+        hvd::engine_options o;
+        o.stall_warning = 200ms;
+        o.report = [&](const std::string& text) {  // others may be slow as well, and are named at first
+          if (has(text, wanted) && !shown.named.exchange(true))
+            std::snprintf(shown.text, sizeof shown.text, "%s", text.c_str());
+        };
+        hvd::Engine engine(comm, o);
+        std::vector<float> v(3, 1.0f);
+        const double began = hvd::test::now();
+        while (comm.rank() == late && !shown.named && hvd::test::now() - began < 60) std::this_thread::sleep_for(5ms);
+        engine.allreduce("layer 7", v).wait();
+        if (v != std::vector<float>(3, static_cast<float>(np))) ++shown.wrong_sums;
+        const double end = hvd::test::now();
+        engine.shutdown();
+        const double took = hvd::test::now() - end;
+        for (double most = shown.longest_shutdown; took > most;) {
+          if (shown.longest_shutdown.compare_exchange_weak(most, took)) break;
+        }
+      },
+      few);
+  CHECK(shown.named);
+  CHECK(shown.wrong_sums == 0);
+  CHECK(shown.longest_shutdown < 20);  // and not until the deadline of 100 s
+  const std::string text = shown.text;
+  CHECK_MESSAGE(text.starts_with(hvd::detail::joined({"rank 0 of ", np, ": in flight for "})), text);
+  CHECK_MESSAGE(text.size() < 1000, text);  // however many ranks wait, each for another one
+  ::munmap(memory, sizeof(crowd_report));
+}
+
+}  // namespace
+
+TEST_CASE("any number of ranks: the late one is named, and nobody waits for a watch at the end") {
+  for (int np = 1; np <= hvd::detail::max_ranks; ++np) {
+    REQUIRE(hvd::detail::make_geometry(np, std::size_t{64} << 20).slot_bytes >= hvd::detail::least_slot_bytes);
+  }
+  for (const int np : {60, 61, 72}) {
+    crowd(
+        [np](auto f, const auto& o) {
+          CHECK(hvd::fork_run(
+                    np, [&](hvd::ShmTransport& comm) { f(comm); }, o) == 0);
+        },
+        np);
+  }
+  // As threads, which come together faster where there are many: their channels are the same.
+  crowd(
+      [](auto f, const auto& o) {
+        hvd::thread_run(
+            256, [&](hvd::ThreadTransport& comm) { f(comm); }, o);
+      },
+      256);
+}
+
+TEST_CASE("a rank reports only what no rank below it has submitted") {
+  // Rank 0 has nothing in flight, rank 1 one of two tensors, ranks 2 and 3 both: ranks 1 and 2 report.
+  reports said;
+  std::atomic<int> named{0};
+  hvd::thread_run(5, [&](hvd::ThreadTransport& comm) {
+    hvd::engine_options o = impatient();
+    o.report = said.writer();
+    hvd::Engine engine(comm, o);
+    std::vector<float> v(3, 1.0f), w(3, 1.0f);
+    std::vector<hvd::handle> all;
+    const auto submit = [&](bool a, bool b) {
+      if (a) all.push_back(engine.allreduce("a", v));
+      if (b) all.push_back(engine.allreduce("b", w));
+    };
+    const bool between = comm.rank() != 0 && comm.rank() != 4;
+    submit(between, between && comm.rank() != 1);
+    // Others may report more before they know.
+    if (comm.rank() == 1 || comm.rank() == 2) {
+      const std::string mine = comm.rank() == 1 ? "\"a\"" : "\"b\"", other = comm.rank() == 1 ? "\"b\"" : "\"a\"";
+      const std::string start = hvd::detail::joined({"rank ", comm.rank(), " of 5: "});
+      const std::string ranks = comm.rank() == 1 ? "submitted by ranks 1-3; not submitted by ranks 0, 4"
+                                                 : "submitted by ranks 2, 3; not submitted by ranks 0, 1, 4";
+      const std::string text = said.until(
+          [&](const std::string& t) { return t.starts_with(start) && has(t, mine) && has(t, ranks) && !has(t, other); },
+          start + mine + ", " + ranks);
+      CHECK_MESSAGE(text.starts_with(start), text);
+      ++named;
+    }
+    while (named != 2) std::this_thread::sleep_for(1ms);
+    submit(!between, !between || comm.rank() == 1);
+    for (const hvd::handle& h : all) h.wait();
+  });
 }
 
 TEST_CASE("options that differ are an error on all ranks, and the transport stays usable") {

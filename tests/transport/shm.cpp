@@ -539,7 +539,8 @@ TEST_CASE("two launches of one name at the same moment: an error, or each on its
   }
 }
 
-// ---- what is left behind ----------------------------------------------------------------------------------------------
+// ---- what is left behind
+// ----------------------------------------------------------------------------------------------
 
 // A segment under a name, as its maker leaves it that is killed there.
 void leave_segment(const private_directory& d, const hvd::detail::group_name& name) {

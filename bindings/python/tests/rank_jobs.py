@@ -27,6 +27,7 @@ def rank_environment(rank: int, size: int, job: str, **more: str) -> Dict[str, s
     place = {
         "HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_LOCAL_SIZE": size,
         "HOROVOD_CROSS_RANK": 0, "HOROVOD_CROSS_SIZE": 1, "HVD_JOB": job, "OMP_NUM_THREADS": 1,
+        "HVD_LAUNCH": 1,  # the name is drawn for each launch: nobody else has it, and joining need not wait for others
     }
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "PMI_", "OMPI_", "SLURM_"))}
     return {**clean, **{name: str(value) for name, value in place.items()}, **more}

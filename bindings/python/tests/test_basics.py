@@ -330,6 +330,48 @@ def test_control_c_where_all_ranks_are_waited_for(call: str) -> None:
             process.communicate()
 
 
+WAITING = {
+    "allreduce": "hvd.allreduce(np.ones(1), name='x')",
+    "synchronize": "hvd.synchronize(hvd.allreduce_async(np.ones(1), name='x'))",
+    "barrier": "hvd.barrier()",
+    "join": "hvd.join()",
+    "add_process_set": "hvd.add_process_set([0])",
+    "remove_process_set": "hvd.remove_process_set(other)",
+    "again and again": "[hvd.allreduce(np.ones(1), process_set=alone) for i in iter(int, 1)]",
+    "init": "hvd.init()",
+}
+
+
+@pytest.mark.parametrize("call", WAITING)
+def test_interpreter_ends_while_a_daemon_thread_waits(call: str) -> None:
+    # Each trial ends the interpreter at another moment of the wait; all must end alike.
+    trials = [start_ranks(2, f"""
+        import hvd, numpy as np, os, sys, threading, time
+        first = os.environ["HOROVOD_RANK"] == "0"
+        if {call!r} != "init":
+            hvd.init()
+            if {call!r} == "remove_process_set":
+                other = hvd.add_process_set([1])
+            elif {call!r} == "again and again":
+                alone = hvd.add_process_set([0])
+        if first:
+            threading.Thread(target=lambda: {WAITING[call]}, daemon=True).start()
+            time.sleep({trial} * 0.02)
+        else:
+            sys.stdin.readline()  # until the first is gone
+            try:
+                hvd.init()
+                hvd.allreduce(np.ones(1), name="x")
+            except hvd.HorovodInternalError as e:
+                print("left" if e.kind in ("aborted", "peer_lost") else e.kind, e.rank)
+    """, HOROVOD_START_TIMEOUT="2" if call == "init" else "40") for trial in range(6)]
+    first = [(process.wait(60), *process.communicate()) for process, _ in trials]
+    # Who has not met the others leaves nothing: they wait until their deadline.
+    expected = "timeout 0\n" if call == "init" else "left 0\n"
+    second = end_ranks([process for _, process in trials])
+    assert first == [(0, "", "")] * 6 and second == [(0, expected, "")] * 6, (first, second)
+
+
 def test_interpreter_runs_while_a_rank_waits() -> None:
     results = end_ranks(start_ranks(2, """
         import hvd, numpy as np, threading, time
@@ -449,6 +491,21 @@ def test_report() -> None:
     assert done.returncode == 0 and f"hvd {hvd.__version__}" in done.stdout and "[X] shared memory" in done.stdout
 
 
+def check_what_is_enabled() -> None:
+    assert (hvd.gloo_enabled(), hvd.mpi_enabled()) == (True, False)
+
+
+def test_what_is_built(ranks: Any) -> None:
+    """Shared memory stands for Gloo. What the report of the installation says is what scripts are told."""
+    assert hvd.gloo_built() is True and not hvd.gloo_enabled() and not hvd.mpi_enabled()
+    commands = [["hvd"], ["hvd.launcher.main", "--check-build"]]
+    for command in commands:
+        report = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=60).stdout
+        for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("CUDA", hvd.cuda_built())):
+            assert f"    [{'X' if built else ' '}] {name}" in report, report
+    ranks.run(check_what_is_enabled)
+
+
 def test_import_is_light() -> None:
     done = run_alone("""
         import sys, hvd
@@ -482,7 +539,7 @@ def test_thread_affinity() -> None:
     assert [r[:2] for r in results] == [(0, f"{{'[{cpu}]'}} True 1.0\n") for cpu in chosen], results
 
 
-@pytest.mark.parametrize("wrong", ["0", "0,0,0", "0,", "0,x", "0,-1", "999999,999999"])
+@pytest.mark.parametrize("wrong", ["0", "0,", "0,x", "0,-1", "999999,999999"])
 def test_bad_thread_affinity(wrong: str) -> None:
     results = end_ranks(start_ranks(2, """
         import hvd

@@ -32,6 +32,7 @@ for again in range(2):
     if rest.included():
         assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=rest)[0] == n - 1
     over_mpi = hvd.mpi_enabled()
+    assert hvd.gloo_enabled() != over_mpi
     hvd.shutdown()
 os.write(1, b"done over MPI\\n" if over_mpi else b"done\\n")  # in one piece
 """

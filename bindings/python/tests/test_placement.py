@@ -21,6 +21,8 @@ def test_alone() -> None:
 
 def test_horovod() -> None:
     assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j") == Place(1, 2, 1, 2, 0, 1, "j", "HOROVOD")
+    # Which launch it is tells two of one name apart; ShmTransport takes a name with @ for one of a launch.
+    assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j", HVD_LAUNCH="17").job == "j@17"
     whole: Dict[str, Any] = {
         "HOROVOD_RANK": 3, "HOROVOD_SIZE": 5, "HOROVOD_LOCAL_RANK": 1, "HOROVOD_LOCAL_SIZE": 3,
         "HOROVOD_CROSS_RANK": 1, "HOROVOD_CROSS_SIZE": 2,
@@ -32,7 +34,10 @@ def test_horovod() -> None:
 
 def test_mpich() -> None:
     place = place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
-    assert place == Place(1, 2, 1, 2, 0, 1, place.job, "PMI") and place.job.startswith("pmi-")
+    assert place == Place(1, 2, 1, 2, 0, 1, place.job, "PMI") and place.job.startswith("pmi@")
+    named = place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2, HVD_JOB="j")
+    assert named.job == place.job.replace("pmi", "j")
+    assert place_of(PMI_RANK=1, PMI_SIZE=2, HVD_JOB="j", HVD_LAUNCH="17").job == "j@17"
     hosts = place_of(PMI_RANK=3, PMI_SIZE=4, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
     assert hosts == Place(3, 4, 1, 2, 1, 2, hosts.job, "PMI") and not hosts.one_host
 
@@ -44,6 +49,20 @@ def test_open_mpi() -> None:
     }
     first, second = place_of(**variables, PMIX_NAMESPACE="1@2"), place_of(**variables, PMIX_NAMESPACE="1@3")
     assert first == Place(0, 2, 0, 2, 0, 1, first.job, "OMPI") and first.job != second.job
+
+
+def test_launches_of_one_name_are_told_apart() -> None:
+    ranks = {"HOROVOD_RANK": 1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}
+    assert place_of(**ranks, HVD_LAUNCH="7f").job == "j@7f"
+    torch = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_PORT": 29500}
+    first, second = (place_of(**ranks, **torch, TORCHELASTIC_RUN_ID=run).job for run in "ab")
+    assert first.startswith("j@") and second.startswith("j@") and first != second
+    # A job that something else started inside of torchrun's.
+    assert place_of(**{**ranks, "HOROVOD_SIZE": 3}, **torch, TORCHELASTIC_RUN_ID="a").job == "j"
+    mpi = {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "PMIX_NAMESPACE": "1@2"}
+    assert place_of(**mpi, HVD_JOB="j").job.startswith("j@")
+    with pytest.raises(ValueError, match="HVD_LAUNCH"):
+        place_of(**ranks, HVD_LAUNCH="a/b")
 
 
 def test_slurm() -> None:

@@ -31,10 +31,11 @@ inline std::string mpi_launcher_process() {
     long parent = 0;
     unsigned long long start = 0;
     // The state, then 20 numbers, of which the 1st is the parent and the 19th the start.
-    if (close == text.npos || std::sscanf(text.c_str() + close + 1,
-                                          " %*c %ld %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-                                          "%llu",
-                                          &parent, &start) != 2) {
+    if (close == text.npos ||
+        std::sscanf(text.c_str() + close + 1,
+                    " %*c %ld %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                    "%llu",
+                    &parent, &start) != 2) {
       return {};
     }
     const std::string_view name(text.data() + open + 1, close - open - 1);

@@ -80,6 +80,8 @@ struct alignas(cache_line) slot {
   std::uint64_t reserved[6];
 };
 inline constexpr int slots_per_channel = 2;
+/// The payload of a slot has so many bytes at least, with any number of ranks: what is no longer is one fragment.
+inline constexpr std::size_t least_slot_bytes = 8 * cache_line;
 inline constexpr int cells_per_rank = 3;  // why three suffice: see algorithm/direct_cells.hpp
 
 inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -103,7 +105,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
   const std::size_t per_channel = g.window_bytes / 4 / ranks;
   const std::size_t fixed = slots_per_channel * sizeof(slot) + apart;
   const std::size_t payload = per_channel > fixed ? (per_channel - fixed) / slots_per_channel : 0;
-  g.slot_bytes = std::clamp<std::size_t>(payload / cache_line * cache_line, 8 * cache_line, 32768);
+  g.slot_bytes = std::clamp<std::size_t>(payload / cache_line * cache_line, least_slot_bytes, 32768);
   const std::size_t channel_bytes = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
   g.cells_at = round_up(g.channels_at + ranks * channel_bytes, 4096);
   const std::size_t left = g.window_bytes > g.cells_at ? g.window_bytes - g.cells_at : 0;

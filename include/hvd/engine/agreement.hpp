@@ -33,6 +33,7 @@ namespace hvd::inline HVD_ABI::detail {
 struct alignas(64) door {
   std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleeping{0};
+  std::atomic<std::uint64_t> cause{0};  ///< why its rank ends (cause.hpp), or 0
 
   void ring() noexcept {
     rings.fetch_add(1);
@@ -69,6 +70,12 @@ class agreement {
 
   /// Wakes the thread that sleeps here, if one does. Any thread of this process may call it.
   void ring() noexcept { mine().ring(); }
+
+  /// Why a rank ends, as it has told those with whom it has common memory; 0 if it has not.
+  [[nodiscard]] std::uint64_t cause(int rank) const noexcept {
+    return peer_doors_.empty() ? 0 : peer_doors_[static_cast<std::size_t>(rank)]->cause.load();
+  }
+  [[nodiscard]] std::atomic<std::uint64_t>& own_cause() noexcept { return mine().cause; }
 
   /// Whether a round is under way in which this rank takes part.
   [[nodiscard]] bool under_way() const noexcept { return active_; }

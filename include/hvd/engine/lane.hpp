@@ -3,6 +3,7 @@
 
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/autotune.hpp>
+#include <hvd/engine/cause.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
@@ -37,12 +38,14 @@ class lane final : public waiting_room {
   using clock = std::chrono::steady_clock;
 
   /// `control` carries agreement, `data` what is agreed on; both have the ranks of the process set.
-  lane(T control, T data, const engine_options& opts, Timeline& timeline, std::string prefix, bool tuned)
+  lane(T control, T data, const engine_options& opts, Timeline& timeline, const lane_members& members,
+       std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
-        agreement_(control_), negotiation_(opts.cache_capacity, control_.rank(), control_.size()),
-        execute_(data_, opts.fusion_threshold), observer_(timeline, control_.rank(), std::move(prefix)),
+        agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
+        negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
+        observer_(timeline, control_.rank(), members.set == 0 ? std::string() : joined({"set ", members.set, ": "})),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
-    if (opts.autotune && tuned) tuner_.emplace(data_, opts);
+    if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
   }
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;
@@ -67,7 +70,6 @@ class lane final : public waiting_room {
   /// Takes a request whose arguments have been checked. Errors: invalid_argument if its name is in flight. With `wake`
   /// false no thread is woken, because the caller waits at once.
   std::shared_ptr<completion> submit(request r, bool wake) {
-    refuse_fork();
     auto what = std::make_shared<submission>(std::move(r));
     const std::string& name = what->what.name;
     std::optional<error> too_late;
@@ -86,20 +88,19 @@ class lane final : public waiting_room {
         fresh_.push_back(what);
       }
     }
-    if (too_late) complete(*what, told(*what->end, *too_late));
+    if (too_late) complete(*what, cause_.told(*what->end, *too_late));
     if (wake || turns_.taken()) stir();
     return what->end;
   }
 
   /// See Engine::join.
   std::shared_ptr<completion> join() {
-    refuse_fork();
     auto end = std::make_shared<completion>();
     introduce(*end, "join", {});
     {
       const std::lock_guard lock(mutex_);
       if (stopped_) {
-        end->finish(told(*end, *stopped_));
+        end->finish(cause_.told(*end, *stopped_));
         return end;
       }
       if (joining_)
@@ -111,7 +112,7 @@ class lane final : public waiting_room {
   }
 
   void await(const completion& end, clock::time_point until) override {
-    refuse_fork();
+    refuse_fork(pid_, rank_, size_);
     if (turns_.mine()) {
       fail(error_kind::invalid_argument,
            {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
@@ -134,15 +135,22 @@ class lane final : public waiting_room {
     stir();
     // A collective under way may end by itself; one whose other ranks do not come is ended.
     for (int i = 0; turns_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
-    if (turns_.taken()) abandon();
+    if (turns_.taken()) cause_.abandon();
     turns_.join();
     turns_.insist([this] {
       if (agreement_.under_way()) {  // others are waiting for this rank's words
-        abandon();
+        look_around();
+        cause_.abandon();
         keep_messages();
       }
       stop(error(error_kind::aborted, "the engine was shut down"));
     });
+  }
+
+  /// The same where all ranks end it, and none of them is lost.
+  void retire() {
+    cause_.retire();
+    close();
   }
 
   /// What is in flight, for the watch. Any thread.
@@ -159,7 +167,7 @@ class lane final : public waiting_room {
       if (!verdict_) verdict_ = why;
     }
     condemned_.store(true);
-    abandon();  // the driver may be in a collective, which ends by this
+    cause_.abandon();  // the driver may be in a collective, which ends by this
     stir();
   }
   /// What the driving thread does, and for which rank of the process set it waits. Any thread.
@@ -174,13 +182,6 @@ class lane final : public waiting_room {
     end.name = name;
     end.rank = rank_;
     end.size = size_;
-  }
-  /// The child of a fork has neither the threads nor the common memory.
-  void refuse_fork() const {
-    if (::getpid() == pid_) return;
-    fail(error_kind::invalid_argument,
-         {"the engine of rank ", rank_, " of ", size_,
-          ": this process was forked from the one that made it; only that one may use it"});
   }
 
   // ---- who drives ---------------------------------------------------------------------------------------------
@@ -214,10 +215,10 @@ class lane final : public waiting_room {
         }
       }
     } catch (const error& e) {
-      abandon();
-      stop(condemned_.load() ? verdict() : e);
+      if (condemned_.load()) cause_.abandon();
+      stop(condemned_.load() ? verdict() : cause_.settle(e));
     } catch (const std::exception& e) {
-      abandon();
+      cause_.abandon();
       stop(error(error_kind::system, joined({"the engine on rank ", rank(), " of ", size(), ": ", e.what()})));
     }
     phase_.store(lane_phase::idle, std::memory_order_relaxed);
@@ -327,11 +328,14 @@ class lane final : public waiting_room {
     }();
   }
 
-  /// Tells the other ranks, where they can be told, that this one gives up.
-  void abandon() noexcept {
+  /// Perhaps this rank ends because another one was lost, of which its program has learned elsewhere.
+  void look_around() noexcept {
     if constexpr (PeerMemory<T>) {
-      control_.peers().set_abort(error_kind::aborted, control_.rank());
-      data_.peers().set_abort(error_kind::aborted, data_.rank());
+      try {
+        control_.check();
+      } catch (const error& e) {
+        cause_.settle(e);
+      }
     }
   }
 
@@ -357,16 +361,8 @@ class lane final : public waiting_room {
       fresh_.clear();
       join = std::move(joining_);
     }
-    for (const auto& [name, s] : left) complete(*s, told(*s->end, why));
-    if (join) join->finish(told(*join, why));
-  }
-  /// What stopped the lane, to one operation of it: not in what step of which group it was noticed.
-  static error told(const completion& end, const error& why) {
-    if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
-    return error(why.kind(),
-                 joined({end.label(), ": rank ", why.rank(),
-                         " has exited or was killed, or has shut its engine down; see what it has said itself"}),
-                 why.rank());
+    for (const auto& [name, s] : left) complete(*s, cause_.told(*s->end, why));
+    if (join) join->finish(cause_.told(*join, why));
   }
 
   const engine_options opts_;
@@ -375,6 +371,7 @@ class lane final : public waiting_room {
   T control_;
   T data_;
   agreement<T> agreement_;
+  lane_cause<T> cause_;
   negotiation negotiation_;
   executor<T> execute_;
   std::vector<shared_array<std::byte>> buckets_;

@@ -244,7 +244,8 @@ class negotiation {
     }
     last_joined_ = everyone_joined_ ? static_cast<int>(all.last_join & ((1U << rank_bits) - 1)) : -1;
     if (last_joined_ >= size_) {
-      fail(error_kind::mismatch, {"the engine of another rank says that rank ", last_joined_, " of ", size_, " joined"});
+      fail(error_kind::mismatch,
+           {"the engine of another rank says that rank ", last_joined_, " of ", size_, " joined"});
     }
     return refused;
   }

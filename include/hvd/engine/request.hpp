@@ -18,6 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include <sys/types.h>
+#include <unistd.h>
+
 namespace hvd::inline HVD_ABI {
 
 /// One tensor of a submission, on this rank: contiguous memory in row-major order.
@@ -99,6 +102,14 @@ class completion {
   std::atomic<std::uint32_t> state_{0};
   std::optional<error> problem_;
 };
+
+/// The child of a fork has neither the threads nor the common memory of an engine, and another thread may have held any
+/// of its locks: asked before one is taken.
+inline void refuse_fork(pid_t owner, int rank, int size) {
+  if (::getpid() == owner) return;
+  fail(error_kind::invalid_argument, {"the engine of rank ", rank, " of ", size,
+                                      ": this process was forked from the one that made it; only that one may use it"});
+}
 
 /// What a handle needs of the lane behind it: to wait there, which makes progress.
 class waiting_room {

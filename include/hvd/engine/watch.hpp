@@ -2,6 +2,8 @@
 #pragma once
 
 #include <hvd/detail/futex.hpp>
+#include <hvd/detail/layout.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
 #include <hvd/transport.hpp>
@@ -14,10 +16,10 @@
 #include <cstdio>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,16 +49,23 @@ struct watched {
 };
 
 /// Looks about every second. When something has been in flight for longer than `stall_warning`, it asks the watches of
-/// the other ranks about it, over a transport of its own, so that a rank whose program or whose engine is stuck still
+/// other ranks about it, over a transport of its own, so that a rank whose program or whose engine is stuck still
 /// answers; one whose process is stopped does not, and is named for that. The lowest rank that has submitted a stalled
-/// operation reports it. While nothing stalls no message is sent.
+/// operation reports it. So a rank asks those below it first, twice as many each time, and the ranks above it only if
+/// none below has submitted it. While nothing stalls no message is sent.
+///
+/// No `send` waits for its receiver, with any number of ranks: a message fits into one slot of a channel, and no
+/// channel holds more than two. One is a question: a rank that has not answered is not asked again, not even about
+/// something else. The other is an answer: its receiver asks again only after it has taken the last one. Over MPI these
+/// two short messages are all that MPI has to buffer.
 template <Probing T>
 class stall_watch {
  public:
   using clock = std::chrono::steady_clock;
 
   stall_watch(T comm, const engine_options& opts, watched what)
-      : comm_(std::move(comm)), opts_(opts), what_(std::move(what)), thread_([this] { serve(); }) {}
+      : comm_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())),
+        thread_([this] { serve(); }) {}
   stall_watch(const stall_watch&) = delete;
   stall_watch& operator=(const stall_watch&) = delete;
   ~stall_watch() {
@@ -66,16 +75,26 @@ class stall_watch {
   }
 
  private:
-  static constexpr std::size_t most_names = 16;  // in a question
-  // Of a message: one for each rank fits into every channel, so that nobody waits for a rank that does not read.
-  static constexpr std::size_t most_bytes = 2048, most_letters = 96;
-  static constexpr char question = 'q', answer = 'a';
+  static constexpr std::size_t most_activities = 8;  // in a report, with the rank that each waits for
 
-  /// What one rank has answered.
-  struct reply {
-    std::vector<bool> submitted{};
-    std::vector<lane_state> states{};
+  /// A question about some operations; filled in, it is the answer.
+  struct message {
+    enum : std::uint32_t { question, answer };
+    static constexpr std::size_t most = 16;
+    struct entry {
+      std::uint64_t name = 0;  ///< its hash, so that questions are short; who asks has the text
+      std::int32_t set = 0;
+      std::int32_t waiting_for = -1;
+      std::uint32_t submitted = 0;
+      std::uint32_t phase = 0;
+    };
+    std::uint32_t kind = question;
+    std::uint32_t number = 0;  ///< of the question
+    std::uint64_t entries = 0;
+    entry all[most]{};
   };
+  static_assert(sizeof(message) <= least_slot_bytes && slots_per_channel >= 2);
+  static_assert(std::has_unique_object_representations_v<message>, "hvd: it is sent as it lies in memory");
 
   void serve() noexcept {
     const auto period = std::clamp<std::chrono::duration<double>>(opts_.stall_warning / 4, std::chrono::milliseconds(5),
@@ -84,10 +103,9 @@ class stall_watch {
       futex_wait(stop_, 0, std::chrono::duration_cast<std::chrono::nanoseconds>(period));
       if (stop_.load() != 0) return;
       try {
-        for (int q = 0; q != comm_.size(); ++q) {
-          while (q != comm_.rank() && comm_.arrived(q)) take(q);
-        }
-        look(period);
+        std::vector<pending_operation> mine = what_.list();
+        take_all(mine);
+        look(std::move(mine), period);
       } catch (const error&) {
         return;  // a rank is gone, as those who wait for it will say
       } catch (const std::exception& e) {
@@ -97,32 +115,32 @@ class stall_watch {
     }
   }
 
-  void look(std::chrono::duration<double> period) {
-    std::vector<pending_operation> all = what_.list();
-    std::sort(all.begin(), all.end(),
+  void look(std::vector<pending_operation> mine, std::chrono::duration<double> period) {
+    std::sort(mine.begin(), mine.end(),
               [](const pending_operation& a, const pending_operation& b) { return a.since < b.since; });
     const auto now = clock::now();
-    if (all.empty() || now - all.front().since < opts_.stall_warning) {
+    if (mine.empty() || now - mine.front().since < opts_.stall_warning) {
       asked_.clear();
       return;
     }
-    const double age = std::chrono::duration<double>(now - all.front().since).count();
+    const double age = std::chrono::duration<double>(now - mine.front().since).count();
     if (opts_.stall_shutdown.count() > 0 && age > opts_.stall_shutdown.count()) {
       what_.give_up(error(error_kind::timeout, joined({"rank ", comm_.rank(), " of ", comm_.size(),
                                                        " gives up: an operation has been in flight for ", tenths(age),
                                                        " s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)"})));
       stop_.store(1);
     } else if (asked_.empty() && now >= next_) {
-      while (all.size() > most_names) all.pop_back();
-      std::erase_if(all, [&](const pending_operation& f) { return now - f.since < opts_.stall_warning; });
-      asked_ = std::move(all);
-      asked_at_ = now;
+      while (mine.size() > message::most) mine.pop_back();
+      std::erase_if(mine, [&](const pending_operation& f) { return now - f.since < opts_.stall_warning; });
+      asked_ = std::move(mine);
       replies_.clear();
-      ask();
-    } else if (!asked_.empty() && (replies_.size() + 1 == static_cast<std::size_t>(comm_.size()) ||
-                                   now - asked_at_ > 3 * period + std::chrono::milliseconds(200))) {
-      const std::string text = report(age);
-      if (!text.empty()) tell(text);
+      ++number_;
+      asked_ranks_ = 0;
+      ask_more();
+    } else if (!asked_.empty() && (all_replied() || now - asked_at_ > 3 * period + std::chrono::milliseconds(200))) {
+      const bool report_due = !reported_below();
+      if (report_due && asked_ranks_ != comm_.size()) return ask_more();
+      if (report_due) tell(report(age));
       asked_.clear();
       next_ = now + std::chrono::duration_cast<clock::duration>(opts_.stall_warning);
     }
@@ -137,72 +155,78 @@ class stall_watch {
 
   // ---- questions and answers ----------------------------------------------------------------------------------
 
-  void ask() {
-    std::string text;
-    detail::put(text, question);
-    detail::put(text, ++number_);
-    detail::put(text, static_cast<std::uint32_t>(asked_.size()));
+  /// Asks the next ranks: those below this one in parts that grow, then all others.
+  void ask_more() {
+    const int me = comm_.rank();
+    const int end = asked_ranks_ < me ? std::min(2 * asked_ranks_ + 1, me) : comm_.size();
+    message m;
+    m.number = number_;
     for (const pending_operation& f : asked_) {
-      detail::put(text, f.set);
-      const std::string_view name = std::string_view(f.name).substr(0, most_letters);
-      detail::put(text, static_cast<std::uint32_t>(name.size()));
-      text += name;
+      m.all[m.entries].name = text_hash(f.name);
+      m.all[m.entries++].set = f.set;
     }
-    owing_.resize(static_cast<std::size_t>(comm_.size()));
+    for (; asked_ranks_ != end; ++asked_ranks_) {
+      if (asked_ranks_ == me || owing_[static_cast<std::size_t>(asked_ranks_)]) continue;
+      owing_[static_cast<std::size_t>(asked_ranks_)] = true;
+      send(m, asked_ranks_);
+    }
+    asked_at_ = clock::now();
+  }
+  [[nodiscard]] bool all_replied() const {
+    return replies_.size() + (comm_.rank() < asked_ranks_ ? 1 : 0) == static_cast<std::size_t>(asked_ranks_);
+  }
+  /// Whether for each operation a lower rank reports.
+  [[nodiscard]] bool reported_below() const {
+    for (std::size_t i = 0; i != asked_.size(); ++i) {
+      const auto has = [&](const auto& reply) {
+        return reply.first < comm_.rank() && reply.second.all[i].submitted != 0;
+      };
+      if (std::none_of(replies_.begin(), replies_.end(), has)) return false;
+    }
+    return true;
+  }
+
+  void take_all(const std::vector<pending_operation>& mine) {
+    std::vector<std::pair<int, std::uint64_t>> submitted;
     for (int q = 0; q != comm_.size(); ++q) {
-      // A rank that has not answered yet may be stopped, and what is sent to it would stay where it is.
-      if (q == comm_.rank() || owing_[static_cast<std::size_t>(q)]) continue;
-      owing_[static_cast<std::size_t>(q)] = true;
-      send(text, q);
-    }
-  }
-  void take(int from) {
-    std::string text(most_bytes, '\0');
-    comm_.recv(reinterpret_cast<std::byte*>(text.data()), text.size(), from);
-    std::string_view rest = text;
-    const auto kind = detail::take<char>(rest);
-    const auto number = detail::take<std::uint32_t>(rest);
-    const auto entries = std::min<std::uint32_t>(detail::take<std::uint32_t>(rest), most_names);
-    if (kind == answer) {
-      owing_[static_cast<std::size_t>(from)] = false;
-      if (number != number_ || entries != asked_.size()) return;
-      reply r;
-      for (std::uint32_t i = 0; i != entries; ++i) {
-        r.submitted.push_back(detail::take<char>(rest) != 0);
-        r.states.push_back(detail::take<lane_state>(rest));
+      while (q != comm_.rank() && comm_.arrived(q)) {
+        message m;
+        comm_.recv(reinterpret_cast<std::byte*>(&m), sizeof m, q);
+        m.entries = std::min<std::uint64_t>(m.entries, message::most);
+        if (m.kind == message::answer) {
+          owing_[static_cast<std::size_t>(q)] = false;
+          if (m.number == number_ && m.entries == asked_.size()) replies_[q] = m;
+          continue;
+        }
+        if (submitted.empty()) {
+          for (const pending_operation& f : mine) submitted.emplace_back(f.set, text_hash(f.name));
+          std::sort(submitted.begin(), submitted.end());
+        }
+        reply(m, q, submitted);
       }
-      replies_[from] = std::move(r);
-      return;
     }
-    const std::vector<pending_operation> mine = what_.list();
-    std::string back;
-    detail::put(back, answer);
-    detail::put(back, number);
-    detail::put(back, entries);
-    for (std::uint32_t i = 0; i != entries; ++i) {
-      const int set = detail::take<int>(rest);
-      const auto length = std::min<std::size_t>(detail::take<std::uint32_t>(rest), rest.size());
-      const std::string_view name = rest.substr(0, length);
-      rest.remove_prefix(length);
-      const bool has = std::any_of(mine.begin(), mine.end(), [&](const pending_operation& f) {
-        return f.set == set && std::string_view(f.name).substr(0, most_letters) == name;
-      });
-      detail::put(back, static_cast<char>(has));
-      detail::put(back, what_.state(set));
+  }
+  void reply(message m, int to, const std::vector<std::pair<int, std::uint64_t>>& submitted) {
+    m.kind = message::answer;
+    for (std::size_t i = 0; i != m.entries; ++i) {
+      auto& e = m.all[i];
+      const lane_state s = what_.state(e.set);
+      e.submitted =
+          std::binary_search(submitted.begin(), submitted.end(), std::pair<int, std::uint64_t>(e.set, e.name));
+      e.phase = static_cast<std::uint32_t>(s.phase);
+      e.waiting_for = s.waiting_for;
     }
-    send(back, from);
+    send(m, to);
   }
-  void send(std::string text, int to) {
-    text.resize(most_bytes);
-    comm_.send(reinterpret_cast<const std::byte*>(text.data()), text.size(), to);
-  }
+  void send(const message& m, int to) { comm_.send(reinterpret_cast<const std::byte*>(&m), sizeof m, to); }
+
   // ---- the report ---------------------------------------------------------------------------------------------
 
   [[nodiscard]] std::string report(double age) const {
     std::string text;
     for (std::size_t i = 0; i != asked_.size(); ++i) {
       std::vector<int> with, without, silent;
-      std::map<std::string, std::vector<int>> doing;
+      std::map<std::string, std::vector<int>> doing, phases;
       for (const int r : what_.ranks(asked_[i].set)) {
         const auto found = replies_.find(r);
         if (r != comm_.rank() && found == replies_.end()) {
@@ -210,8 +234,10 @@ class stall_watch {
           continue;
         }
         const bool mine = r == comm_.rank();
-        (mine || found->second.submitted[i] ? with : without).push_back(r);
-        doing[sentence_of(mine ? what_.state(asked_[i].set) : found->second.states[i])].push_back(r);
+        (mine || found->second.all[i].submitted != 0 ? with : without).push_back(r);
+        const lane_state s = mine ? what_.state(asked_[i].set) : state_of(found->second.all[i]);
+        doing[sentence_of(s, true)].push_back(r);
+        phases[sentence_of(s, false)].push_back(r);
       }
       if (with.empty() || with.front() != comm_.rank()) continue;  // that rank reports it
       const double seconds = std::chrono::duration<double>(clock::now() - asked_[i].since).count();
@@ -226,14 +252,20 @@ class stall_watch {
                       " s: submitted by ", ranks_text(with)});
       if (!without.empty()) text += joined({"; not submitted by ", ranks_text(without)});
       if (!silent.empty()) text += joined({"; no answer from ", ranks_text(silent), " (stopped, or lost?)"});
-      for (const auto& [what, ranks] : doing) {
+      // Of many ranks each may wait for another one.
+      for (const auto& [what, ranks] : doing.size() <= most_activities ? doing : phases) {
         if (!what.empty()) text += joined({"; ", ranks_text(ranks), what});
       }
     }
     return text;
   }
-  static std::string sentence_of(const lane_state& s) {
-    const std::string whom = s.waiting_for < 0 ? std::string() : joined({", waiting for rank ", s.waiting_for});
+  static lane_state state_of(const typename message::entry& e) noexcept {
+    return {static_cast<lane_phase>(e.phase), e.waiting_for};
+  }
+  static std::string sentence_of(const lane_state& s, bool precise) {
+    const std::string whom = s.waiting_for < 0 ? std::string()
+                             : precise         ? joined({", waiting for rank ", s.waiting_for})
+                                               : std::string(", waiting for others");
     switch (s.phase) {
       case lane_phase::idle: return {};
       case lane_phase::waiting: return joined({": waiting for others to submit", whom});
@@ -262,7 +294,8 @@ class stall_watch {
   std::vector<pending_operation> asked_;  // what the question under way is about
   clock::time_point asked_at_{}, next_{};
   std::uint32_t number_ = 0;  // of the question
-  std::map<int, reply> replies_;
+  int asked_ranks_ = 0;       // ranks below this have been asked it
+  std::map<int, message> replies_;
   std::vector<bool> owing_;  // who has been asked and has not answered
   std::atomic<std::uint32_t> stop_{0};
   std::thread thread_;

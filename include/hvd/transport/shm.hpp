@@ -48,7 +48,8 @@ class ShmTransport {
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
   /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to something new each time, or the variables of
-  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its value and what is allowed.
+  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its
+  /// value and what is allowed.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     if (c.size > 1 && c.job.empty()) {
@@ -116,8 +117,10 @@ class ShmTransport {
                                                   state_->opts(), 0, lost));
     } catch (const error& e) {
       if (e.rank() < 0) throw;
-      // The new group's numbers mean nothing to the caller, who never gets it.
-      const int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
+      // one, which need not be of the new group.
+      int culprit = plan.members[static_cast<std::size_t>(e.rank())];
+      if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
         detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);

@@ -1,6 +1,8 @@
 // errors.hpp: hvd::error as exceptions of Python.
 #pragma once
 
+#include "gil.hpp"
+
 #include <hvd/error.hpp>
 #include <nanobind/nanobind.h>
 
@@ -14,16 +16,24 @@ struct failed_operation {
   hvd::error why;
 };
 
-/// With the GIL.
-inline void set_internal_error(const hvd::error& e) {
-  namespace nb = nanobind;
-  try {
-    const nb::object type = nb::module_::import_("hvd.exceptions").attr("HorovodInternalError");
-    const nb::object value = type(e.what(), nb::str(std::string(hvd::name(e.kind())).c_str()), e.rank());
-    PyErr_SetObject(type.ptr(), value.ptr());
-  } catch (nb::python_error& other) {
-    other.restore();  // a signal's exception that came in between
-  }
+/// A call of a job that this process has left.
+struct closed_job {};
+
+/// Raises what a function of hvd.basics returns. With the GIL.
+template <class... A>
+void raise(const char* function, const char* format, const A&... arguments) {
+  stay_if_python_ends([&] {
+    PyObject* const basics = PyImport_ImportModule("hvd.basics");
+    PyObject* const value = basics != nullptr ? PyObject_CallMethod(basics, function, format, arguments...) : nullptr;
+    // Without a value another exception is there, perhaps that of a signal which came in between.
+    if (value != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
+    Py_XDECREF(value);
+    Py_XDECREF(basics);
+  });
+}
+
+inline void raise_internal_error(const hvd::error& e) {
+  raise("internal_error", "ssi", e.what(), std::string(hvd::name(e.kind())).c_str(), e.rank());
 }
 
 /// A call that can never work is a ValueError; all else is a HorovodInternalError, which a restart might mend.
@@ -31,12 +41,14 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
   try {
     std::rethrow_exception(thrown);
   } catch (const failed_operation& e) {
-    set_internal_error(e.why);
+    raise_internal_error(e.why);
+  } catch (const closed_job&) {
+    raise("outside_job", nullptr);
   } catch (const hvd::error& e) {
     if (e.kind() == hvd::error::invalid_argument)
       PyErr_SetString(PyExc_ValueError, e.what());
     else
-      set_internal_error(e);
+      raise_internal_error(e);
   }
 }
 

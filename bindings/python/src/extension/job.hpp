@@ -1,6 +1,8 @@
 // job.hpp: the session of a process, as the class Job of Python.
 #pragma once
 
+#include "errors.hpp"
+#include "gil.hpp"
 #include "keep_alive.hpp"
 #include "session.hpp"
 
@@ -21,16 +23,18 @@ class job {
   auto run(const F& f) const {
     // A reference of its own: another thread may close the job meanwhile.
     const std::shared_ptr<session> s = session_;
-    if (!s) throw nanobind::value_error("Horovod has not been initialized; use hvd.init().");
-    const nanobind::gil_scoped_release released;
+    if (!s) throw closed_job();
+    const released_gil released;
     return f(*s);
   }
 
-  /// Other ranks that wait for this one learn of it.
+  /// Other ranks that wait for this one learn of it. Other threads that are in a call get an error, and then let go of
+  /// the session.
   void close() {
     std::shared_ptr<session> last = std::move(session_);
     {
-      const nanobind::gil_scoped_release released;
+      const released_gil released;
+      if (last) last->shutdown();
       last.reset();
     }
     released_objects::instance().drain();

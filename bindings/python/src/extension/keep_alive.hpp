@@ -1,6 +1,8 @@
 // keep_alive.hpp: Python objects that threads of the engine let go of.
 #pragma once
 
+#include "gil.hpp"
+
 #include <nanobind/nanobind.h>
 
 #include <memory>
@@ -32,7 +34,9 @@ class released_objects {
       const std::lock_guard lock(mutex_);
       objects.swap(objects_);
     }
-    for (PyObject* const object : objects) Py_DECREF(object);
+    stay_if_python_ends([&] {
+      for (PyObject* const object : objects) Py_DECREF(object);
+    });
   }
 
  private:

@@ -1,6 +1,7 @@
 // module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is known here.
 
 #include "errors.hpp"
+#include "gil.hpp"
 #include "job.hpp"
 #include "keep_alive.hpp"
 #include "session.hpp"
@@ -79,7 +80,7 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
     if (limit) next = std::min(next, std::max(seconds(0), seconds(*limit) - seconds(clock::now() - started)));
     std::optional<hvd::error> problem;
     {
-      const nb::gil_scoped_release released;
+      const released_gil released;
       try {
         h.wait(next);
       } catch (const hvd::error& e) {
@@ -98,7 +99,9 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
       }
     }
     if (problem->kind() != hvd::error::timeout) throw failed_operation{*problem};  // it cannot be waited for at all
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    int interrupted = 0;
+    stay_if_python_ends([&] { interrupted = PyErr_CheckSignals(); });
+    if (interrupted != 0) throw nb::python_error();
     if (limit && seconds(clock::now() - started) >= seconds(*limit)) {
       PyErr_SetString(PyExc_TimeoutError, problem->what());
       throw nb::python_error();
@@ -159,7 +162,7 @@ void define_job(nb::module_& m) {
   c.def("close", &job::close);
   c.def("forget", &job::forget);
 
-  const auto released = nb::call_guard<nb::gil_scoped_release>();
+  const auto released = nb::call_guard<released_gil>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);
   m.def(

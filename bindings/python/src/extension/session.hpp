@@ -29,6 +29,7 @@ class session {
   virtual std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) = 0;
   virtual void start_timeline(const std::string& path, bool mark_cycles) = 0;
   virtual void stop_timeline() = 0;
+  virtual void shutdown() = 0;
 };
 
 /// A job of one process. Errors: those of hvd::Engine.

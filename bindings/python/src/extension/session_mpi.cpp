@@ -1,6 +1,7 @@
 // session_mpi.cpp: hvd._core_mpi, processes that an MPI connects, on one host or on several.
 
 #include "errors.hpp"
+#include "gil.hpp"
 #include "job.hpp"
 #include "session_of.hpp"
 
@@ -55,6 +56,6 @@ hvd_python::job connect(std::uintptr_t address) {
 NB_MODULE(_core_mpi, m) {
   nb::module_::import_("hvd._core");  // which knows what a Job is
   nb::register_exception_translator(&hvd_python::translate);
-  m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::call_guard<nb::gil_scoped_release>());
+  m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::call_guard<hvd_python::released_gil>());
   m.def("library", [] { return nb::str(hvd::detail::mpi_library_name().c_str()); });
 }

@@ -29,6 +29,7 @@ class session_of final : public session {
   std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) override { return engine_.alloc_bucket(bytes); }
   void start_timeline(const std::string& path, bool mark_cycles) override { engine_.start_timeline(path, mark_cycles); }
   void stop_timeline() override { engine_.stop_timeline(); }
+  void shutdown() override { engine_.shutdown(); }
 
  private:
   T comm_;

@@ -50,6 +50,8 @@ class _State:
         self.homogeneous = True
         self.over_mpi = False
         self.forked = False
+        self.joining = False
+        self.ending = 0  # the thread that ends the interpreter, once one does
         self.lock = threading.RLock()
 
 
@@ -69,8 +71,25 @@ def current_job() -> _core.Job:
     job = _state.job
     if job is None:
         refuse_forked()
-        raise ValueError(NOT_INITIALIZED)
+        raise outside_job()
     return job
+
+
+def outside_job() -> BaseException:
+    """What a call raises that needs a job."""
+    return SystemExit() if _is_left_behind() else ValueError(NOT_INITIALIZED)
+
+
+def internal_error(message: str, kind: str, rank: int) -> BaseException:
+    """What an operation raises that has failed with this ``hvd::error``."""
+    return SystemExit() if _is_left_behind() else HorovodInternalError(message, kind, rank)
+
+
+def _is_left_behind() -> bool:
+    """Whether this is a daemon thread that runs on although the interpreter ends. Python is about to end it without a
+    word, and so does SystemExit: an error from a job that was left meanwhile would be no fault of the program.
+    """
+    return _state.ending not in (0, threading.get_ident())
 
 
 def refuse_forked() -> None:
@@ -106,6 +125,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
         if _state.forked and launch.size > 1 and launch == _state.launch:
             refuse_forked()
         try:
+            _state.joining = True
             with native.threads_moved_to(engine_cpu):
                 _state.job, _state.place, _state.homogeneous, _state.over_mpi = connect.join(comm, launch)
                 _state.forked, _state.launch = False, launch
@@ -113,6 +133,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
         except BaseException:
             shutdown()
             raise
+        finally:
+            _state.joining = False
 
 
 def engine_cpu() -> Optional[int]:
@@ -136,6 +158,21 @@ def shutdown() -> None:
             _state.place, _state.homogeneous, _state.over_mpi = placement.Place(), True, False
 
 
+@atexit.register
+def _shutdown_at_exit() -> None:
+    """As shutdown(), but forgets nothing, for daemon threads may still be in calls."""
+    _state.ending = threading.get_ident()
+    while not _state.lock.acquire(timeout=0.1):
+        if _state.joining:  # another thread waits for ranks in init(), for long
+            return
+    try:
+        if _state.job is not None:
+            job, _state.job = _state.job, None
+            job.close()
+    finally:
+        _state.lock.release()
+
+
 def is_initialized() -> bool:
     """Whether the process is in a job."""
     return _state.job is not None
@@ -149,13 +186,12 @@ def _leave_in_child() -> None:
         _state.job, _state.forked = None, True
 
 
-atexit.register(shutdown)
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _place() -> placement.Place:
     if _state.job is None and not _state.forked:
-        raise ValueError(NOT_INITIALIZED)
+        raise outside_job()
     return _state.place
 
 
@@ -237,13 +273,19 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: hvd has transports of its own."""
-    return False
+    """Whether this job runs over shared memory, which stands for Gloo: every job that does not run over MPI. False
+    outside a job.
+    """
+    return _state.job is not None and not _state.over_mpi
 
 
 def gloo_built() -> bool:
-    """False: hvd has transports of its own."""
-    return False
+    """Whether jobs can run without an MPI, as Horovod's do over Gloo: over shared memory, which needs no more than the
+    compiled extension. So this or ``mpi_built`` is true wherever a job can run.
+    """
+    import importlib.util
+
+    return importlib.util.find_spec("hvd._core") is not None
 
 
 def nccl_built() -> int:

@@ -78,7 +78,7 @@ def _join_over(comm: Any) -> Joined:
     hosts = comm.allgather(f"{socket.gethostname()} {_boot_id()}")
     if len(set(hosts)) > 1:
         return _join_mpi(placement.Place(rank=rank, size=size, launcher="mpi4py"), comm)
-    place = placement.Place(rank, size, rank, size, job=comm.bcast(f"comm-{secrets.token_hex(16)}"), launcher="mpi4py")
+    place = placement.Place(rank, size, rank, size, job=comm.bcast(f"comm@{secrets.token_hex(16)}"), launcher="mpi4py")
     if size == 1:
         return _core.connect_alone(), place, True, False
     return _connect_shm(place), place, True, False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from hvd import basics
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -19,7 +19,11 @@ class State:
     ranks.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(
+        self, bcast_object: Optional[Callable[..., Any]] = None, get_rank: Optional[Callable[[], int]] = None
+    ) -> None:
+        self._bcast_object: Any = bcast_object
+        self._rank = get_rank
         self._reset_callbacks: List[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
@@ -62,8 +66,7 @@ class ObjectState(State):
     """Values that are attributes; ``ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, epoch=0)``."""
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._bcast_object = bcast_object
+        super().__init__(bcast_object, get_rank)
         self._saved: Dict[str, Any] = kwargs
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -92,6 +95,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Errors: those of ``func`` but for HorovodInternalError, and those of ``init`` where the ranks cannot join again.
     """
+    return run_fn(func, _join_again)
+
+
+def _join_again() -> None:
+    basics.shutdown()
+    basics.init()
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """As ``run``; ``reset()`` has the ranks join again."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -106,8 +119,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 same = False
             except HostsUpdatedInterrupt as e:
                 same = e.skip_sync
-            basics.shutdown()
-            basics.init()
+            reset()
             state.on_reset()
 
     return wrapper

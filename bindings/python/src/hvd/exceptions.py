@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 
 class HorovodInternalError(RuntimeError):
     """An operation that had been submitted could not be done; a restart of the job from its last state may help.
@@ -25,5 +27,15 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+def get_version_mismatch_message(name: str, version: Optional[str], installed_version: Optional[str]) -> str:
+    """What HorovodVersionMismatchError says: ``name`` is there as ``version``, and was as ``installed_version``."""
+    return f"{name} has version {version}, and Horovod was installed for {installed_version}; install it again"
+
+
 class HorovodVersionMismatchError(ImportError):
     """The package and what it was built for do not fit. Never raised by hvd, which is built for no framework."""
+
+    def __init__(self, name: str, version: Optional[str], installed_version: Optional[str]) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version), name=name)
+        self.version = version
+        self.installed_version = installed_version

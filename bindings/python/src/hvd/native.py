@@ -35,7 +35,7 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def affinity(local_rank: int, local_size: int) -> Optional[int]:
-    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of this host) has for the engine of this rank.
+    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) has for the engine of this rank.
 
     None where the variable is not set. Raises ValueError for what is no such list.
     """
@@ -43,7 +43,7 @@ def affinity(local_rank: int, local_size: int) -> Optional[int]:
     if not text or local_size == 1 and "," in text:  # a process alone may have it from a job's environment
         return None
     cpus = text.split(",")
-    if len(cpus) != local_size or not all(re.fullmatch(r" *[0-9]{1,6} *", cpu) for cpu in cpus):
+    if len(cpus) < local_size or not all(re.fullmatch(r" *[0-9]{1,6} *", cpu) for cpu in cpus):
         raise ValueError(
             f'hvd: HOROVOD_THREAD_AFFINITY="{text[:80]}"; allowed: the number of a CPU for each of the {local_size}'
             " ranks of this host, with commas between them"

@@ -20,7 +20,8 @@ class Place:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
-    job: str = ""  # under which ranks of one host find each other; "" where only an MPI brings them together
+    job: str = ""  # under which ranks of one host find each other, as "name@launch" where something tells launches apart;
+    # "" where only an MPI brings them together
     launcher: str = "none"
 
     @property
@@ -34,6 +35,17 @@ _LAUNCHERS = {
     "OMPI": (
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+}
+# A launcher that has started just the ranks of this job says so by rank and size; the third must be there as well.
+_RANKS = {
+    "OMPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"),
+    "TORCHELASTIC": ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    "PMI": ("PMI_RANK", "PMI_SIZE"),
+}
+_IDENTITIES = {
+    "SLURM": ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "TORCHELASTIC": ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
 }
 _PARENTS = ("hydra_pmi_proxy", "mpiexec.hydra", "prterun", "prted", "orted", "mpirun", "mpiexec", "slurmstepd")
 
@@ -79,10 +91,11 @@ def _by_horovod(env: Mapping[str, str]) -> Place:
     if "HOROVOD_LOCAL_RANK" in env or "HOROVOD_LOCAL_SIZE" in env:
         local = _pair(env, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", size)
     job = env.get("HVD_JOB", "")
-    place = _complete(rank, size, local, job, "HOROVOD")
+    launch = _launch_of(env, rank, size)
+    place = _complete(rank, size, local, f"{job}@{launch}" if job and launch else job, "HOROVOD")
     if "HOROVOD_CROSS_RANK" in env or "HOROVOD_CROSS_SIZE" in env:
         cross_rank, cross_size = _pair(env, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", size - local[1] + 1)
-        place = Place(rank, size, *local, cross_rank, cross_size, job, "HOROVOD")
+        place = Place(rank, size, *local, cross_rank, cross_size, place.job, "HOROVOD")
     if size > 1 and place.one_host and not job:
         raise ValueError(
             f"hvd: HOROVOD_SIZE is {size} but HVD_JOB is not set, the name under which the ranks meet; set it to one"
@@ -110,19 +123,34 @@ def _complete(rank: int, size: int, local: tuple[int, int], job: str, launcher: 
     return Place(rank, size, local_rank, local_size, *cross, job, launcher)
 
 
+def _launch_of(env: Mapping[str, str], rank: int, size: int) -> str:
+    """What tells this launch of a job from another one of the same name, as detail/launch_id.hpp has it; "" if nothing does."""
+    given = env.get("HVD_LAUNCH")
+    if given is not None:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given):
+            raise ValueError(f'hvd: HVD_LAUNCH="{given[:80]}"; allowed: 1 to 128 letters, digits, ".", "_" or "-"')
+        return given
+    for launcher, (rank_name, size_name, *needed) in _RANKS.items():
+        started = env.get(rank_name) == str(rank) and env.get(size_name) == str(size)
+        if started and all(name in env for name in needed):
+            return _identity(env, launcher)
+    return ""
+
+
 def _name_of_launch(env: Mapping[str, str], launcher: str) -> str:
     """A name that is the same on all ranks of this host that one launcher has started, and that no other launch has."""
-    job = env.get("HVD_JOB")
-    if job:
-        return job
+    return f"{env.get('HVD_JOB') or launcher.lower()}@{env.get('HVD_LAUNCH') or _identity(env, launcher)}"
+
+
+def _identity(env: Mapping[str, str], launcher: str) -> str:
+    """32 digits that are the same on all ranks of one launch."""
     if launcher == "OMPI" and "PMIX_NAMESPACE" in env:
         identity = env["PMIX_NAMESPACE"]
-    elif launcher == "SLURM":
-        identity = ".".join(env.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    elif launcher in _IDENTITIES:
+        identity = ".".join(env.get(name, "") for name in _IDENTITIES[launcher])
     else:
         identity = _launcher_process()
-    digest = hashlib.sha256(f"{socket.gethostname()} {identity}".encode()).hexdigest()
-    return f"{launcher.lower()}-{digest[:32]}"
+    return hashlib.sha256(f"{socket.gethostname()} {identity}".encode()).hexdigest()[:32]
 
 
 def _launcher_process() -> str:

@@ -58,6 +58,12 @@ class ProcessSet:
     def _invalidate(self) -> None:
         self.process_set_id = None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, also one in another process, is the set of these ranks that is known there."""
+        if self is global_process_set:
+            return "global_process_set"
+        return (_of_ranks, (self.ranks,)) if self.mpi_comm is None else super().__reduce_ex__(protocol)
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -66,6 +72,10 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 _known: dict[int, list[ProcessSet]] = {}
+
+
+def _of_ranks(ranks: list[int]) -> ProcessSet:
+    return next((one for sets in _known.values() for one in sets if one.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def begin(sets: Sequence[ProcessSet]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import hvd
 import hvd.basics
+import hvd.elastic
 import hvd.exceptions
 import hvd.launcher
 import hvd.process_sets
@@ -25,6 +27,7 @@ SOURCE = str(Path(hvd.launcher.__file__).parents[2])
 MODULES = [
     "horovod",
     "horovod.common.basics",
+    "horovod.common.elastic",
     "horovod.common.exceptions",
     "horovod.common.process_sets",
     "horovod.common.util",
@@ -153,11 +156,13 @@ def test_tensorflow_util(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_common_modules_have_hvds_objects() -> None:
-    from horovod.common import exceptions, process_sets
+    from horovod.common import elastic, exceptions, process_sets
     from horovod.common.basics import HorovodBasics
 
     for name in exceptions.__all__:
         assert getattr(exceptions, name) is getattr(hvd.exceptions, name)
+    for name in elastic.__all__:
+        assert getattr(elastic, name) is getattr(hvd.elastic, name)
     for name in process_sets.__all__:
         assert getattr(process_sets, name) is getattr(hvd.process_sets, name)
     basics = HorovodBasics(__file__, "mpi_lib_v2")
@@ -168,12 +173,98 @@ def test_common_modules_have_hvds_objects() -> None:
         _ = basics.walk
 
 
+NAMES = {
+    "horovod.common.elastic": "HorovodInternalError HostsUpdatedInterrupt ObjectState State run_fn",
+    "horovod.common.exceptions": """HorovodInternalError HorovodVersionMismatchError HostsUpdatedInterrupt
+        get_version_mismatch_message""",
+    "horovod.common.process_sets": "ProcessSet add_process_set global_process_set remove_process_set",
+    "horovod.common.util": """HorovodVersionMismatchError ccl_built check_extension check_installed_version cuda_built
+        ddl_built env extension_available get_average_backwards_compatibility_fun get_ext_suffix
+        get_version_mismatch_message gloo_built gpu_available is_iterable is_version_greater_equal_than mpi_built
+        nccl_built num_rank_is_power_2 rocm_built split_list""",
+    "horovod.torch.compression": "Compression",
+    "horovod.torch.elastic": "ElasticSampler TorchState run",
+    "horovod.torch.elastic.sampler": "ElasticSampler",
+    "horovod.torch.elastic.state": """LRSchedulerStateHandler ModelStateHandler OptimizerStateHandler
+        SamplerStateHandler StateHandler TorchState get_handler_registry set_handler_registry""",
+    "horovod.torch.functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+    "horovod.torch.mpi_ops": """Adasum Average HorovodAllgather HorovodAllreduce HorovodAlltoall HorovodBroadcast
+        HorovodGroupedAllgather HorovodGroupedAllreduce HorovodGroupedReducescatter HorovodInternalError
+        HorovodReducescatter Max Min Product ProcessSet Sum add_process_set allgather allgather_async allreduce
+        allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier broadcast broadcast_
+        broadcast_async broadcast_async_ ccl_built check_installed_version cross_rank cross_size cuda_built ddl_built
+        global_process_set gloo_built gloo_enabled gpu_available grouped_allgather grouped_allgather_async
+        grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter
+        grouped_reducescatter_async init is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled
+        mpi_threads_supported nccl_built num_rank_is_power_2 poll rank reducescatter reducescatter_async
+        remove_process_set rocm_built shutdown size sparse_allreduce_async start_timeline stop_timeline synchronize""",
+    "horovod.torch.optimizer": "DistributedOptimizer",
+    "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+}
+
+
+@pytest.mark.parametrize("module", sorted(NAMES))
+def test_names_that_scripts_import(module: str) -> None:
+    if module.startswith("horovod.torch"):
+        pytest.importorskip("torch", reason="SKIP: PyTorch is not installed")
+        pytest.importorskip("hvd._core", reason="SKIP: the extension is not built")
+    there = importlib.import_module(module)
+    assert [name for name in NAMES[module].split() if not hasattr(there, name)] == []
+
+
+def test_small_helpers(capsys: pytest.CaptureFixture[str]) -> None:
+    from horovod.common import util
+
+    assert [n for n in range(-2, 20) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8, 16]
+    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert util.split_list("abcd", 2) == ["ab", "cd"] and util.split_list([1], 2) == [[1], []]
+    assert [util.is_iterable(x) for x in ([], "x", {1}, iter(()), 3, None)] == [True, True, True, True, False, False]
+    assert util.get_ext_suffix() in importlib.machinery.EXTENSION_SUFFIXES
+    assert util.gpu_available("torch") is False and capsys.readouterr().out == ""
+    assert util.gpu_available("torch", verbose=True) is False
+    assert capsys.readouterr().out == "Extension torch was NOT running with GPU.\n"
+    util.check_installed_version("torch", "0.0.1", ImportError("of it"))
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match="^horovod.mxnet: hvd has no part for mxnet$"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    error = util.HorovodVersionMismatchError("torch", "2.0", "1.9")
+    assert (error.name, error.version, error.installed_version) == ("torch", "2.0", "1.9")
+    assert isinstance(error, ImportError) and str(error) == util.get_version_mismatch_message("torch", "2.0", "1.9")
+    assert "torch" in str(error) and "2.0" in str(error) and "1.9" in str(error)
+    chosen = util.get_average_backwards_compatibility_fun(hvd)
+    pairs = [(None, None), (None, True), (None, False), (hvd.Max, None)]
+    assert [chosen(*pair) for pair in pairs] == [hvd.Average, hvd.Average, hvd.Sum, hvd.Max]
+    with pytest.raises(ValueError, match="supersedes"):
+        chosen(hvd.Sum, True)
+
+
+def test_run_fn() -> None:
+    from horovod.common.elastic import ObjectState, run_fn
+
+    class Counted(ObjectState):
+        pass
+
+    calls: list[Any] = []
+    state = Counted(lambda obj, **_: obj, lambda: 0, step=0)
+    state.register_reset_callbacks([lambda: calls.append("callback")])
+
+    def train(state: Any, more: int) -> int:
+        state.step += more
+        if len(calls) == 0:
+            raise hvd.HorovodInternalError("lost")
+        return int(state.step)
+
+    assert run_fn(train, lambda: calls.append("reset"))(state, 3) == 3
+    assert calls == ["reset", "callback"]
+
+
 def test_built() -> None:
     from horovod.common import util
 
     pytest.importorskip("hvd._core", reason="SKIP: the extension is not built")
     for name in ("mpi_built", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"):
         assert getattr(util, name)(verbose=True) == getattr(hvd, name)()
+    assert util.gloo_built() is True  # with which many scripts begin
 
 
 def test_extension_available(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,16 +282,16 @@ def test_env(monkeypatch: pytest.MonkeyPatch) -> None:
     from horovod.common.util import env
 
     monkeypatch.setenv("G_SET", "before")
-    monkeypatch.setenv("G_REMOVED", "before")
+    monkeypatch.setenv("G_KEPT", "before")
     monkeypatch.delenv("G_NEW", raising=False)
 
     def now() -> Any:
-        return [os.environ.get(name) for name in ("G_SET", "G_REMOVED", "G_NEW")]
+        return [os.environ.get(name) for name in ("G_SET", "G_KEPT", "G_NEW", "G_UNKNOWN")]
 
-    with pytest.raises(KeyError), env(G_SET="inside", G_REMOVED=None, G_NEW="new"):
-        assert now() == ["inside", None, "new"]
+    with pytest.raises(KeyError), env(G_SET="inside", G_KEPT=None, G_NEW="new", G_UNKNOWN=None):
+        assert now() == ["inside", "before", "new", None]
         raise KeyError
-    assert now() == ["before", "before", None]
+    assert now() == ["before", "before", None, None]
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,12 @@ def test_bad_hostfiles(tmp_path):
 
 
 def test_discovery(tmp_path):
-    script = tmp_path / "script"
+    script = tmp_path / "my script"
     script.write_text("#!/bin/sh\necho h1:2\necho h2\n")
     script.chmod(0o755)
     assert hosts.discovered_hosts(str(script)) == [("h1", 2), ("h2", 1)]
     assert hosts.discovered_hosts(str(script), 4) == [("h1", 2), ("h2", 4)]
+    assert hosts.discovered_hosts(f"'{script}' | head -n 1") == [("h1", 2)]
     script.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(ValueError, match="ended with exit code 3"):
         hosts.discovered_hosts(str(script))

@@ -69,7 +69,9 @@ def test_files(tmp_path):
     (["-np", "2", "-H", "h1:two", "true"], 2, "-H: 'h1:two' has 'two' slots; allowed: a whole number from 1"),
     (["-np", "3", "-H", "localhost:2", "true"], 2, "3 ranks were asked for, but there are 2 slots (localhost:2);"),
     (["-np", "2", "-hostfile", "/nowhere/h", "true"], 2, "the hostfile /nowhere/h cannot be read: No such file"),
-    (["-np", "2", "--thread-affinity", "0", "true"], 2, "it must have one CPU for each of the 2 ranks of a host"),
+    (["-np", "2", "-H", "h1:" + "9" * 5000, "true"], 2, "slots; allowed: a whole number from 1"),
+    (["-np", "2", "--min-np", "1", "true"], 2, "a minimum of 1 ranks asks for an elastic job"),
+    (["-np", "2", "-H", "localhost:1,h1:1", "--start-timeout", "1e300", "true"], 2, "start_timeout is 1e+300; allowed"),
     (["-np", "2", "no-such-program"], 1, "no-such-program was not found: it is in no folder of PATH"),
     (["-np", "2", sys.executable, "no.py"], 1, "no.py was not found: there is no such file in "),
 ])  # fmt: skip
@@ -111,6 +113,85 @@ def test_no_space_for_output():
     with open("/dev/full", "w") as full, start("-np", "1", "yes", stdout=full, stderr=subprocess.PIPE) as run:
         assert run.communicate(timeout=LIMIT)[1] == "hvdrun: the job: No space left on device\n"
     assert run.returncode == 1
+
+
+def test_host_names_are_those_of_the_list(tmp_path):
+    name = os.uname().nodename
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"{name} slots=2\n")
+    script = tmp_path / "d.sh"
+    script.write_text('#!/bin/sh\necho "$1:2"\n')
+    script.chmod(0o755)
+    for words, expected in (
+        ([], ["localhost"] * 2),
+        (["-H", "localhost:2"], ["localhost"] * 2),
+        (["-H", "127.0.0.1:1,localhost:3"], ["127.0.0.1", "localhost"]),
+        (["-hostfile", str(hostfile)], [name] * 2),
+        (["--host-discovery-script", f"{script} localhost | tail -n 1"], ["localhost"] * 2),
+    ):
+        done = hvdrun("-np", "2", *words, "sh", "-c", "echo $HOROVOD_HOSTNAME")
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>: {each}" for r, each in enumerate(expected)]
+
+
+def test_one_cpu_for_several_ranks_is_none():
+    done = hvdrun("-np", "2", "--thread-affinity", "0", "sh", "-c", "echo ${HOROVOD_THREAD_AFFINITY-none}")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>: none", "[1]<stdout>: none"])
+    assert done.stderr == (
+        "hvdrun: HOROVOD_THREAD_AFFINITY (--thread-affinity) '0' has no effect here: it must have one CPU for each of "
+        "the 2 ranks of a host, with commas between them\n"
+    )
+    assert hvdrun("-np", "2", "--thread-affinity", "0,0,0", "true").stderr == ""
+
+
+def test_numbers_that_are_no_ranks():
+    line = "rank " + "9" * 5000 + " has exited or was killed"
+    done = hvdrun("-np", "1", sys.executable, "-c", f"print({line!r}); raise SystemExit(3)")
+    assert done.returncode == 3
+    assert done.stderr == f"hvdrun: rank 0 of 1 ended with exit code 3; its last lines:\n  {line}\n"
+
+
+def test_as_horovodrun(tmp_path):
+    name = tmp_path / "horovodrun"
+    name.write_text("import sys; from hvd.launcher.main import main; sys.exit(main())")
+
+    def run(*words):
+        return subprocess.run([sys.executable, name, *words], env=environment(), capture_output=True, text=True)
+
+    help_text = run("--help").stdout
+    assert help_text.startswith("usage: horovodrun -np N ") and "hvdrun" not in help_text
+    assert run("-np", "2").stderr == (
+        "horovodrun: the command is missing: horovodrun -np 2 python train.py\n  horovodrun --help lists all options\n"
+    )
+    assert run("--abc").stderr.startswith("horovodrun: --abc is not an option of horovodrun ")
+    assert run("-np", "1", "false").stderr == "horovodrun: rank 0 of 1 ended with exit code 1\n"
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    (["--check-build"], 141), (["--version"], 141), (["-np", "1", "false"], 141),
+    (["--help"], 0), (["-np", "0"], 2),  # which argparse writes, and does not care
+])  # fmt: skip
+def test_nobody_reads_what_hvdrun_says(words, code):
+    read, write = os.pipe()
+    os.close(read)
+    out, err = (subprocess.PIPE, write) if words[0] == "-np" else (write, subprocess.PIPE)
+    with start(*words, stdout=out, stderr=err) as run:
+        os.close(write)
+        assert "".join(filter(None, run.communicate(timeout=LIMIT))) == ""
+    assert run.returncode in (code, 128 + signal.SIGPIPE)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_without_input_and_output(closed, tmp_path):
+    script = f"exec {sys.executable} -m hvd.launcher.main -np 2 sh -c 'cat; echo x; echo y >&2; echo z >>file' "
+    done = subprocess.run(
+        ["sh", "-c", script + closed], env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        cwd=tmp_path, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / "file").read_text() == "z\nz\n"
+    lines = [sorted(text.splitlines()) for text in (done.stdout, done.stderr)]
+    assert lines[0] == ([] if " >&-" in f" {closed}" else ["[0]<stdout>: x", "[1]<stdout>: x"])
+    assert lines[1] == ([] if "2>&-" in closed else ["[0]<stderr>: y", "[1]<stderr>: y"])
 
 
 def test_nobody_reads():

@@ -41,8 +41,10 @@ def test_ranks_know_their_place(np):
 
 
 def test_each_job_has_a_name_of_its_own():
-    first, second = (collect(["sh", "-c", "echo $HVD_JOB"], 2) for _ in range(2))
-    assert first[0, "stdout"] == first[1, "stdout"] != second[0, "stdout"] == second[1, "stdout"]
+    first, second = (collect(["sh", "-c", "echo $HVD_JOB $HVD_LAUNCH"], 2) for _ in range(2))
+    assert first[0, "stdout"] == first[1, "stdout"] and second[0, "stdout"] == second[1, "stdout"]
+    numbers = [*first[0, "stdout"].split(), *second[0, "stdout"].split()]
+    assert len(set(numbers)) == 4 and all(len(bytes.fromhex(number)) == 16 for number in numbers)
 
 
 def test_environments():
@@ -320,25 +322,22 @@ def test_another_thread():
 LAUNCHER = """
 import sys
 from hvd.launcher import run_local
-run_local(["sh", "-c", "sleep 1000 & echo $$ $!; wait"], 2, on_line=lambda *what: print(what[2], end="", flush=True))
+rank = '>"$HVD_SHM_DIR/hvd-$(id -u)-${HVD_JOB}_and_more.kind"; setsid sleep 1000 & echo $$ $!; wait'
+run_local(["sh", "-c", rank], 2, on_line=lambda *what: print(what[2], end="", flush=True))
 """
 
 
 @pytest.mark.parametrize("victim", ["launcher", "guard"])
-def test_ranks_die_with_the_launcher_and_with_the_guard(victim):
-    command = python(LAUNCHER)
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+def test_ranks_die_with_the_launcher_and_with_the_guard(victim, tmp_path):
+    command, env = python(LAUNCHER), environment(HVD_SHM_DIR=str(tmp_path))
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         pids = [int(word) for _ in range(2) for word in run.stdout.readline().split()]
         guard = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(run.pid if victim == "launcher" else guard, signal.SIGKILL)
-        if victim == "launcher":
-            end_of_all([*pids, guard])
-        else:
-            # Without it only the ranks themselves can be ended.
-            end_of_all(pids[::2])
-            for pid in pids[1::2]:
-                os.kill(pid, signal.SIGKILL)
+        end_of_all([*pids, guard])
+        if victim == "guard":
             assert "the process that watches the ranks was killed, and the ranks with it" in run.communicate()[1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_descriptor_is_left_open():

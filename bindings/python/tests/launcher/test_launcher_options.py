@@ -14,8 +14,8 @@ FLAGS = {
     "--output-filename": "folder", "-p": "22", "--ssh-port": "22", "-i": "key", "--ssh-identity-file": "key",
     "--fusion-threshold-mb": "64", "--cycle-time-ms": "2.5", "--cache-capacity": "2048",
     "--autotune-log-file": "log", "--autotune-warmup-samples": "1", "--autotune-steps-per-sample": "2",
-    "--autotune-bayes-opt-max-samples": "3", "--autotune-gaussian-process-noise": "0.5", "--min-np": "1",
-    "--min-num-proc": "1", "--max-np": "4", "--max-num-proc": "4", "--slots-per-host": "2", "--elastic-timeout": "600",
+    "--autotune-bayes-opt-max-samples": "3", "--autotune-gaussian-process-noise": "0.5", "--min-np": "2",
+    "--min-num-proc": "2", "--max-np": "2", "--max-num-proc": "2", "--slots-per-host": "2", "--elastic-timeout": "600",
     "--reset-limit": "1", "--timeline-filename": "file", "--stall-check-warning-time-seconds": "30",
     "--stall-check-shutdown-time-seconds": "90", "--mpi-args": "-verbose -x", "--binding-args": "-bind-to none",
     "--num-nccl-streams": "2", "--thread-affinity": "0,1", "--gloo-timeout-seconds": "30", "--log-level": "debug",
@@ -66,6 +66,20 @@ def test_arguments_for_others_may_look_like_options():
     assert options.parse(["--binding-args=-bind-to core:2", *END])[0].binding_args == ["-bind-to", "core:2"]
 
 
+@pytest.mark.parametrize(
+    ("short", "value", "name"),
+    [("--start", "5", "start_timeout"), ("--fusion", "64", "fusion_threshold_mb"), ("--host-d", "d.sh x", None),
+     ("--verb", None, "verbose"), ("--min-n", "2", "min_num_proc"), ("--start=5", None, "start_timeout")],
+)  # fmt: skip
+def test_abbreviations(short, value, name):
+    command = ["program", "--verb", "--n", "--xyz"]  # whose own options stay as they are
+    parsed, _ = options.parse([short, *([value] if value else []), "-np", "2", *command])
+    assert getattr(parsed, name or "host_discovery_script") == {"--host-d": "d.sh x", "--verb": True, "--fusion": 64,
+                                                                "--min-n": 2}.get(short, 5.0)  # fmt: skip
+    assert parsed.np == 2 and parsed.command == command
+    assert options.parse(["--mpi-a", "-x", *END])[0].mpi_args == ["-x"]
+
+
 def test_variables():
     assert variables() == {}
     assert variables("--fusion-threshold-mb", "64") == {"HOROVOD_FUSION_THRESHOLD": "67108864"}
@@ -94,10 +108,9 @@ def test_variables():
 
 
 def test_what_changes_nothing_is_said():
-    said = options.parse(["--gloo", "--min-np", "1", *END])[1]
+    said = options.parse(["--gloo", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
     assert said == [
-        "--min-num-proc has no effect here: elastic jobs are not in this version, "
-        "and the number of ranks is that of -np",
+        "--reset-limit has no effect here: no job is elastic",
         "--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []
@@ -122,6 +135,17 @@ def test_what_changes_nothing_is_said():
         (["--thread-affinity", "0-3", *END], "'0-3' is not a list of CPUs"),
         (["--mpi-args", "'", *END], "No closing quotation"),
         (["-p", "70000", *END], "'70000' is not a port"),
+        (["-np", "9" * 5000, "program"], "9' is not a whole number from 1 to 1000000000000000"),
+        (["--cache-capacity", "9" * 5000, *END], "9' is not a whole number from 0 to 1000000000000000"),
+        (["-np", "\u0663", "program"], "'\u0663' is not a whole number from 1"),
+        (["--min-np", "1", *END], "a minimum of 1 ranks asks for an elastic job, which is not in this version; "),
+        (["--max-num-proc", "4", *END], "a maximum of 4 ranks asks for an elastic job, which is not in this version; "),
+        (["--min-np", "1", "program"], "a minimum of 1 ranks asks for an elastic job"),
+        (
+            ["--host-discovery-script", "d.sh", "--elastic-timeout", "9", "--blacklist-cooldown-range", "1", "2", *END],
+            "a script that finds hosts with --elastic-timeout, --blacklist-cooldown-range asks for an elastic job",
+        ),
+        (["--autot", *END], "ambiguous option: --autot could match --autotune, --autotune-log-file"),
         (["-H", "a", "-hostfile", "b", *END], "-H, --hostfile and --host-discovery-script exclude each other"),
     ],
 )

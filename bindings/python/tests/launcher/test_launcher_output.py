@@ -36,6 +36,11 @@ def test_a_pause_shows_what_there_is_and_the_rest_follows():
     assert not splitter.waiting() and splitter.flush() == []
     assert splitter.feed(b"Ada\n") == ["Ada\n"]
     assert list(splitter.last_lines) == ["name? Ada"]
+    assert splitter.feed(b"half\r") == [] and splitter.waiting() and splitter.flush() == ["half"]
+    assert not splitter.waiting() and splitter.flush() == []
+    assert splitter.feed(b"\n50%\r") == ["\n"] and splitter.flush() == ["50%"]
+    assert splitter.feed(b"60%") == ["\r"] and splitter.feed(b"\r", final=True) == ["60%\r"]
+    assert list(splitter.last_lines) == ["name? Ada", "half", "60%"]
 
 
 def test_bytes_that_are_no_text_and_characters_in_two_parts():

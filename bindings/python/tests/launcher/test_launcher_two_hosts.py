@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -66,6 +67,11 @@ class Two:
         """hvdrun with these arguments."""
         return self.run(*HVDRUN, "--mpi-args", f"-localhost {self.address}", *words, **env)
 
+    def hvdrun_in(self, folder):
+        """The beginning of a command that runs hvdrun in another folder."""
+        move = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
+        return [*move, *HVDRUN, "--mpi-args", f"-localhost {self.address}"]
+
     def mpiexec(self, places, *words, **env):
         """The launcher of the MPI that hvd was built with."""
         np = str(sum(int(place.partition(":")[2]) for place in places.split(",")))
@@ -100,11 +106,14 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 def test_places_and_a_hostfile(two, tmp_path):
     hostfile = tmp_path / "hosts"
     hostfile.write_text("h1 slots=2\nh2 slots=2\n")
-    done = two.hvdrun("-np", "3", "-hostfile", hostfile, "sh", "-c", PLACE + " $(hostname) $HOROVOD_HOSTNAME")
+    more = " $(hostname) $HOROVOD_HOSTNAME $HVD_JOB $HVD_LAUNCH"
+    done = two.hvdrun("-np", "3", "-hostfile", hostfile, "sh", "-c", PLACE + more)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [
+    lines = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())
+    assert [line[0] for line in lines] == [
         "[0]<stdout>: 0 3 0 2 0 2 h1 h1", "[1]<stdout>: 1 3 1 2 0 1 h1 h1", "[2]<stdout>: 2 3 0 1 1 2 h2 h2",
     ]  # fmt: skip
+    assert lines[0][1:] == lines[1][1:] == lines[2][1:] and [len(bytes.fromhex(n)) for n in lines[0][1:]] == [16, 16]
 
 
 def test_a_host_that_is_not_there(two):
@@ -116,6 +125,31 @@ def test_too_few_slots(two):
     done = two.hvdrun("-np", "5", "-H", "h1:2,h2:2", "true")
     assert done.returncode == 2
     assert done.stderr.startswith("hvdrun: 5 ranks were asked for, but there are 4 slots (h1:2, h2:2); name more hosts")
+
+
+ODD = "it's a\n\"b\" $(false) `false` %r %d \\ * ü\udcff;#"  # as a name, a value or an argument
+
+
+def test_names_of_all_kinds(two, tmp_path, monkeypatch):
+    folder = tmp_path / ODD
+    (folder / "temporary").mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
+    (folder / "my program.py").write_text(
+        "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:], os.environ['ODD'], os.environ['EMPTY']]))"
+    )
+    arguments = [ODD, "", "-x", "a  b", "\n"]
+    move = two.hvdrun_in(folder)
+    job = ["-np", "2", "-H", "h1:1,h2:1", "--output-filename", "out put", sys.executable, "my program.py", *arguments]
+    done = two.run(*move, *job, ODD=ODD, EMPTY="")
+    assert (done.returncode, done.stderr) == (0, "")
+    for rank in range(2):
+        assert json.loads((folder / f"out put/rank.{rank}/stdout").read_text()) == [str(folder), arguments, ODD, ""]
+    (folder / "here.sh").write_text("#!/bin/sh\nexit 3\n")
+    (folder / "here.sh").chmod(0o755)
+    for program in ("./here.sh", folder / "here.sh"):
+        done = two.run(*move, "-np", "2", "-H", "h1:1,h2:1", program)
+        assert done.returncode == 3, done.stderr
+    assert list((folder / "temporary").iterdir()) == []
 
 
 # ---- collectives ---------------------------------------------------------------------------------------------------
@@ -429,7 +463,7 @@ PidFile none
 
 
 @over_mpich
-def test_hosts_behind_ssh(made, sshd):
+def test_hosts_behind_ssh(made, sshd, tmp_path):
     path, key, folder = sshd
     without = {name: "" for name in ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC")}
 
@@ -439,6 +473,13 @@ def test_hosts_behind_ssh(made, sshd):
     before = [host.processes() for host in made.all]
     done = run(sys.executable, "-c", NUMPY, "2,2")
     assert (done.returncode, done.stderr, done.stdout.count("done")) == (0, "", 4)
+    odd = tmp_path / ODD
+    odd.mkdir()
+    reach = ["-p", "2222", "-i", key, "-np", "2", "-H", "h1:1,h2:1"]
+    program = [sys.executable, "-c", "import os, sys; print(ascii([os.getcwd(), *sys.argv[1:]]))", ODD, ""]
+    done = made.run(*made.hvdrun_in(odd), *reach, *program, PATH=path, TMPDIR=str(odd), **without)
+    assert (done.returncode, done.stderr, done.stdout.count(ascii([str(odd), ODD, ""]))) == (0, "", 2)
+    assert list(odd.iterdir()) == []
     done = run(sys.executable, "-c", FAIL, "raise")
     assert done.returncode == 1 and "hvdrun: rank 3 of 4 ended with exit code 1" in done.stderr, done.stderr
     deadline = time.monotonic() + LIMIT

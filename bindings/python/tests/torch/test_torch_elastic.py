@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 import pytest
 
@@ -52,28 +52,111 @@ def test_run(ranks: Any) -> None:
     ranks.run(check_run)
 
 
+# Of 11 samples, by seed + epoch: what Horovod 0.28.1 gives.
+ORDERS = {4: [2, 5, 7, 9, 0, 8, 10, 6, 1, 4, 3], 5: [10, 2, 8, 7, 1, 3, 6, 0, 5, 4, 9]}
+
+
+def share(order: List[int]) -> List[int]:
+    """This rank's part: every n-th, after the first ones were appended until it comes out even."""
+    n = hvd.size()
+    return [*order, *order][: -(-len(order) // n) * n][hvd.rank() :: n]
+
+
 def check_sampler() -> None:
     r, n = hvd.rank(), hvd.size()
-    sampler = hvd.elastic.ElasticSampler(range(10 * n + 1), shuffle=True, seed=4)
-    assert len(sampler) == len(list(sampler)) == 11
-    assert sorted({i for part in hvd.allgather_object(list(sampler)) for i in part}) == list(range(10 * n + 1))
-    first = list(sampler)[:4]
-    sampler.record_batch(0, 2)
+    sampler = hvd.elastic.ElasticSampler(range(11), shuffle=True, seed=4)
+    assert list(sampler) == share(ORDERS[4]) and len(sampler) == sampler.num_samples == -(-11 // n)
+    assert sampler.total_size == len(sampler) * n and (sampler.num_replicas, sampler.rank) == (n, r)
+    assert sampler.get_indices(1, 2) == share(ORDERS[4])[2:4]
+    sampler.record_batch(0, 1)
     sampler.record_batch(1, 2)
-    assert sampler.state_dict() == {"epoch": 0, "processed_indices": set(first)}
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 3 * n}
+    assert list(sampler) == share(ORDERS[4])  # until it is divided anew
+    sampler.reset()
+    assert list(sampler) == share(ORDERS[4][3 * n :]) and sampler.remaining_indices == ORDERS[4][3 * n :]
     state = hvd.elastic.TorchState(sampler=sampler)
-    state.sync()
-    seen = {i for part in hvd.allgather_object(first) for i in part}
-    assert sampler.processed_indices == seen and not seen & set(sampler)
-    rest = {i for part in hvd.allgather_object(list(sampler)) for i in part}
-    assert rest | seen == set(range(10 * n + 1))
-    before = list(sampler)
     sampler.set_epoch(1)
-    assert len(sampler) == 11 and list(sampler)[: len(before)] != before
+    assert sampler.state_dict() == {"epoch": 1, "processed_num": 0} and list(sampler) == share(ORDERS[5])
     state.restore()
-    assert sampler.epoch == 0 and list(sampler) == before
-    assert r < n
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 3 * n}
+    # A rank that comes anew knows nothing; all go on where rank 0 is.
+    if r > 0:
+        sampler.set_epoch(7)
+    sampler.record_batch(0, 1) if r == 0 else None
+    state.sync()
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 4 * n}
+    assert list(sampler) == share(ORDERS[4][4 * n :])
+    # Of another number of ranks.
+    sampler.load_state_dict({"epoch": 1, "processed_num": 8})
+    assert list(sampler) == share(ORDERS[5][8:])
+    sampler.load_state_dict({"epoch": 1, "processed_num": 10})  # one is left, for every rank
+    assert list(sampler) == ORDERS[5][10:]
+    for seen in (11, 40):
+        sampler.load_state_dict({"epoch": 1, "processed_num": seen})
+        assert list(sampler) == [] and len(sampler) == 0
+    assert list(hvd.elastic.ElasticSampler(range(11), shuffle=False)) == share(list(range(11)))
 
 
 def test_sampler(ranks: Any) -> None:
     ranks.run(check_sampler)
+
+
+def check_state() -> None:
+    r = hvd.rank()
+    state = hvd.elastic.TorchState(x=1)
+    assert state.model is None and state.optimizer is None and state.x == 1
+    state.x = 2 + r
+    state.sync()
+    assert state.model is None and state.x == 2
+    state.x = 5
+    state.restore()
+    assert state.x == 2
+    # A model that comes later is kept by its parameters: a copy would be another one than the optimizer's.
+    torch.manual_seed(r)
+    model = torch.nn.Linear(2, 2)
+    state.model = model
+    state.sync()
+    assert state.model is model
+    everyone = hvd.allgather(model.weight.detach()[None])
+    assert (everyone == everyone[0]).all()
+    with torch.no_grad():
+        model.weight.zero_()
+    state.restore()
+    assert state.model is model and torch.equal(model.weight, everyone[0])
+
+
+def test_state(ranks: Any) -> None:
+    ranks.run(check_state)
+
+
+def check_schedulers() -> None:
+    """They stay what they are, on the optimizer that they were made on, with rank 0's state."""
+    r, n = hvd.rank(), hvd.size()
+    for kind in ("ExponentialLR", "ReduceLROnPlateau"):
+        p = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)])
+        schedulers = torch.optim.lr_scheduler
+        scheduler: Any = (
+            schedulers.ExponentialLR(optimizer, 0.5) if kind == "ExponentialLR"
+            else schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        )
+        arguments = (1.0,) if kind == "ReduceLROnPlateau" else ()
+        state = hvd.elastic.TorchState(optimizer=optimizer, scheduler=scheduler)
+        for _ in range(n - r):  # rank 0 is ahead
+            p.grad = torch.zeros(1)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            scheduler.step(*arguments)
+        state.sync()
+        assert state.scheduler is scheduler and scheduler.optimizer is optimizer
+        assert scheduler.last_epoch == n
+        rate = optimizer.param_groups[0]["lr"]
+        assert rate == (0.5**n if kind == "ExponentialLR" else 0.5 ** (n - 1))
+        scheduler.step(*arguments)
+        assert optimizer.param_groups[0]["lr"] == rate / 2
+        state.restore()
+        assert optimizer.param_groups[0]["lr"] == rate and scheduler.last_epoch == n
+
+
+def test_schedulers(ranks: Any) -> None:
+    ranks.run(check_schedulers)

@@ -68,6 +68,34 @@ def test_broadcast_optimizer_state(ranks: Any, name: str) -> None:
     ranks.run(check_broadcast_optimizer_state, name=name)
 
 
+def check_gradients_of_a_new_optimizer(name: str, wrapped: bool) -> None:
+    """Zero where there were none and no state; scripts that clip or scale them need that."""
+    r, n = hvd.rank(), hvd.size()
+    a, b, c, d = (torch.nn.Parameter(torch.ones(2, 3)) for _ in range(4))
+    b.requires_grad_(False)
+    c.grad = torch.ones(2, 3).to_sparse(1) if name == "SparseAdam" else torch.ones(2, 3)
+    optimizer = getattr(torch.optim, name)([a, b, c], lr=0.1)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(optimizer, [("a", a), ("b", b), ("c", c)])
+    hvd.broadcast_optimizer_state(optimizer, root_rank=n - 1)
+    assert a.grad.is_sparse == (name == "SparseAdam") and not a.grad.to_dense().any() and a.grad.shape == (2, 3)
+    assert b.grad is None and c.grad.to_dense().all() and d.grad is None
+    assert all(p.all() for p in (a, b, c)) and not optimizer.state  # nothing was stepped
+    a.grad = torch.ones(2, 3).to_sparse(1) if name == "SparseAdam" else torch.ones(2, 3)
+    optimizer.step()
+    if optimizer.state:
+        a.grad = None
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert a.grad is None
+    assert r < n
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "SparseAdam"])
+def test_gradients_of_a_new_optimizer(ranks: Any, name: str, wrapped: bool) -> None:
+    ranks.run(check_gradients_of_a_new_optimizer, name=name, wrapped=wrapped)
+
+
 def check_objects() -> None:
     r, n = hvd.rank(), hvd.size()
     assert torch.equal(hvd.broadcast_object({"t": torch.full((2,), r)}, root_rank=n - 1)["t"], torch.full((2,), n - 1))

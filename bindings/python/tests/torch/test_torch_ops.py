@@ -316,3 +316,65 @@ def check_surface() -> None:
 
 def test_surface(ranks: Any) -> None:
     ranks.run(check_surface)
+
+
+# --- Ranks with different numbers of batches --------------------------------------------------------------------------
+
+
+def check_join_over_epochs(late: int) -> None:
+    """Operations without names, as many as a rank has batches, of other shapes in every epoch."""
+    r, n = hvd.rank(), hvd.size()
+    for epoch in range(4):
+        batches = [1 + (q + epoch * late) % n for q in range(n)]
+        handles = []
+        for i in range(batches[r]):
+            taking_part = sum(b > i for b in batches)
+            shape = (2 + (i + epoch) % 3,)
+            same(hvd.allreduce(torch.ones(shape), op=hvd.Sum), torch.full(shape, float(taking_part)))
+            same(hvd.grouped_allreduce([torch.ones(1)], op=hvd.Sum)[0], torch.tensor([float(taking_part)]))
+            if i == batches[r] - 1:  # in flight when this rank joins
+                handles.append(hvd.allreduce_async(torch.ones(5), op=hvd.Sum, name=f"last of {r}"))
+        assert batches[hvd.join()] == n
+        for handle in handles:
+            same(hvd.synchronize(handle), torch.ones(5))
+        # All take part again, in everything.
+        same(hvd.allreduce(torch.ones(3), op=hvd.Sum), torch.full((3,), float(n)))
+        same(hvd.allgather(torch.tensor([r])), torch.arange(n))
+        same(hvd.broadcast(torch.tensor([r]), n - 1), torch.tensor([n - 1]))
+        hvd.barrier()
+    same(hvd.allreduce(torch.ones(1), op=hvd.Sum), torch.tensor([float(n)]))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_join_over_epochs(ranks: Any, late: int) -> None:
+    ranks.run(check_join_over_epochs, late=late)
+
+
+def check_join_and_process_sets() -> None:
+    """Their operations without names are counted apart: a join of all ranks, which they cannot have, changes nothing."""
+    r, n = hvd.rank(), hvd.size()
+    for epoch in range(3):
+        pair, alone = hvd.add_process_set([n - 2, n - 1]), hvd.add_process_set([0])
+        in_flight = []
+        if pair.included():
+            same(hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=pair), torch.full((2,), 2.0))
+        for _ in range(r + 1):
+            hvd.allreduce(torch.ones(1))
+            if r == 0:
+                hvd.allreduce(torch.ones(1), process_set=alone)
+        if pair.included() and pair.rank() == 0:
+            in_flight.append(hvd.allreduce_async(torch.ones(4), op=hvd.Sum, process_set=pair))
+        assert hvd.join() == n - 1
+        if pair.included() and pair.rank() == 1:
+            in_flight.append(hvd.allreduce_async(torch.ones(4), op=hvd.Sum, process_set=pair))
+        for handle in in_flight:
+            same(hvd.synchronize(handle), torch.full((4,), 2.0))
+        if pair.included():
+            same(hvd.allreduce(torch.ones(3), op=hvd.Sum, process_set=pair), torch.full((3,), 2.0))
+        same(hvd.allreduce(torch.ones(3), op=hvd.Sum), torch.full((3,), float(n)))
+        hvd.remove_process_set(pair if epoch < 2 else alone), hvd.remove_process_set(alone if epoch < 2 else pair)
+
+
+@pytest.mark.parametrize("ranks", [3], indirect=True)
+def test_join_and_process_sets(ranks: Any) -> None:
+    ranks.run(check_join_and_process_sets)

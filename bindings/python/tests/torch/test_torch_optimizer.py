@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
 from typing import Any, Optional
 
@@ -9,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch.nn")  # a part: this folder has the name of the package
 
+import cloudpickle  # noqa: E402
 import torch  # noqa: E402
 
 import hvd.torch as hvd  # noqa: E402
@@ -154,7 +158,7 @@ def check_sparse(as_dense: bool) -> None:
     )
     table(torch.tensor([0, r + 1])).sum().backward()
     optimizer.step()
-    assert table.weight.grad.is_sparse != as_dense
+    assert table.weight.grad.is_sparse
     expected = torch.zeros(2 * n, 3)
     expected[0] = 1.0
     for q in range(n):
@@ -165,6 +169,63 @@ def check_sparse(as_dense: bool) -> None:
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_sparse(several_ranks: Any, as_dense: bool) -> None:
     several_ranks.run(check_sparse, as_dense=as_dense)
+
+
+def check_sparse_adam(as_dense: bool, groups: Any) -> None:
+    """Ranks look up different rows, some twice, and rank 0 none at all in the second step."""
+    r, n = hvd.rank(), hvd.size()
+    looked_up: Any = [[[0, q + 1, q + 1] for q in range(n)], [[2, q] if q else [] for q in range(n)]]
+    looked_up.append([[q] for q in range(n)])
+    tables = [torch.nn.Embedding(n + 2, 3, sparse=True).double() for _ in range(4)]
+    for i, table in enumerate(tables):
+        torch.nn.init.constant_(table.weight, i % 2)
+    (a, b), (c, d) = tables[:2], tables[2:]
+    reference = torch.optim.SparseAdam([c.weight, d.weight], lr=0.1)
+    inner = torch.optim.SparseAdam([a.weight, b.weight], lr=0.1)
+    optimizer = hvd.DistributedOptimizer(
+        inner, [("a", a.weight), ("b", b.weight)], op=hvd.Sum, sparse_as_dense=as_dense, groups=groups
+    )
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert a.weight.grad.is_sparse and not a.weight.grad.to_dense().any()
+    for rows in looked_up:
+        optimizer.zero_grad(), reference.zero_grad()
+        if rows[r]:
+            sum((t(torch.tensor(rows[r])) * (r + 1)).sum() for t in (a, b)).backward()
+        sum((t(torch.tensor(rows[q])) * (q + 1)).sum() for t in (c, d) for q in range(n) if rows[q]).backward()
+        optimizer.step(), reference.step()
+        for mine, other in ((a, c), (b, d)):
+            assert mine.weight.grad.is_sparse and mine.weight.grad.sparse_dim() == 1
+            assert torch.equal(mine.weight.grad.to_dense(), other.weight.grad.to_dense())
+            assert torch.equal(mine.weight, other.weight)
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_adam(several_ranks: Any, as_dense: bool, groups: Any) -> None:
+    several_ranks.run(check_sparse_adam, as_dense=as_dense, groups=groups)
+
+
+def check_sparse_and_compressed() -> None:
+    """Several passes, and half precision on the way; what cancels is no row any more."""
+    r, n = hvd.rank(), hvd.size()
+    table = torch.nn.Embedding(n + 1, 2, sparse=True)
+    start = table.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters(), op=hvd.Sum, sparse_as_dense=True,
+        compression=hvd.Compression.fp16, backward_passes_per_step=2, gradient_as_bucket_view=False,
+    )
+    for _ in range(2):
+        for sign in (1.0, 2.0):
+            (table(torch.tensor([r, n])) * sign).sum().backward()
+        optimizer.step()
+        assert table.weight.grad.coalesce().indices().tolist() == [list(range(n + 1))]
+        assert table.weight.grad.to_dense().tolist() == [[3.0, 3.0]] * n + [[3.0 * n] * 2]
+        optimizer.zero_grad()
+    torch.testing.assert_close(start - table.weight, torch.tensor([[6.0, 6.0]] * n + [[6.0 * n] * 2]))
+
+
+def test_sparse_and_compressed(several_ranks: Any) -> None:
+    several_ranks.run(check_sparse_and_compressed)
 
 
 def check_adasum() -> None:
@@ -482,3 +543,223 @@ def check_overlap() -> None:
 
 def test_overlap(several_ranks: Any) -> None:
     several_ranks.run(check_overlap)
+
+
+# --- As Horovod's -----------------------------------------------------------------------------------------------------
+
+
+def check_attributes() -> None:
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(1))
+    one = hvd.add_process_set([0]) if n > 1 else hvd.global_process_set
+    for options in (
+        {}, {"op": hvd.Sum, "sparse_as_dense": True, "process_set": one}, {"gradient_predivide_factor": 2.0},
+        {"op": hvd.Adasum, "backward_passes_per_step": 2},
+    ):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], **options)
+        expected = {
+            "op": hvd.Average, "process_set": hvd.global_process_set, "gradient_predivide_factor": 1.0,
+            "sparse_as_dense": False, "backward_passes_per_step": 1, **options,
+        }
+        assert {name: getattr(optimizer, name) for name in expected} == expected
+    hvd.remove_process_set(one)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)])
+    optimizer.op = hvd.Sum  # what is set afterwards counts
+    p.sum().backward()
+    optimizer.step()
+    assert p.item() == -n
+    with pytest.raises(ValueError, match="optimizer is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(optimizer, [("p", p)])
+
+
+def test_attributes(ranks: Any) -> None:
+    ranks.run(check_attributes)
+
+
+def check_copies(how: str, variant: str) -> None:
+    r, n = hvd.rank(), hvd.size()
+    everyone = hvd.add_process_set(list(range(1, n))) if n > 2 else hvd.global_process_set
+    options: Any = {
+        "plain": {"compression": hvd.Compression.fp16}, "adasum": {"op": hvd.Adasum}, "set": {"process_set": everyone},
+        "groups": {"groups": 2, "op": hvd.Sum, "backward_passes_per_step": 1, "gradient_as_bucket_view": True},
+    }[variant]
+    model = new_model()
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    mine = hvd.DistributedOptimizer(inner, model.named_parameters(), **options)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(mine, 0.5)
+    batches = data(n)
+
+    def train(net: Any, optimizer: Any) -> None:
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(net, batches[step, 0, r]).backward()
+            optimizer.step()
+
+    train(model, mine)
+    scheduler.step()
+    if how == "deepcopy":
+        other, theirs = copy.deepcopy((model, mine))
+    elif how == "torch":
+        buffer = io.BytesIO()
+        torch.save((model, mine), buffer)
+        other, theirs = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+    else:
+        text = (pickle if how == "pickle" else cloudpickle).dumps((model, mine))
+        if how == "pickle" and variant != "set":
+            hvd.shutdown()  # such as a script that looks at a checkpoint
+        other, theirs = pickle.loads(text)
+        hvd.init()
+    assert type(theirs).__name__ == "Adam" and isinstance(theirs, torch.optim.Adam) and theirs is not mine
+    for name in ("op", "process_set", "gradient_predivide_factor", "sparse_as_dense", "backward_passes_per_step"):
+        assert getattr(theirs, name) == getattr(mine, name)
+    assert theirs.param_groups[0]["lr"] == 0.005
+    members = theirs.param_groups[0]["params"]
+    assert all(a is b for a, b in zip(members, other.parameters())) and members[0] is not model[0].weight
+    assert torch.equal(theirs.state[other[0].weight]["exp_avg"], mine.state[model[0].weight]["exp_avg"])
+    train(model, mine)
+    train(other, theirs)
+    for a, b in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+        if variant != "set":
+            assert all(torch.equal(a, c) for c in hvd.allgather(a.detach()[None]))
+    if n > 2:
+        hvd.remove_process_set(everyone)
+
+
+@pytest.mark.parametrize("variant", ["plain", "adasum", "set", "groups"])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "cloudpickle", "torch"])
+def test_copies(ranks: Any, how: str, variant: str) -> None:
+    ranks.run(check_copies, how=how, variant=variant)
+
+
+def check_hooks_of_steps() -> None:
+    """Once for each step, on reduced gradients; after a state was loaded as well."""
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(1))
+    for op in (hvd.Sum, hvd.Adasum):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=op)
+        seen: Any = []
+        optimizer.register_step_pre_hook(lambda o, *_: seen.append(p.grad.item()))
+        optimizer.register_step_post_hook(lambda o, *_: seen.append("after"))
+        for _ in range(2):
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+            assert seen == [float(n) if op == hvd.Sum else 1.0, "after"]
+            seen.clear()
+            optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_hooks_of_steps(ranks: Any) -> None:
+    ranks.run(check_hooks_of_steps)
+
+
+# --- Nothing that is not reduced --------------------------------------------------------------------------------------
+
+
+def check_parameters_that_come_later(how: str, op: str, passes: int) -> None:
+    """Those that were frozen, and those of another group, against one process with all data."""
+    r, n = hvd.rank(), hvd.size()
+    batches = data(n)
+    alone, model = new_model(), new_model()
+    optimizers = []
+    for net in (alone, model):
+        first = net[0].parameters() if how.startswith("group") else net.parameters()
+        if how == "frozen":
+            for p in net[2].parameters():
+                p.requires_grad_(False)
+        optimizers.append(torch.optim.SGD(first, lr=0.1, momentum=0.5))
+    reference, inner = optimizers
+    names = model.named_parameters() if how != "group unnamed" else None
+    mine = hvd.DistributedOptimizer(inner, names, op=getattr(hvd, op), backward_passes_per_step=passes)
+    for step in range(STEPS):
+        if step == 1:
+            for net, optimizer in ((alone, reference), (model, inner if how == "group of inner" else mine)):
+                if how == "frozen":
+                    for p in net[2].parameters():
+                        p.requires_grad_()
+                else:
+                    optimizer.add_param_group({"params": [*net[2].parameters(), *net[4].parameters()], "lr": 0.3})
+        reference.zero_grad(), mine.zero_grad()
+        for i in range(passes):
+            # For Adasum steps that are equal on all ranks, whose adaptive sum is the step.
+            mean = op == "Average"
+            loss_of(model, batches[step, i, r if mean else 0]).backward()
+            loss_of(alone, batches[step, i].flatten(0, 1) if mean else batches[step, i, 0]).backward()
+        mine.step(), reference.step()
+    for a, b in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        everyone = hvd.allgather(a.detach()[None].contiguous())
+        assert (everyone == everyone[0]).all(), "ranks differ"
+
+
+@pytest.mark.parametrize("op,passes", [("Average", 1), ("Average", 2), ("Adasum", 1)])
+@pytest.mark.parametrize("how", ["frozen", "group", "group unnamed", "group of inner"])
+def test_parameters_that_come_later(several_ranks: Any, how: str, op: str, passes: int) -> None:
+    several_ranks.run(check_parameters_that_come_later, how=how, op=op, passes=passes)
+
+
+def check_frozen_member_of_a_group() -> None:
+    n = hvd.size()
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.ones(1))
+    inner = torch.optim.SGD([a, b], lr=1.0, weight_decay=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, [("a", a), ("b", b)], op=hvd.Sum, groups=1)
+    b.requires_grad_(False)
+    a.sum().backward()
+    optimizer.step()
+    assert a.item() == -n and b.item() == 1.0 and b.grad is None
+
+
+def test_frozen_member_of_a_group(several_ranks: Any) -> None:
+    several_ranks.run(check_frozen_member_of_a_group)
+
+
+def check_names_of_the_nameless() -> None:
+    """Gradients without names on their way, and other tensors without names meanwhile."""
+    n = hvd.size()
+    hvd.shutdown()
+    hvd.init()
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), op=hvd.Sum)
+    sum(p.sum() for p in parameters).backward()
+    handles = [hvd.allreduce_async(torch.full((3,), float(i)), op=hvd.Sum) for i in range(5)]
+    optimizer.step()
+    assert [hvd.synchronize(handle).tolist() for handle in handles] == [[float(i * n)] * 3 for i in range(5)]
+    assert all(p.tolist() == [-float(n)] * 3 for p in parameters)
+
+
+def test_names_of_the_nameless(several_ranks: Any) -> None:
+    several_ranks.run(check_names_of_the_nameless)
+
+
+def check_join(variant: str) -> None:
+    """Ranks with different numbers of batches, over epochs; what some have missed comes from the last one."""
+    r, n = hvd.rank(), hvd.size()
+    options: Any = {
+        "plain": {}, "unnamed": {"named_parameters": None}, "groups": {"groups": 1},
+        "buckets": {"gradient_as_bucket_view": True}, "passes": {"backward_passes_per_step": 2},
+    }[variant]
+    a, b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
+    options.setdefault("named_parameters", [("a", a), ("b", b)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), op=hvd.Sum, **options)
+    expected = 0.0
+    for epoch in range(3):
+        batches = [1 + (q + epoch) % n for q in range(n)]
+        for step in range(n):
+            expected -= sum(q + 1 for q in range(n) if batches[q] > step)
+        for _ in range(batches[r]):
+            optimizer.zero_grad(set_to_none=False)
+            for part in range(options.get("backward_passes_per_step", 1)):
+                ((a.sum() + b.sum()) * (r + 1) * (1 - part)).backward()
+            optimizer.step()
+            hvd.allreduce(torch.ones(3))
+        last = hvd.join()
+        assert batches[last] == n
+        hvd.broadcast_parameters([a, b], root_rank=last)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+        assert a.tolist() == [expected] * 3 and b.tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("variant", ["plain", "unnamed", "groups", "buckets", "passes"])
+def test_join(several_ranks: Any, variant: str) -> None:
+    several_ranks.run(check_join, variant=variant)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from hvd.launcher import hosts as hosts_
+from hvd.launcher import hosts as hosts_, settings
 from hvd.launcher.local import RankFailed
 from hvd.launcher.mpi import Results, run_mpi
 from hvd.launcher.output import LinePrinter
@@ -62,13 +62,14 @@ def run(
 
     All ranks are on this host, over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
     (run once, `slots` for each host where it prints none) name others: then as with hvdrun -H over MPI, to which belong
-    ssh_port, ssh_identity_file, mpi_args and network_interfaces. `use_mpi` takes MPI on one host, too. What is about
-    elastic jobs is accepted, as horovodrun's flags are, with a sentence to standard error.
+    ssh_port, ssh_identity_file, mpi_args and network_interfaces. `use_mpi` takes MPI on one host, too. What has no
+    effect is accepted, as horovodrun's flags are, with a sentence to standard error.
 
-    ValueError: fewer than one rank, too few slots, hosts that are none. LaunchError: a host that cannot be reached, or
-    what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func raised an
-    exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's process was
-    ended.
+    ValueError: fewer than one rank, too few slots, hosts that are none, an elastic job (min_num_proc or max_num_proc
+    other than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host that cannot be
+    reached, or what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func
+    raised an exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's
+    process was ended.
     """
     from hvd.horovod_runner.local import call_on_ranks
 
@@ -77,6 +78,11 @@ def run(
         raise ValueError(f"num_proc, the number of ranks, is {count!r}; it must be a whole number from 1")
     if sum(each is not None for each in (hosts, hostfile, host_discovery_script)) > 1:
         raise ValueError("hosts, hostfile and host_discovery_script exclude each other")
+    least, most = (new if old is None else old for new, old in ((min_num_proc, min_np), (max_num_proc, max_np)))
+    about_hosts = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
+    restarts = [name for name, value in about_hosts.items() if value is not None]
+    if why := settings.elasticity(count, least, most, restarts, host_discovery_script):
+        raise ValueError(why)
     places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts")
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     speech = Speech("hvd.run")
@@ -92,7 +98,14 @@ def run(
     if not several:
         printer = LinePrinter()
         return call_on_ranks(
-            count, call, every=True, python=python, printer=printer, start_timeout=start_timeout, **common
+            count,
+            call,
+            every=True,
+            python=python,
+            printer=printer,
+            start_timeout=start_timeout,
+            hosts=places or (),
+            **common,
         )
     interfaces = network_interfaces or network_interface
     return _call_on_hosts(
@@ -111,9 +124,9 @@ def run(
 
 def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
     """The arguments that change nothing, and why."""
-    elastic = "min_num_proc max_num_proc min_np max_np reset_limit cooldown_range".split()
+    elastic = "reset_limit cooldown_range".split()
     across = "ssh_port ssh_identity_file mpi_args network_interface network_interfaces".split()
-    reasons = dict.fromkeys(elastic, "no job is elastic, and the number of ranks is num_proc")
+    reasons = dict.fromkeys(elastic, "no job is elastic")
     reasons["disable_cache"] = "nothing is cached between starts"
     reasons["use_gloo"] = "ranks talk through shared memory, and across hosts over MPI"
     if given["host_discovery_script"] is None:

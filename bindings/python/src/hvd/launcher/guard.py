@@ -249,6 +249,23 @@ def parents() -> dict[int, int]:
     return found
 
 
+def processes_of(identity: dict[str, str]) -> list[int]:
+    """All that runs on this host with these variables in its environment, whoever has started it; zombies have none."""
+    wanted = {f"{name}={value}".encode() for name, value in identity.items()}
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    found += [int(name)] if wanted <= set(file.read().split(b"\0")) else []
+    return found
+
+
+def segment_prefix(identity: dict[str, str]) -> str:
+    """What the names of all shared memory of a job begin with; include/hvd/detail/segment.hpp makes them."""
+    return f"hvd-{os.geteuid()}-{identity['HVD_JOB']}"
+
+
 def sweep(directory: str, prefix: str) -> None:
     """Removes the files and folders of a job whose processes were killed before they could do it."""
     with contextlib.suppress(OSError):
@@ -387,8 +404,9 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     if feed is not None:
         threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
     guard.run()
-    # All that have joined the job have done it, or never will.
-    sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", f"hvd-{os.geteuid()}-{options['env']['HVD_JOB']}-")
+    identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
+    if not processes_of(identity):  # the last rank of this host; others may be about to open what has such a name
+        sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))
     return guard.code if guard.code >= 0 else 128 - guard.code
 
 

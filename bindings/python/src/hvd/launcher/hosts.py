@@ -38,9 +38,16 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
 
 
 def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
-    """Hosts as Horovod's discovery script prints them, `host:slots` or, where `slots` is given, `host` on each line."""
+    """Hosts as Horovod's discovery script prints them, `host:slots` or, where `slots` is given, `host` on each line.
+
+    `script`: a file, or as with horovodrun any command line of the shell.
+    """
+    shell = not os.path.isfile(script)
+    command: str | list[str] = script if shell else [os.path.abspath(script)]
     try:
-        done = subprocess.run([script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=False)
+        done = subprocess.run(
+            command, shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ValueError(f"--host-discovery-script {script} cannot be run: {error}") from None
     if done.returncode != 0:
@@ -69,8 +76,8 @@ def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list
 def _host(name: str, slots: str, text: str, where: str) -> tuple[str, int]:
     if not _NAME.match(name):
         raise ValueError(f"{where}: {text!r} is not a host; allowed: NAME or NAME:SLOTS, with commas between hosts")
-    if not slots.isdecimal() or int(slots) < 1:
-        raise ValueError(f"{where}: {text!r} has {slots!r} slots; allowed: a whole number from 1")
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", slots):
+        raise ValueError(f"{where}: {text[:80]!r} has {slots[:80]!r} slots; allowed: a whole number from 1")
     return name, int(slots)
 
 

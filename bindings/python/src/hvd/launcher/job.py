@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
+from hvd.launcher import guard as guard_
 from hvd.launcher.output import OnLine, Splitter
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL, when a rank has failed
-_LOST = re.compile("rank ([0-9]+) has exited or was killed")
+_LOST = re.compile("rank ([0-9]{1,9}) has exited or was killed")
 FAREWELL = 30.0  # seconds for ranks to end after a signal to the launcher, in which they may save their work
 PAUSE = 0.2  # seconds after which the beginning of a line is shown without its end
 
@@ -197,11 +198,14 @@ class Job:
         start_timeout: float,
         sweep: tuple[str, str] | None = None,
         signals: Sequence[int] = (signal.SIGINT,),
+        identity: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Starts all, and returns when nothing of them is left.
 
         `signals` that come, if this is the main thread, are passed on to the programs. `sweep`: directory and beginning
-        of the names of what is to be removed at the end. LaunchError if a program could not be started.
+        of the names of what is to be removed at the end. `identity`: variables that all processes of the job have and
+        no other has, by which they are found and ended if the guard is killed. LaunchError if a program could not be
+        started, or if that happens.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -226,12 +230,32 @@ class Job:
                     raise
                 finally:
                     guard.wait()
+        if not self._done:
+            if identity is not None:
+                self._end_without_guard(dict(identity))
+            if sweep:
+                guard_.sweep(*sweep)
         if self._refusal:
             raise LaunchError(self._refusal)
         if not self._done:
             raise LaunchError("the process that watches the ranks was killed, and the ranks with it")
         self._find_cause()
         return self._outcome
+
+    def _end_without_guard(self, identity: dict[str, str]) -> None:
+        """Ends what the guard would have. The ranks are killed when it is, but not what they have started."""
+        until = time.monotonic() + guard_.PATIENCE
+        while left := guard_.processes_of(identity):
+            if time.monotonic() > until:
+                self._notify_left(left)
+                return
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def _notify_left(self, pids: Sequence[int]) -> None:
+        self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, pids))}")
 
     def _find_cause(self) -> None:
         """A rank whose last words are that another one is lost may have ended first, but has not failed first."""
@@ -426,7 +450,7 @@ class Job:
                 if code != 0:
                     self._blame(index, code)
             elif word == "left":
-                self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, rest))}")
+                self._notify_left(rest)
             elif word == "done":
                 self._done = True
         return bool(data)

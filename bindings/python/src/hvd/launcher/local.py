@@ -6,12 +6,12 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
 
 from hvd.launcher import cores
+from hvd.launcher.guard import segment_prefix
 from hvd.launcher.job import Interrupted, Job, LaunchError, Program, find_program, signal_name
 from hvd.launcher.output import LinePrinter, OnLine
 
@@ -69,6 +69,7 @@ def run_local(
     output_dir: str | os.PathLike[str] | None = None,
     notify: Callable[[str], None] | None = None,
     verbose: Callable[[str], None] | None = None,
+    hosts: Sequence[tuple[str, int]] = (),
 ) -> None:
     """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have ended well.
 
@@ -85,6 +86,7 @@ def run_local(
         a KeyboardInterrupt, when all ranks are gone. They have 30 s; a second signal kills them.
     output_dir: a folder for rank.N/stdout and rank.N/stderr, the bytes as they were written.
     notify, verbose: called with sentences for a person about what happens, and about what was decided.
+    hosts: names of this host, each with its ranks, as they were listed: HOROVOD_HOSTNAME, by default "localhost".
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. What ranks have started ends with them. RankFailed
     for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a bad np.
@@ -92,8 +94,7 @@ def run_local(
     """
     if isinstance(np, bool) or not isinstance(np, int) or not 1 <= np <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {np!r}; allowed: 1 to {MOST_RANKS}")
-    if not 1e-3 <= start_timeout <= 1e9:
-        raise ValueError(f"start_timeout is {start_timeout!r}; allowed: 0.001 to 1000000000 seconds")
+    check_timeout(start_timeout)
     base = ranks_environment(env)
     words, program = find_program(command, base)
     shares, why = (None, "not bound: as asked for")
@@ -101,13 +102,14 @@ def run_local(
         shares, why = cores.share_out(np, None if bind is True else bind)
     if verbose:
         verbose(f"ranks are {why}")
-    job_name = secrets.token_hex(16)
+    names = [name for name, count in hosts for _ in range(count)] or ["localhost"] * np
+    identity = new_identity()
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         tee = stack.enter_context(files_of_ranks(output_dir, np)) if output_dir is not None else None
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
         for rank in range(np):
-            own = place(rank, np, job_name, start_timeout)
+            own = {**place(rank, np, names[rank], start_timeout), **identity}
             own.update(rank_env(rank) if rank_env else {})
             job.add(
                 Program(
@@ -119,10 +121,9 @@ def run_local(
                     pass_fds=tuple(pass_fds(rank)) if pass_fds else (),
                 )
             )
-        # A segment that has lost its ranks before they had all joined still has its name: see segment_name in C++.
         directory = base.get("HVD_SHM_DIR") or "/dev/shm"
         try:
-            outcome = job.run(start_timeout, (directory, f"hvd-{os.geteuid()}-{job_name}-"), signals)
+            outcome = job.run(start_timeout, (directory, segment_prefix(identity)), signals, identity)
         finally:
             if printer:
                 printer.finish()
@@ -139,7 +140,20 @@ def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return base
 
 
-def place(rank: int, size: int, job: str, start_timeout: float) -> dict[str, str]:
+def check_timeout(seconds: float) -> None:
+    """ValueError for a time to start in that is none."""
+    if not 1e-3 <= seconds <= 1e9:
+        raise ValueError(f"start_timeout is {seconds!r}; allowed: 0.001 to 1000000000 seconds")
+
+
+def new_identity() -> dict[str, str]:
+    """What tells the ranks of this launch from all others: the name under which they meet, and a number of the launch.
+    Neither is a secret.
+    """
+    return {"HVD_JOB": secrets.token_hex(16), "HVD_LAUNCH": secrets.token_hex(16)}
+
+
+def place(rank: int, size: int, host: str, start_timeout: float) -> dict[str, str]:
     """What tells a rank where it is, in a job on one host; include/hvd/config.hpp reads it."""
     return {
         "HOROVOD_RANK": str(rank),
@@ -148,9 +162,8 @@ def place(rank: int, size: int, job: str, start_timeout: float) -> dict[str, str
         "HOROVOD_LOCAL_SIZE": str(size),
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": socket.gethostname(),
+        "HOROVOD_HOSTNAME": host,
         "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
-        "HVD_JOB": job,
     }
 
 

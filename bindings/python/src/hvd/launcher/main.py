@@ -20,9 +20,36 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun; returns its exit code."""
+    open_streams()
+    try:
+        try:
+            return run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads any more. Python would say so once more when it ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def open_streams() -> None:
+    """Input and output are there: pipes of the job cannot get their numbers, and nothing need look whether they are."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """The same, where somebody reads what it says."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupt)
@@ -32,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if chosen.check_build:
         return check_build()
-    speech = Speech()
+    speech = Speech(options.program_name())
     for sentence in warnings:
         speech.warn(sentence)
     try:
@@ -50,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         return 128 + error.signal
     except BrokenPipeError:
-        # Nobody reads any more. Python would say so once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        raise
     except OSError as error:
         speech.error(f"{error.filename or 'the job'}: {error.strerror or error}")
         return 1
@@ -72,7 +97,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
     timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
     printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
     verbose = speech.say if chosen.verbose else None
-    check_affinity(env.get("HOROVOD_THREAD_AFFINITY"), places if several and places else [("", chosen.np)])
+    check_affinity(env, places if several and places else [("", chosen.np)], speech)
     try:
         if several:
             from hvd.launcher.mpi import run_mpi
@@ -87,7 +112,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
                 places or [("localhost", chosen.np)],
                 env=env,
                 on_line=printer,
-                stdin=input_or_none(),
+                stdin=0,
                 bind=not chosen.binding_args,
                 start_timeout=timeout,
                 signals=SIGNALS,
@@ -109,13 +134,14 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
                 chosen.np,
                 env=env,
                 on_line=printer,
-                stdin=input_or_none(),
+                stdin=0,
                 bind=binding(chosen.binding_args, speech),
                 start_timeout=timeout,
                 signals=SIGNALS,
                 output_dir=chosen.output_filename,
                 notify=speech.warn,
                 verbose=verbose,
+                hosts=places or (),
             )
     finally:
         printer.finish()
@@ -125,7 +151,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
     """What --binding-args asks for on this host: as for mpiexec -bind-to none, core or core:N."""
     text = " ".join(arguments or [])
-    match = re.fullmatch(r"--?bind-to[ =](none|core)(?::(\d+))?( --?map-by \S+)?", text)
+    match = re.fullmatch(r"--?bind-to[ =](none|core)(?::([0-9]{1,9}))?( --?map-by \S+)?", text)
     if text and not match:
         speech.warn(f"--binding-args {text!r} has no effect on one host; allowed there: -bind-to none, core or core:N")
     if match and match[1] == "none":
@@ -133,23 +159,16 @@ def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
     return int(match[2]) if match and match[2] else True
 
 
-def check_affinity(text: str | None, places: Sequence[tuple[str, int]]) -> None:
-    """HOROVOD_THREAD_AFFINITY has one CPU for each rank of a host, or ValueError."""
+def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speech: Speech) -> None:
+    """Takes HOROVOD_THREAD_AFFINITY out where it has fewer CPUs than a host has ranks: as in Horovod, none is used."""
     most = max(count for _, count in places)
-    if text and len(text.split(",")) != most:
-        raise ValueError(
-            f"HOROVOD_THREAD_AFFINITY (--thread-affinity) is {text!r}; it must have one CPU for each of the {most} "
-            "ranks of a host, with commas between them"
+    text = env.get("HOROVOD_THREAD_AFFINITY")
+    if text and len(text.split(",")) < most:
+        del env["HOROVOD_THREAD_AFFINITY"]
+        speech.warn(
+            f"HOROVOD_THREAD_AFFINITY (--thread-affinity) {text[:80]!r} has no effect here: it must have one CPU for "
+            f"each of the {most} ranks of a host, with commas between them"
         )
-
-
-def input_or_none() -> int | None:
-    """This process's standard input; None where it is closed."""
-    try:
-        os.fstat(0)
-    except OSError:
-        return None
-    return 0
 
 
 def float_or(text: str | None, otherwise: float) -> float:
@@ -179,7 +198,7 @@ def check_build() -> int:
 
         return report()
     except ImportError as error:
-        Speech().error(f"the extension of hvd cannot be loaded: {error}")
+        Speech(options.program_name()).error(f"the extension of hvd cannot be loaded: {error}")
         return 1
 
 

@@ -28,7 +28,14 @@ from typing import Any, Callable, ContextManager
 
 from hvd.launcher import guard, hosts
 from hvd.launcher.job import FAREWELL, GRACE, GUARD, Interrupted, Job, LaunchError, Program, find_program
-from hvd.launcher.local import MOST_RANKS, RankFailed, files_of_ranks, ranks_environment
+from hvd.launcher.local import (
+    MOST_RANKS,
+    RankFailed,
+    check_timeout,
+    files_of_ranks,
+    new_identity,
+    ranks_environment,
+)
 from hvd.launcher.output import LinePrinter, OnLine
 
 MPIEXEC = -1  # its index among ranks
@@ -71,10 +78,12 @@ def run_mpi(
     `results` gets what ranks leave behind, also where they fail. LaunchError for a host that cannot be reached within
     start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
+    listed = [name for name, _ in places]
     places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
     size = sum(count for _, count in places)
     if not 1 <= size <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
+    check_timeout(start_timeout)
     base = ranks_environment(env)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES") if interfaces else ():
         base.setdefault(name, ",".join(interfaces))
@@ -86,10 +95,10 @@ def run_mpi(
     options = {
         "token": token,
         "counts": [count for _, count in places],
-        "names": [name for name, _ in places],
+        "names": listed,
         "bind": bind,
         "results": results is not None,
-        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", "HVD_JOB": secrets.token_hex(16)},
+        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
         "farewell": FAREWELL,
     }
@@ -99,8 +108,13 @@ def run_mpi(
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
+        # Hydra puts names into patterns and into the command lines of other hosts as they are: this one has only
+        # letters, digits and slashes, whatever TMPDIR is.
+        opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, opened)
+        plain = f"/proc/{os.getpid()}/fd/{opened}"
         with waiting("trying to reach the hosts") if waiting else contextlib.nullcontext():
-            launcher = reach(places, base, folder, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+            launcher = reach(places, base, plain, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
         said: collections.deque[str] = collections.deque(maxlen=20)
@@ -126,7 +140,7 @@ def run_mpi(
                 stack.callback(os.close, fd)
                 only = Hearing(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
                 job.listen(fd, rank, stream, only)
-        patterns = [f"-{name}file-pattern={folder}/std{name}.%r" for name in ("out", "err")]
+        patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
         # The guards end what has to end; Hydra, which is faster, would end others before the first has been heard of.
@@ -167,16 +181,25 @@ class Hearing:
             if not found:
                 break
             line, newline, rest = text.partition(b"\n")
-            if line.startswith(self._mark) and newline:
-                self._heed(json.loads(line[len(self._mark) :]))
+            if line.startswith(self._mark) and newline and (words := _parsed(line[len(self._mark) :])) is not None:
+                self._heed(words)
                 text = rest
-            elif line.startswith(self._mark) or (not newline and self._mark.startswith(line)):
+            elif not newline and (line.startswith(self._mark) or self._mark.startswith(line)):
                 self._held = text
                 break
             else:
                 passed += text[:1]
                 text = text[1:]
         return passed
+
+
+def _parsed(text: bytes) -> list[Any] | None:
+    """What a guard says; None where a rank has written into the middle of it."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) else None
 
 
 def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[list[Any]], None]:
@@ -260,7 +283,8 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
     """Runs a small script on all hosts at once, which looks for what the ranks will need."""
     proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
     wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
-    script = f"for p in {shlex.join(wanted)}; do test -e $p || echo no $p; done; echo there"
+    # Answers have numbers, not names, which may have any character in them.
+    script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
     deadline = time.monotonic() + limit
     problems = []
     with contextlib.ExitStack() as stack:
@@ -272,7 +296,7 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
                 problems.append(f"{name} did not answer within {limit:g} s (--start-timeout)")
                 continue
             lines = out.decode("utf-8", "replace").splitlines()
-            lacking = [line[3:] for line in lines if line.startswith("no ")]
+            lacking = [path for i, path in enumerate(wanted) if f"no {i}" in lines]
             if "there" not in lines:
                 reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
                 problems.append(f"{name} cannot be reached: {reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import shlex
 import sys
@@ -14,11 +15,14 @@ from hvd.launcher import settings
 
 EPILOG = """\
 examples:
-  hvdrun -np 4 python train.py
-  hvdrun -np 8 -H h1:4,h2:4 python train.py --epochs 3
+  %(prog)s -np 4 python train.py
+  %(prog)s -np 8 -H h1:4,h2:4 python train.py --epochs 3
 On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra starts them, and they talk over MPI.
 The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
 """
+
+# What elastic jobs are told of hosts that come and go.
+RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,16 +42,15 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+    return settings.whole(text, 1)
 
 
 def port(text: str) -> int:
     """A number of a TCP port."""
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, from 1 to 65535")
-    return int(text)
+    try:
+        return settings.whole(text, 1, 65535)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a port, from 1 to 65535") from None
 
 
 def seconds(text: str) -> float:
@@ -66,12 +69,17 @@ def words(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
+def program_name() -> str:
+    """What this command was called: scripts written for Horovod say horovodrun."""
+    return "horovodrun" if os.path.basename(sys.argv[0]) == "horovodrun" else "hvdrun"
+
+
 def make_parser() -> Parser:
     """All options."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(
-        prog="hvdrun",
-        usage="hvdrun -np N [-H HOSTS] [OPTIONS] COMMAND [ARGUMENTS...]",
+        prog=program_name(),
+        usage="%(prog)s -np N [-H HOSTS] [OPTIONS] COMMAND [ARGUMENTS...]",
         description="Runs a command as N ranks of one job.",
         epilog=EPILOG,
         formatter_class=form,
@@ -90,7 +98,7 @@ def make_parser() -> Parser:
     place = parser.add_argument_group("hosts")
     place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, as in h1:4,h2:4")
     place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, a line for each: h1 slots=4, or h1:4")
-    place.add_argument("--host-discovery-script", metavar="FILE", help="a program that prints them; it is run once")
+    place.add_argument("--host-discovery-script", metavar="LINE", help="a command that prints them; it is run once")
     place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on the hosts")
     place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
     for name in ("--network-interfaces", "--network-interface"):
@@ -109,12 +117,26 @@ def make_parser() -> Parser:
     return parser
 
 
+def full_name(parser: argparse.ArgumentParser, word: str) -> str:
+    """An option of which only the beginning was said, as argparse would have it (but that also takes options of the
+    command for its own).
+    """
+    name, equals, value = word.partition("=")
+    known = parser._option_string_actions
+    if name in known or not name.startswith("--"):
+        return word
+    found = [option for option in known if option.startswith(name)]
+    if len({id(known[option]) for option in found}) > 1:
+        parser.error(f"ambiguous option: {name} could match {', '.join(found)}")
+    return found[0] + equals + value if found else word
+
+
 def joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The same with `--mpi-args=-x` for `--mpi-args -x`, which argparse would take for two options."""
+    """The same with full names, and `--mpi-args=-x` for `--mpi-args -x`, which argparse would take for two options."""
     result: list[str] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "--":
-        word = rest.pop(0)
+        word = full_name(parser, rest.pop(0))
         action = parser._option_string_actions.get(word)
         if word in ("--mpi-args", "--binding-args") and rest:
             word += f"={rest.pop(0)}"
@@ -143,17 +165,21 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
         if getattr(options, name, None) is None:
             setattr(options, name, value)
     if not (options.version or options.check_build):
+        limits = (options.min_num_proc, options.max_num_proc)
+        restarts = [f"--{name.replace('_', '-')}" for name in RESTARTS if getattr(options, name) is not None]
+        if why := settings.elasticity(options.np, *limits, restarts, options.host_discovery_script):
+            parser.error(why)
         if options.np is None:
             parser.error("-np, the number of ranks, is missing")
         if not options.command:
-            parser.error(f"the command is missing: hvdrun -np {options.np} python train.py")
+            parser.error(f"the command is missing: {parser.prog} -np {options.np} python train.py")
         if sum(each is not None for each in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
             parser.error("-H, --hostfile and --host-discovery-script exclude each other")
     said = settings.warnings(vars(options))
     if options.blacklist_cooldown_range:
-        said.append("--blacklist-cooldown-range has no effect here: elastic jobs are not in this version")
+        said.append("--blacklist-cooldown-range has no effect here: no job is elastic")
     if options.host_discovery_script:
-        said.append("--host-discovery-script is run once, at the start: elastic jobs are not in this version")
+        said.append("--host-discovery-script is run once, at the start: no job is elastic")
     if options.disable_cache:
         said.append("--disable-cache has no effect here: nothing is cached between starts")
     if options.gloo or from_file.get("controller") == "gloo":

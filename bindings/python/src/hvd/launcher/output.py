@@ -41,7 +41,7 @@ class Splitter:
             begin = end.end()
         self._rest = text[begin:]
         if final or len(self._rest) > LONGEST:
-            pieces += self.pause()
+            pieces += self.pause(final)
         self._remember(pieces)
         if final and self._line:
             self.last_lines.append(self._line)
@@ -50,7 +50,7 @@ class Splitter:
 
     def waiting(self) -> bool:
         """Whether there is a part of a line that nobody has seen."""
-        return bool(self._rest)
+        return self._rest not in ("", "\r")
 
     def flush(self) -> list[str]:
         """That part, as a piece: its rank has paused, perhaps with a question."""
@@ -58,9 +58,10 @@ class Splitter:
         self._remember(pieces)
         return pieces
 
-    def pause(self) -> list[str]:
-        """That part, which is none any more."""
-        rest, self._rest = self._rest, ""
+    def pause(self, final: bool = False) -> list[str]:
+        """That part, which is none any more; a carriage return waits, for it may be half of a line's end."""
+        half = "\r" if self._rest.endswith("\r") and not final else ""
+        rest, self._rest = self._rest[: len(self._rest) - len(half)], half
         return [rest] if rest else []
 
     def _remember(self, pieces: list[str]) -> None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
 _HIERARCHY = "across hosts all collectives are hierarchical"
-_ELASTIC = "elastic jobs are not in this version, and the number of ranks is that of -np"
+_ELASTIC = "no job is elastic"
 
 
-def whole(text: str) -> int:
-    """A whole number from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
+def whole(text: str, least: int = 0, most: int = 10**15) -> int:
+    """A whole number in these limits."""
+    value = int(text) if re.fullmatch("[0-9]{1,16}", text) else -1
+    if not least <= value <= most:
+        upper = "" if value <= most and len(text) <= 16 else f" to {most}"
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least}{upper}")
+    return value
 
 
 def number(text: str) -> float:
@@ -194,8 +196,8 @@ GROUPS: dict[str, list[Setting]] = {
         ),
     ],
     "elastic jobs": [
-        Setting("min-num-proc", whole, "ranks at least", idle=_ELASTIC),
-        Setting("max-num-proc", whole, "ranks at most", idle=_ELASTIC),
+        Setting("min-num-proc", whole, "ranks at least; no other number than that of -np is possible"),
+        Setting("max-num-proc", whole, "ranks at most; no other number than that of -np is possible"),
         Setting("slots-per-host", whole, "of discovered hosts"),
         Setting("elastic-timeout", whole, "seconds", idle=_ELASTIC),
         Setting("reset-limit", whole, "restarts at most", idle=_ELASTIC),
@@ -234,6 +236,24 @@ def variables(options: Mapping[str, Any]) -> dict[str, str]:
         for name, value in said.items()
         if value is not None and ALL[name].variable
     }
+
+
+def elasticity(np: int | None, least: int | None, most: int | None, restarts: Sequence[str], script: str | None) -> str:
+    """Why a job cannot be started that may have other numbers of ranks than `np`, or change hosts; "" for any other.
+
+    `restarts`: names of what was said about hosts that come and go, to which belongs a script that finds them.
+    """
+    asked = ""
+    if least is not None and least != np:
+        asked = f"a minimum of {least} ranks"
+    elif most is not None and most != np:
+        asked = f"a maximum of {most} ranks"
+    elif script is not None and restarts:
+        asked = f"a script that finds hosts with {', '.join(restarts)}"
+    return asked and (
+        f"{asked} asks for an elastic job, which is not in this version; start a fixed number of ranks on the hosts "
+        "that are there"
+    )
 
 
 def warnings(options: Mapping[str, Any]) -> list[str]:

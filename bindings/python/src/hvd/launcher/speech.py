@@ -13,7 +13,7 @@ from hvd.launcher.local import SHOWN
 class Speech:
     """Sentences with the program's name before them."""
 
-    def __init__(self, name: str = "hvdrun") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self._console: Any = None
         if sys.stderr.isatty():

@@ -6,47 +6,40 @@ Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation"
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 
 from hvd import basics
 from hvd.basics import Adasum
 from hvd.collectives import synchronize
-from hvd.compression import Compressor
-from hvd.process_sets import ProcessSet
 from hvd.torch.reductions import allreduce_async_
+from hvd.torch.wrapper import Wrapper
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(Wrapper):
     """Comes before the class of the user's optimizer; see DistributedOptimizer."""
-
-    def _hvd_setup(
-        self, named: List[Tuple[str, torch.Tensor]], compression: type[Compressor], passes: int, process_set: ProcessSet
-    ) -> None:
-        self._compression = compression
-        self._process_set = process_set
-        self.backward_passes_per_step = passes
-        names = {id(p): name for name, p in named}
-        all_parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._named = [(names.get(id(p)) or f"noname.{i}", p) for i, p in enumerate(all_parameters)]
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """This rank's own step, from which all ranks go on by the adaptive sum of all steps."""
-        ranks = self._process_set.ranks or []
+        self._hvd_stepped()
+        ranks = self.process_set.ranks or []
         if basics.current_job() is None or len(ranks) < 2 or basics.rank() not in ranks:
             return super().step(closure)
-        before = [p.detach().clone(memory_format=torch.contiguous_format) for _, p in self._named]
+        named = list(self._hvd_parameters())
+        before = [p.detach().clone(memory_format=torch.contiguous_format) for _, p in named]
         loss = super().step(closure)
         begun = []
         with torch.no_grad():
-            for (name, p), start in zip(self._named, before):
+            for (name, p), start in zip(named, before):
                 sent, ctx = self._compression.compress((p.detach() - start).contiguous())
-                begun.append((allreduce_async_(sent, None, name, Adasum, process_set=self._process_set), sent, ctx))
-            for (_, p), start, (handle, sent, ctx) in zip(self._named, before, begun):
+                begun.append((allreduce_async_(sent, None, name, Adasum, process_set=self.process_set), sent, ctx))
+            for (_, p), start, (handle, sent, ctx) in zip(named, before, begun):
                 synchronize(handle)
                 p.copy_(start.add_(self._compression.decompress(sent, ctx)))
         return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls the hooks of steps around the optimizer's own
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay each rank's own."""

@@ -89,11 +89,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the root's state of an optimizer: options such as the rate, and momenta.
 
-    The optimizers have the same parameters in the same groups. Raises ValueError for LBFGS. ``model`` is there for
-    scripts that pass it.
+    The optimizers have the same parameters in the same groups. Values are stored into the groups, and into the tensors
+    among their options, that are there, so that schedulers and whoever else holds them go on with the root's. Gradients
+    that an optimizer without any state does not have yet are zero afterwards, as after Horovod's. Raises ValueError for
+    LBFGS. ``model`` is there for scripts that pass it.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    _zero_gradients(optimizer)
     tensors: List[torch.Tensor] = []
     root = basics.rank() == root_rank
     structure = _take_tensors(optimizer.state_dict(), tensors) if root else None
@@ -101,4 +104,29 @@ def broadcast_optimizer_state(
     state = None if root else _put_tensors(structure, tensors)
     _broadcast([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if state is not None:
-        optimizer.load_state_dict(state)
+        _load(optimizer, state)
+
+
+def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Of an optimizer without state, where there are none: programs go on to scale or clip them."""
+    if optimizer.state:
+        return
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        if p.requires_grad and p.grad is None:
+            zeros = torch.zeros_like(p)
+            p.grad = zeros.to_sparse(1) if isinstance(optimizer, torch.optim.SparseAdam) else zeros
+
+
+def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """load_state_dict, which alone would put other dictionaries into the place of the groups."""
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(state)
+    for group, loaded in zip(groups, optimizer.param_groups):
+        for name, value in loaded.items():
+            held = group.get(name)
+            if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor) and held.shape == value.shape:
+                with torch.no_grad():
+                    held.copy_(value)
+            else:
+                group[name] = value
+    optimizer.param_groups = groups

@@ -20,7 +20,8 @@ from hvd.basics import (  # noqa: F401  # scripts take them from here as well
     mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
 )
 from hvd.collectives import Op, poll, synchronize  # noqa: F401
-from hvd.process_sets import ProcessSet, global_process_set
+from hvd.exceptions import HorovodInternalError  # noqa: F401
+from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
 from hvd.torch.compression import Compression
 from hvd.torch.movements import (  # noqa: F401
     HorovodAllgather, HorovodAlltoall, HorovodBroadcast, HorovodGroupedAllgather, allgather, allgather_async, alltoall,
@@ -32,6 +33,7 @@ from hvd.torch.reductions import (  # noqa: F401
     allreduce_async_, apply, grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
 )
 from hvd.torch.tensors import OPS
+from hvd.util import check_installed_version, gpu_available, num_rank_is_power_2  # noqa: F401
 
 
 def sparse_allreduce_async(
@@ -78,26 +80,52 @@ def grouped_reducescatter_async(
     return OPS.reducescatter(tensors, False, name, op, prescale_factor, postscale_factor, process_set, exposed=True)
 
 
-class HorovodGroupedReducescatter(torch.autograd.Function):
-    """reducescatter; its gradients are the gathered gradients, scaled as the inputs were."""
+def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
+    """Of gradients. Every rank's loss counts for Sum; the job's loss is their average, as for the other collectives."""
+    return prescale * postscale * (process_set.size() or 1 if op == Sum else 1)
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """reducescatter; its gradient is the gathered gradients, scaled as the input was."""
 
     @staticmethod
     def forward(
-        ctx: Any, single: bool, name: Optional[str], op: Op, prescale: float, postscale: float, process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> Tuple[Tensor, ...]:
-        # Every rank's loss counts for Sum; the job's loss is their average, as it is for the other collectives.
-        ctx.how = prescale * postscale * (process_set.size() or 1 if op == Sum else 1), process_set
-        results = synchronize(
-            OPS.reducescatter(tensors, single, name, op, prescale, postscale, process_set, wake=False)
+        ctx: Any, tensor: Tensor, name: Optional[str] = None, op: Op = Average,
+        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    ) -> Tensor:
+        ctx.how = _factor(op, prescale_factor, postscale_factor, process_set), process_set
+        result: Tensor = synchronize(
+            OPS.reducescatter((tensor,), True, name, op, prescale_factor, postscale_factor, process_set, wake=False)
         )
-        return (results,) if single else tuple(results)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        factor, process_set = ctx.how
+        back = allgather(grads[0].contiguous(), process_set=process_set)
+        return back * factor, None, None, None, None, None
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """grouped_reducescatter; its gradients are the gathered gradients, scaled as the inputs were."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: Optional[str], op: Op, process_set: ProcessSet, prescale_factor: float,
+        postscale_factor: float, *tensors: Tensor,
+    ) -> Tuple[Tensor, ...]:
+        ctx.how = _factor(op, prescale_factor, postscale_factor, process_set), process_set
+        return tuple(
+            synchronize(
+                OPS.reducescatter(tensors, False, name, op, prescale_factor, postscale_factor, process_set, wake=False)
+            )
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         factor, process_set = ctx.how
         back = grouped_allgather([g.contiguous() for g in grads], process_set=process_set)
-        return (None, None, None, None, None, None, *(g * factor for g in back))
+        return (None, None, None, None, None, *(g * factor for g in back))
 
 
 def reducescatter(
@@ -109,9 +137,7 @@ def reducescatter(
     Rows are dealt out in order and evenly; where they do not divide, the first ranks get one more.
     """
     sent, ctx = compression.compress(tensor)
-    (result,) = apply(
-        HorovodGroupedReducescatter, True, name, op, prescale_factor, postscale_factor, process_set, sent
-    )
+    result = apply(HorovodReducescatter, sent, name, op, process_set, prescale_factor, postscale_factor)
     back: Tensor = compression.decompress(result, ctx)
     return back
 
@@ -124,7 +150,7 @@ def grouped_reducescatter(
     """``reducescatter`` of each of some tensors, together: all or none. Has gradients."""
     pairs = [compression.compress(t) for t in tensors]
     results = apply(
-        HorovodGroupedReducescatter, False, name, op, prescale_factor, postscale_factor, process_set,
+        HorovodGroupedReducescatter, name, op, process_set, prescale_factor, postscale_factor,
         *(sent for sent, _ in pairs),
     )
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
@@ -133,7 +159,9 @@ def grouped_reducescatter(
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in their allreduce with zeros.
 
-    Returns the rank that joined last, the same on all ranks. ``device`` is there for scripts that pass it.
+    Returns the rank that joined last, the same on all ranks: the one that has made all steps, from which the others take
+    the parameters that they have missed. Operations without a name are counted anew from then on. ``device`` is there
+    for scripts that pass it.
     """
     return collectives.join()
 

@@ -22,6 +22,7 @@ from hvd.torch.mpi_ops import sparse_allreduce_async
 from hvd.torch.optimizer_arguments import Groups, Parameter, check_groups, check_names, check_optimizer, check_passes
 from hvd.torch.reductions import grouped_allreduce_async_
 from hvd.torch.tensors import OPS
+from hvd.torch.wrapper import Wrapper
 
 
 class _Slot:
@@ -34,6 +35,7 @@ class _Slot:
         self.group: Optional[_Group] = None
         # Of another order of dimensions, such as channels_last, which the gradient has, too.
         self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
+        self.sparse_dim = 0  # of its gradient, where that is sparse
         self.finish: Optional[Callable[[], None]] = None  # waits for the reduction that was begun
 
 
@@ -47,28 +49,21 @@ class _Group:
             slot.group = self
 
     def ready(self) -> bool:
-        return all(slot.remaining <= 0 for slot in self.slots)
+        return all(slot.remaining <= 0 for slot in self.live())
+
+    def live(self) -> List[_Slot]:
+        """Without parameters that were frozen since."""
+        return [slot for slot in self.slots if slot.parameter.requires_grad]
 
 
-class _DistributedOptimizer(torch.optim.Optimizer):
+class _DistributedOptimizer(Wrapper):
     """Comes before the class of the user's optimizer; see DistributedOptimizer."""
 
-    def _hvd_setup(
-        self, named: List[Tuple[str, Parameter]], compression: type[Compressor], passes: int, op: ReduceOp,
-        predivide: float, groups: Groups, sparse_as_dense: bool, process_set: ProcessSet, bucket_view: bool,
-    ) -> None:
-        self._compression = compression
-        self._op = op
-        self._scales = (1.0 / predivide, predivide) if predivide != 1.0 else (1.0, 1.0)
-        self._sparse_as_dense = sparse_as_dense
-        self._process_set = process_set
-        self.backward_passes_per_step = passes
-        names = {id(p): name for name, p in named}
+    def _hvd_setup(self, groups: Groups, bucket_view: bool) -> None:
         self._slots: Dict[Parameter, _Slot] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.requires_grad:
-                    self._slots[p] = _Slot(p, names.get(id(p)) or f"noname.{len(self._slots)}", passes)
+        self._hooks: List[object] = []
+        weakref.finalize(self, remove, self._hooks)
+        self._look_for_parameters()
         self._make_groups(groups)
         self._job: Any = None
         self._active = False
@@ -81,6 +76,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._should_synchronize = True
         if bucket_view and self._is_active():
             self._buckets = Buckets(list(self._slots), [slot.name for slot in self._slots.values()])
+
+    def _look_for_parameters(self) -> None:
+        """Parameters that are new, or have gradients since: those of another group, those that were frozen."""
         # An optimizer that nobody holds any more leaves its parameters to the next one.
         me = weakref.ref(self)
 
@@ -89,8 +87,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             if optimizer is not None:
                 optimizer._gradient_ready(p)
 
-        self._hooks = [after_gradient(p, hook) for p in self._slots]
-        weakref.finalize(self, remove, self._hooks)
+        for name, p in self._hvd_parameters():
+            if p not in self._slots:
+                self._slots[p] = slot = _Slot(p, name, self.backward_passes_per_step)
+                slot.sparse_dim = int(isinstance(self, torch.optim.SparseAdam))  # takes no others
+                self._hooks.append(after_gradient(p, hook))
 
     def _make_groups(self, groups: Groups) -> None:
         slots = list(self._slots.values())
@@ -112,7 +113,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         job = basics.current_job()
         if job is not self._job:
             self._job = job
-            ranks = self._process_set.ranks or []
+            ranks = self.process_set.ranks or []
             self._active = len(ranks) > 1 and basics.rank() in ranks
             self._buckets = None  # which were the other job's
             self._bytes_together = bytes_together() if self._active else 0
@@ -162,10 +163,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _gradient(self, slot: _Slot) -> torch.Tensor:
         """What is to be reduced, in place: p.grad, or what lies behind it where that is not contiguous."""
         p = slot.parameter
-        if p.grad is not None and p.grad.is_sparse:
-            if not self._sparse_as_dense:
-                return p.grad
-            p.grad = p.grad.to_dense()
+        if p.grad is not None:
+            slot.sparse_dim = p.grad.sparse_dim() if p.grad.is_sparse else 0
+        if slot.sparse_dim:
+            # This rank may have none in this step; the others' are sparse.
+            sparse = p.grad if p.grad is not None else _nothing_in(p, slot.sparse_dim)
+            return sparse.to_dense() if self.sparse_as_dense else sparse
         placed = self._buckets.place(p, slot.name) if self._buckets is not None else None
         if placed is not None:
             return placed
@@ -182,7 +185,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _begin(self, slot: _Slot, wake: bool = True) -> None:
         gradient = self._gradient(slot)
         if gradient.is_sparse:
-            result = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
+            result = sparse_allreduce_async(gradient, slot.name, self.op, self.process_set)
 
             def finish_sparse() -> None:
                 slot.parameter.grad = result()
@@ -191,41 +194,48 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return
         sent, ctx = self._compression.compress(gradient)
         both = (sent,)
-        handle = OPS.allreduce(both, both, True, slot.name, self._op, *self._scales, self._process_set, wake=wake)
+        handle = OPS.allreduce(both, both, True, slot.name, self.op, *self._scales(), self.process_set, wake=wake)
 
         def finish() -> None:
             synchronize(handle)
-            self._store(gradient, sent, ctx)
+            self._store(slot, gradient, sent, ctx)
 
         slot.finish = finish
 
     def _begin_group(self, group: _Group) -> None:
-        gradients = [self._gradient(slot) for slot in group.slots]
-        dense = [g for g in gradients if not g.is_sparse]
-        for slot, gradient in zip(group.slots, gradients):
+        dense: List[Tuple[_Slot, torch.Tensor]] = []
+        for slot in group.live():
             slot.remaining = 0
+            gradient = self._gradient(slot)
             if gradient.is_sparse:
                 self._begin(slot)
+            else:
+                dense.append((slot, gradient))
         if not dense:
             return
-        pairs = [self._compression.compress(g) for g in dense]
+        pairs = [self._compression.compress(gradient) for _, gradient in dense]
         handle = grouped_allreduce_async_(
-            [sent for sent, _ in pairs], None, group.name, self._op, *self._scales, self._process_set
+            [sent for sent, _ in pairs], None, group.name, self.op, *self._scales(), self.process_set
         )
 
         def finish() -> None:
             synchronize(handle)
-            for gradient, (sent, ctx) in zip(dense, pairs):
-                self._store(gradient, sent, ctx)
+            for (slot, gradient), (sent, ctx) in zip(dense, pairs):
+                self._store(slot, gradient, sent, ctx)
 
-        first = next(slot for slot, g in zip(group.slots, gradients) if not g.is_sparse)
-        for slot, gradient in zip(group.slots, gradients):
-            if not gradient.is_sparse:
-                slot.finish = finish if slot is first else _nothing
+        for slot, _ in dense:
+            slot.finish = finish if slot is dense[0][0] else _nothing
 
-    def _store(self, gradient: torch.Tensor, sent: torch.Tensor, ctx: Any) -> None:
+    def _scales(self) -> Tuple[float, float]:
+        factor = self.gradient_predivide_factor if self.op == Average else 1.0
+        return 1.0 / factor, factor
+
+    def _store(self, slot: _Slot, gradient: torch.Tensor, sent: torch.Tensor, ctx: Any) -> None:
         if sent is not gradient:
             gradient.copy_(self._compression.decompress(sent, ctx))
+        if slot.sparse_dim:
+            # The rows that are not zero: the same on all ranks, whoever had them.
+            slot.parameter.grad = gradient.to_sparse(slot.sparse_dim)
 
     # ---- for users ----------------------------------------------------------------------------------------------
 
@@ -235,6 +245,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises HorovodInternalError where a reduction failed; all others are complete then.
         """
         if self._is_active():
+            self._look_for_parameters()
             for slot in self._slots.values():
                 if slot.finish is None and slot.parameter.requires_grad:
                     if slot.group is None:
@@ -273,6 +284,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """As the optimizer's own, on reduced gradients; those of a closure are reduced each time it was called."""
+        self._hvd_stepped()
         if not self._should_synchronize:
             self._synchronized = False
             return super().step(closure)
@@ -299,6 +311,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         return super().step(reduced)
 
+    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls the hooks of steps around the optimizer's own
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As the optimizer's own; the gradients of the new parameters are reduced as well."""
+        super().add_param_group(param_group)
+        self._look_for_parameters()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
         if self._collected or any(slot.finish is not None for slot in self._slots.values()):
@@ -322,6 +341,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 def _nothing() -> None:
     """For members of a group whose first one waits for all."""
+
+
+def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
+    """A sparse gradient without values."""
+    indices = torch.empty((sparse_dim, 0), dtype=torch.int64)
+    return torch.sparse_coo_tensor(indices, p.new_empty((0, *p.shape[sparse_dim:])), p.shape)
 
 
 def DistributedOptimizer(
@@ -372,8 +397,6 @@ def DistributedOptimizer(
     named = check_names(optimizer, named_parameters)
     check_groups(groups)
     size = basics.size()
-    wrapper: Any = AdasumOptimizer if op is Adasum and size > 1 else _DistributedOptimizer
-    cls = type(optimizer.__class__.__name__, (wrapper, optimizer.__class__), {})
     if gradient_as_bucket_view:
         why_not = (
             "Adasum combines steps, not gradients" if op is Adasum
@@ -384,14 +407,30 @@ def DistributedOptimizer(
         if why_not:
             warnings.warn(f"gradient_as_bucket_view is ignored: {why_not}", stacklevel=2)
             gradient_as_bucket_view = False
+    settings = {
+        "_compression": compression, "backward_passes_per_step": backward_passes_per_step, "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor, "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    return _wrap(optimizer, named, settings, groups, size > 1, gradient_as_bucket_view)
+
+
+def _wrap(
+    inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups,
+    several: bool, bucket_view: bool = False,
+) -> Any:
+    """Gradients of one rank alone are nothing that Adasum has to combine."""
+    wrapper: Any = AdasumOptimizer if settings["op"] is Adasum and several else _DistributedOptimizer
+    cls = type(inner.__class__.__name__, (wrapper, inner.__class__), {})
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
-    # It shares parameters and state with what it wraps; a step that a scheduler put there would hide its own.
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    if wrapper is AdasumOptimizer:
-        wrapped._hvd_setup(named, compression, backward_passes_per_step, process_set)
-    else:
-        wrapped._hvd_setup(
-            named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
-            process_set, gradient_as_bucket_view,
-        )
+    wrapped._hvd_wrap(inner, named, settings, (_wrap_again, groups))
+    if wrapper is _DistributedOptimizer:
+        wrapped._hvd_setup(groups, bucket_view)
     return wrapped
+
+
+def _wrap_again(
+    inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups
+) -> Any:
+    """A wrapper that was pickled or copied. Not collective: its gradients are reduced where they are."""
+    return _wrap(inner, named, settings, groups, not basics.is_initialized() or basics.size() > 1)

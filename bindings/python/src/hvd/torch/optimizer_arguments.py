@@ -6,6 +6,8 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from hvd.torch.wrapper import Wrapper
+
 Parameter = torch.Tensor
 Groups = Union[None, int, Sequence[Sequence[Parameter]]]
 
@@ -14,6 +16,8 @@ def check_optimizer(optimizer: Any, compression: Any) -> None:
     """Raises ValueError for what is no optimizer, or no way to compress gradients."""
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"optimizer should be a torch.optim.Optimizer, and is a {type(optimizer).__name__}")
+    if isinstance(optimizer, Wrapper):
+        raise ValueError("optimizer is a DistributedOptimizer already; pass the one of PyTorch that it was made of")
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ValueError(
             f"compression is {compression!r}; allowed: Compression.none, Compression.fp16, Compression.bf16, or a class"

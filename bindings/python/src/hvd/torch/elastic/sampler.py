@@ -1,10 +1,11 @@
-"""A sampler that knows which samples of an epoch have been seen, on any number of ranks."""
+"""A sampler that knows how much of an epoch has been seen, on any number of ranks."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from typing import Any, Dict, Iterator, List, Set, Sized
+from typing import Any, Dict, Iterator, List, Sized
 
 from torch.utils.data import Sampler
 
@@ -14,8 +15,9 @@ from hvd import basics
 class ElasticSampler(Sampler[int]):
     """Divides among the ranks what is left of an epoch: after ``load_state_dict`` or ``reset`` no sample comes twice.
 
-    ``dataset``: anything with a length. The same order on all ranks, by ``seed`` and epoch. Where the ranks cannot have
-    equally many samples, some of the first come twice.
+    ``dataset``: anything with a length. All ranks have one order of the whole epoch, by ``seed`` + epoch; what has been
+    seen is its beginning, ``processed_num`` samples. Where the ranks cannot have equally many of the rest, some of its
+    first come twice. The order and the state are those of Horovod 0.28.1, whose checkpoints go on here.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -23,47 +25,44 @@ class ElasticSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_indices: Set[int] = set()
+        self.processed_num = 0
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, at its end that is: after what was seen is no longer of interest."""
         self.epoch = epoch
-        self.processed_indices = set()
+        self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has seen batch ``batch_idx``, from 0, of ``batch_size`` samples."""
-        self.record_indices(self.get_indices(batch_idx, batch_size))
-
-    def record_indices(self, indices: List[int]) -> None:
-        """These samples were seen."""
-        self.processed_indices.update(indices)
+        """Every rank has seen a batch of ``batch_size`` samples. Which one it was, ``batch_idx``, does not matter."""
+        self.processed_num += batch_size * self.num_replicas
 
     def get_indices(self, batch_idx: int, batch_size: int) -> List[int]:
-        """The samples of a batch of this rank."""
+        """The samples of this rank's batch ``batch_idx``, from 0, since the last division."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> Dict[str, Any]:
-        """The epoch, and what was seen of it."""
-        return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
+        """The epoch, and how many samples of it were seen."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on from there."""
         self.epoch = state_dict["epoch"]
-        self.processed_indices = set(state_dict["processed_indices"])
+        self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
         """Divides what is left among the ranks that there are now."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
-        left = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
+        order = list(range(len(self.dataset)))
         if self.shuffle:
-            random.Random(f"{self.seed} {self.epoch}").shuffle(left)
-        self.num_samples = math.ceil(len(left) / self.num_replicas)
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
-        repeated = left * (self.total_size // len(left) + 1) if left else []
-        self.indices = repeated[: self.total_size][self.rank :: self.num_replicas]
+        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        self.indices = list(filled)[self.rank :: self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import torch
 
 from hvd import basics
 from hvd.elastic import ObjectState
-from hvd.objects import allgather_object, broadcast_object
+from hvd.objects import broadcast_object
 from hvd.torch.elastic.sampler import ElasticSampler
 from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -64,8 +64,21 @@ class OptimizerStateHandler(StateHandler):
         self.save()
 
 
+class LRSchedulerStateHandler(StateHandler):
+    """A scheduler of rates: rank 0's state. As a plain object it would be copied with the optimizer that it works on."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def sync(self) -> None:
+        """See StateHandler."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="elastic_scheduler"))
+        self.save()
+
+
 class SamplerStateHandler(StateHandler):
-    """A sampler: what any rank has seen."""
+    """A sampler: what rank 0 has of the epoch."""
 
     def __init__(self, value: ElasticSampler) -> None:
         super().__init__(value)
@@ -73,16 +86,18 @@ class SamplerStateHandler(StateHandler):
 
     def sync(self) -> None:
         """See StateHandler."""
-        states = allgather_object(self.value.state_dict())
-        seen = set().union(*(s["processed_indices"] for s in states if s["epoch"] == states[0]["epoch"]))
-        self.value.load_state_dict({"epoch": states[0]["epoch"], "processed_indices": seen})
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="elastic_sampler"))
         self.save()
 
 
+_schedulers: Any = torch.optim.lr_scheduler
+# Before PyTorch 2 the first is called _LRScheduler, and the second is none of it.
+_SCHEDULERS = (getattr(_schedulers, "LRScheduler", _schedulers._LRScheduler), _schedulers.ReduceLROnPlateau)
 Registry = List[Tuple[type, Type[StateHandler]]]
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    *((kind, LRSchedulerStateHandler) for kind in _SCHEDULERS),
 ]
 
 
@@ -97,22 +112,27 @@ def set_handler_registry(registry: Registry) -> None:
     _registry = registry
 
 
+def _handler_of(value: Any) -> Optional[StateHandler]:
+    return next((handler(value) for kind, handler in get_handler_registry() if isinstance(value, kind)), None)
+
+
 class TorchState(ObjectState):
     """``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)``: all are attributes.
 
-    Models, optimizers and ElasticSamplers are kept by their own state, other values as copies.
+    Models, optimizers, schedulers and ElasticSamplers are kept by their own state, other values as copies. ``model`` and
+    ``optimizer`` are None where they are not given.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-        kwargs.update({k: v for k, v in (("model", model), ("optimizer", optimizer)) if v is not None})
+        kwargs.update(model=model, optimizer=optimizer)
         self._handlers: Dict[str, StateHandler] = {}
         values = {}
         for name, value in kwargs.items():
-            handler = next((h for kind, h in get_handler_registry() if isinstance(value, kind)), None)
+            handler = _handler_of(value)
             if handler is None:
                 values[name] = value
             else:
-                self._handlers[name] = handler(value)
+                self._handlers[name] = handler
         super().__init__(bcast_object=broadcast_object, get_rank=basics.rank, **values)
         for name, kept in self._handlers.items():
             object.__setattr__(self, name, kept.value)
@@ -121,6 +141,11 @@ class TorchState(ObjectState):
         handlers = self.__dict__.get("_handlers", {})
         if name in handlers:
             handlers[name].set_value(value)
+        elif name in self.__dict__.get("_saved", {}):
+            handler = _handler_of(value)
+            if handler is not None:  # where there was None, for instance: from now on it is no plain value
+                handlers[name] = handler
+                del self._saved[name]
         super().__setattr__(name, value)
 
     def save(self) -> None:
@@ -136,7 +161,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Makes it that of rank 0 on all ranks; of samplers, what all have seen."""
+        """Makes it that of rank 0 on all ranks."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()

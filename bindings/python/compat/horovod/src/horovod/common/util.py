@@ -5,29 +5,76 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Any, Callable
 
 from hvd import basics
+from hvd.exceptions import HorovodVersionMismatchError, get_version_mismatch_message  # noqa: F401
+from hvd.util import check_installed_version, gpu_available, num_rank_is_power_2  # noqa: F401
 
 
 @contextlib.contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables, or removes those given as None, until the block ends."""
-    before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
+    """Sets environment variables until the block ends. Those given as None stay as they are."""
+    wanted = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        _set(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
-def _set(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741  # Horovod's names
+    """`l` in `n` parts, in order, the first ones longer by one where need be. ZeroDivisionError for no parts."""
+    each, more = divmod(len(l), n)
+    ends = [(i + 1) * each + min(i + 1, more) for i in range(n)]
+    return [l[start:end] for start, end in zip([0, *ends], ends)]
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether a loop can go over it."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def get_ext_suffix() -> str:
+    """How the names of compiled modules end."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raises ImportError where hvd has no part for a framework ("horovod.torch"). What remains says how a compiled
+    extension would be found or built, and means nothing here.
+    """
+    framework = ext_name.rpartition(".")[2]
+    if find_spec(f"hvd.{framework}") is None:
+        raise ImportError(f"{ext_name}: hvd has no part for {framework}")
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
+    """The function of `op` and `average`, its older form, that gives the operation of `reduce_ops` that they mean.
+
+    It raises ValueError where both are given.
+    """
+
+    def chosen(op: Any, average: Any) -> Any:
+        if op is not None and average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op is not None:
+            return op
+        return reduce_ops.Sum if average is False else reduce_ops.Average
+
+    return chosen
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:

@@ -1,0 +1,81 @@
+"""An optimizer that stands for another one, with which it shares everything."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+
+from hvd.basics import ReduceOp
+from hvd.compression import Compressor
+from hvd.process_sets import ProcessSet
+
+
+def _of_inner(name: str, what: str) -> Any:
+    """An attribute that is the inner optimizer's: one object for both, whoever assigns it."""
+
+    def get(self: Any) -> Any:
+        return getattr(self._hvd_inner, name)
+
+    def assign(self: Any, value: Any) -> None:
+        setattr(self._hvd_inner, name, value)
+
+    return property(get, assign, doc=what)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Comes before the class of the user's optimizer, ``_hvd_inner``, whose groups of parameters and state it has.
+
+    A scheduler may be made on either, and a state be loaded into either. Pickling and copying make a new inner
+    optimizer, and wrap that in the same way.
+    """
+
+    param_groups = _of_inner("param_groups", "The options of each group of parameters.")
+    state = _of_inner("state", "What the optimizer keeps of each parameter.")
+
+    # What programs may read or set, as DistributedOptimizer was given it.
+    backward_passes_per_step: int
+    op: ReduceOp
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    _compression: type[Compressor]
+
+    def _hvd_wrap(
+        self, inner: torch.optim.Optimizer, named: List[Tuple[str, torch.Tensor]], settings: Dict[str, Any],
+        again: Tuple[Callable[..., Any], Any],
+    ) -> None:
+        """``settings`` become attributes; ``again`` is what wraps a copy, and what else that takes."""
+        # A step that a scheduler put into the inner optimizer would hide this one's own.
+        mine = {key: value for key, value in inner.__dict__.items() if key not in ("step", "param_groups", "state")}
+        self.__dict__.update(mine)
+        self._hvd_inner = inner
+        self._hvd_named = named
+        self._hvd_again = again
+        self._hvd_settings = tuple(settings)
+        self.__dict__.update(settings)
+        self._hvd_names = {id(p): name for name, p in named}
+
+    def _hvd_parameters(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """Parameters that have gradients now, with names that are the same on all ranks."""
+        everything = [p for group in self.param_groups for p in group["params"]]
+        for i, p in enumerate(everything):
+            if p.requires_grad:
+                # Apart from "allreduce.noname.1", which is what the first allreduce without a name is called.
+                yield self._hvd_names.get(id(p)) or f"allreduce.noname.{i}", p
+
+    def _hvd_stepped(self) -> None:
+        """A scheduler of the inner optimizer warns where that has not stepped."""
+        self._hvd_inner._opt_called = True  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        rest = dict(state)
+        for name in ("param_groups", "state"):
+            if name in rest:
+                setattr(self, name, rest.pop(name))
+        super().__setstate__(rest)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        settings = {name: self.__dict__[name] for name in self._hvd_settings}
+        wrap, more = self._hvd_again
+        return wrap, (self._hvd_inner, self._hvd_named, settings, more)

@@ -1,0 +1,172 @@
+// hvd/engine/cause.hpp: why lanes end, told from rank to rank, so that all name the rank that was the first to be lost.
+//
+// A rank that is killed takes others with it: they get an error, their programs end, and ranks that waited for those
+// see them gone. Such a rank has written into memory which it shares with the ranks of each of its process sets why it
+// ends, before anything shows that it does. So whoever finds a rank gone reads its word, and names whom that one has
+// named.
+#pragma once
+
+#include <hvd/engine/agreement.hpp>
+#include <hvd/engine/request.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What has ended a lane. The rank is one of the engine's whole group.
+struct cause {
+  error_kind kind = error_kind::aborted;
+  int rank = 0;
+
+  /// Not 0.
+  [[nodiscard]] std::uint64_t word() const noexcept {
+    return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
+  }
+  /// Nothing for 0, nor for what no rank of `size` has written.
+  static std::optional<cause> from(std::uint64_t word, int size) noexcept {
+    const std::uint64_t kind = word & 0xff, rank = word >> 8;
+    if (kind == 0 || kind > static_cast<std::uint64_t>(error_kind::aborted) + 1) return std::nullopt;
+    if (rank >= static_cast<std::uint64_t>(size)) return std::nullopt;
+    return cause{static_cast<error_kind>(kind - 1), static_cast<int>(rank)};
+  }
+};
+
+/// The words of one engine on this rank, one for each of its lanes. Any thread.
+class cause_board {
+ public:
+  void add(std::atomic<std::uint64_t>& word) {
+    const std::lock_guard lock(mutex_);
+    words_.push_back(&word);
+    if (lost_) say(word, *lost_);
+  }
+  void remove(std::atomic<std::uint64_t>& word) {
+    const std::lock_guard lock(mutex_);
+    std::erase(words_, &word);
+  }
+  /// What is said first counts.
+  static void say(std::atomic<std::uint64_t>& word, const cause& c) noexcept {
+    std::uint64_t nothing = 0;
+    word.compare_exchange_strong(nothing, c.word());
+  }
+  /// In all words, if a rank was lost: it is lost to all lanes. (Whoever gives up in one lane may go on in another.)
+  void tell(const cause& c) {
+    if (c.kind != error_kind::peer_lost) return;
+    const std::lock_guard lock(mutex_);
+    if (!lost_) lost_ = c;
+    for (auto* const word : words_) say(*word, *lost_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::atomic<std::uint64_t>*> words_;
+  std::optional<cause> lost_;
+};
+
+/// Throws what has ended the start of an engine over `comm`. After that this rank is lost to the others, which may be
+/// elsewhere in the start, or have finished it: so it tells them why before, in the group that all of them have. Where
+/// several tell it, the first is right.
+template <class T>
+[[noreturn]] void fail_at_start(T& comm, const error& e, cause_board& board) {
+  if constexpr (PeerMemory<T>) {
+    if (e.kind() == error_kind::peer_lost && e.rank() >= 0) {
+      comm.peers().set_abort(e.kind(), e.rank());
+      try {
+        comm.peers().check_abort(-1, phase::answer);
+      } catch (const error& first) {
+        board.tell({first.kind(), first.rank()});
+        throw;
+      }
+    }
+  }
+  throw error(e);
+}
+
+/// The ranks of a lane.
+struct lane_members {
+  int set = 0;               ///< the process set
+  std::vector<int> ranks{};  ///< its ranks, of the engine's whole group
+  int whole = 1;             ///< the size of that
+};
+
+/// A lane's part in it.
+template <class T>
+class lane_cause {
+ public:
+  lane_cause(T& control, T& data, agreement<T>& words, lane_members members, std::shared_ptr<cause_board> board)
+      : control_(control), data_(data), words_(words), members_(std::move(members)), board_(std::move(board)) {
+    board_->add(words_.own_cause());
+  }
+  lane_cause(const lane_cause&) = delete;
+  lane_cause& operator=(const lane_cause&) = delete;
+  ~lane_cause() { board_->remove(words_.own_cause()); }
+
+  /// After an error on a transport of the lane: finds out who is to blame, and tells the other ranks. Returns what is
+  /// to be said here, with a rank of the whole group.
+  error settle(const error& e) {
+    if (e.rank() < 0 || e.rank() >= control_.size()) {
+      abandon();
+      return e;
+    }
+    cause c{e.kind(), members_.ranks[static_cast<std::size_t>(e.rank())]};
+    std::optional<cause> said;
+    if (e.rank() != control_.rank()) said = cause::from(words_.cause(e.rank()), members_.whole);
+    if (said) c = *said;
+    cause_board::say(words_.own_cause(), c);
+    board_->tell(c);
+    abandon(e.kind(), e.rank());
+    if (!said && members_.set == 0) return e;
+    if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);
+    return error(c.kind,
+                 joined({name_of(c.rank), c.kind == error_kind::timeout ? " did not answer in time" : " has given up",
+                         "; see what it has said itself"}),
+                 c.rank);
+  }
+
+  /// Tells the other ranks, where they can be told, that this one gives up.
+  void abandon() noexcept { abandon(error_kind::aborted, control_.rank()); }
+
+  /// Before this rank leaves a process set that all ranks remove: nobody was lost.
+  void retire() noexcept {
+    cause_board::say(words_.own_cause(),
+                     {error_kind::aborted, members_.ranks[static_cast<std::size_t>(control_.rank())]});
+  }
+
+  /// What has stopped the lane, to one operation of it: not in what step of which group it was noticed.
+  [[nodiscard]] error told(const completion& end, const error& why) const {
+    if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
+    return error(why.kind(),
+                 joined({end.label(), ": ", name_of(why.rank()),
+                         " has exited or was killed, or has shut its engine down; see what it has said itself"}),
+                 why.rank());
+  }
+
+ private:
+  void abandon(error_kind kind, int rank) noexcept {
+    if constexpr (PeerMemory<T>) {
+      control_.peers().set_abort(kind, rank);
+      data_.peers().set_abort(kind, rank);
+    }
+  }
+  /// In a process set, whose ranks have numbers of their own, it says which it means.
+  [[nodiscard]] std::string name_of(int rank) const {
+    return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
+  }
+
+  T& control_;
+  T& data_;
+  agreement<T>& words_;
+  const lane_members members_;
+  const std::shared_ptr<cause_board> board_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail
