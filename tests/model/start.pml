@@ -388,8 +388,8 @@ join:
 await: /* shm_group::await_all */
     do
     :: complete(s) -> break
-    :: !complete(s) && (tries || abort[s] || !creator[s] || gone_in(s, 0) || gone_in(s, 1) || gone_in(s, P - 1) || lost(0)
-                        || lost(1) || lost(P - 1)) ->
+    :: !complete(s) && (tries || abort[s] || !creator[s] || gone_in(s, 0) || gone_in(s, 1) || gone_in(s, P - 1)
+                        || lost(0) || lost(1) || lost(P - 1)) ->
        if
        :: tries && !abort[s] -> tries--
        :: else
