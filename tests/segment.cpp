@@ -73,6 +73,25 @@ TEST_CASE("a name is given once, and only its segment takes it away") {
   CHECK(!d.empty());
 }
 
+TEST_CASE("a name is removed though a process is killed that was about to remove it") {
+  const private_directory d;
+  segment s = segment::make(d.path(), "s", 4096, 0);
+  REQUIRE(s.publish());
+  children remover(1);
+  remover.start(0, [&](report& mine) {
+    std::string why;
+    const auto own = open(d, why);
+    require(own && own->lock(segment::creator_byte + 1), "the lock of the name");
+    mine.progress = 1;
+    pause_for(0.02);
+    ::kill(::getpid(), SIGKILL);
+  });
+  REQUIRE(remover.wait_while(20.0, [&] { return remover[0].progress == 0; }));
+  s.unlink();
+  CHECK(d.empty());
+  CHECK(remover.wait(20.0));
+}
+
 TEST_CASE("locks belong to a segment object: others see them, in this process and in others") {
   const private_directory d;
   std::string why;

@@ -20,6 +20,9 @@ HOLDS = "holds"        # every state seen, no error
 DATA = "wrong data"    # an assertion about mem[] fails
 STUCK = "stuck"        # a state that nobody can leave and that is not the end
 SHARED = "shared line"  # an assertion about readers[] fails: a rank stores where others have read
+# Claims of start.pml, each with a flag by this name; where a fault is planted the other claims are switched off.
+VAIN, MIXED, STAYS, REMOVED, FOREIGN, INNOCENT = CLAIMS = [
+  "stuck in vain", "mixed", "stays", "removed", "foreign", "innocent"]
 
 # Bits of cells.pml's KINDS.
 ALLREDUCE, REDUCE, ALLGATHER, FROM, TO, ALLTOALL = 2, 4 + 8, 16, 32 + 64, 128, 256
@@ -101,8 +104,54 @@ CASES = [
   ("waiting", "2 waiters, fence, no time limit", "P=3 FENCE NO_TIMEOUT", HOLDS),
   ("waiting", "no time limit", "P=2 NO_TIMEOUT", STUCK),
   ("waiting", "fence, no time limit, rings read late", "P=2 FENCE NO_TIMEOUT LATE_RINGS", STUCK),
+
+  ("start", "2 ranks, 1 killed, another job sweeps", "SELF", HOLDS),
+  ("start", "3 ranks, 1 killed", "P=3 SELF SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "3 ranks, 1 killed, a bare name", "P=3 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "2 ranks, 2 killed, deadlines at any time", "HASTE KILLS=2 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "a stale segment, 1 killed", "SELF START=STALE SWEEPS=0", HOLDS),
+  ("start", "a stale segment, another job sweeps", "SELF START=STALE KILLS=0", HOLDS),
+  ("start", "a foreign segment, 1 killed", "SELF START=ALIEN SWEEPS=0", HOLDS),
+  ("start", "an earlier group of the same processes", "START=EARLIER SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "two launches, a second rank 0, 1 killed", "SECOND=1 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "two launches, a second rank 1, 1 killed", "SECOND=2 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "a part of a group, 1 killed, a sweep", "PART SELF", HOLDS),
+  ("start", "a part of 3 ranks, 1 killed", "PART SELF P=3 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "fork_run, 1 killed, another job sweeps", "LAUNCHED SELF", HOLDS),
+  ("start", "locked after the name was given", "LOCK_LATE SELF KILLS=0", REMOVED),
+  ("start", "the sweep does not ask for locks", "SWEEP_BLIND SELF KILLS=0", REMOVED),
+  ("start", "another segment's name removed", "NO_INODE_CHECK SELF START=STALE KILLS=0", REMOVED),
+  ("start", "names removed without a lock", "NO_NAME_LOCK SELF START=STALE KILLS=0 SWEEPS=0", REMOVED),
+  ("start", "whoever finds that lock held goes on", "SKIP_LOCKED SELF SWEEPS=0", STAYS),
+  ("start", "who gives up leaves the name", "NAME_FORGOTTEN SELF SWEEPS=0", STAYS),
+  ("start", "no lock of the creator", "NO_CREATOR_LOCK SELF KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "entered before it has its lock", "ENTERED_FIRST SELF KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "two processes in one place", "NO_PLACE_LOCK SECOND=1 KILLS=0 SWEEPS=0 TRIES=0", INNOCENT),
+  ("start", "who leaves does not say so", "NO_LEFT SELF KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "ready not asked again", "NO_SECOND_LOOK SELF KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "a stale segment taken for this launch's", "BLAME_AT_ONCE SELF START=STALE KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "a dead group of others for this launch's", "BLAME_OTHERS SECOND=2 KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "one's earlier self taken for another", "SAME_PROCESS START=EARLIER KILLS=0 SWEEPS=0", INNOCENT),
+  ("start", "entered never said", "NO_ENTERED SELF SWEEPS=0", VAIN),
+  ("start", "the name removed before all are ready", "UNLINK_EARLY SELF KILLS=0 SWEEPS=0", VAIN),
+  ("start", "who gives up does not linger", "NO_LINGER P=3 SWEEPS=0 SELF TRIES=0", VAIN),
+  ("start", "who gives up removes the name first", "LEAVE_AT_ONCE P=3 SWEEPS=0 TRIES=0", VAIN),
+  ("start", "a launcher that does not tell", "NO_REPORT SELF LAUNCHED SWEEPS=0", VAIN),
+  ("start", "a part that does not watch its group", "NO_WATCH PART SELF SWEEPS=0", VAIN),
+  ("start", "nonce not compared", "NO_NONCE SELF START=ALIEN KILLS=0 SWEEPS=0", FOREIGN),
+  ("start", "the creator's lock not asked for", "TAKE_STALE SELF START=STALE KILLS=0 SWEEPS=0", FOREIGN),
+  ("start", "a name for a half-made segment", "HALF_MADE SELF KILLS=0 SWEEPS=0", FOREIGN),
+  ("start", "second claims not looked for", "NO_CLAIM_FOUND SECOND=2 KILLS=0 SWEEPS=0", MIXED),
+  ("start", "second claims not told", "CLAIM_UNSAID SECOND=2 KILLS=0 SWEEPS=0", MIXED),
+  ("start", "operations that do not look", "NO_LOOK SECOND=2 KILLS=0 SWEEPS=0", MIXED),
+  ("start", "not promised: no mixture while none comes", "UNNOTICED SECOND=3 KILLS=0 SWEEPS=0 TRIES=0", MIXED),
 ]
 DEEP = [
+  ("start", "fork_run, 3 ranks, 1 killed", "LAUNCHED SELF P=3 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "two whole launches of a bare name", "SECOND=3 KILLS=0 SWEEPS=0 TRIES=0", HOLDS),
+  ("start", "a stale segment, 1 killed, a sweep", "SELF START=STALE", HOLDS),
+  ("start", "an earlier group, 1 killed, a sweep", "START=EARLIER", HOLDS),
+  ("start", "3 ranks, a second rank 1", "P=3 SECOND=2 KILLS=0 SWEEPS=0 TRIES=0", HOLDS),
   ("cells", "with 4 cells reduce, allgather do not wait",
    f"P=3 CELLS=4 KINDS={REDUCE + ALLGATHER} NO_STAGE_WAIT SAME", HOLDS),
   ("lines", "windows may change every time", "P=3 TURN=1 WORDS=1", HOLDS),
@@ -121,6 +170,8 @@ class Search:
   def __init__(self, model, definitions, expected, folder, deep=False):
     source = HERE / f"{model}.pml"
     self.arguments = [f"-D{d}" for d in definitions.split() + ([] if expected == HOLDS else ["BROKEN"])]
+    if expected in CLAIMS:
+      self.arguments += [f"-D{claim.split()[0]}=1" for claim in CLAIMS if claim != expected]
     self.arguments += [str(source)]
     self.folder = folder
     self.trail = f"{model}.pml.trail"
@@ -132,7 +183,7 @@ class Search:
     compile_ += [] if temporal else ["-DSAFETY"]
     compile_ += ["-DCOLLAPSE"] if deep or "COLLAPSE" in definitions else []
     # -E: look for assertions that fail only; -A: for stuck states only, also past an assertion that fails
-    mode = ["-a", "-f"] if temporal else {HOLDS: [], DATA: ["-E"], SHARED: ["-E"], STUCK: ["-A"]}[expected]
+    mode = ["-a", "-f"] if temporal else {HOLDS: [], STUCK: ["-A"]}.get(expected, ["-E"])
     depth = DEPTH * (100 if deep else 1)
     for command in generate, compile_:
       self.call(command)
@@ -161,6 +212,9 @@ class Search:
       return DATA
     if re.match(r"assertion violated \(+readers\[", self.message):
       return SHARED
+    for claim in CLAIMS:
+      if re.search(rf"^assertion violated .*\|\| ?{claim.split()[0]}\)", self.message):
+        return claim
     if "invalid end state" in self.message:
       return STUCK
     return self.message or self.output[-500:]
@@ -179,7 +233,7 @@ def compiler():
 
 def main():
   parser = argparse.ArgumentParser(description="Check the models of the shared-memory protocol with spin.")
-  parser.add_argument("models", nargs="*", help="lines, cells, p2p, waiting; default: all")
+  parser.add_argument("models", nargs="*", help="lines, cells, p2p, waiting, start; default: all")
   parser.add_argument("--deep", action="store_true", help="larger searches as well: up to 8 GB, minutes")
   parser.add_argument("--only", default="", help="only checks whose description contains this")
   parser.add_argument("--trace", type=int, default=0, metavar="N", help="show the last N steps to each fault found")

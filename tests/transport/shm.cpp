@@ -415,6 +415,66 @@ TEST_CASE("a second launch of a name ends the group that has it, on all ranks, h
   }
 }
 
+TEST_CASE("a rank that comes late to a group that has failed learns why, under a bare name too") {
+  bool learned = false;
+  // Who fails waits 200 ms for those on their way: on a busy machine one may come later than that.
+  for (int round = 0; round != 10 && !learned; ++round) {
+    const private_directory d;
+    const auto opts = options_in(d, 20.0), short_opts = options_in(d, 0.5);
+    children ranks(3);
+    const auto join = [&](int r) {
+      ranks.start(r, [&, r](report&) { ShmTransport comm("late", r, 3, r == 2 ? short_opts : opts); });
+    };
+    join(0), join(1);
+    REQUIRE(ranks.wait_while(20.0, [&] { return !has_entered(d, "late", 0) || !has_entered(d, "late", 1); }));
+    std::string why;
+    const auto memory = segment::open(d.path(), hvd::detail::segment_name("late"), 1, why);
+    REQUIRE(memory);
+    const auto& first = *reinterpret_cast<const hvd::detail::control*>(
+        memory->data() + sizeof(hvd::detail::group_header));  // the window of rank 0
+    ranks.kill(1);
+    REQUIRE(ranks.wait_while(20.0, [&] { return first.self.state != hvd::detail::presence::left; }));
+    pause_for(0.02);
+    join(2);
+    REQUIRE(ranks.wait(20.0));
+    CAPTURE(ranks[0].text());
+    CHECK(ranks[0].is(error_kind::peer_lost));
+    CHECK(ranks[0].culprit == 1);
+    learned = ranks[2].is(error_kind::peer_lost) && ranks[2].culprit == 1;
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+  CHECK(learned);
+}
+
+TEST_CASE("a group of an earlier launch that dies while the next one comes is not the next one's loss") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  children ranks(4);
+  const auto join = [&](int i) {
+    ranks.start(i, [&, i](report& mine) {
+      ShmTransport comm("restart", i % 2, 2, opts);
+      check_sum(comm);
+      mine.progress = 1;
+      if (i < 2) pause_for(60.0);
+    });
+  };
+  join(0), join(1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress < 2; }));
+  ranks.kill(1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks.running(1); }));
+  join(3);
+  pause_for(0.1);  // it looks at what is there
+  ranks.kill(0);
+  REQUIRE(ranks.wait_while(20.0, [&] { return !d.empty() || ranks.running(0); }));
+  join(2);
+  REQUIRE(ranks.wait(20.0));
+  for (const int i : {2, 3}) {
+    CAPTURE(ranks[i].text());
+    CHECK(ranks.status(i) == 0);
+  }
+  CHECK(d.files() == std::vector<std::string>{});
+}
+
 TEST_CASE("launches that say which one they are do not meet, and their names are gone once all have joined") {
   const private_directory d;
   const auto opts = options_in(d);

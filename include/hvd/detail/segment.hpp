@@ -7,11 +7,13 @@
 #pragma once
 
 #include <hvd/detail/fork_guard.hpp>
+#include <hvd/detail/futex.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -237,21 +239,29 @@ class segment {
     return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
   }
 
-  /// One after the other, so that a late rank cannot remove the next segment of the same name: whoever finds the byte
-  /// locked need not do it.
+  /// One after the other, so that a late rank cannot remove the next segment of the same name. Whoever holds the byte
+  /// may be killed before it has removed the name, or stopped: then the next sweep removes it.
   static void unlink(int fd, const std::string& path) noexcept {
     constexpr off_t name_byte = creator_byte + 1;
-    struct flock f = byte_lock(F_WRLCK, name_byte);
-    // Where the system refuses locks, better without one than that the name stays.
-    if (::fcntl(fd, F_OFD_SETLK, &f) != 0 && held_by_another(errno)) return;
+    for (int attempt = 0; attempt != 5000 && names(path, fd); ++attempt) {
+      struct flock f = byte_lock(F_WRLCK, name_byte);
+      const bool locked = ::fcntl(fd, F_OFD_SETLK, &f) == 0;
+      // Where the system refuses locks, better without one than that the name stays.
+      if (locked || !held_by_another(errno)) {
+        if (names(path, fd)) ::unlink(path.c_str());
+        f = byte_lock(F_UNLCK, name_byte);
+        if (locked) ::fcntl(fd, F_OFD_SETLK, &f);
+        return;
+      }
+      nap(std::chrono::microseconds(50));
+    }
+  }
+  /// Whether the name means the file that is open.
+  static bool names(const std::string& path, int fd) noexcept {
     struct stat named {
     }, own{};
-    if (::lstat(path.c_str(), &named) == 0 && ::fstat(fd, &own) == 0 && named.st_ino == own.st_ino &&
-        named.st_dev == own.st_dev) {
-      ::unlink(path.c_str());
-    }
-    f = byte_lock(F_UNLCK, name_byte);
-    ::fcntl(fd, F_OFD_SETLK, &f);
+    return ::lstat(path.c_str(), &named) == 0 && ::fstat(fd, &own) == 0 && named.st_ino == own.st_ino &&
+           named.st_dev == own.st_dev;
   }
   static void sweep_one(const std::string& path) noexcept {
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);

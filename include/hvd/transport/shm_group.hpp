@@ -57,9 +57,7 @@ class shm_group {
   [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
 
   void leave() noexcept {
-    if (!peers_ || peers_->orphaned() || !ready_) return;
-    peers_->mine().self.state.store(presence::left, std::memory_order_release);
-    if (keeps_name_) segment_->unlink();
+    if (tell_left() && keeps_name_) segment_->unlink();
   }
 
   /// Whether a rank has left or died.
@@ -138,11 +136,18 @@ class shm_group {
     fail(kind, {"join on ", label_, ": ", joined(why)});
   }
 
+  /// False if this process is not in the group, or not ready.
+  bool tell_left() noexcept {
+    if (!peers_ || peers_->orphaned() || !ready_) return false;
+    peers_->mine().self.state.store(presence::left, std::memory_order_release);
+    return true;
+  }
+
   /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
   /// way shall find it and learn why. (Where a launcher removes it, it stays for all of them.)
   void abandon() noexcept {
     if (!entered_ && !creator_) return;
-    leave();
+    tell_left();
     const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
     if (header.launched != 0) return;
     const auto until = clock::now() + std::chrono::milliseconds(200);

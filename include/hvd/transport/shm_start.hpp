@@ -140,7 +140,8 @@ struct group_finder {
         }
         const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
         if (dead || rank == 0) s->unlink();
-        if (dead && rank != 0 && !first) refuse_dead(*s);  // it was not there at first: it was this job's
+        // It was not there at first: it was this job's, unless another process had this rank's place.
+        if (dead && rank != 0 && !first && !taken(*s)) refuse_dead(*s);
       } else if (!why.empty()) {
         fail(error_kind::system, {why, "; remove it or use another job name"});
       }
@@ -203,6 +204,9 @@ struct group_finder {
     int q = 0;
     while (q != size && h.ready.has(q)) ++q;
     return q == size;
+  }
+  [[nodiscard]] bool taken(const segment& s) const noexcept {
+    return s.bytes() >= sizeof(group_header) && reinterpret_cast<const group_header*>(s.data())->entered.has(rank);
   }
   /// Another living process is this rank of the group: an error for its ranks too.
   void refuse_second_claim(const segment& s) const {
