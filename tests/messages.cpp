@@ -9,7 +9,9 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -118,6 +120,27 @@ TEST_CASE("a message of another length is a mismatch that says both, and the nex
         }
       },
       options());
+}
+
+TEST_CASE("a slot with another number than that of the fragment ends the group, however long the message says it is") {
+  const auto group = std::make_shared<ThreadTransport::group>(2, options());
+  ThreadTransport to(group, 0), from(group, 1);
+  std::byte data[8]{};
+  from.send(data, sizeof data, 0);
+  hvd::detail::slot& s = hvd::detail::channel_view{to.peers()}.at(1, 0, 0);
+  s.message_bytes = 1000 * to.peers().shape().slot_bytes;
+  for (std::uint64_t f = 0; f != hvd::detail::slots_per_channel; ++f) {
+    hvd::detail::channel_view{to.peers()}.at(1, 0, f).stamp = std::uint64_t{1} << 40;
+  }
+  try {
+    to.recv(data, sizeof data, 1);
+    FAIL("no error");
+  } catch (const hvd::error& e) {
+    CHECK(e.kind() == error_kind::mismatch);
+    CHECK(e.rank() == 1);
+  }
+  CHECK(to.peers().failed());
+  CHECK(from.peers().aborted());
 }
 
 TEST_CASE("ranks that do not exist are refused, and nothing is sent") {

@@ -87,6 +87,9 @@ class incoming {
     peer_memory& m = channels_.m;
     std::uint64_t& taken = m.taken(from_);
     const slot& s = channels_.at(from_, m.rank(), taken);
+    // The sender fills a slot again when this fragment is taken. With any other number somebody has overwritten it, and
+    // a length that is wrong as well could keep this rank busy for ever.
+    if (s.stamp.load(std::memory_order_relaxed) != taken + 1) m.give_up(error_kind::mismatch, from_, phase::send);
     if (got_ == 0) message_bytes_ = s.message_bytes;
     const std::size_t n = std::min<std::size_t>(message_bytes_ - got_, m.shape().slot_bytes);
     if (message_bytes_ == bytes_) copy_bytes(data_ + got_, reinterpret_cast<const std::byte*>(&s + 1), n);
