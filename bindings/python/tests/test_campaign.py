@@ -27,3 +27,8 @@ def run(part: str, *arguments: str) -> None:
 def test_killed_ranks() -> None:
     """Ranks in Python that are killed, stopped and made to raise at random moments are noticed, and named, by all."""
     run("kill", "--modes", "python")
+
+
+def test_launchers() -> None:
+    """Launchers, guards, shells and ranks are killed, and nothing of a job outlives it."""
+    run("launchers")
