@@ -130,8 +130,9 @@ class segment {
     struct stat st {};
     const bool known = ::fstat(fd, &st) == 0;
     if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
-      why = joined({path, " was not made by hvd for this user (owner ", user_text(st.st_uid), ", mode ", st.st_mode >> 6 & 7,
-                    st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(), ", mode 600)"});
+      why = joined({path, " was not made by hvd for this user (owner ", user_text(st.st_uid), ", mode ",
+                    st.st_mode >> 6 & 7, st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(),
+                    ", mode 600)"});
     } else if (static_cast<std::size_t>(st.st_size) < least) {
       why = joined({path, " is truncated: ", st.st_size, " bytes"});
     } else {
