@@ -148,7 +148,7 @@ void with_engine(T& comm) {
   hvd::engine_options o;
   o.report = [](const std::string&) {};
   o.stall_warning = o.stall_shutdown = hvd::engine_options::seconds(4);
-  o.timeline = folder + ".timeline.json";
+  o.timeline = folder + "/timeline.json";
   const std::size_t p = static_cast<std::size_t>(comm.size());
   std::vector<float> a(1000, 1.0F), b(20, 1.0F), c(20 * p, 1.0F);  // outlive the engine
   hvd::Engine<T> engine(comm, o);
@@ -293,10 +293,10 @@ int main(int argc, char** argv) {
   if (refuse_from_here) refuse_from_here();
   told("launcher", -1, [&] { run(program, job); });
   if (refuse_report) refuse_report();
+  std::error_code ignored;
+  std::filesystem::remove(folder + "/timeline.json", ignored);
   if (tiny) {
     for (const auto& left : std::filesystem::directory_iterator(tiny->path()))
       say("left", -1, left.path().filename().string());
   }
-  std::error_code ignored;
-  std::filesystem::remove(folder + ".timeline.json", ignored);
 }

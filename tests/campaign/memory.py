@@ -101,7 +101,8 @@ class Runner:
                 left = place.gone(5) if code is not None else []
                 said.seek(0)
                 lines = said.read().splitlines()
-            return code, lines, place.files() + [f"process {one}" for one in left]
+            files = [name for name in place.files() if name != "timeline.json"]  # after a crash
+            return code, lines, files + [f"process {one}" for one in left]
 
     def calls(self, case):
         """How many calls of these sets a process of this case makes at most."""
