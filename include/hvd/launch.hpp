@@ -261,10 +261,12 @@ void thread_run(int np, F&& f, const sharing_options& opts = {}) {
     for (int r = 0; r != np; ++r) {
       try {
         threads.emplace_back(run, r);
-      } catch (const std::exception& e) {
+      } catch (const std::system_error& e) {
         for (int q = r; q != np; ++q) group->lose(q);
-        if (dynamic_cast<const std::system_error*>(&e) == nullptr) throw;  // no memory
         detail::fail(error_kind::system, {"thread_run: cannot start rank ", r, ": ", e.what()});
+      } catch (...) {  // no memory
+        for (int q = r; q != np; ++q) group->lose(q);
+        throw;
       }
     }
   }

@@ -13,8 +13,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -132,12 +134,25 @@ class lane_cause {
     board_->tell(c);
     abandon(e.kind(), e.rank());
     if (!said && members_.set == 0) return e;
-    if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);
-    return error(c.kind,
-                 joined({name_of(c.rank), c.kind == error_kind::timeout ? " did not answer in time" : " has given up",
-                         "; see what it has said itself"}),
-                 c.rank);
+    return with_memory(e, [&] {
+      if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);
+      return error(c.kind,
+                   joined({name_of(c.rank), c.kind == error_kind::timeout ? " did not answer in time" : " has given up",
+                           "; see what it has said itself"}),
+                   c.rank);
+    });
   }
+  /// In a handler: what an exception that is no hvd::error ends the lane with.
+  [[nodiscard]] error unexpected() const {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      return no_memory_;
+    } catch (const std::exception& e) {
+      return with_memory(no_memory_, [&] { return error(error_kind::system, joined({label_, e.what()})); });
+    }
+  }
+  [[nodiscard]] const error& shut_down() const noexcept { return shut_down_; }
 
   /// Tells the other ranks, where they can be told, that this one gives up, and because of whom if one of its lanes has
   /// failed before.
@@ -166,13 +181,25 @@ class lane_cause {
   /// What has stopped the lane, to one operation of it: not in what step of which group it was noticed.
   [[nodiscard]] error told(const completion& end, const error& why) const {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
-    return error(why.kind(),
-                 joined({end.label(), ": ", name_of(why.rank()),
-                         " has exited or was killed, or has shut its engine down; see what it has said itself"}),
-                 why.rank());
+    return with_memory(why, [&] {
+      return error(why.kind(),
+                   joined({end.label(), ": ", name_of(why.rank()),
+                           " has exited or was killed, or has shut its engine down; see what it has said itself"}),
+                   why.rank());
+    });
   }
 
  private:
+  /// What f returns, or `otherwise` where there is no memory for it: lanes end on threads and in destructors, which
+  /// must not throw.
+  template <class F>
+  static error with_memory(const error& otherwise, const F& f) {
+    try {
+      return f();
+    } catch (const std::bad_alloc&) {
+      return otherwise;
+    }
+  }
   void abandon(error_kind kind, int rank) noexcept {
     if constexpr (PeerMemory<T>) {
       control_.peers().set_abort(kind, rank);
@@ -190,6 +217,10 @@ class lane_cause {
   agreement<T>& words_;
   const lane_members members_;
   const std::shared_ptr<cause_board> board_;
+  // Made while there is memory.
+  const std::string label_ = joined({"the engine on rank ", rank_, " of ", members_.ranks.size(), ": "});
+  const error shut_down_{error_kind::aborted, "the engine was shut down"};
+  const error no_memory_{error_kind::no_memory, label_ + "there is no memory"};
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

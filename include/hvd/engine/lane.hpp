@@ -143,7 +143,7 @@ class lane final : public waiting_room {
         cause_.abandon();
         keep_messages();
       }
-      stop(error(error_kind::aborted, "the engine was shut down"));
+      stop(cause_.shut_down());
     });
   }
 
@@ -219,9 +219,9 @@ class lane final : public waiting_room {
     } catch (const error& e) {
       if (condemned_.load()) cause_.abandon();
       stop(condemned_.load() ? verdict() : cause_.settle(e));
-    } catch (const std::exception& e) {
+    } catch (const std::exception&) {
       cause_.abandon();
-      stop(error(error_kind::system, joined({"the engine on rank ", rank(), " of ", size(), ": ", e.what()})));
+      stop(cause_.unexpected());
     }
     phase_.store(lane_phase::idle, std::memory_order_relaxed);
   }
