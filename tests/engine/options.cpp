@@ -203,6 +203,9 @@ TEST_CASE("engine requests: what can never work") {
   }
   CHECK(refused(good(operation::allreduce, {SIZE_MAX, 2})).ends_with("has more elements than can be addressed"));
   CHECK(refused(good(operation::allreduce, {std::size_t{1} << 62})).ends_with("more elements than can be addressed"));
+  // None here, but other ranks, to which the rest of the shape goes, may have rows of it.
+  CHECK(
+      refused(good(operation::allgather, {0, std::size_t{1} << 62})).ends_with("more elements than can be addressed"));
   CHECK(refused(good(operation::allreduce, {4}, dtype::user)).find("is of type") != std::string::npos);
   CHECK(refused(good(operation::allreduce, {4}, static_cast<dtype>(200))).find("is of type") != std::string::npos);
   r = good(operation::allgather);

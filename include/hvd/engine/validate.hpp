@@ -77,12 +77,15 @@ inline void validate(const request& r, int rank, int size) {
   for (std::size_t i = 0; i != r.tensors.size(); ++i) {
     const tensor& t = r.tensors[i];
     const std::string which = r.tensors.size() == 1 ? std::string("the tensor") : joined({"tensor ", i});
+    // As if no dimension was 0: other ranks may have more than 0 rows.
     std::size_t elements = 1;
     for (const std::size_t n : t.shape) {
-      if (__builtin_mul_overflow(elements, n, &elements) || elements > std::size_t{PTRDIFF_MAX} / 16) {
+      if (__builtin_mul_overflow(elements, std::max<std::size_t>(n, 1), &elements) ||
+          elements > std::size_t{PTRDIFF_MAX} / 16) {
         refuse({which, " has more elements than can be addressed"});
       }
     }
+    if (std::find(t.shape.begin(), t.shape.end(), 0U) != t.shape.end()) elements = 0;
     if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
     if (t.in == nullptr && elements != 0) refuse({which, " is null but has ", elements, " elements"});
     if (t.out != nullptr && !(t.out == t.in && r.kind != operation::reduce_scatter)) {
