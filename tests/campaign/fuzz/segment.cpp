@@ -17,7 +17,7 @@ constexpr int size = 2;
 hvd::sharing_options small() {
   hvd::sharing_options o;
   o.memory.staging_bytes = std::size_t{64} << 10;
-  o.memory.directory = "/dev/shm/hvd-fuzz-XXXXXX";
+  o.memory.directory = std::filesystem::temp_directory_path() / "hvd-fuzz-XXXXXX";
   if (::mkdtemp(o.memory.directory.data()) == nullptr) std::abort();
   return o;
 }
