@@ -166,12 +166,14 @@ def fuzz(name, command, seed, seconds, inputs):
     found = BUILT / "found"
     found.mkdir(parents=True, exist_ok=True)
     while True:
-        with tempfile.TemporaryDirectory(prefix="hvd-fuzz-") as fresh:
+        with tempfile.TemporaryDirectory(prefix="hvd-fuzz-", dir="/dev/shm") as fresh:
             span = [f"-runs={inputs - done}"] if inputs else [f"-max_total_time={max(1, round(until - time.monotonic()))}"]
-            line = [*command, *LIMITS, f"-seed={seed + len(findings)}", *span, f"-artifact_prefix={found}/{name}-", fresh]
+            line = [*command, *LIMITS, f"-seed={seed + len(findings)}", *span, f"-artifact_prefix={found}/{name}-", f"{fresh}/new"]
             corpus = HERE / "corpus" / name
             line += [str(corpus)] if corpus.is_dir() else []
-            ended = subprocess.run(line, cwd=ROOT, capture_output=True)
+            os.mkdir(f"{fresh}/new")
+            # What harnesses make there goes even where they crash.
+            ended = subprocess.run(line, cwd=ROOT, env={**os.environ, "TMPDIR": fresh}, capture_output=True)
         text = ended.stderr.decode("utf-8", "replace")
         count = re.findall(r"^stat::number_of_executed_units:\s*(\d+)", text, re.MULTILINE)
         done += int(count[-1]) if count else 0

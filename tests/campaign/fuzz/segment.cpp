@@ -17,7 +17,7 @@ constexpr int size = 2;
 hvd::sharing_options small() {
   hvd::sharing_options o;
   o.memory.staging_bytes = std::size_t{64} << 10;
-  o.memory.directory = "/dev/shm/hvd-fuzz-XXXXXX";
+  o.memory.directory = std::filesystem::temp_directory_path() / "hvd-fuzz-XXXXXX";
   if (::mkdtemp(o.memory.directory.data()) == nullptr) std::abort();
   return o;
 }
@@ -47,7 +47,15 @@ FUZZ(in) {
     std::memcpy(rank_0.memory.data() + at, bytes.data(), std::min(bytes.size(), sizeof(group_header) - at));
   }
   const watch nobody;
-  const group_finder finder{"fuzz", 1, size, 1, options(), nobody, {}};
+  const group_name name("fuzz");
+  const group_finder finder{.name = name,
+                            .rank = 1,
+                            .size = size,
+                            .nonce = 1,
+                            .opts = options(),
+                            .lost = nobody,
+                            .limit = join_limit::of(name, options().failure),
+                            .deadline = {}};
   bool creator = false;
   fuzz::accepts([&] {
     const segment found = finder.find(creator);

@@ -20,7 +20,7 @@ namespace {
 class root {
  public:
   root() {
-    path_ = "/dev/shm/hvd-fuzz-XXXXXX";
+    path_ = std::filesystem::temp_directory_path() / "hvd-fuzz-XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) std::abort();
     std::atexit([] { std::filesystem::remove_all(here().path_); });
   }
