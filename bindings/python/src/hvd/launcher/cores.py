@@ -49,8 +49,9 @@ def quota(root: str = "/") -> float:
     """CPUs' worth of time that the control groups of this process grant; infinity without a limit."""
     least = math.inf
     for line in _text(Path(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon or (controllers and "cpu" not in controllers.split(",")):
             continue
         mount = Path(root, "sys/fs/cgroup", *([controllers] if controllers else []))
         group = Path(path)
@@ -81,7 +82,7 @@ def list_text(cpus: Iterable[int]) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # no ASCII, or a zero in the path
         return ""
 
 

@@ -182,10 +182,11 @@ def _call_on_hosts(
 
 def _result_of(results: Results, rank: int) -> io.BytesIO:
     """The file of a rank, in which the time is this host's; empty where nothing, or half of it, has come."""
+    from hvd.horovod_runner import local
+
     file = io.BytesIO(results.written.get(rank, b""))
-    try:
-        record = pickle.load(file)
-    except Exception:
+    record = local._record(file)
+    if record is None:
         return io.BytesIO()
     if record["raised"]:
         record["when"] += results.behind[rank]

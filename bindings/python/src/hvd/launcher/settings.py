@@ -271,7 +271,7 @@ def read_file(path: str) -> dict[str, Any]:
             content = yaml.safe_load(file)
     except OSError as error:
         raise ValueError(f"--config-file {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:  # of values such as 2001-99-99, too
         raise ValueError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -280,7 +280,7 @@ def read_file(path: str) -> dict[str, Any]:
     keys = {setting.key: setting for setting in ALL.values() if setting.key}
     found: dict[str, Any] = {}
     for section, values in content.items():
-        if section == "controller":
+        if section == "controller" and not isinstance(values, (dict, list, set)):
             found["controller"] = str(values).lower()
             continue
         if not isinstance(values, dict):
@@ -296,6 +296,8 @@ def read_file(path: str) -> dict[str, Any]:
                 raise ValueError(f"--config-file {path}: {place} is unknown; allowed: {known or sections}")
             if value is None:
                 continue
+            if isinstance(value, (dict, list, set)):  # of which aliases make texts of any length
+                raise ValueError(f"--config-file {path}: {place} has several values, and takes one")
             try:
                 found[setting.name] = setting.kind(str(value))
             except argparse.ArgumentTypeError as error:
