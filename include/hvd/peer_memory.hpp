@@ -247,6 +247,11 @@ class peer_memory {
   /// Names the operation for messages; throws if the group has failed or this process may not use it.
   void enter(std::string_view operation) {
     operation_ = operation;
+    if (orphaned_) [[unlikely]] {
+      fail(error_kind::invalid_argument,
+           {operation, " on ", label_,
+            ": this process was forked from the one that joined the group; only that one may use it"});
+    }
     // Nothing more is mixed with the data of another launch, of which a process came as one of these ranks.
     if (const auto reason = header_.abort.value.load(std::memory_order_acquire); claimed_twice(reason)) [[unlikely]]
       fail_with(reason, -1, phase::enter);
@@ -254,11 +259,6 @@ class peer_memory {
       fail(failed_->kind(),
            {operation, " on ", label_, ": the group failed before and cannot be used: ", sentence(*failed_)},
            failed_->rank());
-    }
-    if (orphaned_) [[unlikely]] {
-      fail(error_kind::invalid_argument,
-           {operation, " on ", label_,
-            ": this process was forked from the one that joined the group; only that one may use it"});
     }
   }
   /// In a forked child: refuse all further use.
