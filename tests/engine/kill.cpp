@@ -76,7 +76,7 @@ TEST_CASE("whoever is killed is named by all who are left") {
     const bool abrupt = seed % 3 == 0;
     children ranks(np);
     ranks.start_all([&](int rank, report& r) {
-      hvd::ShmTransport comm(hvd::detail::joined({"kill-", seed}), rank, np, options);
+      hvd::ShmTransport comm(hvd::detail::joined({"kill@", seed}), rank, np, options);
       r.progress = 1;
       try {
         work(comm, numbers(seed), abrupt, r);
