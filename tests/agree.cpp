@@ -650,7 +650,7 @@ TEST_CASE("ranks without common memory compare their calls by messages") {
 
 TEST_CASE("a call of which a peer has overwritten every byte is an error, and its values name nothing") {
   std::array<hvd::detail::descriptor, 2> calls;
-  std::memset(&calls[1], 0xff, sizeof calls[1]);
+  std::memset(static_cast<void*>(&calls[1]), 0xff, sizeof calls[1]);
   const auto why = hvd::detail::disagreement(calls, "allreduce", "rank 0 of 2");
   REQUIRE(why.has_value());
   CHECK(why->kind() == error_kind::invalid_argument);
