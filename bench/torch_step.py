@@ -387,7 +387,7 @@ def launch(settings: Settings, ranks: int, bound: bool) -> Tuple[List[Dict[str, 
             launcher = [sys.executable, "-m", "hvd.launcher.main", "-np", str(ranks)]
             launcher += ["--binding-args", f"-bind-to {'core' if bound else 'none'}"]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "HVD_JOB": folder.name, "HVD_LAUNCH": "1", "HVD_TIMEOUT": f"{settings.timeout:g}",
+            **os.environ, "OMP_NUM_THREADS": "1", "HVD_JOB": folder.name, "HVD_TIMEOUT": f"{settings.timeout:g}",
         }
         said: List[str] = []
         try:
