@@ -20,7 +20,7 @@ using namespace hvd::bench;
 class test_backend {
  public:
   test_backend(place at, std::string how)
-      : comm_("test-peer-" + std::to_string(std::hash<std::string>()(std::getenv(stage_variable))), at.rank, at.size),
+      : comm_("test-peer@" + std::to_string(std::hash<std::string>()(std::getenv(stage_variable))), at.rank, at.size),
         how_(std::move(how)) {
     if (how_ == "refuse") throw std::runtime_error("the test peer does not like this machine");
   }
