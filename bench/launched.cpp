@@ -67,7 +67,7 @@ std::optional<launched> find_launcher() {
   l.local_size = number_of("OMPI_COMM_WORLD_LOCAL_SIZE");
   if (l.local_size == 0) l.local_size = number_of("MPI_LOCALNRANKS");
   const pid_t parent = ::getppid();
-  l.key = "hvd-bench-" + std::to_string(::getuid()) + "-" + std::to_string(parent) + "-" + start_time(parent);
+  l.key = "hvd-bench@" + std::to_string(::getuid()) + "-" + std::to_string(parent) + "-" + start_time(parent);
   return l;
 }
 

@@ -132,7 +132,7 @@ void Library::spawn() {
   }
   const bool once = (how_.how == launch::kind::command && !how_.each_rank) ||
                     (how_.how == launch::kind::hvd && (hvd_.transport != "shm" || !key_.empty()));
-  hvd_.job = "bench@" + (key_.empty() ? hvd::detail::hex(hvd::detail::random_word()) : key_);
+  hvd_.job = key_.empty() ? "bench@" + hvd::detail::hex(hvd::detail::random_word()) : key_;
   stage_path_ = stage_->path();
   hvd::detail::flush_output();
   for (int r = 0; r != (once ? 1 : settings_.ranks); ++r) {
