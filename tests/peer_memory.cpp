@@ -160,6 +160,26 @@ TEST_CASE("a peer that left, an abort and a deadline each end a wait, with their
   CHECK(std::string(late.what()).find("gather on rank 0: rank 1 did not answer within 0.05") != std::string::npos);
 }
 
+TEST_CASE(
+    "a wait ends when somebody has given up, though it would soon be over and it is not time to look at the peer") {
+  memory m(3);
+  hvd::failure_policy seldom = within(3600s);
+  seldom.look_every = 3600s;
+  peer_memory a{m.header(), m.size(), m.shape(), 0, "rank 0", {}, seldom, m.live()};
+  auto b = rank_of(m, 1), c = rank_of(m, 2);
+  c.set_abort(error_kind::peer_lost, 2);
+  std::atomic<bool> over = false;
+  std::thread other([&] {  // what would end the wait, if it did not look
+    for (int i = 0; i != 500 && !over; ++i) std::this_thread::sleep_for(10ms);
+    b.store(b.mine().staged.value, 1);
+  });
+  const hvd::error e = caught([&] { a.await(b.mine().staged.value, 1, 1, phase::stage); });
+  over = true;
+  other.join();
+  CHECK(e.kind() == error_kind::peer_lost);
+  CHECK(e.rank() == 2);
+}
+
 TEST_CASE("a rank that another one has given up waiting for is told so, and not of itself as of somebody else") {
   memory m(3);
   auto a = rank_of(m, 0, 50ms), b = rank_of(m, 1, 50ms), c = rank_of(m, 2, 50ms);

@@ -108,7 +108,9 @@ class peer_memory {
       }
       if (ready()) return waits_->end();
       const auto now = clock::now();
-      if (now < next_look) continue;
+      // Where CPUs are short, each wait of an operation may be over before it is time to look, and the operation go on
+      // for long after the group has ended.
+      if (now < next_look && !aborted()) continue;
       next_look = now + failure_.look_every;
       waits_->look();
       for (const int p : {peer, other}) {

@@ -11,6 +11,7 @@ Modes: shm (ShmTransport), engine (hvd::Engine on it), threads (ThreadTransport,
 python (the installed package), mpi (MPICH's mpiexec on this host), hosts (on two that are network namespaces).
 """
 
+import contextlib
 import random
 import selectors
 import subprocess
@@ -32,6 +33,7 @@ TIMEOUT = 60.0  # of operations, where no rank is stopped: much longer than LIMI
 SHORT_TIMEOUT = 2.0  # where one is
 START_TIMEOUT = 3.0  # of ranks that may wait for one that never comes
 WORKERS = 4  # rounds at the same time, most of which wait for something
+CROWD = threading.Lock()  # of the largest rounds one at a time: four would take each other minutes of CPU
 
 
 @dataclass
@@ -291,7 +293,8 @@ class Processes:
 
     def run(self, family, seed):
         this = draw(family, seed)
-        ranks = collect(self.zygote.run(this.line(self.place.folder), 3 * LIMIT + 60), this.size)
+        with CROWD if this.size > 8 else contextlib.nullcontext():
+            ranks = collect(self.zygote.run(this.line(self.place.folder), 5 * LIMIT + 60), this.size)
         with self.judge.lock:
             self.judge(family, this, ranks)
             self.look_for_files(family, this, ranks)

@@ -181,12 +181,19 @@ class Jobs:
             own = kind == "system" and "MPI_" in text  # MPI's own error, which names nobody
             if kind != "peer_lost" and not (kind == "timeout" and waits) and not own:
                 find("wrong_kinds", f"{kind}, rank {culprit}: {text}")
-            elif int(culprit) != job.victim and not own and (kind == "peer_lost" or job.ranks == 2):
+            elif int(culprit) not in self.to_name(family, job) and not own and (kind == "peer_lost" or job.ranks == 2):
                 find("wrong_names", f"{kind}, rank {culprit}: {text}")
         if left:
             find("left", f"processes {left}")
         if files:
             find("left", f"files {', '.join(files)}")
+
+    @staticmethod
+    def to_name(family, job):
+        """The ranks that an error may name: the victim, and on the other host whom mpiexec has ended there."""
+        half = job.ranks // 2
+        there = range(half) if job.victim >= half else range(half, job.ranks)
+        return {job.victim, *(there if family == "hosts" else ())}
 
     def close(self):
         """Process ids of what is left."""

@@ -277,6 +277,8 @@ class Rounds:
                 follow_while(lambda: running(job.victims), limit)
                 for victim in job.victims:
                     os.kill(pids[victim], signal.SIGCONT)
+        else:  # a victim goes when it has come that far, which takes long on a busy machine
+            follow_while(lambda: running() and not over.intersection(job.victims), 2 * limit)
         follow_while(running, limit)
         for rank in running():
             at = MOST_RANKS + rank * DOING

@@ -447,6 +447,12 @@ void run(const job_round& job) {
       for (const int victim : job.victims) ::kill(pids[static_cast<std::size_t>(victim)], SIGCONT);
     }
   }
+  if (!job.by_signal() || in_threads) {  // a victim goes when it has come that far, which takes long on a busy machine
+    const auto gone = [&](int victim) { return !in_threads && over[static_cast<std::size_t>(victim)]; };
+    end = now() + 3 * limit;
+    while (!ended(true) && std::none_of(job.victims.begin(), job.victims.end(), gone) && now() < end) pause_for(0.0005);
+    end = std::min(end, now() + limit);
+  }
   while (!ended(true) && now() < end) pause_for(0.0005);
   for (std::size_t r = 0; r != pids.size(); ++r) {
     if (over[r]) continue;
