@@ -193,6 +193,22 @@ TEST_CASE("a torn write that is longer than what is read at once is mended as we
   }
 }
 
+TEST_CASE("an array that ends behind a comma is mended as well") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json";
+  { timeline_file file = open_file(path); }
+  const std::string header = contents(path);
+  for (const std::size_t lines : {1u, 2u}) {  // of the header, which has two
+    CAPTURE(lines);
+    const std::size_t first = header.find("}},\n") + 4;
+    write(path, (lines == 1 ? header.substr(0, first) : header.substr(0, header.size() - 3) + ",\n") + "]\n");
+    timeline_file file = open_file(path);
+    REQUIRE(append(file, tick(1)) == written);
+    REQUIRE(append(file, tick(2)) == written);
+    CHECK(timeline_events(path).size() == lines + 2);
+  }
+}
+
 TEST_CASE("ranks are killed while they write") {
   const private_directory folder;
   const std::string path = folder.path() + "/t.json";

@@ -205,10 +205,11 @@ class timeline_file {
   std::optional<off_t> end_of_events() {
     struct stat status {};
     if (::fstat(fd(), &status) != 0) return std::nullopt;
-    constexpr off_t tail = sizeof closing - 1;
+    constexpr off_t tail = sizeof closing;  // with the end of the last event
     char last[tail] = {};
-    if (::pread(fd(), last, tail, status.st_size - tail) == tail && std::memcmp(last, closing, tail) == 0) {
-      return status.st_size - tail;
+    if (::pread(fd(), last, tail, status.st_size - tail) == tail && last[0] == '}' &&
+        std::memcmp(last + 1, closing, tail - 1) == 0) {
+      return status.st_size - (tail - 1);
     }
     std::string block;
     for (off_t end = status.st_size; end > 0;) {
