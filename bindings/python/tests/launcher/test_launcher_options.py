@@ -122,6 +122,8 @@ def test_what_changes_nothing_is_said():
         (["program"], "-np, the number of ranks, is missing"),
         (["-np", "2"], "the command is missing: hvdrun -np 2 python train.py"),
         (["-np", "0", "program"], "'0' is not a whole number from 1"),
+        (["-n--", "program"], "argument np: '--' is not a value"),
+        (["-np", "2", "-H--", "program"], "argument hosts: '--' is not a value"),
         (["-np", "two", "program"], "'two' is not a whole number from 1"),
         (
             ["--fusion-treshold-mb", "3", *END],

@@ -155,6 +155,9 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     options = parser.parse_args(joined(parser, sys.argv[1:] if arguments is None else arguments))
     if options.command[:1] == ["--"]:
         del options.command[0]
+    for name, value in vars(options).items():  # argparse takes -n-- for -n without a value
+        if value == [] and name != "command":
+            parser.error(f"argument {name}: '--' is not a value")
     from_file: dict[str, Any] = {}
     if options.config_file is not None:
         try:
