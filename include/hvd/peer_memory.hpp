@@ -108,8 +108,8 @@ class peer_memory {
       }
       if (ready()) return waits_->end();
       const auto now = clock::now();
-      // Where CPUs are short, each wait of an operation may be over before it is time to look, and the operation go on
-      // for long after the group has ended.
+      // With more ranks than CPUs each wait of an operation may end before it is time to look, and the operation would
+      // go on long after the group has ended.
       if (now < next_look && !aborted()) continue;
       next_look = now + failure_.look_every;
       waits_->look();

@@ -294,7 +294,7 @@ class Processes:
     def run(self, family, seed):
         this = draw(family, seed)
         with CROWD if this.size > 8 else contextlib.nullcontext():
-            ranks = collect(self.zygote.run(this.line(self.place.folder), 5 * LIMIT + 60), this.size)
+            ranks = collect(self.zygote.run(this.line(self.place.folder), 3 * LIMIT + 60), this.size)
         with self.judge.lock:
             self.judge(family, this, ranks)
             self.look_for_files(family, this, ranks)

@@ -446,12 +446,11 @@ void run(const job_round& job) {
       while (!ended(false) && now() < end) pause_for(0.0005);
       for (const int victim : job.victims) ::kill(pids[static_cast<std::size_t>(victim)], SIGCONT);
     }
-  }
-  if (!job.by_signal() || in_threads) {  // a victim goes when it has come that far, which takes long on a busy machine
-    const auto gone = [&](int victim) { return !in_threads && over[static_cast<std::size_t>(victim)]; };
-    end = now() + 3 * limit;
+  } else if (!in_threads) {  // a victim goes when it has come that far, which takes long on a busy machine
+    const auto gone = [&](int victim) { return over[static_cast<std::size_t>(victim)]; };
+    end = now() + 2 * limit;
     while (!ended(true) && std::none_of(job.victims.begin(), job.victims.end(), gone) && now() < end) pause_for(0.0005);
-    end = std::min(end, now() + limit);
+    end = now() + limit;
   }
   while (!ended(true) && now() < end) pause_for(0.0005);
   for (std::size_t r = 0; r != pids.size(); ++r) {

@@ -337,7 +337,7 @@ class lane final : public waiting_room {
         control_.check();
       } catch (const error& e) {
         cause_.settle(e);
-      } catch (const std::exception&) {  // no memory for a sentence about it: the others learn of this rank alone
+      } catch (const std::exception&) {  // no memory to describe it: the others are told of this rank
       }
     }
   }
