@@ -55,6 +55,8 @@ class peer_memory {
   [[nodiscard]] const cache_sizes& caches() const noexcept { return caches_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
+  /// This group is split off one that has a name, with this abort word: a second claim of a rank there ends it, too.
+  void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }
 
   [[nodiscard]] std::byte* window(int r) const noexcept {
     return reinterpret_cast<std::byte*>(&header_ + 1) + static_cast<std::size_t>(r) * geometry_.window_bytes;
@@ -194,7 +196,6 @@ class peer_memory {
 
   /// Says that this rank has heard every other one in this exchange.
   void heard_all() noexcept { known_ = sequence_ - 1; }
-
   /// Ends the exchange for this rank: nothing of its peers is needed any more.
   void end() noexcept { store(mine().done.value, sequence_); }
 
@@ -255,8 +256,8 @@ class peer_memory {
             ": this process was forked from the one that joined the group; only that one may use it"});
     }
     // Nothing more is mixed with the data of another launch, of which a process came as one of these ranks.
-    if (const auto reason = header_.abort.value.load(std::memory_order_acquire); claimed_twice(reason)) [[unlikely]]
-      fail_with(reason, -1, phase::enter);
+    if (second_claim(*claims_) != 0) [[unlikely]]
+      give_up(error_kind::mismatch, -1, phase::join);
     if (failed_) [[unlikely]] {
       fail(failed_->kind(),
            {operation, " on ", label_, ": the group failed before and cannot be used: ", sentence(*failed_)},
@@ -284,8 +285,8 @@ class peer_memory {
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
   /// Throws if somebody gave up.
   void check_abort(int waited_for, phase what) {
-    const std::uint64_t reason = header_.abort.value.load(std::memory_order_acquire);
-    if (reason != 0) fail_with(reason, waited_for, what);
+    if (const auto reason = header_.abort.value.load(std::memory_order_acquire); reason != 0)
+      fail_with(reason, waited_for, what);
   }
 
   /// Throws what a wait would, if a rank is gone or somebody gave up. Does not wait.
@@ -320,9 +321,6 @@ class peer_memory {
 
  private:
   using clock = std::chrono::steady_clock;
-  struct aligned_delete {
-    void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{cache_line}); }
-  };
 
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
@@ -349,7 +347,7 @@ class peer_memory {
   }
   [[nodiscard]] int blamed(int lost) const { return live_.blame != nullptr ? live_.blame(live_.context, lost) : lost; }
   [[nodiscard]] std::optional<error_kind> look(int peer, clock::duration waited) {
-    if (aborted()) return error_kind::aborted;
+    if (aborted() || second_claim(*claims_) != 0) return error_kind::aborted;
     if (gone(peer)) return error_kind::peer_lost;
     if (failure_.timeout.count() > 0 && waited > failure_.timeout) return error_kind::timeout;
     return std::nullopt;
@@ -358,8 +356,11 @@ class peer_memory {
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
     waits_->end();
     inform();
+    // After a second claim ranks end one after the other: the claim is why, not the rank that was the first to go.
+    if (const std::uint64_t why = second_claim(*claims_); why != 0) reason = why;
+    const bool elsewhere = claimed_twice(reason) && claims_ != &header_.abort.value;
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
-    failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), abort_culprit(reason, size_));
+    failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), elsewhere ? -1 : abort_culprit(reason, size_));
     throw error(*failed_);
   }
 
@@ -375,6 +376,7 @@ class peer_memory {
   liveness live_;
   wait_board own_waits_{window(0), geometry_.window_bytes, rank_, size_};
   wait_board* waits_ = &own_waits_;
+  const word* claims_ = &header_.abort.value;
   bool crowded_ = false;
   bool orphaned_ = false;
   std::string_view operation_ = "join";
@@ -387,6 +389,9 @@ class peer_memory {
   std::unique_ptr<std::uint64_t[]> sent_, taken_;
   std::unique_ptr<const std::byte*[]> inputs_;
   std::unique_ptr<std::byte*[]> outputs_;
+  struct aligned_delete {
+    void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{cache_line}); }
+  };
   std::unique_ptr<std::byte[], aligned_delete> scratch_;
   std::size_t scratch_bytes_ = 0;
   std::optional<error> failed_;

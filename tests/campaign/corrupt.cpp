@@ -73,7 +73,7 @@ void* system_map(void* at, std::size_t bytes, int protection, int flags, int fd,
 
 // What the library maps comes here: files that processes share, and memory that threads share.
 extern "C" void* mmap(void* at, std::size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
-  const bool of_processes = (flags & MAP_SHARED) != 0 && fd >= 0;
+  const bool of_processes = (flags & MAP_SHARED) != 0 && fd >= 0 && (protection & PROT_WRITE) != 0;
   const bool of_threads = flags == (MAP_PRIVATE | MAP_ANONYMOUS) && protection == (PROT_READ | PROT_WRITE);
   if (at != nullptr || !(of_processes || of_threads)) return system_map(at, bytes, protection, flags, fd, offset);
   const std::size_t whole = (bytes + 4095) / 4096 * 4096 + 2 * guard;

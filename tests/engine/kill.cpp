@@ -106,3 +106,34 @@ TEST_CASE("whoever is killed is named by all who are left") {
   }
   MESSAGE("survivors that took longer than a second: " << slow);
 }
+
+TEST_CASE("a second launch of a name ends the engine that works under it, on all ranks and in all its process sets") {
+  const hvd::test::private_directory folder;
+  hvd::sharing_options options;
+  options.memory.directory = folder.path();
+  options.failure.timeout = std::chrono::seconds(60);
+  children ranks(4);
+  const auto join = [&](int i, int rank) {
+    ranks.start(i, [&, i, rank](report& r) {
+      hvd::ShmTransport comm("engines", rank, 3, options);
+      hvd::Engine engine(comm);
+      const int set = engine.add_process_set({1, 2});
+      std::vector<float> v(100);
+      for (r.progress = 1;;) {
+        engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, rank != 0 ? set : 0).wait();  // of rank 0: never ready
+      }
+    });
+  };
+  for (int r = 0; r != 3; ++r) join(r, r);
+  REQUIRE(ranks.wait_while(60.0, [&] { return ranks[0].progress + ranks[1].progress + ranks[2].progress < 3; }));
+  hvd::test::pause_for(0.05);
+  join(3, 2);
+  REQUIRE(ranks.wait(60.0));
+  for (int i = 0; i != 4; ++i) {
+    CAPTURE(i);
+    CAPTURE(ranks[i].text());
+    CHECK(ranks[i].is(i == 3 ? hvd::error::invalid_argument : hvd::error::mismatch));
+    CHECK(ranks[i].says("two processes claim rank 2"));
+  }
+  CHECK(folder.empty());
+}

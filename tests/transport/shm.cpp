@@ -415,6 +415,99 @@ TEST_CASE("a second launch of a name ends the group that has it, on all ranks, h
   }
 }
 
+TEST_CASE("a second launch of a name ends the groups that are split off the one that has it, also one that waits") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  const auto work = [](ShmTransport& comm, report& mine) {
+    for (mine.progress = 1;;) check_sum(comm, 10);
+  };
+  const std::map<std::string, std::function<void(ShmTransport&, report&)>> ways = {
+      {"a split",
+       [&](ShmTransport& comm, report& mine) {
+         ShmTransport part = comm.split(0, comm.rank());
+         work(part, mine);
+       }},
+      {"a split of a split",
+       [&](ShmTransport& comm, report& mine) {
+         ShmTransport inner = comm.split(0, comm.rank()).split(0, -comm.rank());
+         work(inner, mine);
+       }},
+      {"a group over a group",
+       [&](ShmTransport& comm, report& mine) {
+         ShmTransport other(comm, opts);
+         work(other, mine);
+       }},
+      {"one that waits",
+       [&](ShmTransport& comm, report& mine) {
+         ShmTransport part = comm.split(0, comm.rank());
+         mine.progress = 1;
+         if (comm.rank() == 0) part.barrier();
+         for (;;) {  // it does nothing in the group
+           comm.check();
+           pause_for(0.001);
+         }
+       }},
+  };
+  for (const auto& [way, run] : ways) {
+    CAPTURE(way);
+    children ranks(3);
+    for (const int r : {0, 1}) {
+      ranks.start(r, [&, r, &run = run](report& mine) {
+        ShmTransport comm("again", r, 2, opts);
+        run(comm, mine);
+      });
+    }
+    REQUIRE(ranks.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress < 2; }));
+    ranks.start(2, [&](report&) { ShmTransport comm("again", 1, 2, opts); });
+    REQUIRE(ranks.wait(20.0));
+    for (int i = 0; i != 3; ++i) {
+      CAPTURE(ranks[i].text());
+      CHECK(ranks[i].is(i == 2 ? error_kind::invalid_argument : error_kind::mismatch));
+      CHECK(ranks[i].says("two processes claim rank 1"));
+    }
+    CHECK(d.files() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a split group lives on without the group that it comes from, of which nothing stays, nor its name") {
+  const private_directory d;
+  const auto opts = options_in(d);
+  // Memory of a file is freed when nobody maps it any more.
+  const auto mappings = [](const std::string& name) {
+    std::ifstream maps("/proc/self/maps");
+    int n = 0;
+    for (std::string text; std::getline(maps, text);) n += text.find(name) != text.npos ? 1 : 0;
+    return n;
+  };
+  children ranks(4);
+  const auto join = [&](int i) {
+    ranks.start(i, [&, i](report& mine) {
+      std::optional<ShmTransport> comm(std::in_place, "outlived", i % 2, 2, opts);
+      ShmTransport part = comm->split(0, i % 2);
+      const std::string name = hvd::detail::segment_name("outlived") + " (deleted)";
+      comm->barrier();
+      comm.reset();
+      require(mappings(name) == 0, "the group's memory stays");
+      int go_on = 1;
+      for (mine.progress = 1; go_on != 0;) {
+        go_on = mine.progress == 1 ? 1 : 0;
+        hvd::allreduce(part, std::span(&go_on, 1));
+      }
+    });
+  };
+  join(0), join(1);
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks[0].progress + ranks[1].progress < 2; }));
+  CHECK(d.files() == std::vector<std::string>{});
+  join(2), join(3);  // another launch, later
+  REQUIRE(ranks.wait_while(20.0, [&] { return ranks[2].progress + ranks[3].progress < 2; }));
+  for (int i = 0; i != 4; ++i) ranks[i].progress = 2;
+  REQUIRE(ranks.wait(20.0));
+  for (int i = 0; i != 4; ++i) {
+    CAPTURE(ranks[i].text());
+    CHECK(ranks[i].kind == report::nothing);
+  }
+}
+
 TEST_CASE("a rank that comes late to a group that has failed learns why, under a bare name too") {
   bool learned = false;
   // Who fails waits 200 ms for those on their way: on a busy machine one may come later than that.

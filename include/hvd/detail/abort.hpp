@@ -1,6 +1,7 @@
 // hvd/detail/abort.hpp: why a group is finished, as one word in its memory and as a sentence on each rank.
 #pragma once
 
+#include <hvd/detail/layout.hpp>
 #include <hvd/error.hpp>
 
 #include <algorithm>
@@ -48,6 +49,11 @@ inline phase abort_phase(std::uint64_t reason) noexcept {
 inline bool claimed_twice(std::uint64_t reason) noexcept {
   return reason != 0 && abort_kind(reason) == error_kind::mismatch && abort_phase(reason) == phase::join;
 }
+/// The value of an abort word if it tells of that; else 0.
+inline std::uint64_t second_claim(const word& abort) noexcept {
+  const std::uint64_t reason = abort.load(std::memory_order_acquire);
+  return claimed_twice(reason) ? reason : 0;
+}
 
 /// One rank's view of it: its operation, and whom (-1: nobody) and what it was waiting for.
 struct abort_reader {
@@ -58,9 +64,9 @@ struct abort_reader {
   double timeout;  ///< in seconds
 };
 
-/// What all ranks say when two processes have joined, or want to join, as one rank.
+/// What all ranks say when two processes have joined, or want to join, as one rank (-1: it is not known which).
 inline std::string two_claims(int rank) {
-  return joined({"two processes claim rank ", rank,
+  return joined({"two processes claim ", rank < 0 ? "one rank" : joined({"rank ", rank}),
                  "; were two jobs started under one name? Each job needs its own HVD_JOB, each rank its own "
                  "HOROVOD_RANK"});
 }
@@ -81,7 +87,8 @@ inline std::string two_claims(int rank) {
       text += " (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
       break;
     case error_kind::mismatch:
-      if (claimed_twice(reason)) return text += two_claims(culprit);
+      // The claimed rank may be one of a larger group, from which this one is split off.
+      if (claimed_twice(reason)) return text += two_claims(abort_culprit(reason, max_ranks));
       text += joined({"ranks ", reporter, " and ", culprit,
                       " are in different calls: operation, count, type, op or root differ (run with HVD_CHECK=1 to see "
                       "which)"});

@@ -196,6 +196,15 @@ class segment {
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
   }
 
+  /// Maps the first bytes once more, for reading by what outlives this object. The caller holds a fork_guard::pause.
+  [[nodiscard]] void* map_start(std::size_t bytes) const {
+    void* const start = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd(), 0);
+    if (start == MAP_FAILED)
+      refuse({"cannot map shared memory ", path_}, bytes, path_.substr(0, path_.rfind('/')), false);
+    ::madvise(start, bytes, MADV_DONTFORK);
+    return start;
+  }
+
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }

@@ -122,7 +122,7 @@ class ShmTransport {
       detail::group_name name(detail::joined({"split-", detail::hex(plan.nonce)}),
                               detail::part_name(state_->file(), "split", plan.nonce), true);
       return ShmTransport(std::make_shared<state>(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
-                                                  state_->opts(), 0, lost));
+                                                  state_->opts(), 0, lost, state_->claims()));
     } catch (const error& e) {
       peers().check_abort(-1, detail::phase::join);  // this group has ended, and with it the new one
       if (e.kind() == error_kind::peer_lost) peers().inform();
@@ -187,7 +187,10 @@ class ShmTransport {
       }
       return -1;
     };
-    return std::make_shared<state>(std::move(name), over.rank(), over.size(), opts, meeting.nonce[1], lost);
+    std::shared_ptr<detail::job_claims> claims;
+    if constexpr (std::same_as<T, ShmTransport>) claims = over.state_->claims();
+    return std::make_shared<state>(std::move(name), over.rank(), over.size(), opts, meeting.nonce[1], lost,
+                                   std::move(claims));
   }
   /// The name of the first segment of the job that `over` belongs to.
   template <class T>

@@ -29,8 +29,9 @@ namespace hvd::inline HVD_ABI::detail {
 class shm_group {
  public:
   shm_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
-            const watch& lost = {})
+            const watch& lost = {}, std::shared_ptr<job_claims> claims = {})
       : opts_(opts), name_(std::move(name)), size_(size), keeps_name_(name_.ambiguous() && nonce == 0 && size > 1),
+        claims_(std::move(claims)),
         label_(joined({"rank ", rank, " of ", size, " (job ", std::string_view(name_.job).substr(0, 64), ")"})) {
     if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
     if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
@@ -56,8 +57,13 @@ class shm_group {
   [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
   [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
 
+  /// Where groups that are split off this one look for a second claim; nothing where none can come.
+  [[nodiscard]] const std::shared_ptr<job_claims>& claims() const noexcept { return claims_; }
+
   void leave() noexcept {
-    if (tell_left() && keeps_name_) segment_->unlink();
+    if (!tell_left() || !keeps_name_) return;
+    segment_->unlink();
+    claims_->forget();
   }
 
   /// Whether a rank has left or died.
@@ -172,6 +178,7 @@ class shm_group {
                    peer_memory::liveness{
                        [](void* self, int peer) { return static_cast<shm_group*>(self)->segment_->locked(peer); },
                        [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); }, this});
+    if (claims_) peers_->look_for_claims(claims_->abort_word());
     segment_->on_fork(
         [](void* self) {
           if (auto& peers = static_cast<shm_group*>(self)->peers_) peers->orphan();
@@ -184,7 +191,8 @@ class shm_group {
     }
     try {
       segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), shape.window_bytes);
-    } catch (const error&) {
+      if (keeps_name_) claims_ = std::make_shared<job_claims>(*segment_);
+    } catch (...) {
       peers_->set_abort(error_kind::no_memory, rank);
       throw;
     }
@@ -340,6 +348,7 @@ class shm_group {
   const int size_;
   const bool keeps_name_;  // while the group lives: see group_name::ambiguous
   const join_limit limit_ = join_limit::of(name_, opts_.failure);
+  std::shared_ptr<job_claims> claims_;
   std::string label_;
   clock::time_point deadline_;
   std::optional<segment> segment_;

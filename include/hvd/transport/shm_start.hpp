@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/abort.hpp>
+#include <hvd/detail/fork_guard.hpp>
 #include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
@@ -20,6 +21,7 @@
 #include <string_view>
 #include <utility>
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,6 +92,42 @@ inline constexpr const char* how_to_meet =
   h.abort.value.compare_exchange_strong(none, abort_reason(error_kind::mismatch, rank, -1, phase::join));
   fail(error_kind::invalid_argument, {two_claims(rank)}, rank);
 }
+
+/// A job's header, mapped once more for the groups that are split off the group with the job's name: they look there
+/// for a second claim. It belongs to all of them, on this rank, as they may outlive the group that was joined by name.
+class job_claims {
+ public:
+  explicit job_claims(const segment& s) {
+    const fork_guard::pause no_fork;
+    page_ = s.map_start(sizeof(group_header));
+    try {
+      guard_.emplace(
+          -1, [](void* self) { static_cast<job_claims*>(self)->page_ = nullptr; }, this);
+    } catch (...) {
+      ::munmap(page_, sizeof(group_header));
+      throw;
+    }
+  }
+  job_claims(const job_claims&) = delete;
+  job_claims& operator=(const job_claims&) = delete;
+  ~job_claims() {
+    if (page_ != nullptr) ::munmap(page_, sizeof(group_header));
+  }
+
+  [[nodiscard]] const word& abort_word() const noexcept { return static_cast<const group_header*>(page_)->abort.value; }
+
+  /// The name is gone, so nobody can claim it: from now on there is an empty page in the header's place, whose file,
+  /// the staging memory of all ranks, need not stay for it. Other threads may be looking. (Where the system refuses, it
+  /// stays.)
+  void forget() noexcept {
+    if (page_ == nullptr) return;
+    ::mmap(page_, sizeof(group_header), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  }
+
+ private:
+  void* page_;
+  std::optional<fork_guard> guard_;
+};
 
 /// Asked while a rank joins and waits for `awaited`: which rank will never come; -1 if it knows of none, group_ended if
 /// the group from which all of them come has ended.
