@@ -6,6 +6,7 @@ usage: compare.py [CLASS...]   (all classes below, unless some are named)
 
 import copy
 import importlib.machinery
+import importlib.util
 import io
 import json
 import math
@@ -27,7 +28,7 @@ COMPARE = ROOT / "bench" / "compare"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
 
-from comparison import documents, hosts, measure, plan, tables, where  # noqa: E402
+from comparison import against, documents, hosts, measure, plan, tables, where  # noqa: E402
 
 # Stands in for hvd-bench: prints a row for each size and writes JSON. PRETEND says what goes wrong.
 STAND_IN = r"""#!/usr/bin/env python3
@@ -301,6 +302,58 @@ class Measuring(Program):
                 self.assertEqual(again.returncode, 2, "a part of a run has filled the documents of the project")
 
 
+class Against(Program):
+    """Two versions of hvd, for which one stand-in stands twice, slower where it is the other's."""
+
+    def options(self, *words):
+        return against.parse(["--against", "HEAD", "--no-build", "--output", str(self.output), *words])
+
+    def run_both(self, *words):
+        options = self.options("--turns", "3", *words)
+        slower = self.folder / "slower"
+        slower.write_text(STAND_IN.replace('"hvd": 1.0', '"hvd": 1.5'))
+        slower.chmod(0o755)
+        with unittest.mock.patch.dict(os.environ, {"PRETEND_LOG": str(self.folder)}):
+            rows = against.measure(options, {"before": slower, "now": self.stand_in})
+        about = {"date": "2026-01-02", "machine": {"cpu": "x"}, "commit": "1", "against": "0", "command": "c", "turns": 3}
+        return rows, against.markdown({**about, "rows": rows})
+
+    def test_both_take_turns_on_the_same_sizes(self):
+        rows, text = self.run_both("--collectives", "allreduce", "--ranks", "2", "--sizes", "8,1M")
+        self.assertEqual([row["row"] for row in rows], ["8 B", "1 MiB"])
+        self.assertTrue(all(len(times) == 3 for row in rows for times in row["times"].values()))
+        self.assertEqual([round(against.ratio(row), 3) for row in rows], [1.5, 1.5])
+        self.assertIn("Geometric mean 1.50, worst 1.50.", text)
+        self.assertIn("| 8 B | 0.76 | 0.50 | 1.50 | 0% | 0% |", text)
+        calls = (self.folder / "calls").read_text().splitlines()
+        self.assertEqual(len(calls), 12)
+        self.assertTrue(all("--mode dirty --isolated --out-of-place-only" in line for line in calls))
+
+    def test_fused_gradients_are_measured_too(self):
+        rows, _ = self.run_both("--collectives", "fused", "--ranks", "2", "--quick")
+        self.assertEqual([row["row"] for row in rows], ["resnet50 (102.2 MB), 1 MiB"])
+
+    def test_spread(self):
+        self.assertEqual(against.spread([1.0, 1.0, 1.0]), 0)
+        self.assertAlmostEqual(against.spread([0.9, 1.0, 1.1, 1.2, 5.0]), 0.1 / 1.1)
+
+    def test_one_that_fails_is_named(self):
+        with unittest.mock.patch.dict(os.environ, {"PRETEND": "dies"}), self.assertRaises(plan.Refused) as refused:
+            against.measure(self.options("--sizes", "8"), {"before": self.stand_in, "now": self.stand_in})
+        self.assertIn("/dev/shm is full", str(refused.exception))
+
+    def test_bad_options(self):
+        for words, said in (
+            (["--against", "no-such-commit"], "git knows no such commit"),
+            (["--against", "HEAD", "--turns", "0"], "'0' is not a whole number from 1 to 999"),
+            (["--against", "HEAD", "--seconds", "0"], "must be more than 0"),
+            (["--against", "HEAD", "--sizes", "x"], "'x' is not a size"),
+        ):
+            done = self.run_program(*words)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
+
+
 class Refusing(Program):
     def refused(self, *words, says, output=True):
         where_to = ["--output", self.output] if output else []
@@ -432,8 +485,10 @@ class Documents(Program):
             if file.stem.endswith(("-scaling", "-torch-step", "-campaign")):
                 continue  # of another benchmark
             shown = [f"{file.stem}.svg"] if file.with_suffix(".svg").exists() else []
-            if "-hosts-" in file.stem:
-                expected = hosts.markdown(json.loads(file.read_text()))
+            other = {"-hosts-": hosts, "-against-": against}
+            kind = next((module for word, module in other.items() if word in file.stem), None)
+            if kind:
+                expected = kind.markdown(json.loads(file.read_text()))
             else:
                 expected = tables.markdown(tables.read(file), shown)
             self.assertEqual(file.with_suffix(".md").read_text(), expected, file.name)
@@ -484,6 +539,14 @@ class Rendering(Program):
 
 
 class Arithmetic(unittest.TestCase):
+    def test_sizes_that_are_slower_than_larger_ones(self):
+        loader = importlib.machinery.SourceFileLoader("tune_program", str(ROOT / "bench" / "tune"))
+        tune = importlib.util.module_from_spec(importlib.util.spec_from_loader("tune_program", loader))
+        loader.exec_module(tune)
+        self.assertEqual(tune.steps({}), [])
+        self.assertEqual(tune.steps({1024: 1.0, 2048: 0.95, 4096: 2.0}), [])
+        self.assertEqual(tune.steps({4096: 1.0, 1024: 3.0, 2048: 1.5}), [(1024, 2048, 2.0), (2048, 4096, 1.5)])
+
     @staticmethod
     def series(*results, libraries=("hvd", "mpich", "gloo", "limit"), **more):
         known = [{"name": name, "description": "", "missing": None} for name in libraries]

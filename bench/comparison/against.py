@@ -1,0 +1,198 @@
+"""bench/compare --against COMMIT: this checkout's hvd against that of another commit, in turns on the same sizes.
+
+Both hvd-bench programs are built with the same options, the other one from a worktree in build/against. For each size
+they take turns, in an order that changes, so that what else the machine does falls on both alike. Each turn is a process
+of its own, because a placement of memory in the caches lasts as long as a process. Shown are medians of the turns, and
+the ratio of times: above 1 this checkout is faster. The last columns say how much the turns of one program differ: half
+of them are nearer to the median than that.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from comparison import children
+from comparison.measure import PROGRAM, environment, progress, without_paths
+from comparison.plan import COLLECTIVES, CROWDED_SIZES, MODELS, QUICK_CROWDED_SIZES, QUICK_SIZES, ROOT, SIZES, Refused, plan
+from comparison.tables import size_text, time_text
+from comparison.where import commit, machine, shown, slug
+
+FOLDER = ROOT / "build" / "against"
+FORMAT = "hvd against itself 1"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise Refused(f"{message}; bench/compare --against HEAD --help lists what there is")
+
+
+def turns(text):
+    if not re.fullmatch(r"\d{1,3}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 to 999")
+    return int(text)
+
+
+def parse(argv):
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="bench/compare --against", description=__doc__, formatter_class=form, allow_abbrev=False)
+    add = parser.add_argument
+    add("--against", metavar="COMMIT", required=True, help="whatever git knows: a hash, a branch, HEAD~3")
+    add("--collectives", metavar="LIST", help=f"of {', '.join(COLLECTIVES)} (default all)")
+    add("--ranks", metavar="LIST", help="numbers of ranks (default 2, and 4 and 8 for allreduce)")
+    add("--sizes", metavar="LIST", help=f"bytes, as for bench/compare (default {SIZES}, and {CROWDED_SIZES})")
+    add("--quick", action="store_true", help=f"fewer sizes: {QUICK_SIZES}, and {QUICK_CROWDED_SIZES}")
+    add("--turns", metavar="N", type=turns, default=7, help="of each program, for each size (default 7)")
+    add("--seconds", metavar="S", type=float, default=0.1, help="of measuring in a turn (default 0.1)")
+    add("--seed", metavar="N", type=int, default=1, help="of the order of turns (default 1)")
+    add("--output", metavar="DIR", type=Path, default=ROOT / "bench" / "results", help="folder for the results")
+    add("--no-build", action="store_true", help="take the programs that are there")
+    options = parser.parse_args(argv)
+    options.commit = git("rev-parse", "--verify", "--quiet", "--short=12", f"{options.against}^{{commit}}")
+    if not options.commit:
+        raise Refused(f"--against {options.against}: git knows no such commit")
+    if not options.seconds > 0:
+        raise Refused(f"--seconds {options.seconds:g}: it must be more than 0")
+    options.series = plan(options)
+    return options
+
+
+def git(*words):
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def build(options, build_here):
+    """Both programs; where that of the other commit is."""
+    source, folder = FOLDER / options.commit, FOLDER / f"{options.commit}-build"
+    program = folder / "bench" / "hvd-bench"
+    if options.no_build:
+        return program
+    build_here()
+    if not source.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        call("git", "worktree", "prune")
+        call("git", "worktree", "add", "--detach", source, options.commit)
+    if not (folder / "build.ninja").exists():
+        features = ["-Dbench=enabled", "-Dtests=disabled", "-Dexamples=disabled", "-Dmpi=disabled"]
+        call("meson", "setup", "--buildtype=release", *features, folder, source)
+    print(f"bench/compare: building hvd-bench of {options.commit}", file=sys.stderr)
+    call("ninja", "-C", folder, "bench/hvd-bench")
+    return program
+
+
+def call(*words):
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"
+    lines = []
+    code, errors = children.run(list(map(str, words)), lines.append, cwd=ROOT, env={**os.environ, "PATH": path})
+    if code != 0:
+        raise Refused("\n".join([*lines, errors, f"{shlex.join(map(str, words))} failed"]))
+
+
+def points(series):
+    """What is measured of a series: hvd-bench's options and the name of the row."""
+    for size in series["sizes"]:
+        yield ["-b", str(size), "-e", str(size), "-f", "2"], size_text(size)
+    for model, each in series["fusions"].items():
+        for fusion in each:
+            yield ["--model", model, "--fusion-bytes", str(fusion)], f"{model} ({size_text(MODELS[model])}), {size_text(fusion)}"
+
+
+def time_of(program, options, series, selection, file):
+    """Microseconds of a call, out of place."""
+    words = [str(program), series["collective"], *selection, "--ranks", str(series["ranks"]), "--buffers", series["buffers"]]
+    words += ["--mode", "dirty", "--isolated", "--out-of-place-only", "--seconds-per-cell", str(options.seconds)]
+    code, errors = children.run([*words, "--json", str(file)], lambda line: None, 300, cwd=ROOT, env=environment())
+    if code != 0:
+        raise Refused(f"{shlex.join(words)} ended with exit code {code}: {errors.strip()}")
+    [result] = [one for one in json.loads(file.read_text(encoding="utf-8"))["results"] if one["library"] == "hvd"]
+    return result["out_of_place"]["time"]
+
+
+def measure(options, programs):
+    """The rows of all series."""
+    dice = random.Random(options.seed)
+    work = [(series, *point) for series in options.series for point in points(series)]
+    bar = progress(len(work))
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="hvd-against-") as folder:
+        for series, selection, name in work:
+            bar.set_description_str(f"{series['name']}: {name}", refresh=True)
+            times = {version: [] for version in programs}
+            for _ in range(options.turns):
+                for version in dice.sample(sorted(programs), len(programs)):
+                    file = Path(folder) / "result.json"
+                    times[version].append(time_of(programs[version], options, series, selection, file))
+            rows.append({"series": series["name"], "ranks": series["ranks"], "row": name, "times": times})
+            bar.update(1)
+    bar.close()
+    return rows
+
+
+def spread(times):
+    """Half of the times are nearer to their median than this share of it."""
+    middle = statistics.median(times)
+    return statistics.median(abs(time - middle) for time in times) / middle
+
+
+def ratio(row):
+    return statistics.median(row["times"]["before"]) / statistics.median(row["times"]["now"])
+
+
+def markdown(run):
+    about = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
+    lines = [
+        f"# hvd at `{run['commit']}` against `{run['against']}`",
+        "",
+        f"{run['date']}, {about}, command `{run['command']}`. Dirty inputs, isolated calls, out of place; medians of {run['turns']} turns "
+        "of the slowest rank, each in processes of its own. A ratio above 1: faster than before. ±: half of the turns are nearer to the median.",
+    ]
+    for name in dict.fromkeys(row["series"] for row in run["rows"]):
+        rows = [row for row in run["rows"] if row["series"] == name]
+        ratios = [ratio(row) for row in rows]
+        mean = statistics.geometric_mean(ratios)
+        lines += ["", f"## {name}", "", f"Geometric mean {mean:.2f}, worst {min(ratios):.2f}.", ""]
+        lines += ["| | before, us | now, us | before / now | ± before | ± now |", "|---|--:|--:|--:|--:|--:|"]
+        for row in rows:
+            before, now = (row["times"][version] for version in ("before", "now"))
+            times = " | ".join(time_text(statistics.median(each)) for each in (before, now))
+            lines.append(f"| {row['row']} | {times} | {ratio(row):.2f} | {spread(before):.0%} | {spread(now):.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv, build_here):
+    options = parse(argv)
+    children.heed_signals()
+    before = build(options, build_here)
+    programs = {"before": before, "now": PROGRAM}
+    for program in programs.values():
+        if not os.access(program, os.X_OK):
+            raise Refused(f"{shown(program)} is missing; without --no-build it is built")
+    run = without_paths(
+        {
+            "format": FORMAT,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            "machine": machine(),
+            "commit": commit(),
+            "against": options.commit,
+            "command": shlex.join(["bench/compare", *argv]),
+            "turns": options.turns,
+            "rows": measure(options, programs),
+        },
+        [ROOT],
+    )
+    name = f"{run['date'][:10]}-{slug(run['machine']['cpu'])}-against-{options.commit}"
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    (options.output / f"{name}.md").write_text(markdown(run), encoding="utf-8")
+    print(markdown(run))
+    print(f"bench/compare: wrote {shown(options.output / name)}.json and .md", file=sys.stderr)
+    return 0
