@@ -20,14 +20,13 @@ using any_algorithm =
 /// Calls visit(name, reference) for each tunable of an algorithm.
 template <class A, class Visit>
 void each_tunable(A& a, Visit visit) {
-  if constexpr (requires { a.line_bytes; }) visit("line_bytes", a.line_bytes);
-  if constexpr (requires { a.copy_line_bytes; }) visit("copy_line_bytes", a.copy_line_bytes);
+  if constexpr (requires { a.one_shot_bytes; }) visit("one_shot_bytes", a.one_shot_bytes);
   if constexpr (requires { a.chunk_bytes; }) visit("chunk_bytes", a.chunk_bytes);
   if constexpr (requires { a.mapped_bytes; }) visit("mapped_bytes", a.mapped_bytes);
   if constexpr (requires { a.streaming_bytes; }) visit("streaming_bytes", a.streaming_bytes);
 }
 
-/// Their names, for messages: "chunk_bytes, line_bytes".
+/// Their names, for messages: "one_shot_bytes, chunk_bytes".
 template <class A>
 std::string tunables_of(A a) {
   std::string names;

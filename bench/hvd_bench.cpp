@@ -20,16 +20,21 @@ namespace {
 int explain_choices(int ranks) {
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     const auto& m = comm.peers();
-    const auto sizes = hvd::direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);
+    const auto sizes = hvd::direct_sizes::derive(m);
     hvd::test::MessagesOnly messages(comm.split(0, comm.rank()));
     if (messages.size() > 1) hvd::make_ready(messages);
     if (comm.rank() != 0) return;
     std::printf(
-        "%d ranks with common memory: direct, by lines up to %zu bytes (%zu where data is only copied), then in chunks "
-        "of\n"
-        "%zu bytes; buffers from alloc_shared in place from %zu bytes; output past the caches above %zu bytes\n",
-        m.size(), sizes.line_bytes, sizes.copy_line_bytes, sizes.chunk_bytes, sizes.mapped_bytes,
+        "%d ranks with common memory: direct, reductions by every rank up to %zu bytes, in chunks of %zu bytes\n"
+        "through a ring of %zu bytes; buffers from alloc_shared in place from %zu bytes; output past the caches\n"
+        "above %zu bytes\n",
+        m.size(), sizes.one_shot_bytes, sizes.chunk_bytes, m.staging().bytes(), sizes.mapped_bytes,
         sizes.streaming_bytes);
+    const hvd::line_costs& lines = m.costs();
+    std::printf(
+        "HVD_LINE_COSTS=%s (picoseconds for a line: until another core sees a store; a store after its copy; the same\n"
+        "where it has touched the line, which costs both): what goes one way is %s\n",
+        hvd::to_string(lines).c_str(), sizes.touch ? "touched" : "not touched");
     std::printf("the same ranks by messages:\n%s", hvd::bench::explain(messages.selection(), m.size(), false).c_str());
   });
 }

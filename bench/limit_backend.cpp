@@ -152,7 +152,7 @@ class limit_backend {
   }
   [[nodiscard]] std::size_t streaming_bytes() const {
     const auto& m = comm_.peers();
-    return direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3).streaming_bytes;
+    return direct_sizes::derive(m).streaming_bytes;
   }
 
   ShmTransport& comm_;

@@ -182,7 +182,7 @@ void different_calls(T& comm, int odd) {
     refused("tunable", by_another_way,
             [&] { hvd::allgather(comm, one, all, hvd::ring{.chunk_bytes = other ? 4096U : 8192U}); });
     refused("tunable of direct", by_another_way,
-            [&] { hvd::allreduce(comm, one, hvd::sum, hvd::direct{.line_bytes = other ? 512U : 1024U}); });
+            [&] { hvd::allreduce(comm, one, hvd::sum, hvd::direct{.one_shot_bytes = other ? 512U : 1024U}); });
     if (other) {  // what is the same under another name is no difference
       hvd::allreduce(comm, one, hvd::sum, hvd::direct{});
     } else {
@@ -507,7 +507,7 @@ void odd_one_out(const act& usual, std::size_t n, const act& odd, std::size_t m,
   }
 }
 
-// Elements: one line, several lines, cells, and more than one chunk of them.
+// Elements: a line, one chunk, one shot and two, and more than the ring holds.
 constexpr std::array<std::size_t, 6> lengths = {3, 9, 200, 3'000, 20'001, 60'000};
 
 TEST_CASE("without HVD_CHECK different lengths never hang and never write outside a buffer") {

@@ -58,7 +58,7 @@ TEST_CASE("the operation, and how") {
     hvd::allreduce(comm, a, hvd::min, hvd::tree{});
     CHECK(a[0] == 0);
     if constexpr (hvd::PeerMemory<std::remove_reference_t<decltype(comm)>>) {
-      hvd::allreduce(comm, std::span(b), hvd::sum, hvd::direct{.line_bytes = 1024});
+      hvd::allreduce(comm, std::span(b), hvd::sum, hvd::direct{.one_shot_bytes = 1024});
       CHECK(b[0] == p * p * (p - 1) / 2);
     }
   });

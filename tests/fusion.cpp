@@ -375,7 +375,7 @@ TEST_CASE("buckets are reduced where they are, if they lie alike on all ranks") 
         at += n + 3;
       }
       const auto chunks = [&] {
-        if constexpr (hvd::PeerMemory<transport>) return comm.peers().take_chunks(0);
+        if constexpr (hvd::PeerMemory<transport>) return comm.peers().staging().plan(0, 0).first;
         return std::uint64_t{0};
       };
       const std::uint64_t before = chunks();

@@ -19,13 +19,14 @@ from pathlib import Path
 # headers of one step never include each other.
 LEVELS = [
     [["version.hpp"], ["error.hpp"]],
-    [["dtype.hpp", "config.hpp", "topology.hpp", "shared_array.hpp"], ["buffer.hpp", "policy.hpp"]],
+    [["dtype.hpp", "config.hpp", "topology.hpp", "shared_array.hpp"], ["line_costs.hpp"], ["buffer.hpp", "policy.hpp"]],
     [
         ["op.hpp", "pin.hpp", "eigen.hpp"],
         ["dynamic_op.hpp", "peer_memory.hpp"],
         ["transport.hpp"],
         ["messages.hpp", "selection.hpp"],
         ["agree.hpp"],
+        ["measure_lines.hpp"],
     ],
     [
         ["transport/shm_start.hpp", "transport/simulated_events.hpp", "transport/simulated_network.hpp", "transport/mpi_library.hpp", "algorithm/direct_output.hpp"],
@@ -33,11 +34,11 @@ LEVELS = [
             "transport/shm_group.hpp",
             "transport/simulated_ranks.hpp",
             "transport/mpi_group.hpp",
-            "algorithm/direct_lines.hpp",
-            "algorithm/direct_cells.hpp",
+            "algorithm/direct_staged.hpp",
             "algorithm/direct_mapped.hpp",
         ],
-        ["transport/mpi_native.hpp"],
+        ["transport/mpi_native.hpp", "algorithm/direct_forms.hpp", "algorithm/direct_two_shot.hpp"],
+        ["algorithm/direct_counts.hpp"],
         [
             *(f"transport/{name}.hpp" for name in ("self", "thread", "shm", "mpi", "nccl", "simulated")),
             *(
@@ -94,9 +95,11 @@ PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, nam
 
 # A part of a header, in a file of its own only for length, and the headers that may include it.
 PARTS = {
-    "algorithm/direct_output.hpp": ("algorithm/direct_cells.hpp", "algorithm/direct_mapped.hpp"),
-    "algorithm/direct_lines.hpp": ("algorithm/direct.hpp",),
-    "algorithm/direct_cells.hpp": ("algorithm/direct.hpp",),
+    "algorithm/direct_output.hpp": ("algorithm/direct_staged.hpp", "algorithm/direct_mapped.hpp"),
+    "algorithm/direct_staged.hpp": ("algorithm/direct_forms.hpp", "algorithm/direct_two_shot.hpp"),
+    "algorithm/direct_forms.hpp": ("algorithm/direct_counts.hpp", "algorithm/direct.hpp"),
+    "algorithm/direct_two_shot.hpp": ("algorithm/direct.hpp",),
+    "algorithm/direct_counts.hpp": ("algorithm/direct.hpp",),
     "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
     "fusion_pack.hpp": ("fusion_rounds.hpp", "fusion_shared.hpp"),
     "fusion_rounds.hpp": ("fusion.hpp",),
@@ -340,8 +343,8 @@ def self_test():
         "include/hvd/transport.hpp": "/*\n#include <nonsense>\n*/\n// #include <nonsense>\n",
         "include/hvd/transport/shm.hpp": "# include <hvd/transport.hpp> // why\n#include <immintrin.h>\n",
         "include/hvd/algorithm/ring.hpp": '#include "../transport.hpp"\n',
-        "include/hvd/algorithm/direct_lines.hpp": "#include <hvd/transport.hpp>\n",
-        "include/hvd/algorithm/direct.hpp": "#include <hvd/algorithm/direct_lines.hpp>\n",
+        "include/hvd/algorithm/direct_mapped.hpp": "#include <hvd/transport.hpp>\n",
+        "include/hvd/algorithm/direct.hpp": "#include <hvd/algorithm/direct_mapped.hpp>\n",
         "include/hvd/hvd.hpp": "#include <hvd/transport/shm.hpp>\n",
         "examples/x/main.cpp": '#include <hvd/hvd.hpp>\n#include <Eigen/Core>\n#include "own.hpp"\n#include <cstdio>\n',
         "examples/x/own.hpp": "#include <vector>\n",
@@ -355,7 +358,7 @@ def self_test():
         ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 2, above"),
         ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (3)"),
         ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (3)"),
-        ("include/hvd/hvd.hpp", "#include <hvd/algorithm/direct_lines.hpp>\n", "is a part of algorithm/direct.hpp, included"),
+        ("include/hvd/hvd.hpp", "#include <hvd/algorithm/direct_mapped.hpp>\n", "is a part of algorithm/direct.hpp, included"),
         ("include/hvd/detail/a.hpp", "#include <hvd/dtype.hpp>\n", "a.hpp:1: a detail header includes only"),
         ("include/hvd/detail/a.hpp", '#include "b.hpp"\n', "includes form a cycle: detail/"),
         ("include/hvd/version.hpp", "#include <hvd/detail/b.hpp>\n", "includes form a cycle"),

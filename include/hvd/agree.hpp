@@ -17,15 +17,15 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A call as other ranks need to know it; fills one line exactly.
+/// A call as other ranks need to know it; fills the first line of a mailbox exactly.
 struct descriptor {
   std::uint64_t count = 0;  ///< elements
   std::uint32_t op = 0;     ///< reduction::op, 0 if there is none
   operation kind{};
   dtype type = dtype::user;
   // No bool: a peer may write any byte.
-  std::uint8_t invalid = 0;      ///< not 0: this rank's arguments are wrong, nobody goes on
-  std::uint8_t with_counts = 0;  ///< for messages, not 0: the function is the one with counts, as allgather_v
+  std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, nobody goes on
+  std::uint8_t flags = 0;    ///< the next two, which need not be equal
   std::int16_t root = -1;
   std::uint16_t algorithm = 0;  ///< hash of its name and tunables
   std::uint32_t in_block = 0;   ///< shared blocks that the buffers lie in, 0 if they are private
@@ -34,6 +34,10 @@ struct descriptor {
   std::uint64_t in_offset = 0;  ///< and where in them
   std::uint64_t out_offset = 0;
   std::uint64_t details = 0;  ///< hash of what else must be equal: scale factors, counts of blocks
+
+  static constexpr std::uint8_t with_counts = 1;  ///< the function is the one with counts, as allgather_v
+  static constexpr std::uint8_t staged = 2;       ///< this rank has staged its first chunk already
+  [[nodiscard]] bool has(std::uint8_t flag) const noexcept { return (flags & flag) != 0; }
 
   /// 16 bits that differ, but for one case in 65,536, between calls that differ.
   [[nodiscard]] std::uint16_t signature() const noexcept {
@@ -44,7 +48,7 @@ struct descriptor {
     return static_cast<std::uint16_t>(h >> 48);
   }
 };
-static_assert(sizeof(descriptor) == line::capacity && max_ranks <= INT16_MAX);
+static_assert(sizeof(descriptor) == mailbox::first_line && max_ranks <= INT16_MAX);
 
 inline std::uint64_t mix(std::uint64_t h, std::uint64_t value) noexcept {
   return std::rotl((h ^ value) * 0x9e3779b97f4a7c15ULL, 29);
@@ -138,10 +142,11 @@ inline std::optional<error> disagreement(std::span<const descriptor> all, std::s
                                          std::string_view label) {
   for (std::size_t q = 0; q != all.size(); ++q) {
     if (all[q].invalid == 0) continue;
-    return error(error_kind::invalid_argument,
-                 joined({operation, " on ", label, ": rank ", q, " called ", name(all[q].kind),
-                         all[q].with_counts != 0 ? "_v" : "", " with invalid arguments (its own error says which)"}),
-                 static_cast<int>(q));
+    return error(
+        error_kind::invalid_argument,
+        joined({operation, " on ", label, ": rank ", q, " called ", name(all[q].kind),
+                all[q].has(descriptor::with_counts) ? "_v" : "", " with invalid arguments (its own error says which)"}),
+        static_cast<int>(q));
   }
   for (std::size_t q = 1; q < all.size(); ++q) {
     const std::string what = difference(all[0], 0, all[q], static_cast<int>(q));
@@ -155,12 +160,16 @@ inline std::optional<error> disagreement(std::span<const descriptor> all, std::s
 
 /// All ranks learn each other's calls. Returns them in rank order (valid until the next use of scratch memory).
 /// Passing it also proves that every rank has finished all earlier operations. If the calls differ, every rank
-/// throws the same error and the group stays usable. Cost: one line written, one read from every peer.
-inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_memory::scope& scope) {
+/// throws the same error and the group stays usable. `meanwhile()` is called before this rank waits for the others.
+/// Cost: one line written, one read from every peer.
+template <class Meanwhile>
+std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_memory::scope& scope,
+                                  const Meanwhile& meanwhile) {
   constexpr std::uint16_t signature = 0xa9ee;
   auto* const all = reinterpret_cast<descriptor*>(m.scratch(static_cast<std::size_t>(m.size()) * sizeof(descriptor)));
   m.begin(signature);
   m.publish(reinterpret_cast<const std::byte*>(&own), sizeof own);
+  meanwhile();
   for (int q = 0; q != m.size(); ++q) {
     std::memcpy(all + q, q == m.rank() ? reinterpret_cast<const std::byte*>(&own) : m.hear(q), sizeof own);
   }
@@ -173,10 +182,14 @@ inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, 
   return {all, static_cast<std::size_t>(m.size())};
 }
 
+inline std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_memory::scope& scope) {
+  return agree(m, own, scope, [] {});
+}
+
 /// One small value from every rank, in rank order.
 template <class T>
 std::vector<T> share(peer_memory& m, const T& own, operation kind) {
-  static_assert(sizeof(T) <= line::capacity);
+  static_assert(sizeof(T) <= mailbox::capacity);
   std::vector<T> all(static_cast<std::size_t>(m.size()));
   descriptor d;
   d.kind = kind;

@@ -174,7 +174,7 @@ class arguments {
     descriptor d;
     d.kind = kind_;
     d.invalid = 1;
-    d.with_counts = *suffix_ != '\0' ? 1 : 0;
+    if (*suffix_ != '\0') d.flags |= descriptor::with_counts;
     return d;
   }
   template <class T>

@@ -65,7 +65,7 @@ class FusionBuffer {
       const auto ops = reductions(vectors, op, prescale, postscale);
       if constexpr (PeerMemory<T>) {
         detail::peer_memory& m = comm_.peers();
-        if (pays(vectors, detail::fused_sizes(m).line_bytes)) {
+        if (pays(vectors)) {
           return detail::run_fused_allreduce(m, batch, vectors, ops);
         }
       }
@@ -112,7 +112,7 @@ class FusionBuffer {
       for (const fused& t : batch) v.add(t.in, t.out, t.count * size_of(t.type), 0);
       if constexpr (PeerMemory<T>) {
         detail::peer_memory& m = comm_.peers();
-        if (pays({&v, 1}, detail::fused_sizes(m).copy_line_bytes)) {
+        if (pays({&v, 1})) {
           return detail::run_fused_broadcast(m, batch, v, root);
         }
       }
@@ -149,7 +149,7 @@ class FusionBuffer {
           }
         }
         detail::peer_memory& m = comm_.peers();
-        if (batch.size() > 1 && pays(blocks, detail::fused_sizes(m).copy_line_bytes)) {
+        if (batch.size() > 1 && pays(blocks)) {
           return detail::run_fused_allgather(m, batch, here, blocks);
         }
       }
@@ -181,7 +181,7 @@ class FusionBuffer {
       const auto ops = reductions(vectors, op, prescale, postscale);
       if constexpr (PeerMemory<T>) {
         detail::peer_memory& m = comm_.peers();
-        if (pays(vectors, detail::fused_sizes(m).line_bytes)) {
+        if (pays(vectors)) {
           return detail::run_fused_reduce_scatter(m, batch, here, vectors, ops);
         }
       }
@@ -226,14 +226,14 @@ class FusionBuffer {
     }
     return all;
   }
-  /// Whether there is something to fuse, and it is more than one exchange of lines would move.
-  [[nodiscard]] bool pays(std::span<const detail::fused_vector> vectors, std::size_t line_bytes) const noexcept {
+  /// Whether there is something to fuse, and it is more than a buffer would take through one exchange.
+  [[nodiscard]] bool pays(std::span<const detail::fused_vector> vectors) const noexcept {
     std::size_t most = 0, parts = 0;
     for (const detail::fused_vector& v : vectors) {
       most = std::max(most, v.length * v.unit);
       parts += v.parts.size() + (v.converts() ? 1 : 0);
     }
-    return comm_.size() > 1 && parts > 1 && most > line_bytes;
+    return comm_.size() > 1 && parts > 1 && most > detail::staging_page;
   }
   template <class F>
   void each_batch(std::span<const fused> tensors, const F& f) {

@@ -1,7 +1,7 @@
-// hvd/fusion_shared.hpp: batches of tensors on ranks with common memory: through the staging cells, without a buffer.
+// hvd/fusion_shared.hpp: batches of tensors on ranks with common memory: through the staging ring, without a buffer.
 //
-// The vector in which a batch travels never exists as a whole. Chunks of it are packed into the cells of
-// direct_cells.hpp straight from the tensors, reduced there, and unpacked straight into the tensors, while the next
+// The vector in which a batch travels never exists as a whole. Chunks of it are packed into the staging ring
+// (direct_staged.hpp) straight from the tensors, reduced there, and unpacked straight into the tensors, while the next
 // chunk is packed: all between reading a tensor and writing it happens in the cache. (A buffer of the batch's size
 // costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from alloc_shared
 // are reduced where they are.
@@ -19,55 +19,33 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// What `direct` derives for the group.
-inline direct_sizes fused_sizes(const peer_memory& m) noexcept {
-  direct_sizes s = direct_sizes::derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3);
-  s.line_bytes = std::min(s.line_bytes, m.line_capacity());
-  s.copy_line_bytes = std::min(s.copy_line_bytes, m.line_capacity());
-  s.chunk_bytes = std::min<std::size_t>(s.chunk_bytes, m.shape().cell_bytes);
-  return s;
-}
+inline direct_sizes fused_sizes(const peer_memory& m) noexcept { return direct_sizes::derive(m); }
 
-/// Allreduce of a vector in parts: as staged_reduction in direct_cells.hpp, which has the protocol.
+/// Allreduce of a vector in parts: in two shots, as direct_two_shot.hpp has it.
 class fused_allreduce {
  public:
   fused_allreduce(peer_memory& m, const fused_vector& v, const fused_reduction& op, std::size_t chunk_bytes, output how)
-      : m_(m), v_(v), op_(op), how_(how), slice_(elements_per_part(m, chunk_bytes, m.size(), v.unit)),
-        stride_(round_up(slice_ * v.unit, cache_line)), chunks_(parts_in(v.length, slice_ * ranks())),
-        base_(m.take_chunks(chunks_)) {}
+      : m_(m), v_(v), op_(op), how_(how), slices_(m, v.length, v.unit, chunk_bytes, v.converts()),
+        run_(m, slices_.plan(), *this) {}
 
-  void run() {
-    if (chunks_ == 0) return;
-    stage(0);
-    for (std::uint64_t k = 0; k != chunks_; ++k) {
-      if (k + 1 != chunks_) stage(k + 1);
-      reduce(k);
-      if (k != 0) copy_out(k - 1);
-    }
-    copy_out(chunks_ - 1);
-    output_fence(how_);
-  }
+  bool begin() { return run_.begin(); }
+  void run(std::span<const descriptor> all) { run_.run(all, how_); }
 
  private:
-  [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(m_.size()); }
+  friend class two_shot_run<fused_allreduce>;
+  using order = two_shot_run<fused_allreduce>;
+
   /// f(part, first element within it, elements, byte within the slice) for what slice q of chunk k has of each part.
-  /// The last chunk is cut evenly too, so that no rank reduces all of it.
   template <class F>
   void each(std::uint64_t k, int q, const F& f) const {
-    const std::size_t first = k * slice_ * ranks();
-    const std::size_t left = std::min(v_.length - first, slice_ * ranks());
-    std::size_t width = slice_;
-    if (left < slice_ * ranks()) width = std::min(slice_, round_up((left + ranks() - 1) / ranks(), cache_line));
-    const std::size_t from = first + std::min(left, width * static_cast<std::size_t>(q));
-    v_.each(from, std::min(first + left, from + width),
-            [&](const fused_part& p, std::size_t in, std::size_t at, std::size_t n) {
-              f(p, in, n, (at - from) * v_.unit);
-            });
+    const auto s = slices_.slice(k, q);
+    v_.each(s.first, s.first + s.count, [&](const fused_part& p, std::size_t in, std::size_t at, std::size_t n) {
+      f(p, in, n, (at - s.first) * v_.unit);
+    });
   }
-  [[nodiscard]] std::byte* staged(int r, std::uint64_t k, int q) const noexcept {
-    return m_.cell(r, base_ + k) + static_cast<std::size_t>(q) * stride_;
-  }
+  [[nodiscard]] std::byte* staged(int r, std::uint64_t k, int q) const noexcept { return slices_.staged(m_, r, k, q); }
 
-  void stage(std::uint64_t k) {
+  void put(std::uint64_t k) const {
     const int r = m_.rank();
     for (int q = 0; q != m_.size(); ++q) {
       if (q == r && !v_.converts()) continue;
@@ -75,15 +53,14 @@ class fused_allreduce {
         v_.pack(to + at, p, first, n, &op_.outer);
       });
     }
-    m_.store(m_.mine().staged.value, base_ + k + 1);
   }
 
-  void reduce(std::uint64_t k) {
+  void reduce(std::uint64_t k, order& run) {
     const int r = m_.rank();
     const std::byte** const ins = m_.inputs();
     std::byte** const outs = m_.outputs();
     for (int q = 0; q != m_.size(); ++q) {
-      if (q != r) m_.await(m_.of(q).staged.value, base_ + k + 1, q, phase::stage);
+      if (q != r) run.await_staged(q, k);
     }
     each(k, r, [&](const fused_part& p, std::size_t first, std::size_t n, std::size_t at) {
       int count = 0;
@@ -104,14 +81,13 @@ class fused_allreduce {
         op_.inner.complete(outs, count + 1, ins, m_.size(), n);
       }
     });
-    m_.store(m_.mine().reduced.value, base_ + k + 1);
   }
 
-  void copy_out(std::uint64_t k) {
+  void copy_out(std::uint64_t k, order& run) {
     const int r = m_.rank();
     for (int q = 0; q != m_.size(); ++q) {
       if (q == r) continue;
-      m_.await(m_.of(q).reduced.value, base_ + k + 1, q, phase::reduce);
+      run.await_reduced(q, k);
       each(k, q, [&, from = staged(r, k, q)](const fused_part& p, std::size_t first, std::size_t n, std::size_t at) {
         if (v_.converts()) return v_.unpack(p, first, n, from + at);
         copy_to(p.in == p.out ? output::cached : how_, p.out + first * v_.unit, from + at, n * v_.unit);
@@ -123,10 +99,8 @@ class fused_allreduce {
   const fused_vector& v_;
   const fused_reduction& op_;
   output how_;
-  std::size_t slice_;   // elements of a rank's slice of a chunk
-  std::size_t stride_;  // bytes between slices in a cell
-  std::uint64_t chunks_;
-  std::uint64_t base_;
+  two_shot_slices slices_;
+  order run_;
 };
 
 /// Parts that lie at the same place of the same shared blocks on all ranks: this rank's slice of them, of all inputs to
@@ -181,104 +155,135 @@ inline descriptor describe_fused(operation kind, std::span<const fused> batch, s
   return d;
 }
 
-/// The slices of all ranks, to all; blocks[r] is rank r's vector of bytes, of which only this rank's has inputs.
-inline void gather_fused(peer_memory& m, std::span<const fused_vector> blocks, std::size_t chunk_bytes, output how) {
-  const std::size_t each = elements_per_part(m, chunk_bytes, 1, 1);
-  std::size_t longest = 0;
-  for (const fused_vector& v : blocks) longest = std::max(longest, v.length);
-  staged_copy{m, parts_in(longest, each), true, true, 0, m.size() - 1, how}.run(
-      [&](std::uint64_t k, std::uint64_t number) {
-        std::byte* const cell = rotating_cell(m, m.rank(), number);
-        blocks[static_cast<std::size_t>(m.rank())].each(
-            k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-              copy_bytes(cell + (at - k * each), p.in + first, n);
-              if (p.in != p.out) copy_to(how, p.out + first, p.in + first, n);
-            });
-      },
-      [&](std::uint64_t k, std::uint64_t number, auto&& arrived) {
-        for (int q = 0; q != m.size(); ++q) {
-          if (q == m.rank()) continue;
-          arrived(q);
-          const std::byte* const cell = rotating_cell(m, q, number);
-          blocks[static_cast<std::size_t>(q)].each(
-              k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-                copy_to(how, p.out + first, cell + (at - k * each), n);
-              });
-        }
-      });
+inline std::size_t longest(std::span<const fused_vector> blocks) noexcept {
+  std::size_t most = 0;
+  for (const fused_vector& v : blocks) most = std::max(most, v.length);
+  return most;
 }
+
+/// The slices of all ranks, to all; blocks[r] is rank r's vector of bytes, of which only this rank's has inputs.
+struct fused_gather_form : staged_form {
+  peer_memory& m;
+  std::span<const fused_vector> blocks;
+  output how;
+
+  fused_gather_form(peer_memory& memory, std::span<const fused_vector> of, output write)
+      : staged_form{.count = longest(of)}, m(memory), blocks(of), how(write) {}
+
+  template <class Slot>
+  void stage(std::uint64_t k, std::size_t each, Slot&& slot) const {
+    part(k, each, m.rank(), [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+      copy_bytes(slot(0) + at, p.in + first, n);
+    });
+  }
+  void own(std::uint64_t k, std::size_t each) const {
+    part(k, each, m.rank(), [&](const fused_part& p, std::size_t first, std::size_t, std::size_t n) {
+      if (p.in != p.out) copy_to(how, p.out + first, p.in + first, n);
+    });
+  }
+  template <class From>
+  void read(std::uint64_t k, std::size_t each, From&& from) const {
+    for (int q = 0; q != m.size(); ++q) {
+      if (q == m.rank()) continue;
+      const std::byte* const block = from(q);
+      part(k, each, q, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+        take(how, p.out + first, block + at, n);
+      });
+    }
+  }
+
+ private:
+  /// f(part, first byte within it, byte within the chunk, bytes) for what chunk k has of rank q's vector.
+  template <class F>
+  void part(std::uint64_t k, std::size_t each, int q, const F& f) const {
+    blocks[static_cast<std::size_t>(q)].each(
+        k * each, (k + 1) * each,
+        [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) { f(p, first, at - k * each, n); });
+  }
+};
 
 /// The root's vector of bytes, to all.
-inline void broadcast_fused(peer_memory& m, const fused_vector& v, int root, std::size_t chunk_bytes, output how) {
-  const std::size_t each = elements_per_part(m, one_way_chunk(chunk_bytes, v.length), 1, 1);
-  const bool sends = m.rank() == root;
-  staged_copy{m, parts_in(v.length, each), sends, !sends, 0, m.size() - 1, how}.run(
-      [&](std::uint64_t k, std::uint64_t number) {
-        std::byte* const cell = m.cell(root, number);
-        v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-          copy_bytes(cell + (at - k * each), p.in + first, n);
-          if (p.in != p.out) copy_to(how, p.out + first, p.in + first, n);
-        });
-      },
-      [&](std::uint64_t k, std::uint64_t number, auto&& arrived) {
-        arrived(root);
-        std::byte* const cell = m.cell(root, number);
-        v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-          if (m.size() == 2) {
-            copy_and_keep(how, p.out + first, cell + (at - k * each), n);
-          } else {
-            copy_to(how, p.out + first, cell + (at - k * each), n);
-          }
-        });
-      });
-}
+struct fused_broadcast_form : staged_form {
+  peer_memory& m;
+  const fused_vector& v;
+  output how;
 
-/// blocks[q] is what goes to rank q; this rank's has its outputs.
-inline void scatter_fused(peer_memory& m, std::span<const fused_vector> blocks, const fused_reduction& op,
-                          std::size_t chunk_bytes, output how) {
-  const fused_vector& own = blocks[static_cast<std::size_t>(m.rank())];
-  const std::size_t each = elements_per_part(m, chunk_bytes, m.size(), own.unit);
-  const std::size_t stride = round_up(each * own.unit, cache_line);
-  std::size_t longest = 0;
-  for (const fused_vector& v : blocks) longest = std::max(longest, v.length);
-  staged_copy{m, parts_in(longest, each), true, true, 0, m.size() - 1, how}.run(
-      [&](std::uint64_t k, std::uint64_t number) {
-        for (int q = 0; q != m.size(); ++q) {
-          if (q == m.rank() && !own.converts()) continue;
-          std::byte* const to = mailbox(m, m.rank(), q, number, stride);
-          const fused_vector& v = blocks[static_cast<std::size_t>(q)];
-          v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-            v.pack(to + (at - k * each) * v.unit, p, first, n, &op.outer);
-          });
-        }
-      },
-      [&](std::uint64_t k, std::uint64_t number, auto&& arrived) {
-        const std::byte** const ins = m.inputs();
-        for (int q = 0; q != m.size(); ++q) {
-          if (q != m.rank()) arrived(q);
-        }
-        own.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
-          for (int q = 0; q != m.size(); ++q) {
-            ins[q] = mailbox(m, q, m.rank(), number, stride) + (at - k * each) * own.unit;
-          }
-          std::byte* out = p.out + first * own.unit;
-          if (own.converts()) {  // this rank's own place in the cell takes the result
-            out = mailbox(m, m.rank(), m.rank(), number, stride) + (at - k * each) * own.unit;
-            op.inner.complete(&out, 1, ins, m.size(), n);
-            return own.unpack(p, first, n, out);
-          }
-          ins[m.rank()] = p.in + first * own.unit;
-          complete_to(out == ins[m.rank()] ? output::cached : how, op.inner, &out, 1, ins, m.size(), n);
-        });
-      });
-}
+  fused_broadcast_form(peer_memory& memory, const fused_vector& vector, int root, output write)
+      : staged_form{.source = root, .count = vector.length}, m(memory), v(vector), how(write) {}
 
-/// Before data moves, all ranks compare the batch. Whether all found the same `places`, too.
-inline bool agree_fused(peer_memory& m, descriptor d, std::uint64_t places, peer_memory::scope& scope) {
-  d.in_offset = places;
-  const auto all = agree(m, d, scope);
-  m.check_abort(-1, phase::enter);  // a rank that comes late must not write into memory whose owners have left
-  return places != 0 && std::all_of(all.begin(), all.end(), [&](const descriptor& x) { return x.in_offset == places; });
+  template <class Slot>
+  void stage(std::uint64_t k, std::size_t each, Slot&& slot) const {
+    v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+      copy_bytes(slot(0) + (at - k * each), p.in + first, n);
+    });
+  }
+  void own(std::uint64_t k, std::size_t each) const {
+    if (m.rank() != source) return;
+    v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t, std::size_t n) {
+      if (p.in != p.out) copy_to(how, p.out + first, p.in + first, n);
+    });
+  }
+  template <class From>
+  void read(std::uint64_t k, std::size_t each, From&& from) const {
+    const std::byte* const block = from(source);
+    v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+      take(how, p.out + first, block + (at - k * each), n);
+    });
+  }
+};
+
+/// Reduces what goes to each rank. blocks[q] is for rank q; this rank's has its outputs.
+struct fused_scatter_form : staged_form {
+  peer_memory& m;
+  std::span<const fused_vector> blocks;
+  const fused_reduction& op;
+  output how;
+
+  fused_scatter_form(peer_memory& memory, std::span<const fused_vector> of, const fused_reduction& reduce, output write)
+      : staged_form{.pairwise = true,
+                    .own_slot = of.front().converts(),
+                    .count = longest(of),
+                    .element_bytes = of.front().unit},
+        m(memory), blocks(of), op(reduce), how(write) {}
+
+  template <class Slot>
+  void stage(std::uint64_t k, std::size_t each, Slot&& slot) const {
+    for (int q = 0; q != m.size(); ++q) {
+      const fused_vector& v = blocks[static_cast<std::size_t>(q)];
+      if (q == m.rank() && !v.converts()) continue;
+      std::byte* const to = slot(q);
+      v.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+        v.pack(to + (at - k * each) * v.unit, p, first, n, &op.outer);
+      });
+    }
+  }
+  void own(std::uint64_t, std::size_t) const noexcept {}
+  template <class From>
+  void read(std::uint64_t k, std::size_t each, From&& from) const {
+    const fused_vector& own = blocks[static_cast<std::size_t>(m.rank())];
+    const std::byte** const ins = m.inputs();
+    own.each(k * each, (k + 1) * each, [&](const fused_part& p, std::size_t first, std::size_t at, std::size_t n) {
+      const std::size_t offset = (at - k * each) * own.unit;
+      for (int q = 0; q != m.size(); ++q) {
+        if (q != m.rank() || own.converts()) ins[q] = from(q) + offset;
+      }
+      std::byte* out = p.out + first * own.unit;
+      if (own.converts()) {  // this rank's own slot takes the result
+        out = from(m.rank()) + offset;
+        op.inner.complete(&out, 1, ins, m.size(), n);
+        return own.unpack(p, first, n, out);
+      }
+      ins[m.rank()] = p.in + first * own.unit;
+      complete_to(out == ins[m.rank()] ? output::cached : how, op.inner, &out, 1, ins, m.size(), n);
+    });
+  }
+};
+
+/// Before more data moves, all ranks compare the batch; they may have staged the first chunk of `run`.
+template <class Run>
+std::span<const descriptor> agree_fused(peer_memory& m, descriptor d, peer_memory::scope& scope, Run& run) {
+  if (run.begin()) d.flags |= descriptor::staged;
+  return agree(m, d, scope);
 }
 
 inline output fused_output(const peer_memory& m, std::size_t bytes) noexcept {
@@ -300,11 +305,24 @@ inline void run_fused_allreduce(peer_memory& m, std::span<const fused> batch, st
   const output how = fused_output(m, bytes);
   descriptor d = describe_fused(operation::allreduce, batch, details);
   d.op = ops[0].op;
-  const bool agreed = agree_fused(m, d, places, scope);
+  const std::size_t chunk = fused_sizes(m).chunk_bytes;
+  if (places == 0) {
+    for (std::size_t i = 0; i != vectors.size(); ++i) {
+      const fused_reduction op(ops[i], vectors[i].converts(), true);
+      fused_allreduce one(m, vectors[i], op, chunk, how);
+      one.run(i == 0 ? agree_fused(m, d, scope, one) : std::span<const descriptor>());
+    }
+    return scope.leave();
+  }
+  d.in_offset = places;
+  const auto all = agree(m, d, scope);
+  m.check_abort(-1, phase::enter);  // a rank that comes late must not write into memory whose owners have left
+  const bool agreed = std::all_of(all.begin(), all.end(), [&](const descriptor& x) { return x.in_offset == places; });
   for (std::size_t i = 0; i != vectors.size(); ++i) {
     const fused_reduction op(ops[i], vectors[i].converts(), true);
     if (agreed) reduce_mapped(m, mapped[i], ops[i], how);
-    fused_allreduce(m, agreed ? rest[i] : vectors[i], op, fused_sizes(m).chunk_bytes, how).run();
+    fused_allreduce(m, agreed ? rest[i] : vectors[i], op, chunk, how)
+        .run(i == 0 && !agreed ? all : std::span<const descriptor>());
   }
   if (agreed) mapped_exit(m, how);  // nobody reads or writes the shared blocks any more
   scope.leave();
@@ -320,8 +338,10 @@ inline std::uint64_t hash_of(std::span<const std::vector<std::size_t>> counts) n
 
 inline void run_fused_broadcast(peer_memory& m, std::span<const fused> batch, const fused_vector& v, int root) {
   peer_memory::scope scope(m, name(operation::broadcast));
-  agree_fused(m, describe_fused(operation::broadcast, batch, 0, root), 0, scope);
-  broadcast_fused(m, v, root, fused_sizes(m).chunk_bytes, fused_output(m, v.length));
+  const output how = fused_output(m, v.length);
+  fused_broadcast_form form(m, v, root, how);
+  staged_run run(m, form, one_way_chunk(fused_sizes(m).chunk_bytes, v.length), how);
+  run.run(agree_fused(m, describe_fused(operation::broadcast, batch, 0, root), scope, run));
   scope.leave();
 }
 
@@ -330,10 +350,12 @@ inline void run_fused_allgather(peer_memory& m, std::span<const fused> batch,
                                 std::span<const std::vector<std::size_t>> counts,
                                 std::span<const fused_vector> blocks) {
   peer_memory::scope scope(m, name(operation::allgather));
-  agree_fused(m, describe_fused(operation::allgather, batch, hash_of(counts)), 0, scope);
   std::size_t bytes = 0;
   for (const fused_vector& v : blocks) bytes += v.length;
-  gather_fused(m, blocks, fused_sizes(m).chunk_bytes, fused_output(m, bytes));
+  const output how = fused_output(m, bytes);
+  fused_gather_form form(m, blocks, how);
+  staged_run run(m, form, fused_sizes(m).chunk_bytes, how);
+  run.run(agree_fused(m, describe_fused(operation::allgather, batch, hash_of(counts)), scope, run));
   scope.leave();
 }
 
@@ -346,7 +368,6 @@ inline void run_fused_reduce_scatter(peer_memory& m, std::span<const fused> batc
   for (const reduction& op : ops) details = mix(mix(details, op.op), details_of(op));
   descriptor d = describe_fused(operation::reduce_scatter, batch, details);
   d.op = ops[0].op;
-  agree_fused(m, d, 0, scope);
   for (std::size_t i = 0; i != vectors.size(); ++i) {
     const fused_vector& v = vectors[i];
     std::vector<fused_vector> blocks(static_cast<std::size_t>(m.size()), fused_vector(v.type, v.wire));
@@ -360,7 +381,11 @@ inline void run_fused_reduce_scatter(peer_memory& m, std::span<const fused> batc
     }
     const fused_vector& own = blocks[static_cast<std::size_t>(m.rank())];
     const fused_reduction op(ops[i], v.converts(), true);
-    scatter_fused(m, blocks, op, fused_sizes(m).chunk_bytes, fused_output(m, own.length * own.unit));
+    const output how = fused_output(m, own.length * own.unit);
+    fused_scatter_form form(m, blocks, op, how);
+    if (i != 0) meet(m, d);  // nobody reads any more what the vector before has left in the ring
+    staged_run run(m, form, fused_sizes(m).chunk_bytes * blocks.size(), how);
+    run.run(i == 0 ? agree_fused(m, d, scope, run) : std::span<const descriptor>());
   }
   scope.leave();
 }

@@ -1,4 +1,4 @@
-// hvd/peer_memory.hpp: the words, lines and cells that ranks with common memory synchronise through.
+// hvd/peer_memory.hpp: the words, lines and staging rings that ranks with common memory synchronise through.
 //
 // This is what a PeerMemory transport offers to algorithms. It knows nothing of where the memory comes from:
 // a mapped segment between processes, the heap between threads. Rules that every user of it keeps:
@@ -12,6 +12,7 @@
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/layout.hpp>
 #include <hvd/detail/shared_block.hpp>
+#include <hvd/detail/staging.hpp>
 #include <hvd/detail/wait_board.hpp>
 #include <hvd/policy.hpp>
 
@@ -43,8 +44,9 @@ class peer_memory {
               const waiting_policy& waiting, const failure_policy& failure, liveness live)
       : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(size),
         label_(std::move(label)), waiting_(waiting), failure_(failure), live_(live),
-        sent_(std::make_unique<std::uint64_t[]>(ranks())), taken_(std::make_unique<std::uint64_t[]>(ranks())),
-        inputs_(std::make_unique<const std::byte*[]>(ranks())), outputs_(std::make_unique<std::byte*[]>(ranks())) {}
+        staging_(ring_size(geometry_, caches_, size)), sent_(std::make_unique<std::uint64_t[]>(ranks())),
+        taken_(std::make_unique<std::uint64_t[]>(ranks())), inputs_(std::make_unique<const std::byte*[]>(ranks())),
+        outputs_(std::make_unique<std::byte*[]>(ranks())) {}
   peer_memory(const peer_memory&) = delete;
   peer_memory& operator=(const peer_memory&) = delete;
 
@@ -53,8 +55,10 @@ class peer_memory {
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
   [[nodiscard]] bool crowded() const noexcept { return crowded_; }  ///< more ranks than CPUs; the same on all ranks
   [[nodiscard]] const cache_sizes& caches() const noexcept { return caches_; }
+  [[nodiscard]] const line_costs& costs() const noexcept { return costs_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
+  void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
   /// This group is split off one that has a name, with this abort word: a second claim of a rank there ends it, too.
   void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }
 
@@ -63,10 +67,12 @@ class peer_memory {
   }
   [[nodiscard]] control& of(int r) const noexcept { return *reinterpret_cast<control*>(window(r)); }
   [[nodiscard]] control& mine() const noexcept { return of(rank_); }
-  /// One of the three staging cells of rank r, by chunk number.
-  [[nodiscard]] std::byte* cell(int r, std::uint64_t chunk) const noexcept {
-    return window(r) + geometry_.cells_at + chunk % cells_per_rank * geometry_.cell_bytes;
+  /// A place in the staging ring of rank r's window.
+  [[nodiscard]] std::byte* at(int r, const staging_place& p) const noexcept {
+    return window(r) + geometry_.ring_at + p.at;
   }
+  [[nodiscard]] staging_ring& staging() noexcept { return staging_; }
+  [[nodiscard]] const staging_ring& staging() const noexcept { return staging_; }
 
   // ---- words ------------------------------------------------------------------------------------------------
 
@@ -132,11 +138,11 @@ class peer_memory {
   /// in either group then. `other` lives longer.
   void show_waits_with(peer_memory& other) noexcept { waits_ = other.waits_; }
 
-  // ---- exchanges: small payloads in self-validating lines ------------------------------------------------------
-  // Exchanges are numbered. Even and odd ones use different lines, so no rank waits at the exit: publishing
+  // ---- exchanges: small payloads -----------------------------------------------------------------------------------
+  // Exchanges are numbered. Even and odd ones use different mailboxes, so no rank waits at the exit: publishing
   // exchange s+1 proves that this rank has read all it wanted of s, hence whoever has heard s+1 from everybody
-  // may overwrite the lines of s in s+2. An exchange in which a rank does not hear everybody proves less; then
-  // `publish` waits for the peers' `done` words instead.
+  // may overwrite the mailboxes of s in s+2. An exchange in which a rank does not hear everybody proves less; then
+  // `payload` waits for the peers' `done` words instead.
 
   /// Starts the next exchange. `signature` is equal on ranks that mean the same call.
   void begin(std::uint16_t signature) noexcept {
@@ -144,58 +150,37 @@ class peer_memory {
     if (sequence_ % 2 == 0 && ++turn_ == size_) turn_ = 0;
   }
 
-  /// Lets the other ranks read `bytes` (at most line_capacity()) from this one.
-  void publish(const std::byte* data, std::size_t bytes) {
+  /// Where this rank puts what the others will hear: mailbox::capacity bytes.
+  std::byte* payload() {
     if (known_ + 2 < sequence_) [[unlikely]]
       await_done(sequence_ - 2);
-    line* l = lines(rank_);
-    for (;; ++l) {
-      const std::size_t n = std::min(bytes, line::capacity);
-      copy_bytes(l->payload, data, n);
-      l->stamp.store(stamp_, std::memory_order_release);
-      if (bytes <= n) break;
-      data += n;
-      bytes -= n;
-    }
+    return mailbox_of(rank_).payload;
+  }
+  /// Lets the other ranks hear the payload, and see all that this rank has stored before.
+  void publish() noexcept {
+    mailbox_of(rank_).stamp.store(stamp_, std::memory_order_release);
     ring();
   }
+  /// Both, of `bytes` at `data`.
+  void publish(const std::byte* data, std::size_t bytes) {
+    copy_bytes(payload(), data, bytes);
+    publish();
+  }
 
-  /// Waits for the line that holds byte `offset` of the peer's payload and returns its 56 bytes.
-  const std::byte* hear(int peer, std::size_t offset = 0) {
-    const line* const l = lines(peer) + offset / line::capacity;
-    const std::uint64_t seen = await(l->stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
+  /// Waits for the peer's payload, and returns where it lies.
+  const std::byte* hear(int peer) {
+    const mailbox& box = mailbox_of(peer);
+    const std::uint64_t seen = await(box.stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
     if (seen != stamp_) [[unlikely]]
       give_up(error_kind::mismatch, peer, phase::enter);
-    return l->payload;
-  }
-
-  /// Copies a part of the peer's payload; waits for one line at least, even for no bytes.
-  void hear(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
-    // A peer in another call may never write the line at `offset`, but it writes the first.
-    // Where there is nothing to copy, `offset` may be the end, and behind the last line.
-    if (offset >= line::capacity || bytes == 0) hear(peer);
-    while (bytes != 0) {
-      const std::size_t skip = offset % line::capacity;
-      const std::size_t n = std::min(bytes, line::capacity - skip);
-      copy_bytes(to, hear(peer, offset) + skip, n);
-      to += n;
-      offset += n;
-      bytes -= n;
-    }
-  }
-
-  /// As `hear`, where this rank alone reads what `peer` will write again: a store of what is there leaves the lines
-  /// with this core, changed, which spares the writer the slow store (direct_cells.hpp).
-  void hear_and_keep(int peer, std::byte* to, std::size_t offset, std::size_t bytes) {
-    hear(peer, to, offset, bytes);
-    line* const all = lines(peer);
-    for (std::size_t i = offset / line::capacity; i * line::capacity < offset + bytes; ++i) {
-      all[i].stamp.store(stamp_, std::memory_order_relaxed);
-    }
+    return box.payload;
   }
 
   /// Says that this rank has heard every other one in this exchange.
-  void heard_all() noexcept { known_ = sequence_ - 1; }
+  void heard_all() noexcept {
+    known_ = sequence_ - 1;
+    staging_.all_began();
+  }
   /// Ends the exchange for this rank: nothing of its peers is needed any more.
   void end() noexcept { store(mine().done.value, sequence_); }
 
@@ -207,17 +192,6 @@ class peer_memory {
     known_ = sequence;
   }
   void await_done() { await_done(sequence_); }
-
-  [[nodiscard]] std::size_t line_capacity() const noexcept { return geometry_.line_count * line::capacity; }
-
-  // ---- chunks -------------------------------------------------------------------------------------------------
-
-  /// Reserves chunk numbers for an operation that stages `chunks` of them; returns the first.
-  std::uint64_t take_chunks(std::uint64_t chunks) noexcept {
-    const std::uint64_t first = next_chunk_;
-    next_chunk_ += chunks;
-    return first;
-  }
 
   // ---- shared blocks --------------------------------------------------------------------------------------------
 
@@ -324,11 +298,11 @@ class peer_memory {
 
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
-  /// The lines of rank r in this exchange. They go around the windows, so that with two ranks each writes lines that it
-  /// has read: a store into a line that only another rank reads costs several times as much (direct_cells.hpp).
-  [[nodiscard]] line* lines(int r) const noexcept {
+  /// The mailbox of rank r in this exchange. They go around the windows, so that with two ranks each writes one that it
+  /// has read: a store into a line that only another rank reads costs several times as much (direct_staged.hpp).
+  [[nodiscard]] mailbox& mailbox_of(int r) const noexcept {
     const int home = r + turn_ < size_ ? r + turn_ : r + turn_ - size_;
-    return reinterpret_cast<line*>(window(home) + geometry_.lines_at) + (sequence_ & 1) * geometry_.line_count;
+    return reinterpret_cast<mailbox*>(window(home) + geometry_.mailboxes_at)[sequence_ & 1];
   }
 
   /// Wakes whoever sleeps until this rank stores. The load may pass the store before it, so a sleeper that
@@ -376,6 +350,7 @@ class peer_memory {
   liveness live_;
   wait_board own_waits_{window(0), geometry_.window_bytes, rank_, size_};
   wait_board* waits_ = &own_waits_;
+  line_costs costs_;
   const word* claims_ = &header_.abort.value;
   bool crowded_ = false;
   bool orphaned_ = false;
@@ -384,7 +359,7 @@ class peer_memory {
   int turn_ = 0;                // rank r writes the lines of window r + turn_
   std::uint64_t stamp_ = 0;     // of the current exchange
   std::uint64_t known_ = 0;     // every peer has ended exchange known_
-  std::uint64_t next_chunk_ = 0;
+  staging_ring staging_;
   shared_blocks blocks_;
   std::unique_ptr<std::uint64_t[]> sent_, taken_;
   std::unique_ptr<const std::byte*[]> inputs_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/config.hpp>
+#include <hvd/line_costs.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -70,6 +71,8 @@ struct sharing_options {
   waiting_policy waiting{};  ///< how ranks wait for each other
   memory_policy memory{};    ///< how much they share, and where it lies
   failure_policy failure{};  ///< when they give up, and whether they compare their calls
+  /// What cache lines cost, the same on all ranks; by default measured when a group is joined.
+  line_costs lines = detail::from_variable("HVD_LINE_COSTS", line_costs{}, parse_line_costs);
 };
 
 }  // namespace hvd::inline HVD_ABI

@@ -138,12 +138,13 @@ class partition {
   [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
   /// Whether all blocks were made with the same length.
   [[nodiscard]] bool uniform() const noexcept { return counts_ == nullptr; }
-  /// Of the longest block.
-  [[nodiscard]] std::size_t max_bytes() const noexcept {
+  /// Of the longest block, elements and bytes.
+  [[nodiscard]] std::size_t max_count() const noexcept {
     std::size_t most = 0;
-    for (int r = 0; r != (uniform() ? 1 : ranks_); ++r) most = bytes(r) > most ? bytes(r) : most;
+    for (int r = 0; r != (uniform() ? 1 : ranks_); ++r) most = count(r) > most ? count(r) : most;
     return most;
   }
+  [[nodiscard]] std::size_t max_bytes() const noexcept { return max_count() * element_bytes_; }
 
  private:
   int ranks_;

@@ -58,13 +58,14 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("sizes are derived from ranks and caches alone") {
   using hvd::direct_sizes;
   constexpr std::size_t mib = std::size_t{1} << 20;
-  static_assert(direct_sizes::derive(2, false, mib, 32 * mib) == direct_sizes{1024, 1024, 128 << 10, 1024, 12 * mib});
-  CHECK(direct_sizes::derive(2, false, 2 * mib, 60 * mib).chunk_bytes == 256 << 10);
-  CHECK(direct_sizes::derive(8, false, mib, 32 * mib) == direct_sizes{163, 1024, 64 << 10, 1024, 3 * mib});
+  static_assert(direct_sizes::derive(2, false, mib, 32 * mib) == direct_sizes{32 << 10, 64 << 10, 4096, 12 * mib});
+  CHECK(direct_sizes::derive(2, false, 4 * mib, 32 * mib).chunk_bytes == 128 << 10);
+  CHECK(direct_sizes::derive(8, false, mib, 32 * mib) == direct_sizes{938, 64 << 10, 4096, 3 * mib});
   // Ranks that have to share CPUs save synchronisations.
-  CHECK(direct_sizes::derive(4, true, mib, 32 * mib) == direct_sizes{4096, 4096, 64 << 10, 1024, 6 * mib});
-  // Caches that nobody knows of.
-  CHECK(direct_sizes::derive(2, false, 0, 0) == direct_sizes{1024, 1024, 64 << 10, 1024, 6 * mib});
+  CHECK(direct_sizes::derive(8, true, mib, 32 * mib) == direct_sizes{4096, 64 << 10, 4096, 3 * mib});
+  // Caches that nobody knows of, and one of which a virtual machine has a part at most.
+  CHECK(direct_sizes::derive(2, false, 0, 0) == direct_sizes{32 << 10, 64 << 10, 4096, 6 * mib});
+  CHECK(direct_sizes::derive(2, false, 2 * mib, 480 * mib).streaming_bytes == 12 * mib);
   // A chunk has a page for each rank's slice.
   CHECK(direct_sizes::derive(256, false, mib, 32 * mib).chunk_bytes == mib);
   for (int p = 1; p != 5000; ++p) CHECK(direct_sizes::derive(p, p % 2 == 0, mib, mib).streaming_bytes > 0);
@@ -72,21 +73,20 @@ TEST_CASE("sizes are derived from ranks and caches alone") {
 
 TEST_CASE("tunables by name, compared and printed") {
   CHECK(hvd::direct{} == hvd::direct{});
-  const hvd::direct changed{.line_bytes = 128, .chunk_bytes = 4096};
+  const hvd::direct changed{.one_shot_bytes = 128, .chunk_bytes = 4096};
   CHECK(changed != hvd::direct{});
-  CHECK(changed.copy_line_bytes == hvd::direct{}.copy_line_bytes);
   CHECK(hvd::direct{.mapped_bytes = 1} != hvd::direct{});
-  CHECK(name(hvd::direct{}) ==
-        "direct(line_bytes=0, copy_line_bytes=0, chunk_bytes=0, mapped_bytes=0, streaming_bytes=0)");
-  CHECK(name(changed) ==
-        "direct(line_bytes=128, copy_line_bytes=0, chunk_bytes=4096, mapped_bytes=0, streaming_bytes=0)");
+  CHECK(name(hvd::direct{}) == "direct(one_shot_bytes=0, chunk_bytes=0, mapped_bytes=0, streaming_bytes=0)");
+  CHECK(name(changed) == "direct(one_shot_bytes=128, chunk_bytes=4096, mapped_bytes=0, streaming_bytes=0)");
 }
 
-TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank order") {
-  const hvd::direct in_lines{.line_bytes = 1 << 20};
-  const hvd::direct in_cells{.line_bytes = 1, .mapped_bytes = std::size_t{1} << 40};
-  const hvd::direct in_small_cells{.line_bytes = 1, .chunk_bytes = 64, .mapped_bytes = std::size_t{1} << 40};
-  const hvd::direct mapped{.line_bytes = 1, .mapped_bytes = 1};
+TEST_CASE("one shot, two shots and mapped memory give the same bits: the sum in rank order") {
+  constexpr std::size_t never = std::size_t{1} << 40;
+  const hvd::direct one_shot{.one_shot_bytes = never, .mapped_bytes = never};
+  const hvd::direct small_one_shot{.one_shot_bytes = never, .chunk_bytes = 64, .mapped_bytes = never};
+  const hvd::direct two_shots{.one_shot_bytes = 1, .mapped_bytes = never};
+  const hvd::direct small_two_shots{.one_shot_bytes = 1, .chunk_bytes = 64, .mapped_bytes = never};
+  const hvd::direct mapped{.mapped_bytes = 1};
   for (const int ranks : {2, 3}) {
     hvd::thread_run(ranks, [&](hvd::ThreadTransport& comm) {
       for (const std::size_t count : {std::size_t{3}, std::size_t{500}, std::size_t{2000}, std::size_t{30000}}) {
@@ -96,7 +96,7 @@ TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank or
           for (std::size_t i = 0; i != count; ++i) want[i] += next[i];
         }
         CAPTURE(count);
-        for (const hvd::direct& how : {hvd::direct{}, in_lines, in_cells, in_small_cells, mapped}) {
+        for (const hvd::direct& how : {hvd::direct{}, one_shot, small_one_shot, two_shots, small_two_shots, mapped}) {
           CAPTURE(name(how));
           std::vector<float> v = rough(comm.rank(), count);
           hvd::allreduce(comm, v, hvd::sum, how);
@@ -113,10 +113,7 @@ TEST_CASE("lines, cells and mapped memory give the same bits: the sum in rank or
 }
 
 TEST_CASE("tunables change no byte of what is copied") {
-  const hvd::direct ways[] = {{.copy_line_bytes = 1 << 20},
-                              {.copy_line_bytes = 1},
-                              {.copy_line_bytes = 1, .chunk_bytes = 64},
-                              {.copy_line_bytes = 1, .chunk_bytes = 4096}};
+  const hvd::direct ways[] = {{}, {.chunk_bytes = 64}, {.chunk_bytes = 4096}, {.chunk_bytes = 1 << 20}};
   hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
     for (const std::size_t each : {std::size_t{1}, std::size_t{300}, std::size_t{5001}}) {
       for (const hvd::direct& how : ways) {
@@ -171,10 +168,10 @@ class framed {
 
 TEST_CASE("output past the caches is whole, has the same bits, and leaves what is beside it alone") {
   constexpr std::size_t far = std::size_t{1} << 40;
-  const hvd::direct ways[] = {
-      {.line_bytes = 1, .copy_line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = far, .streaming_bytes = 1},
-      {.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = far, .streaming_bytes = 1},
-      {.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = 1, .streaming_bytes = 1}};
+  const hvd::direct ways[] = {{.one_shot_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = far, .streaming_bytes = 1},
+                              {.one_shot_bytes = 1, .mapped_bytes = far, .streaming_bytes = 1},
+                              {.one_shot_bytes = far, .chunk_bytes = 4096, .mapped_bytes = far, .streaming_bytes = 1},
+                              {.mapped_bytes = 1, .streaming_bytes = 1}};
   for (const int ranks : {2, 3}) {
     hvd::thread_run(ranks, [&](hvd::ThreadTransport& comm) {
       const auto p = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
@@ -239,7 +236,7 @@ TEST_CASE("output past the caches of elements longer than a tile") {
         }
       }
       hvd::allreduce(comm, in, out, add_long{},
-                     hvd::direct{.line_bytes = 1, .mapped_bytes = mapped_bytes, .streaming_bytes = 1});
+                     hvd::direct{.one_shot_bytes = 1, .mapped_bytes = mapped_bytes, .streaming_bytes = 1});
       std::size_t wrong = 0;
       for (std::size_t i = 0; i != 3; ++i) {
         for (std::size_t k = 0; k != 400; ++k) wrong += out[i].part[k] != static_cast<std::int32_t>(i * 1000 + k) * 3;

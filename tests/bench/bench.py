@@ -204,7 +204,7 @@ class Table(Case):
 
     def test_list_and_help(self):
         output = run("--list").stdout
-        self.assertIn("direct: line_bytes, copy_line_bytes, chunk_bytes", output)
+        self.assertIn("direct: one_shot_bytes, chunk_bytes, mapped_bytes", output)
         for word in ("reduce_scatter", "bfloat16", "avg", "thread", "halving_doubling", "mpich", "gloo"):
             self.assertIn(word, output)
         self.assertIn("--stepfactor", run("--help").stdout)
@@ -287,10 +287,25 @@ class Correct(Case):
     def test_what_automatic_chooses(self):
         result = run("--explain", "-n", "3")
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertRegex(result.stdout, r"^3 ranks with common memory: direct, by lines up to \d+ bytes")
+        self.assertRegex(result.stdout, r"^3 ranks with common memory: direct, reductions by every rank up to \d+ bytes")
+        self.assertRegex(result.stdout, r"\nHVD_LINE_COSTS=transfer_ps=\d+,rewrite_ps=\d+,touched_ps=\d+ \(")
         self.assertRegex(result.stdout, r"\nHVD_COSTS=latency_ns=[1-9]\d*,byte_fs=\d+,reduce_fs=")
         for collective in ("allreduce", "broadcast", "scatter"):
             self.assertRegex(result.stdout, rf"\n{collective} +8  [a-z_]+ +[\d.]+ us\n")
+
+    def test_what_costs_of_lines_decide(self):
+        for costs, reductions, touched in (
+            ("transfer_ps=106000,rewrite_ps=6800,touched_ps=9000", 49152, "is not touched"),
+            ("transfer_ps=60000,rewrite_ps=8500,touched_ps=3000", 30000, "is touched"),
+        ):
+            result = run("--explain", "-n", "2", env={"HVD_LINE_COSTS": costs})
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(f"reductions by every rank up to {reductions} bytes", result.stdout)
+            self.assertIn(f"HVD_LINE_COSTS={costs} ", result.stdout)
+            self.assertIn(f"what goes one way {touched}", result.stdout)
+        result = run("--explain", "-n", "2", env={"HVD_LINE_COSTS": "cheap"})
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn('HVD_LINE_COSTS="cheap" is not what cache lines cost', result.stderr)
 
     def test_limit_of_all_collectives(self):
         for kind in COLLECTIVES:

@@ -204,8 +204,8 @@ class wild_writer {
         return places[below(std::size(places))];
       }
       if (what == 1) return window + below(sizeof(control));
-      if (what == 2) return window + g.lines_at + below(8) * sizeof(line) + below(sizeof(line));
-      if (what == 3) return window + g.lines_at + below(2 * g.line_count * sizeof(line));
+      if (what == 2) return window + g.mailboxes_at + below(2 * sizeof(mailbox));
+      if (what == 3) return window + g.ring_at + below(g.ring_bytes);
       const std::size_t channel = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
       const std::size_t at = window + g.channels_at + below(static_cast<std::size_t>(size)) * channel;
       if (what == 4)

@@ -24,7 +24,7 @@ SHARED = "shared line"  # an assertion about readers[] fails: a rank stores wher
 VAIN, MIXED, STAYS, REMOVED, FOREIGN, INNOCENT = CLAIMS = [
   "stuck in vain", "mixed", "stays", "removed", "foreign", "innocent"]
 
-# Bits of cells.pml's KINDS.
+# Bits of staging.pml's KINDS.
 ALLREDUCE, REDUCE, ALLGATHER, FROM, TO, ALLTOALL = 2, 4 + 8, 16, 32 + 64, 128, 256
 EVERY = 510
 
@@ -53,41 +53,51 @@ CASES = [
   ("lines", "windows change every time, for speed", "TURN=1 OWN KINDS=2", SHARED),
   ("lines", "windows never change, for speed", "TURN=0 OWN KINDS=2", SHARED),
 
-  ("cells", "allreduce, 2 ranks, 5 + 4 chunks", f"P=2 KINDS={ALLREDUCE}", HOLDS),
-  ("cells", "allreduce, 3 ranks, 5 + 4 chunks", f"P=3 KINDS={ALLREDUCE}", HOLDS),
-  ("cells", "all pairs of operations, 2 ranks", f"P=2 KINDS={EVERY}", HOLDS),
-  ("cells", "all pairs of operations, 3 ranks", f"P=3 KINDS={EVERY} COLLAPSE", HOLDS),
-  ("cells", "allreduce, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={ALLREDUCE} WEAK DEPTH=6", HOLDS),
-  ("cells", "pairs, 2 ranks, 4 + 1, weak memory", f"P=2 N0=4 N1=1 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
-  ("cells", "allreduce twice needs no rendezvous", f"P=3 KINDS={ALLREDUCE} NO_RENDEZVOUS", HOLDS),
-  ("cells", "waits in stage that are not needed",
-   f"P=3 N1=5 KINDS={REDUCE + ALLGATHER + ALLTOALL} ASK_LESS SAME", HOLDS),
-  ("cells", "the same, 2 ranks, weak memory",
-   f"P=2 N0=4 N1=1 KINDS={ALLGATHER + ALLTOALL} ASK_LESS SAME WEAK DEPTH=6", HOLDS),
-  ("cells", "alltoall with 2 cells and no wait", f"P=3 CELLS=2 KINDS={ALLTOALL} NO_STAGE_WAIT", HOLDS),
-  ("cells", "2 ranks, a slot's writer read it last",
-   f"P=2 KINDS={ALLREDUCE + REDUCE + ALLGATHER + ALLTOALL} OWN SAME", HOLDS),
-  ("cells", "two cells", f"CELLS=2 KINDS={ALLREDUCE}", DATA),
-  ("cells", "two cells, reduce", f"CELLS=2 KINDS={REDUCE}", DATA),
-  ("cells", "one cell, alltoall", f"CELLS=1 KINDS={ALLTOALL} NO_STAGE_WAIT", DATA),
-  ("cells", "staged before the slots", f"STAGED_FIRST KINDS={ALLREDUCE}", DATA),
-  ("cells", "reduced before the result", f"REDUCED_FIRST KINDS={ALLREDUCE}", DATA),
-  ("cells", "staged not a release", f"STAGED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
-  ("cells", "reduced not a release", f"REDUCED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
-  ("cells", "reduce without wait in stage", f"NO_STAGE_WAIT KINDS={REDUCE}", DATA),
-  ("cells", "broadcast without wait in stage", f"NO_STAGE_WAIT KINDS={FROM}", DATA),
-  ("cells", "gather without wait in stage", f"NO_STAGE_WAIT KINDS={TO}", DATA),
-  ("cells", "allgather without wait in stage", f"P=3 NO_STAGE_WAIT KINDS={ALLGATHER}", DATA),
-  ("cells", "no mailboxes, and no wait in stage", f"FIXED NO_STAGE_WAIT KINDS={ALLTOALL}", DATA),
-  ("cells", "copied out before reduced", f"NO_REDUCED_WAIT KINDS={ALLREDUCE}", DATA),
-  ("cells", "copied out before reduced, at a root", f"NO_REDUCED_WAIT KINDS={REDUCE}", DATA),
-  ("cells", "mailboxes swapped by writers only", f"READERS_STAY KINDS={ALLTOALL}", DATA),
-  ("cells", "mailboxes swapped by readers only", f"WRITERS_STAY KINDS={ALLTOALL}", DATA),
-  ("cells", "cells rotated by writers only", f"P=3 READERS_STAY KINDS={ALLGATHER}", DATA),
-  ("cells", "mailboxes not swapped, for speed", f"FIXED OWN SAME KINDS={ALLTOALL}", SHARED),
-  ("cells", "cells not rotated, for speed", f"FIXED OWN SAME KINDS={ALLGATHER}", SHARED),
-  ("cells", "no rendezvous", f"NO_RENDEZVOUS KINDS={EVERY}", DATA),
-  ("cells", "waits that reach into the last operation", f"WAIT_ALWAYS KINDS={EVERY}", STUCK),
+  ("staging", "allreduce, 2 ranks, 5 + 4 chunks", f"P=2 KINDS={ALLREDUCE}", HOLDS),
+  ("staging", "allreduce, 3 ranks, 5 + 4 chunks", f"P=3 KINDS={ALLREDUCE}", HOLDS),
+  ("staging", "all pairs of operations, 2 ranks", f"P=2 KINDS={EVERY} NOT_ALWAYS", HOLDS),
+  ("staging", "all pairs of operations, 3 ranks", f"P=3 N0=4 N1=2 KINDS={EVERY} COLLAPSE", HOLDS),
+  ("staging", "three operations of a chunk, 2 ranks", f"P=2 N0=1 N1=1 N2=1 KINDS={EVERY}", HOLDS),
+  ("staging", "three operations, a ring of 4, 2 ranks", f"P=2 RING=4 N0=2 N1=1 N2=2 KINDS={EVERY}", HOLDS),
+  ("staging", "three operations of a chunk, 3 ranks", f"P=3 N0=1 N1=1 N2=1 KINDS={ALLGATHER + FROM + TO} COLLAPSE", HOLDS),
+  ("staging", "chunks of other sizes, 2 ranks", f"P=2 RING=6 N0=2 W0=1 N1=1 W1=2 N2=3 W2=1 KINDS={EVERY}", HOLDS),
+  ("staging", "allreduce, 2 ranks, 4 + 2, weak memory", f"P=2 N0=4 N1=2 KINDS={ALLREDUCE} WEAK DEPTH=6", HOLDS),
+  ("staging", "pairs, 2 ranks, 4 + 1, weak memory", f"P=2 N0=4 N1=1 KINDS={EVERY} WEAK DEPTH=6 COLLAPSE", HOLDS),
+  ("staging", "three of a chunk, 2 ranks, weak memory",
+   f"P=2 N0=1 N1=1 N2=1 KINDS={ALLGATHER + FROM} WEAK DEPTH=6", HOLDS),
+  ("staging", "2 ranks, a slot's writer read it last",
+   f"P=2 N0=6 N1=3 KINDS={ALLREDUCE + REDUCE + ALLGATHER + ALLTOALL} OWN SAME", HOLDS),
+  ("staging", "readers that touch, 2 ranks", f"P=2 KINDS={FROM + TO} TOUCH NOT_ALWAYS", HOLDS),
+  ("staging", "readers that touch, 3 ranks", f"P=3 N0=4 N1=2 KINDS={FROM + TO} TOUCH", HOLDS),
+  ("staging", "readers that touch, 2 ranks, weak memory", f"P=2 N0=4 N1=1 KINDS={FROM + TO} TOUCH WEAK DEPTH=6", HOLDS),
+  ("staging", "2 ranks, readers that touch, for speed", f"OWN SAME KINDS={FROM + TO} TOUCH", HOLDS),
+  ("staging", "nobody touches, for speed", f"OWN SAME KINDS={FROM + TO}", SHARED),
+  ("staging", "touched after it is said", f"REDUCED_FIRST TOUCH KINDS={FROM}", DATA),
+  ("staging", "two shots, places for two chunks", f"RING=2 KINDS={ALLREDUCE}", DATA),
+  ("staging", "reduce, places for two chunks", f"RING=2 KINDS={REDUCE}", DATA),
+  ("staging", "a chunk as large as the ring", f"RING=2 W0=2 N0=2 KINDS={ALLTOALL}", STUCK),
+  ("staging", "staged before the slots", f"STAGED_FIRST KINDS={ALLREDUCE}", DATA),
+  ("staging", "reduced before the result", f"REDUCED_FIRST KINDS={ALLREDUCE}", DATA),
+  ("staging", "staged not a release", f"STAGED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
+  ("staging", "reduced not a release", f"REDUCED_RELAXED KINDS={ALLREDUCE} WEAK DEPTH=6", DATA),
+  ("staging", "reduce without wait in stage", f"NO_STAGE_WAIT KINDS={REDUCE}", DATA),
+  ("staging", "broadcast without wait in stage", f"NO_STAGE_WAIT KINDS={FROM}", DATA),
+  ("staging", "gather without wait in stage", f"NO_STAGE_WAIT KINDS={TO}", DATA),
+  ("staging", "allgather without wait in stage", f"P=3 NO_STAGE_WAIT KINDS={ALLGATHER}", DATA),
+  ("staging", "no mailboxes, and no wait in stage", f"FIXED NO_STAGE_WAIT KINDS={ALLTOALL}", DATA),
+  ("staging", "copied out before reduced", f"NO_REDUCED_WAIT KINDS={ALLREDUCE}", DATA),
+  ("staging", "copied out before reduced, at a root", f"NO_REDUCED_WAIT KINDS={REDUCE}", DATA),
+  ("staging", "mailboxes swapped by writers only", f"READERS_STAY KINDS={ALLTOALL}", DATA),
+  ("staging", "mailboxes swapped by readers only", f"WRITERS_STAY KINDS={ALLTOALL}", DATA),
+  ("staging", "windows changed by writers only", f"P=3 READERS_STAY KINDS={ALLGATHER}", DATA),
+  ("staging", "mailboxes not swapped, for speed", f"FIXED OWN SAME KINDS={ALLTOALL}", SHARED),
+  ("staging", "windows not changed, for speed", f"FIXED OWN SAME KINDS={ALLGATHER}", SHARED),
+  ("staging", "no rendezvous", f"NO_RENDEZVOUS KINDS={EVERY}", DATA),
+  ("staging", "waits that reach into the last operation", f"WAIT_ALWAYS KINDS={EVERY}", STUCK),
+  ("staging", "early without asking for room", f"EARLY_ALWAYS N0=1 N1=3 N2=1 KINDS={EVERY}", DATA),
+  ("staging", "early, the last operation thought over", f"EARLY_LAST N0=3 N1=1 KINDS={EVERY}", DATA),
+  ("staging", "early, and told before it is done", f"EARLY_LATE KINDS={EVERY}", DATA),
+  ("staging", "who was early is not asked", f"EARLY_ASSUMED KINDS={EVERY}", DATA),
 
   ("p2p", "1 rank, with itself", "P=1", HOLDS),
   ("p2p", "2 ranks", "P=2", HOLDS),
@@ -152,15 +162,12 @@ DEEP = [
   ("start", "a stale segment, 1 killed, a sweep", "SELF START=STALE", HOLDS),
   ("start", "an earlier group, 1 killed, a sweep", "START=EARLIER", HOLDS),
   ("start", "3 ranks, a second rank 1", "P=3 SECOND=2 KILLS=0 SWEEPS=0 TRIES=0", HOLDS),
-  ("cells", "with 4 cells reduce, allgather do not wait",
-   f"P=3 CELLS=4 KINDS={REDUCE + ALLGATHER} NO_STAGE_WAIT SAME", HOLDS),
   ("lines", "windows may change every time", "P=3 TURN=1 WORDS=1", HOLDS),
-  ("cells", "after allreduce: nor reduce, from, to",
-   f"P=3 KINDS={ALLREDUCE} KINDS1={REDUCE + FROM + TO} NO_RENDEZVOUS", HOLDS),
-  ("cells", "3 ranks, a slot's writer read it last", f"P=3 KINDS={ALLREDUCE + REDUCE + ALLTOALL} OWN SAME", HOLDS),
+  ("staging", "3 ranks, a slot's writer read it last", f"P=3 KINDS={ALLREDUCE + REDUCE + ALLTOALL} OWN SAME", HOLDS),
+  ("staging", "all pairs of operations, 3 ranks, 5 + 4", f"P=3 KINDS={EVERY}", HOLDS),
   ("lines", "3 ranks, endless", "P=3 EXCHANGES=0 WORDS=1", HOLDS),
   ("lines", "3 ranks, 3 exchanges, weak memory", "P=3 EXCHANGES=3 WORDS=1 WEAK", HOLDS),
-  ("cells", "pairs, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
+  ("staging", "pairs, 2 ranks, 4 + 4, weak memory", f"P=2 N0=4 KINDS={EVERY} WEAK DEPTH=6", HOLDS),
 ]
 
 
@@ -233,7 +240,7 @@ def compiler():
 
 def main():
   parser = argparse.ArgumentParser(description="Check the models of the shared-memory protocol with spin.")
-  parser.add_argument("models", nargs="*", help="lines, cells, p2p, waiting, start; default: all")
+  parser.add_argument("models", nargs="*", help="lines, staging, p2p, waiting, start; default: all")
   parser.add_argument("--deep", action="store_true", help="larger searches as well: up to 8 GB, minutes")
   parser.add_argument("--only", default="", help="only checks whose description contains this")
   parser.add_argument("--trace", type=int, default=0, metavar="N", help="show the last N steps to each fault found")

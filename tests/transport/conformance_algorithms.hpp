@@ -25,12 +25,12 @@ void conformance_direct() {
   }
   for (const int size : Run::sizes) {
     const auto p = static_cast<std::size_t>(size);
-    const direct low{.line_bytes = 168, .copy_line_bytes = 168, .chunk_bytes = p * 192, .mapped_bytes = 600};
-    // Lines as far as they reach; nothing but cells, with a line for each rank; nothing but mapped memory.
-    const direct lines{.line_bytes = 1 << 20, .copy_line_bytes = 1 << 20};
-    const direct cells{.line_bytes = 1, .copy_line_bytes = 1, .chunk_bytes = p * 64, .mapped_bytes = 1 << 30};
-    const direct mapped{.line_bytes = 1, .copy_line_bytes = 1, .mapped_bytes = 1};
-    for (const direct& how : {low, lines, cells, mapped}) {
+    const direct low{.one_shot_bytes = 168, .chunk_bytes = p * 192, .mapped_bytes = 600};
+    // One shot as far as it reaches; two shots wherever possible, with a line for each rank; nothing but mapped memory.
+    const direct one_shot{.one_shot_bytes = 1 << 30, .chunk_bytes = 192, .mapped_bytes = 1 << 30};
+    const direct two_shots{.one_shot_bytes = 1, .chunk_bytes = p * 64, .mapped_bytes = 1 << 30};
+    const direct mapped{.one_shot_bytes = 1, .mapped_bytes = 1};
+    for (const direct& how : {low, one_shot, two_shots, mapped}) {
       const std::string called = name(how);
       CAPTURE(called);
       with_checkers<Run, affine, compose>(counts.back(),
@@ -126,8 +126,9 @@ void conformance_same_bits(const std::vector<How>& variants, bool one_order) {
 /// direct adds in rank order by every protocol, and rounds 16-bit floats once.
 template <class Run>
 void conformance_bits_of_direct() {
-  const std::vector<direct> protocols{direct{.line_bytes = 1 << 20}, direct{.line_bytes = 1, .mapped_bytes = 1},
-                                      direct{.line_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
+  const std::vector<direct> protocols{
+      direct{.one_shot_bytes = 1 << 30, .mapped_bytes = 1 << 30}, direct{.mapped_bytes = 1},
+      direct{.one_shot_bytes = 1, .chunk_bytes = 4096, .mapped_bytes = 1 << 30}, direct{}};
   conformance_same_bits<Run, float>(protocols, true);
   conformance_same_bits<Run, half>(protocols, true);
 }

@@ -107,9 +107,9 @@ void each_protocol(const std::vector<typed_op>& ops) {
       for (const typed_op& op : ops) {
         for (const std::size_t n : {1, 3, 8, 29, 61, 333}) {
           if constexpr (hvd::PeerMemory<std::remove_reference_t<decltype(comm)>>) {
-            check(comm, op, n, false, hvd::direct{.line_bytes = 1 << 20});
-            check(comm, op, n, false, hvd::direct{.line_bytes = 1, .chunk_bytes = 1024});
-            if (n % 3 == 0) check(comm, op, n, true, hvd::direct{.line_bytes = 1, .mapped_bytes = 1});
+            check(comm, op, n, false, hvd::direct{.one_shot_bytes = 1 << 30});
+            check(comm, op, n, false, hvd::direct{.one_shot_bytes = 1, .chunk_bytes = 1024});
+            if (n % 3 == 0) check(comm, op, n, true, hvd::direct{.one_shot_bytes = 1, .mapped_bytes = 1});
             if (n == 61) check(comm, op, n, false, hvd::tree{});  // prepares, combines and finishes in steps
           } else {
             check(comm, op, n, n % 2 == 0, hvd::automatic<>{});

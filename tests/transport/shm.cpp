@@ -329,7 +329,7 @@ TEST_CASE("a living segment that is not one of this job is never attached: rank 
       [](auto& header) { header.magic ^= 1; },
       [](auto& header) { header.job_hash ^= 1; },
       [](auto& header) { header.total_bytes += 4096; },
-      [](auto& header) { header.windows.cells_at += 64; },
+      [](auto& header) { header.windows.ring_at += 64; },
       [](auto& header) { header.windows.window_bytes *= 1000; },
   };
   for (const auto& change : changes) {

@@ -68,18 +68,19 @@ inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std
   }
 }
 
-/// Ends a collective on mapped buffers: nobody leaves before everybody is done.
-inline void mapped_exit(peer_memory& m, output how) {
+/// Ends a collective on mapped buffers: nobody leaves before everybody is done. True, which says that it has been run.
+inline bool mapped_exit(peer_memory& m, output how) {
   output_fence(how);
   descriptor d;
   d.kind = operation::barrier;
   d.details = 1;
   meet(m, d);
+  return true;
 }
 
 /// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's. (In place the
 /// lines of the output are in the cache anyway.)
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
                        output how) {
   const std::size_t p = static_cast<std::size_t>(m.size());
   const std::size_t unit = op.element_bytes < 128 ? 128 / op.element_bytes : 1;  // no line with two writers
@@ -97,10 +98,10 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t coun
     if (outs[nouts - 1] == ins[q]) how = output::cached;
   }
   complete_to(how, op, outs, nouts, ins, m.size(), mine);
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c, output how) {
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_scatter_call& c, output how) {
   const std::byte** const ins = m.inputs();
   for (int q = 0; q != m.size(); ++q) {
     ins[q] = b.in(q, c.blocks.total_bytes()) + c.blocks.offset(m.rank());
@@ -108,11 +109,11 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_sca
   std::byte* out = c.out;
   if (out == ins[m.rank()]) how = output::cached;
   complete_to(how, c.op, &out, 1, ins, m.size(), c.blocks.count(m.rank()));
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
 /// Allgather (root < 0) and gather.
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root,
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root,
                        output how) {
   // Each rank starts with its neighbour, so that not all read the same memory at once.
   for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
@@ -121,28 +122,28 @@ inline void run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, 
     const std::byte* const from = b.in(q, blocks.bytes(q));
     if (to != from) copy_to(how, to, from, blocks.bytes(q));
   }
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, output how) {
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const broadcast_call& c, output how) {
   const std::byte* const from = b.in(c.root, c.bytes);
   if (c.out != from) copy_to(how, c.out, from, c.bytes);
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, output how) {
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const scatter_call& c, output how) {
   const std::byte* const from = b.in(c.root, c.blocks.total_bytes()) + c.blocks.offset(m.rank());
   if (c.out != from) copy_to(how, c.out, from, c.blocks.bytes(m.rank()));
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
-inline void run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, output how) {
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const alltoall_call& c, output how) {
   for (int step = 0; step != m.size(); ++step) {
     const int q = (m.rank() + step) % m.size();
     const std::byte* const from = b.in(q, c.send.total_bytes()) + c.send.offset(m.rank());
     copy_to(how, c.out + c.recv.offset(q), from, c.send.bytes(0));
   }
-  mapped_exit(m, how);
+  return mapped_exit(m, how);
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -25,14 +25,14 @@ struct alignas(apart) lonely_word {
   word value{0};
 };
 
-/// A self-validating line: whoever sees the sequence number sees the payload. The low 16 bits of `stamp` are a
-/// signature of the call, so that ranks in different calls notice.
-struct alignas(cache_line) line {
-  static constexpr std::size_t capacity = 56;
-  std::byte payload[capacity];
+/// What a rank sends in an exchange: whoever sees the sequence number sees the payload. The low 16 bits of `stamp` are
+/// a signature of the call, so that ranks in different calls notice. What fits into the first line costs one line.
+struct alignas(apart) mailbox {
+  static constexpr std::size_t capacity = 34 * cache_line - sizeof(word);  // 2 KiB and a little
+  static constexpr std::size_t first_line = cache_line - sizeof(word);
   word stamp;
+  std::byte payload[capacity];
 };
-static_assert(sizeof(line) == cache_line);
 
 enum class presence : std::uint32_t { absent, joined, left };
 
@@ -47,7 +47,7 @@ struct wait_state {
 
 /// The first part of a rank's window.
 struct control {
-  lonely_word staged;   ///< chunks that this rank has copied into its cells
+  lonely_word staged;   ///< chunks that this rank has staged
   lonely_word reduced;  ///< chunks that it has reduced or read from all its peers
   lonely_word done;     ///< exchanges that it has completed
   struct alignas(apart) {
@@ -68,10 +68,9 @@ struct control {
 /// What the creator decides and all ranks adopt.
 struct geometry {
   std::uint64_t window_bytes = 0;
-  std::uint64_t line_count = 0;                               ///< lines in each of the two parity buffers
-  std::uint64_t slot_bytes = 0;                               ///< payload of a channel slot
-  std::uint64_t cell_bytes = 0;                               ///< capacity of each of the three cells
-  std::uint64_t lines_at = 0, channels_at = 0, cells_at = 0;  ///< offsets in a window
+  std::uint64_t slot_bytes = 0;                                  ///< payload of a channel slot
+  std::uint64_t ring_bytes = 0;                                  ///< room for the staging ring
+  std::uint64_t mailboxes_at = 0, channels_at = 0, ring_at = 0;  ///< offsets in a window
   friend bool operator==(const geometry&, const geometry&) = default;
 };
 
@@ -90,15 +89,15 @@ struct alignas(cache_line) slot {
 inline constexpr int slots_per_channel = 2;
 /// The payload of a slot has so many bytes at least, with any number of ranks: what is no longer is one fragment.
 inline constexpr std::size_t least_slot_bytes = 8 * cache_line;
-inline constexpr int cells_per_rank = 3;  // why three suffice: see algorithm/direct_cells.hpp
+inline constexpr std::size_t staging_page = 4096;  ///< of which places in the ring are multiples: see staging.hpp
 
 inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
 /// The group's header, which `staging_bytes` counts in with each rank's window.
 inline constexpr std::size_t header_bytes = 4096;
 
-/// The layout where each rank adds `staging` bytes, the header counted: a sixteenth of them lines at most, a quarter
-/// channels, the rest cells.
+/// The layout where each rank adds `staging` bytes, the header counted: two mailboxes, a quarter channels at most, and
+/// the rest for the staging ring.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > max_ranks) {
     fail(error_kind::invalid_argument, {"a group of ", size, " ranks cannot share memory; allowed: 1 to 4096"});
@@ -106,23 +105,21 @@ inline geometry make_geometry(int size, std::size_t staging) {
   const std::size_t ranks = static_cast<std::size_t>(size);
   geometry g;
   g.window_bytes = std::max(staging / 4096 * 4096, 2 * header_bytes) - header_bytes;
-  g.line_count = std::clamp<std::size_t>(g.window_bytes / 16 / sizeof(line), 16, 160);
-  g.lines_at = round_up(sizeof(control), 4096);
-  g.channels_at = g.lines_at + 2 * g.line_count * sizeof(line);
+  g.mailboxes_at = round_up(sizeof(control), apart);  // not where a page begins: see copy_bytes
+  g.channels_at = g.mailboxes_at + 2 * sizeof(mailbox);
   // A channel from this rank to each peer (two slots), and a word for what was taken from each.
   const std::size_t per_channel = g.window_bytes / 4 / ranks;
   const std::size_t fixed = slots_per_channel * sizeof(slot) + apart;
   const std::size_t payload = per_channel > fixed ? (per_channel - fixed) / slots_per_channel : 0;
   g.slot_bytes = std::clamp<std::size_t>(payload / cache_line * cache_line, least_slot_bytes, 32768);
   const std::size_t channel_bytes = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
-  g.cells_at = round_up(g.channels_at + ranks * channel_bytes, 4096);
-  const std::size_t left = g.window_bytes > g.cells_at ? g.window_bytes - g.cells_at : 0;
-  g.cell_bytes = left / cells_per_rank / 4096 * 4096;
-  if (g.cell_bytes < ranks * cache_line || g.cell_bytes == 0) {
+  g.ring_at = round_up(g.channels_at + ranks * channel_bytes, staging_page);
+  g.ring_bytes = g.window_bytes > g.ring_at ? (g.window_bytes - g.ring_at) / staging_page * staging_page : 0;
+  const std::size_t least = 3 * round_up(ranks * cache_line, staging_page);  // three chunks of a line for each rank
+  if (g.ring_bytes < least) {
     fail(error_kind::invalid_argument,
          {"staging memory of ", staging, " bytes a rank is too little for ", size,
-          " ranks; set memory_policy::staging_bytes to at least ",
-          round_up(g.cells_at + cells_per_rank * round_up(ranks * cache_line, 4096), 65536)});
+          " ranks; set memory_policy::staging_bytes to at least ", round_up(header_bytes + g.ring_at + least, 65536)});
   }
   return g;
 }

@@ -4,6 +4,7 @@
 #include <hvd/agree.hpp>
 #include <hvd/detail/futex.hpp>
 #include <hvd/detail/segment.hpp>
+#include <hvd/measure_lines.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/shm_start.hpp>
@@ -211,6 +212,9 @@ class shm_group {
     await_all(header, lost);
     if (keeps_name_) await_second_claims(header);
     count_cpus();
+    // Groups that are split off this one get its options, and with them its costs, if they are known.
+    if (size_ > 1) opts_.lines = agree_on_line_costs(*peers_, opts_.lines);
+    peers_->set_costs(opts_.lines);
   }
 
   void await_all(const group_header& header, const watch& lost) {

@@ -147,6 +147,7 @@ class ThreadTransport {
         detail::fail(error_kind::invalid_argument, {"rank ", rank, " of a group of threads is taken"});
       }
       peers.set_crowded(peers.size() > host().cpus);
+      peers.set_costs(owner->options_.lines);
     }
     static int size(const group& g) noexcept { return static_cast<int>(g.handed_.size()); }
     static int checked(int rank, int size) {

@@ -1,0 +1,62 @@
+// hvd/line_costs.hpp: what cache lines cost between two ranks, by which protocols in common memory are chosen.
+#pragma once
+
+#include <hvd/config.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace hvd::inline HVD_ABI {
+
+/// In picoseconds for a line of 64 bytes; all 0: not known. A group measures them when it starts (less than a
+/// millisecond for each of at most three pairs of ranks), rank 0 decides for all, and groups that are split off it take
+/// what it has. They decide how data moves, and nothing of the result: on a machine whose costs change, as a virtual
+/// one that is moved, a group stays right, only slower.
+struct line_costs {
+  std::uint32_t transfer = 0;  ///< from a store on one core until another one sees it
+  std::uint32_t rewrite = 0;   ///< a store into a line that another core has read since the last one
+  std::uint32_t touched = 0;   ///< the same where the reader has stored into it too, with what that cost the reader
+
+  [[nodiscard]] constexpr bool known() const noexcept { return transfer != 0; }
+  /// Whether a rank shall touch what it has read and another one writes next. On an EPYC (Zen 4) that makes it three
+  /// times as fast, on a Xeon (Sapphire Rapids) slower by a sixth; not known, it is done.
+  [[nodiscard]] constexpr bool touching_pays() const noexcept {
+    return !known() || std::uint64_t{5} * touched < std::uint64_t{4} * rewrite;
+  }
+  friend constexpr bool operator==(const line_costs&, const line_costs&) = default;
+};
+
+/// As HVD_LINE_COSTS takes it: "transfer_ps=106000,rewrite_ps=6800,touched_ps=9000".
+inline std::string to_string(const line_costs& c) {
+  return detail::joined({"transfer_ps=", c.transfer, ",rewrite_ps=", c.rewrite, ",touched_ps=", c.touched});
+}
+
+/// Reads what to_string writes, in any order; else invalid_argument, which names `name`, `value` and what is allowed.
+inline line_costs parse_line_costs(std::string_view name, std::string_view value) {
+  constexpr std::uint32_t most = 100'000'000;  // 0.1 ms
+  line_costs costs;
+  for (std::string_view rest = value; !rest.empty();) {
+    const std::string_view one = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(one.size() + 1, rest.size()));
+    const std::size_t equals = std::min(one.find('='), one.size());
+    const std::string_view which = one.substr(0, equals);
+    std::uint32_t* const field = which == "transfer_ps"  ? &costs.transfer
+                                 : which == "rewrite_ps" ? &costs.rewrite
+                                 : which == "touched_ps" ? &costs.touched
+                                                         : nullptr;
+    if (field == nullptr) {
+      costs = {};
+      break;
+    }
+    *field = parse_integer<std::uint32_t>(name, one.substr(std::min(equals + 1, one.size())), 1, most,
+                                          detail::joined({which, " in picoseconds"}));
+  }
+  if (costs.transfer != 0 && costs.rewrite != 0 && costs.touched != 0) return costs;
+  detail::refuse_value(name, value, " is not what cache lines cost",
+                       {"three numbers, as in ", to_string(line_costs{106000, 6800, 9000})});
+}
+
+}  // namespace hvd::inline HVD_ABI
