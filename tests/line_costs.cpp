@@ -18,11 +18,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <sched.h>
 
 namespace {
 
@@ -219,20 +222,55 @@ TEST_CASE("a copy is right wherever source and target lie in their pages") {
 }
 
 TEST_CASE("where memory is too little to measure, or ranks outnumber CPUs, nothing is known, and all works") {
-  const private_directory d;
-  children ranks(2);
-  ranks.start_all([&](int r, report&) {
-    auto o = with_costs(d, {});
-    o.memory.staging_bytes = 32 << 10;
-    ShmTransport comm("little@1", r, 2, o);
-    require(!comm.peers().costs().known(), "measured in too little memory");
-    std::vector<int> v(100'000, r);
-    hvd::broadcast(comm, v, 1);
-    require(v.front() == 1 && v.back() == 1, "wrong data");
-  });
-  REQUIRE(ranks.wait(20.0));
-  for (int r = 0; r != 2; ++r) {
-    CAPTURE(ranks[r].text());
-    CHECK(ranks[r].kind == report::nothing);
+  for (const bool little : {true, false}) {
+    const private_directory d;
+    children ranks(2);
+    ranks.start_all([&](int r, report&) {
+      auto o = with_costs(d, {});
+      if (little) {
+        o.memory.staging_bytes = 32 << 10;
+      } else {
+        cpu_set_t all, one;
+        require(::sched_getaffinity(0, sizeof all, &all) == 0, "no CPUs");
+        int cpu = 0;
+        while (!CPU_ISSET(cpu, &all)) ++cpu;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        require(::sched_setaffinity(0, sizeof one, &one) == 0, "cannot be bound");
+      }
+      ShmTransport comm("unknown@1", r, 2, o);
+      require(!comm.peers().costs().known(), "measured");
+      std::vector<int> v(100'000, r);
+      hvd::broadcast(comm, v, 1);
+      require(v.front() == 1 && v.back() == 1, "wrong data");
+    });
+    REQUIRE(ranks.wait(20.0));
+    for (int r = 0; r != 2; ++r) {
+      CAPTURE(ranks[r].text());
+      CHECK(ranks[r].kind == report::nothing);
+    }
+  }
+}
+
+TEST_CASE("a rank that is stopped while a group starts and measures is named by the deadline") {
+  for (int round = 0; round != 8; ++round) {
+    const private_directory d;
+    children ranks(2);
+    ranks.start_all([&](int r, report& mine) {
+      auto o = with_costs(d, {});
+      o.failure.timeout = o.failure.start_timeout = std::chrono::duration<double>(0.5);
+      ShmTransport comm("stopped@1", r, 2, o);
+      mine.progress = 1;
+      comm.barrier();
+    });
+    hvd::test::pause_for(0.0005 * round);  // some rounds stop it while it measures
+    ranks.kill(1, SIGSTOP);
+    REQUIRE(ranks.wait_while(40.0, [&] { return ranks.running(0); }));
+    CAPTURE(ranks[0].text());
+    CHECK((ranks[0].kind == report::nothing || ranks[0].is(error_kind::timeout)));
+    if (ranks[0].is(error_kind::timeout)) CHECK(ranks[0].culprit == 1);
+    ranks.kill(1, SIGKILL);
+    REQUIRE(ranks.wait(20.0));
+    CHECK(d.empty());
   }
 }
