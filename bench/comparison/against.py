@@ -24,7 +24,7 @@ from comparison import children
 from comparison.measure import PROGRAM, environment, progress, without_paths
 from comparison.plan import COLLECTIVES, CROWDED_SIZES, MODELS, QUICK_CROWDED_SIZES, QUICK_SIZES, ROOT, SIZES, Refused, plan
 from comparison.tables import size_text, time_text
-from comparison.where import commit, machine, shown, slug
+from comparison.where import commit, machine, save, shown, slug
 
 FOLDER = ROOT / "build" / "against"
 FORMAT = "hvd against itself 1"
@@ -190,9 +190,5 @@ def main(argv, build_here):
         [ROOT],
     )
     name = f"{run['date'][:10]}-{slug(run['machine']['cpu'])}-against-{options.commit}"
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    (options.output / f"{name}.md").write_text(markdown(run), encoding="utf-8")
-    print(markdown(run))
-    print(f"bench/compare: wrote {shown(options.output / name)}.json and .md", file=sys.stderr)
+    save(run, name, options.output, markdown(run))
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from comparison.measure import without_paths
 from comparison.plan import ROOT, Refused
 from comparison.tables import size_text
-from comparison.where import commit, machine, shown, slug
+from comparison.where import commit, machine, save, shown, slug
 
 LAUNCHER = ROOT / "tests" / "multihost" / "hosts.py"
 PROGRAM = ROOT / "build" / "bench" / "bench" / "peers" / "bench-hosts"
@@ -135,10 +135,6 @@ def main(argv, build):
     )
     layout = f"{options.hosts}x{options.ranks_per_host}" + ("-yielding" if options.preload else "")
     name = f"{run['date'][:10]}-{slug(run['machine']['cpu'])}-hosts-{layout}"
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    (options.output / f"{name}.md").write_text(markdown(run), encoding="utf-8")
-    print(markdown(run))
-    print(f"bench/compare: wrote {shown(options.output / name)}.json and .md", file=sys.stderr)
+    save(run, name, options.output, markdown(run))
     wrong = any(row[each]["wrong"] for row in result["rows"] for each in CONTENDERS)
     return 1 if wrong else 0

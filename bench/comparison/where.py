@@ -1,9 +1,11 @@
 """Where a measurement was taken: machine, commit and folder. Standard library only."""
 
+import json
 import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from comparison.plan import ROOT, usable_cpus
@@ -52,3 +54,12 @@ def commit():
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def save(run, name, folder, text):
+    """Writes a run and its table into a folder, as NAME.json and NAME.md, and prints the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text)
+    print(f"bench/compare: wrote {shown(folder / name)}.json and .md", file=sys.stderr)

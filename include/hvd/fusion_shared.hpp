@@ -29,6 +29,7 @@ class fused_allreduce {
         run_(m, slices_.plan(), *this) {}
 
   bool begin() { return run_.begin(); }
+  void meanwhile() const noexcept {}
   void run(std::span<const descriptor> all) { run_.run(all, how_); }
 
  private:
@@ -279,13 +280,6 @@ struct fused_scatter_form : staged_form {
   }
 };
 
-/// Before more data moves, all ranks compare the batch; they may have staged the first chunk of `run`.
-template <class Run>
-std::span<const descriptor> agree_fused(peer_memory& m, descriptor d, peer_memory::scope& scope, Run& run) {
-  if (run.begin()) d.flags |= descriptor::staged;
-  return agree(m, d, scope);
-}
-
 inline output fused_output(const peer_memory& m, std::size_t bytes) noexcept {
   return bytes > fused_sizes(m).streaming_bytes ? output::streaming : output::cached;
 }
@@ -310,7 +304,7 @@ inline void run_fused_allreduce(peer_memory& m, std::span<const fused> batch, st
     for (std::size_t i = 0; i != vectors.size(); ++i) {
       const fused_reduction op(ops[i], vectors[i].converts(), true);
       fused_allreduce one(m, vectors[i], op, chunk, how);
-      one.run(i == 0 ? agree_fused(m, d, scope, one) : std::span<const descriptor>());
+      one.run(i == 0 ? stage_and_agree(m, d, scope, one) : std::span<const descriptor>());
     }
     return scope.leave();
   }
@@ -341,7 +335,7 @@ inline void run_fused_broadcast(peer_memory& m, std::span<const fused> batch, co
   const output how = fused_output(m, v.length);
   fused_broadcast_form form(m, v, root, how);
   staged_run run(m, form, one_way_chunk(fused_sizes(m).chunk_bytes, v.length), how);
-  run.run(agree_fused(m, describe_fused(operation::broadcast, batch, 0, root), scope, run));
+  run.run(stage_and_agree(m, describe_fused(operation::broadcast, batch, 0, root), scope, run));
   scope.leave();
 }
 
@@ -355,7 +349,7 @@ inline void run_fused_allgather(peer_memory& m, std::span<const fused> batch,
   const output how = fused_output(m, bytes);
   fused_gather_form form(m, blocks, how);
   staged_run run(m, form, fused_sizes(m).chunk_bytes, how);
-  run.run(agree_fused(m, describe_fused(operation::allgather, batch, hash_of(counts)), scope, run));
+  run.run(stage_and_agree(m, describe_fused(operation::allgather, batch, hash_of(counts)), scope, run));
   scope.leave();
 }
 
@@ -385,7 +379,7 @@ inline void run_fused_reduce_scatter(peer_memory& m, std::span<const fused> batc
     fused_scatter_form form(m, blocks, op, how);
     if (i != 0) meet(m, d);  // nobody reads any more what the vector before has left in the ring
     staged_run run(m, form, fused_sizes(m).chunk_bytes * blocks.size(), how);
-    run.run(i == 0 ? agree_fused(m, d, scope, run) : std::span<const descriptor>());
+    run.run(i == 0 ? stage_and_agree(m, d, scope, run) : std::span<const descriptor>());
   }
   scope.leave();
 }

@@ -43,7 +43,7 @@ struct waiting_policy {
 /// Where shared memory comes from, and how much of it.
 struct memory_policy {
   /// Staging memory that each rank adds to the group, in bytes, control structures included. At least 64 KiB;
-  /// 1 MiB keeps three cells of each rank in its second-level cache.
+  /// of 1 MiB the staging ring takes what fits into a second-level cache.
   std::size_t staging_bytes = std::size_t{1} << 20;
   /// A directory, on a memory file system if it is to be fast.
   std::string directory = detail::from_variable("HVD_SHM_DIR", std::string("/dev/shm"), parse_directory);

@@ -118,7 +118,10 @@ class children {
     for (int i = 0; i != size(); ++i) start(i, [&](report& r) { f(i, r); });
   }
 
-  void kill(int i, int signal = SIGKILL) const { ::kill(pid(i), signal); }
+  /// Nothing for a child that has been collected: process 0 would mean all of the test's own group.
+  void kill(int i, int signal = SIGKILL) const {
+    if (running(i)) ::kill(pid(i), signal);
+  }
   [[nodiscard]] pid_t pid(int i) const { return pids_[static_cast<std::size_t>(i)]; }
   [[nodiscard]] int size() const { return static_cast<int>(pids_.size()); }
   report& operator[](int i) { return reports_[i]; }

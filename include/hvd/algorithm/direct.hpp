@@ -56,7 +56,7 @@ struct direct_sizes {
 
 /// The algorithm for ranks with common memory. Inputs of all ranks are reduced at once by one n-ary kernel, in rank
 /// order: the same bits on every rank and in every run, and 16-bit floats are rounded once. By size and kind of buffer:
-///  * an exchange: what fits into 504 bytes. One synchronisation (direct_staged.hpp).
+///  * an exchange: what fits into 2,168 bytes. One synchronisation (direct_staged.hpp).
 ///  * one shot: every rank reads what it needs of its peers' staged inputs; one synchronisation for the first chunk.
 ///  * two shots: large reductions in private buffers. Each rank reduces a slice for all; 6 - 4/p accesses for each byte
 ///    of an allreduce on p ranks (direct_two_shot.hpp).
@@ -213,8 +213,7 @@ struct direct {
   template <class Run, class Mapped>
   static void compare_and_run(detail::peer_memory& m, detail::descriptor& d, detail::peer_memory::scope& scope,
                               Run& run, Mapped&& mapped) {
-    if (d.in_block == 0 && run.begin()) d.flags |= detail::descriptor::staged;
-    const auto all = detail::agree(m, d, scope, [&] { run.meanwhile(); });
+    const auto all = d.in_block == 0 ? detail::stage_and_agree(m, d, scope, run) : detail::agree(m, d, scope);
     const detail::mapped_buffers buffers(m, all);
     if (!mapped(buffers)) run.run(all);
   }

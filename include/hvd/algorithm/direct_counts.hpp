@@ -20,17 +20,6 @@ struct count_matrix {
   [[nodiscard]] std::size_t receive(int to, int from) const {
     return receives[static_cast<std::size_t>(to) * static_cast<std::size_t>(size) + static_cast<std::size_t>(from)];
   }
-  /// Where the block for `to` starts in what `from` sends, in elements.
-  [[nodiscard]] std::size_t send_offset(int from, int to) const {
-    std::size_t at = 0;
-    for (int q = 0; q != to; ++q) at += send(from, q);
-    return at;
-  }
-  [[nodiscard]] std::size_t largest_total() const {
-    std::size_t most = 0;
-    for (int q = 0; q != size; ++q) most = std::max(most, send_offset(q, size));
-    return most;
-  }
   [[nodiscard]] std::size_t largest_block() const { return *std::max_element(sends.begin(), sends.end()); }
 };
 
@@ -48,8 +37,7 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
                    -1, output::cached);
   staged_run run(m, form, 2 * p * sizeof(std::size_t), output::cached);
   descriptor d = describe(c);
-  if (run.begin()) d.flags |= descriptor::staged;
-  run.run(agree(m, d, scope));
+  run.run(stage_and_agree(m, d, scope, run));
   meet(m, d);  // nobody reads counts any more where the blocks go
 
   count_matrix counts{m.size(), std::vector<std::size_t>(p * p), std::vector<std::size_t>(p * p)};

@@ -161,6 +161,13 @@ void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   m.end();
 }
 
+/// Ranks compare their calls, this one having staged the first chunk of `run` where its place is free.
+template <class Run>
+std::span<const descriptor> stage_and_agree(peer_memory& m, descriptor d, peer_memory::scope& scope, Run& run) {
+  if (run.begin()) d.flags |= descriptor::staged;
+  return agree(m, d, scope, [&] { run.meanwhile(); });
+}
+
 /// Runs a form through the ring.
 template <class Form>
 class staged_run {
@@ -190,12 +197,10 @@ class staged_run {
     m_.staging().take(plan_);
     const bool sends = f_.sends(m_.rank()), reads = f_.reads(m_.rank());
     for (std::uint64_t k = 0; k != plan_.chunks + 1; ++k) {
-      if (sends && k != plan_.chunks) {
-        if (k != 0 || !begun_) {
-          await_room(k);
-          tiled_ ? stage_and_own(k) : stage(k);
-          m_.store(m_.mine().staged.value, plan_.first + k + 1);
-        }
+      if (sends && k != plan_.chunks && (k != 0 || !begun_)) {
+        await_room(k);
+        tiled_ ? stage_and_own(k) : stage(k);
+        m_.store(m_.mine().staged.value, plan_.first + k + 1);
       }
       if (k == 0) continue;
       if (!own_last() && k > owned_) f_.own(k - 1, each_);

@@ -100,13 +100,6 @@ class job_claims {
   explicit job_claims(const segment& s) {
     const fork_guard::pause no_fork;
     page_ = s.map_start(sizeof(group_header));
-    try {
-      guard_.emplace(
-          -1, [](void* self) { static_cast<job_claims*>(self)->page_ = nullptr; }, this);
-    } catch (...) {
-      ::munmap(page_, sizeof(group_header));
-      throw;
-    }
   }
   job_claims(const job_claims&) = delete;
   job_claims& operator=(const job_claims&) = delete;
@@ -125,8 +118,9 @@ class job_claims {
   }
 
  private:
-  void* page_;
-  std::optional<fork_guard> guard_;
+  void* page_ = nullptr;
+  // Registered first: a forked child, which does not have the page, finds no pointer to it.
+  const fork_guard guard_{-1, [](void* self) { static_cast<job_claims*>(self)->page_ = nullptr; }, this};
 };
 
 /// Asked while a rank joins and waits for `awaited`: which rank will never come; -1 if it knows of none, group_ended if
