@@ -300,9 +300,10 @@ class Processes:
             self.look_for_files(family, this, ranks)
 
     def look_for_files(self, family, this, ranks):
-        """A round leaves no file; but where nobody lived who could remove it, the next job of the user does that."""
+        """A round leaves no file; but where nobody lived who could remove it, the next job of the user does that: also
+        where two died while they came together in a group of their own, the second after the others had left."""
         alone = this.when == "joining" and not all(rank.joined for rank in ranks)
-        if self.place.files() and (this.all_die or alone):
+        if self.place.files() and (this.all_die or alone or len(this.victims) > 1):
             quiet = Round("shm", 2, "ending", "exit", (), 0, 2, 1 << 16, False, 1)
             self.zygote.run(quiet.line(self.place.folder), 3 * LIMIT)
         if left := self.place.files():

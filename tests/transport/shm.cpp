@@ -680,6 +680,22 @@ TEST_CASE("what killed jobs have left goes with the next job of the user, what l
   CHECK(d.files().size() == 2);
 }
 
+TEST_CASE("a rank that goes on removes what others left that were killed in a new group without it") {
+  const private_directory d;
+  children ranks(2);
+  ranks.start_all([&](int r, report&) {
+    ShmTransport comm("victims", r, 2, options_in(d));
+    if (r == 1) {
+      leave_segment(d, {"split-1", hvd::detail::part_name(hvd::detail::segment_name("victims"), "split", 1), true});
+      ::raise(SIGKILL);
+    }
+    comm.barrier();
+  });
+  REQUIRE(ranks.wait(20.0));
+  CHECK(ranks[0].is(error_kind::peer_lost));
+  CHECK(d.files().empty());
+}
+
 TEST_CASE("who takes the place of a rank that died while the group came together ends the group") {
   const private_directory d;
   const auto opts = options_in(d, 60.0);

@@ -62,7 +62,10 @@ class shm_group {
   [[nodiscard]] const std::shared_ptr<job_claims>& claims() const noexcept { return claims_; }
 
   void leave() noexcept {
-    if (!tell_left() || !keeps_name_) return;
+    if (!tell_left()) return;
+    // Ranks may have been killed while they came together in a group that this rank is not in.
+    if (somebody_died()) segment::sweep(opts_.memory.directory);
+    if (!keeps_name_) return;
     segment_->unlink();
     claims_->forget();
   }
@@ -148,6 +151,15 @@ class shm_group {
     if (!peers_ || peers_->orphaned() || !ready_) return false;
     peers_->mine().self.state.store(presence::left, std::memory_order_release);
     return true;
+  }
+
+  /// Whether a rank has ended without leaving.
+  [[nodiscard]] bool somebody_died() const noexcept {
+    for (int q = 0; q != size_; ++q) {
+      if (q == peers_->rank() || segment_->locked(q)) continue;
+      if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return true;
+    }
+    return false;
   }
 
   /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
