@@ -340,9 +340,13 @@ inline void read_caches(topology& host, std::string_view cpu_folder) {
   if (!unknown.empty()) host.l3_domains.push_back(unknown);
 }
 
+/// Linux numbers them below this (CONFIG_NODES_SHIFT is at most 10): whatever a file says, no more are looked for.
+inline constexpr int max_numa_nodes = 1024;
+
 inline void read_nodes(topology& host, std::string_view node_folder) {
   std::vector<int> rest = host.cpu_ids;
   for (const int id : read_cpu_list({node_folder, "online"})) {
+    if (rest.empty() || id >= max_numa_nodes) break;
     std::vector<int> cpus = take_out(rest, read_cpu_list({node_folder, "node", id, "/cpulist"}));
     if (!cpus.empty()) host.numa_nodes.push_back({id, std::move(cpus)});
   }

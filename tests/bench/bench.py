@@ -666,9 +666,9 @@ class Ends(Case):
 
     def test_a_signal_to_mpiexec(self):
         before = segments()
-        launcher = shutil.which("mpiexec.hydra")
+        launcher = shutil.which("mpiexec.mpich")
         if not launcher:
-            print("SKIP: Ends: there is no mpiexec.hydra", flush=True)
+            print("SKIP: Ends: there is no mpiexec.mpich", flush=True)
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=number):
@@ -724,12 +724,12 @@ class Launched(Case):
     """Inside mpiexec every process is one rank."""
 
     def launcher(self):
-        for name, options in (("mpiexec.hydra", []), ("mpirun.openmpi", ["--oversubscribe"])):
+        for name, options in (("mpiexec.mpich", []), ("mpirun.openmpi", ["--oversubscribe"])):
             path = shutil.which(name)
             if path:
                 root = ["--allow-run-as-root"] if "openmpi" in name and os.geteuid() == 0 else []
                 return [path, *root, *options]
-        print("SKIP: Launched: there is no mpiexec.hydra and no mpirun.openmpi", flush=True)
+        print("SKIP: Launched: there is no mpiexec.mpich and no mpirun.openmpi", flush=True)
         return None
 
     def test_two_ranks(self):

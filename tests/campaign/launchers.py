@@ -112,7 +112,7 @@ def victims(place, hvdrun):
                 continue
             if any(word.endswith("guard.py") for word in words):
                 kind = "guard of a rank" if "rank" in words[:6] else "guard"
-            elif name in ("mpiexec.hydra", "hydra_pmi_proxy"):
+            elif name in ("mpiexec.mpich", "hydra_pmi_proxy"):
                 kind = name
             elif rank is not None and "campaign-shell" in words:
                 kind = "shell"
@@ -298,8 +298,8 @@ def twice(part, seed):
 
 
 def why_not_mpi():
-    if not shutil.which("mpiexec.hydra"):
-        return "mpiexec.hydra is missing (Debian: mpich)"
+    if not shutil.which("mpiexec.mpich"):
+        return "mpiexec.mpich is missing (Debian: mpich)"
     try:
         from hvd import _core_mpi  # noqa: F401
     except ImportError:

@@ -162,7 +162,7 @@ def together(blocks):
 
 def find_mpich():
     """MPICH's compiler wrapper and launcher; None where there is no MPICH. Debian has them beside those of others."""
-    launcher = shutil.which("mpiexec.hydra") or shutil.which("mpiexec.mpich")
+    launcher = shutil.which("mpiexec.mpich")
     wrapper = shutil.which("mpicxx.mpich") or (shutil.which("mpichversion") and shutil.which("mpicxx"))
     return (wrapper, launcher) if launcher and wrapper else None
 
@@ -357,7 +357,7 @@ def check(pages, compiler, folder):
         names |= {name for block in shells for name in re.findall(r" -o (\w+)", block.text)}
         list(pool.map(lambda block: attempt(problems, check_shell, block, place, names, block in skipped), shells))
     for block in skipped:
-        print(f"SKIP: {block.place}: no MPICH (mpicxx.mpich and mpiexec.hydra), which tools/setup --bench installs")
+        print(f"SKIP: {block.place}: no MPICH (mpicxx.mpich and mpiexec.mpich), which tools/setup --bench installs")
     return problems, count - len(skipped)
 
 

@@ -182,6 +182,36 @@ TEST_CASE("all groups of a lane get the cause that was found in one of them") {
   all.check();
 }
 
+TEST_CASE("a rank that gives up without knowing whom it waits for is said to have given up, not to have failed") {
+  const auto control = std::make_shared<hvd::ThreadTransport::group>(2);
+  const auto data = std::make_shared<hvd::ThreadTransport::group>(2);
+  verdicts all;
+  hvd::engine_options o = unwatched();
+  o.thread = false;
+  std::atomic<bool> gave_up{false};
+  std::vector<std::thread> ranks;
+  for (int r = 0; r != 2; ++r) {
+    ranks.emplace_back([&, r] {
+      hvd::Timeline timeline;
+      auto lane = std::make_shared<hvd::detail::lane<hvd::ThreadTransport>>(
+          hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), o, timeline,
+          hvd::detail::lane_members{0, {0, 1}, 2}, std::make_shared<hvd::detail::cause_board>());
+      if (r == 0) {
+        lane->give_up(error(error::timeout, "it took too long"));
+        gave_up = true;
+        return;
+      }
+      while (!gave_up) std::this_thread::yield();
+      hvd::request q;
+      q.kind = hvd::operation::barrier;
+      const auto end = lane->submit(std::move(q), false);
+      all.expect(error_of([&] { hvd::handle(end, lane).wait(); }), error::aborted, 0, "rank 0 has given up");
+    });
+  }
+  for (std::thread& t : ranks) t.join();
+  all.check();
+}
+
 TEST_CASE("a word that no rank has written says nothing") {
   for (int kind = 0; kind != 8; ++kind) {
     for (const int rank : {0, 1, 4095}) {

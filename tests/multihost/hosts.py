@@ -32,7 +32,7 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "unshare": "util-linux",
-    "mpiexec.hydra": "mpich",
+    "mpiexec.mpich": "mpich",
 }
 HOST_NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child"]
 SWITCH_NAMESPACES = ["--mount", "--net"]
@@ -211,7 +211,7 @@ class Hosts:
         places = ",".join(f"{host.name}:{n}" for host, n in zip(self.all, ranks))
         # The last thing that nsenter does is to become mpiexec, which therefore dies with this process.
         enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--target", str(self.switch), "--mount", "--net"]
-        mpiexec = ["mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", str(AGENT), "-localhost", SWITCH_ADDRESS]
+        mpiexec = ["mpiexec.mpich", "-launcher", "rsh", "-launcher-exec", str(AGENT), "-localhost", SWITCH_ADDRESS]
         mpiexec += ["-genv", "LD_PRELOAD", os.path.abspath(self.preload)] if self.preload else []
         mpiexec += ["-hosts", places, "-np", str(sum(ranks))]
         return [*enter, "env", "-C", os.getcwd(), *mpiexec, *([*ALONE, alone] if alone else []), *map(str, program)]

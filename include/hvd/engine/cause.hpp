@@ -162,7 +162,11 @@ class lane_cause {
   }
   /// The same for a reason that is no error of a transport; its rank is one of the whole group.
   void abandon(const error& why) noexcept {
-    if (why.rank() >= 0 && why.rank() < members_.whole) board_->tell({why.kind(), why.rank()});
+    if (why.rank() >= 0 && why.rank() < members_.whole) {
+      board_->tell({why.kind(), why.rank()});
+    } else if (!board_->first()) {  // the others hear that this rank gave up, and need not take it for a crash
+      retire();
+    }
     abandon();
   }
 
@@ -173,7 +177,7 @@ class lane_cause {
     return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
-  /// Before this rank leaves a process set that all ranks remove: nobody was lost.
+  /// Before this rank leaves for a reason of its own: nobody was lost.
   void retire() noexcept {
     cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }

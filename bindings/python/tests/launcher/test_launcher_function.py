@@ -18,7 +18,7 @@ over_mpi = pytest.param(
     id="over_mpi",
     marks=pytest.mark.skipif(
         not any(map(shutil.which, mpi.NAMES)) or "MPICH" not in mpi_library(),
-        reason="there is no mpiexec.hydra, or hvd was not built with MPICH (Debian: mpich, libmpich-dev)",
+        reason="there is no mpiexec.mpich, or hvd was not built with MPICH (Debian: mpich, libmpich-dev)",
     ),
 )
 transports = pytest.mark.parametrize("use_mpi", [None, over_mpi])

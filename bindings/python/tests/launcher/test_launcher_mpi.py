@@ -15,7 +15,7 @@ from launcher_support import LIMIT, end_of_all, environment, hvdrun
 from hvd.launcher import LaunchError, RankFailed, guard, mpi
 
 if not any(map(shutil.which, mpi.NAMES)):
-    pytest.skip("mpiexec.hydra is missing (Debian: mpich)", allow_module_level=True)
+    pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
 
 PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
 

@@ -20,7 +20,7 @@ from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library
 from hvd.launcher import mpi
 
 if not any(map(shutil.which, mpi.NAMES)):
-    pytest.skip("mpiexec.hydra is missing (Debian: mpich)", allow_module_level=True)
+    pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
 
 PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
 HVDRUN = [sys.executable, "-m", "hvd.launcher.main"]
@@ -76,7 +76,7 @@ class Two:
         """The launcher of the MPI that hvd was built with."""
         np = str(sum(int(place.partition(":")[2]) for place in places.split(",")))
         if "MPICH" in mpi_library():
-            return self.run("mpiexec.hydra", "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
+            return self.run("mpiexec.mpich", "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
         reach = ["--allow-run-as-root", "--mca", "plm_rsh_agent", self.agent, "--mca", "btl_tcp_if_include", "eth0"]
         passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", *env) for word in ("-x", name)]
         return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)

@@ -39,7 +39,7 @@ from hvd.launcher.local import (
 from hvd.launcher.output import LinePrinter, OnLine
 
 MPIEXEC = -1  # its index among ranks
-NAMES = ("mpiexec.hydra", "mpiexec.mpich")  # not mpiexec, which may be Open MPI's
+NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
 
 
 @dataclass
@@ -90,7 +90,7 @@ def run_mpi(
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
-        raise LaunchError(f"several hosts need MPICH: {NAMES[0]} is not in PATH (Debian: apt-get install mpich)")
+        raise LaunchError(f"several hosts need MPICH: neither {' nor '.join(NAMES)} is in PATH (Debian: apt-get install mpich)")
     token = secrets.token_hex(8)
     options = {
         "token": token,
