@@ -16,13 +16,17 @@ from comparison.tables import tables, title  # noqa: E402
 LOOKS = {
     "hvd": {"color": "#0072B2", "marker": "o", "linewidth": 2.4, "zorder": 5},
     "mpich": {"color": "#D55E00", "marker": "s"},
+    "mpich5": {"color": "#D55E00", "marker": "s", "linestyle": ":"},
     "openmpi": {"color": "#E69F00", "marker": "^"},
     "openmpi-cma": {"color": "#882255", "marker": "P"},
+    "openmpi5": {"color": "#E69F00", "marker": "^", "linestyle": ":"},
     "intelmpi": {"color": "#009E73", "marker": "D"},
+    "oneccl": {"color": "#56B4E9", "marker": "X"},
+    "deepspeed": {"color": "#999933", "marker": "*"},
     "gloo": {"color": "#CC79A7", "marker": "v"},
     "limit": {"color": "#555555", "linestyle": "--", "linewidth": 1.2},
 }
-OTHERS = [{"color": "#56B4E9", "marker": "X"}, {"color": "#999933", "marker": "*"}]
+OTHERS = [{"color": "#332288", "marker": "<"}, {"color": "#117733", "marker": ">"}]
 
 STYLE = {
     "font.size": 9,

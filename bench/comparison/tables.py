@@ -15,9 +15,13 @@ FORMAT = 1
 
 TITLES = {
     "mpich": "MPICH",
+    "mpich5": "MPICH 5",
     "openmpi": "Open MPI",
     "openmpi-cma": "Open MPI (CMA)",
+    "openmpi5": "Open MPI 5",
     "intelmpi": "Intel MPI",
+    "oneccl": "oneCCL",
+    "deepspeed": "DeepSpeed",
     "gloo": "Gloo",
 }
 MODELS = {"resnet50": "ResNet-50", "transformer124m": "transformer, 124 M"}

@@ -1,5 +1,6 @@
-// bench/peers/deepspeed.cpp: one rank of DeepSpeed's allreduce through shared memory, its own file (csrc/cpu/comm/shm.cpp)
-// called as inference_all_reduce_ calls it, without Python and PyTorch around it, which cost it some microseconds more.
+// bench/peers/deepspeed.cpp: one rank of DeepSpeed's allreduce through shared memory, its own file
+// (csrc/cpu/comm/shm.cpp) called as inference_all_reduce_ calls it, without Python and PyTorch around it, which cost it
+// some microseconds more.
 #include <torch/extension.h>
 
 #include <comm/shm.h>
@@ -37,14 +38,16 @@ class DeepSpeedBackend {
   DeepSpeedBackend& operator=(const DeepSpeedBackend&) = delete;
   /// DeepSpeed leaves its files.
   ~DeepSpeedBackend() {
-    const std::string file = "/deepspeed_allreduce_buffer_" + std::to_string(::getuid()) + "_" + job_ + "_0_" +
-                             std::to_string(rank_);
+    const std::string file =
+        "/deepspeed_allreduce_buffer_" + std::to_string(::getuid()) + "_" + job_ + "_0_" + std::to_string(rank_);
     ::shm_unlink(file.c_str());
   }
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
-  [[nodiscard]] std::string describe() const { return "DeepSpeed " HVD_DEEPSPEED_VERSION " (shm.cpp)" + settings_text(); }
+  [[nodiscard]] std::string describe() const {
+    return "DeepSpeed " HVD_DEEPSPEED_VERSION " (shm.cpp)" + settings_text();
+  }
 
   [[nodiscard]] std::string supports(const job& j) const {
     const bool known = j.type == dtype::float32 || j.type == dtype::float16 || j.type == dtype::bfloat16;
@@ -56,7 +59,9 @@ class DeepSpeedBackend {
   }
 
   void prepare(const job&) {}
-  void* allocate(std::size_t bytes, bool /*shared: it copies into memory of its own*/) { return pages_.allocate(bytes); }
+  void* allocate(std::size_t bytes, bool /*shared: it copies into memory of its own*/) {
+    return pages_.allocate(bytes);
+  }
   void release(void* memory) { pages_.release(memory); }
 
   void run(const call& c) {

@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -24,9 +26,13 @@ struct peer {
 };
 inline constexpr peer peers[] = {
     {"mpich", "MPICH", "bench-peer-mpich"},
+    {"mpich5", "MPICH 5", "bench-peer-mpich5"},
     {"openmpi", "Open MPI", "bench-peer-openmpi"},
     {"openmpi-cma", "Open MPI, large messages by cross-memory attach", "bench-peer-openmpi"},
+    {"openmpi5", "Open MPI 5", "bench-peer-openmpi5"},
     {"intelmpi", "Intel MPI", "bench-peer-intelmpi"},
+    {"oneccl", "oneCCL", "bench-peer-oneccl"},
+    {"deepspeed", "DeepSpeed", "bench-peer-deepspeed"},
     {"gloo", "Gloo", "bench-peer-gloo"},
 };
 
@@ -133,23 +139,80 @@ inline peer_launch launch_openmpi(const std::string& program, bool crowded, bool
   return l;
 }
 
-/// The folder that the program was built against stands beside it: it has the launcher, too.
-inline peer_launch launch_intelmpi(const std::string& program, bool crowded) {
-  peer_launch l;
+/// The folder of .venv that a program was built against stands beside it: its launcher, started as `words` say, or
+/// nothing where it is gone.
+inline std::optional<std::string> launch_from_venv(peer_launch& l, const std::string& program, const char* launcher,
+                                                   std::initializer_list<const char*> words) {
   std::string root;
   std::ifstream file(program + ".root");
   std::getline(file, root);
-  const std::string launcher = root + "/bin/mpiexec.hydra";
-  if (root.empty() || !is_program(launcher)) {
-    l.missing = std::string("Intel MPI is not there any more; ") + how_to_install;
-    return l;
+  const std::string path = root + "/bin/" + launcher;
+  if (root.empty() || !is_program(path)) {
+    l.missing = std::string("its launcher is not in .venv any more; ") + how_to_install;
+    return std::nullopt;
   }
-  l.argv = {launcher, "-launcher", "fork", "-n", "{ranks}", program};
+  l.argv = {path};
+  l.argv.insert(l.argv.end(), words.begin(), words.end());
+  l.argv.insert(l.argv.end(), {"-n", "{ranks}", program});
+  return root;
+}
+
+/// Its defaults: within a host it copies through shared memory, and up to its own limit by cross-memory attach.
+inline peer_launch launch_mpich5(const std::string& program, bool crowded) {
+  peer_launch l;
+  if (!launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"})) return l;
+  settings s;
+  if (crowded) s.emplace_back("MPIR_CVAR_POLLS_BEFORE_YIELD", "1");
+  set(l, s);
+  return l;
+}
+
+/// Its own transport for shared memory, without looking for networks.
+inline peer_launch launch_openmpi5(const std::string& program, bool crowded) {
+  peer_launch l;
+  if (!launch_from_venv(l, program, "mpirun", {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}))
+    return l;
+  settings s = {{"pml", "ob1"}, {"btl", "self,sm"}};
+  if (crowded) s.emplace_back("mpi_yield_when_idle", "1");
+  set(l, s, "OMPI_MCA_");
+  l.environment.emplace_back("TMPDIR", "{scratch}");  // for its session folders
+  return l;
+}
+
+inline settings intel_settings(bool crowded) {
   settings s = {{"I_MPI_FABRICS", "shm"}};
   if (crowded) s.insert(s.end(), {{"I_MPI_THREAD_YIELD", "2"}, {"I_MPI_SPIN_COUNT", "1"}});
   s.emplace_back("I_MPI_PIN", "off");  // ranks pin themselves
+  return s;
+}
+
+inline peer_launch launch_intelmpi(const std::string& program, bool crowded) {
+  peer_launch l;
+  const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});
+  if (!root) return l;
+  set(l, intel_settings(crowded));
+  l.environment.emplace_back("I_MPI_ROOT", *root);
+  return l;
+}
+
+/// Over Intel MPI. There is a CPU for each rank and none for threads of oneCCL's own.
+inline peer_launch launch_oneccl(const std::string& program, bool crowded) {
+  peer_launch l;
+  const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});
+  if (!root) return l;
+  settings s = intel_settings(crowded);
+  s.insert(s.end(), {{"CCL_ATL_TRANSPORT", "mpi"}, {"CCL_WORKER_OFFLOAD", "0"}, {"CCL_LOG_LEVEL", "error"}});
   set(l, s);
-  l.environment.emplace_back("I_MPI_ROOT", root);
+  l.environment.emplace_back("I_MPI_ROOT", *root);
+  return l;
+}
+
+/// Ranks find each other by the name of the folder. One thread for each, as ranks have one CPU.
+inline peer_launch launch_deepspeed(const std::string& program) {
+  peer_launch l;
+  l.argv = {program};
+  l.each_rank = true;
+  l.environment = {{scratch_variable, "{scratch}"}, {"OMP_NUM_THREADS", "1"}, {settings_variable, "OMP_NUM_THREADS=1"}};
   return l;
 }
 
@@ -168,7 +231,11 @@ inline peer_launch launch_peer(std::string_view name, const std::string& program
   if (name == "mpich") return detail::launch_mpich(program, crowded);
   if (name == "openmpi") return detail::launch_openmpi(program, crowded, false);
   if (name == "openmpi-cma") return detail::launch_openmpi(program, crowded, true);
+  if (name == "mpich5") return detail::launch_mpich5(program, crowded);
+  if (name == "openmpi5") return detail::launch_openmpi5(program, crowded);
   if (name == "intelmpi") return detail::launch_intelmpi(program, crowded);
+  if (name == "oneccl") return detail::launch_oneccl(program, crowded);
+  if (name == "deepspeed") return detail::launch_deepspeed(program);
   if (name == "gloo") return detail::launch_gloo(program, crowded);
   peer_launch none;
   none.missing = "there is no peer \"" + std::string(name) + "\"";

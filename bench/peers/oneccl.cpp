@@ -137,8 +137,7 @@ class CclBackend {
       case collective::reduce: return ccl::reduce(c.in, c.out, c.count, type, op, c.root, *comm_);
       case collective::reduce_scatter: return ccl::reduce_scatter(c.in, c.out, c.count, type, op, *comm_);
       case collective::allgather: return ccl::allgather(c.in, c.out, c.count, type, *comm_);
-      case collective::broadcast:
-        return ccl::broadcast(const_cast<void*>(c.in), c.out, c.count, type, c.root, *comm_);
+      case collective::broadcast: return ccl::broadcast(const_cast<void*>(c.in), c.out, c.count, type, c.root, *comm_);
       case collective::alltoall: return ccl::alltoall(c.in, c.out, c.count, type, *comm_);
       default: throw std::runtime_error("not prepared for " + std::string(name(c.kind)));
     }

@@ -56,7 +56,8 @@ else:
     sizes = [int(value("-b"))]
     while sizes[-1] * int(value("-f")) <= int(value("-e")):
         sizes.append(sizes[-1] * int(value("-f")))
-speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "openmpi": 2.0, "openmpi-cma": 2.5, "intelmpi": 1.5, "gloo": 100.0}
+speed = {"hvd": 1.0, "limit": 0.8, "mpich": 3.0, "mpich5": 2.8, "openmpi": 2.0, "openmpi-cma": 2.5, "openmpi5": 2.2,
+         "intelmpi": 1.5, "oneccl": 4.0, "deepspeed": 3.5, "gloo": 100.0}
 missing = {"gloo": "Debian's libgloo-dev is not installed"} if "missing" in pretend else {}
 if pretend == "lost":
     missing = {"gloo": os.getcwd() + "/build/gloo is gone"}
@@ -167,7 +168,8 @@ class Measuring(Program):
             "allreduce -b 64 -e 256 -f 4 --ranks 3 --buffers shared --mode dirty --isolated --limit",
         ):
             self.assertEqual(sum(call.startswith(words) for call in calls), 1, calls)
-        peers = "--peer mpich --peer openmpi --peer openmpi-cma --peer intelmpi --peer gloo"
+        peers = "--peer mpich --peer mpich5 --peer openmpi --peer openmpi-cma --peer openmpi5 --peer intelmpi"
+        peers += " --peer oneccl --peer deepspeed --peer gloo"
         self.assertTrue(all(peers in call for call in calls), calls)
         names = [series["name"] for series in self.result()["series"]]
         self.assertEqual(names, [f"allreduce-{kind}-{n}" for n in (2, 3) for kind in ("private", "shared")])
@@ -367,7 +369,7 @@ class Refusing(Program):
     def test_unknown_names(self):
         self.refused("--collectives", "allreduce,allreduse", says="no 'allreduse'; choose from allreduce, ")
         self.refused("--collectives", ",", says="names none")
-        self.refused("--peers", "mpich,nccl", says="no 'nccl'; choose from mpich, openmpi, openmpi-cma, intelmpi, gloo")
+        self.refused("--peers", "mpich,nccl", says="no 'nccl'; choose from mpich, mpich5, openmpi, openmpi-cma,")
         self.refused("--mode", "filthy", says="filthy")
         self.refused("--fast", says="--fast")
 

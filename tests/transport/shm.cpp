@@ -680,6 +680,33 @@ TEST_CASE("what killed jobs have left goes with the next job of the user, what l
   CHECK(d.files().size() == 2);
 }
 
+TEST_CASE("a rank that waits longer in a split than others names the one that all of them waited for") {
+  const private_directory d;
+  children ranks(3);
+  ranks.start_all([&](int r, report& mine) {
+    auto opts = options_in(d);
+    opts.failure.timeout = std::chrono::milliseconds(r == 0 ? 300 : 20000);
+    ShmTransport comm("longer", r, 3, opts);
+    if (r == 1) {  // would make the new group's memory
+      (void)hvd::detail::plan_split(comm.peers(), 0, -1, hvd::detail::random_word());
+      while (mine.progress == 0) pause_for(0.001);
+      return;
+    }
+    try {
+      (void)comm.split(0, r);
+    } catch (const hvd::error&) {
+      if (r == 2) ranks[1].progress = 1;
+      throw;
+    }
+  });
+  REQUIRE(ranks.wait(30.0));
+  for (const int r : {0, 2}) {
+    CAPTURE(ranks[r].text());
+    CHECK(ranks[r].is(error_kind::timeout));
+    CHECK(ranks[r].culprit == 1);
+  }
+}
+
 TEST_CASE("a rank that goes on removes what others left that were killed in a new group without it") {
   const private_directory d;
   children ranks(2);

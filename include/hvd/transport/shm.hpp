@@ -131,6 +131,8 @@ class ShmTransport {
       // one, which need not be of the new group.
       int culprit = plan.members[static_cast<std::size_t>(e.rank())];
       if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
+      // Others still wait, and would take this rank for the culprit when it leaves.
+      if (e.kind() == error_kind::timeout) peers().set_abort(e.kind(), culprit);
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
         detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);

@@ -1,6 +1,8 @@
 // bench/peers/torch_stub/torch/extension.h: all that DeepSpeed's shm.cpp asks of PyTorch, so that its allreduce can be
-// built, and measured, without it: a tensor's address and type.
+// built, and measured, without it: a tensor's address and type, and numbers of 16 bits for what vectors leave over.
 #pragma once
+
+#include <hvd/dtype.hpp>
 
 #include <atomic>
 #include <cassert>
@@ -11,6 +13,21 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <unistd.h>
+
+namespace at {
+template <class Stored>
+struct number {
+  Stored stored;
+  operator float() const { return static_cast<float>(stored); }
+  number& operator=(float value) {
+    stored = Stored(value);
+    return *this;
+  }
+};
+using BFloat16 = number<hvd::bfloat16>;
+using Half = number<hvd::half>;
+}  // namespace at
 namespace c10 {
 enum class ScalarType { Float, Half, BFloat16 };
 }
