@@ -201,7 +201,10 @@ inline peer_launch launch_oneccl(const std::string& program, bool crowded) {
   const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});
   if (!root) return l;
   settings s = intel_settings(crowded);
-  s.insert(s.end(), {{"CCL_ATL_TRANSPORT", "mpi"}, {"CCL_WORKER_OFFLOAD", "0"}, {"CCL_LOG_LEVEL", "error"}});
+  s.insert(s.end(), {{"CCL_ATL_TRANSPORT", "mpi"},
+                     {"CCL_WORKER_OFFLOAD", "0"},
+                     {"CCL_ALLREDUCE", "direct:0-65536;ring:65537-max"},
+                     {"CCL_LOG_LEVEL", "error"}});
   set(l, s);
   l.environment.emplace_back("I_MPI_ROOT", *root);
   return l;
