@@ -216,6 +216,14 @@ TEST_CASE("topology: a folder in place of a file is unknown, not an exception") 
   CHECK(t.quota == no_limit);
 }
 
+TEST_CASE("topology: nodes beyond what Linux can have are not looked for") {
+  FakeHost host;
+  host.file("sys/devices/system/node/online", "1023-1024\n")
+      .file("sys/devices/system/node/node1023/cpulist", "0\n")
+      .file("sys/devices/system/node/node1024/cpulist", "1\n");
+  CHECK(host.read({0, 1}).numa_nodes == std::vector<hvd::topology::numa_node>{{1023, {0}}, {-1, {1}}});
+}
+
 TEST_CASE("topology: NUMA files that contradict each other put no CPU into two nodes") {
   FakeHost host;
   host.file("sys/devices/system/node/online", "0-2\n")

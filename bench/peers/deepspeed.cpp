@@ -9,12 +9,14 @@
 #include <bench/peers/launch.hpp>
 #include <bench/worker.hpp>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 namespace hvd::bench {
@@ -31,17 +33,18 @@ class DeepSpeedBackend {
     for (char& letter : job_) {
       if (letter == '/') letter = '_';
     }
+    // DeepSpeed does not look whether its files have memory.
+    struct statvfs fs {};
+    if (::statvfs("/dev/shm", &fs) == 0 && fs.f_bavail * fs.f_frsize < static_cast<std::size_t>(size_) * file_bytes) {
+      throw std::runtime_error("DeepSpeed needs " + std::to_string(file_bytes >> 20) +
+                               " MiB in /dev/shm for each rank");
+    }
     std::string port = "0";
     shm_initialize(size_, rank_, job_.data(), port.data());
   }
   DeepSpeedBackend(const DeepSpeedBackend&) = delete;
   DeepSpeedBackend& operator=(const DeepSpeedBackend&) = delete;
-  /// DeepSpeed leaves its files.
-  ~DeepSpeedBackend() {
-    const std::string file =
-        "/deepspeed_allreduce_buffer_" + std::to_string(::getuid()) + "_" + job_ + "_0_" + std::to_string(rank_);
-    ::shm_unlink(file.c_str());
-  }
+  ~DeepSpeedBackend() { remove_file(); }
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
@@ -49,16 +52,22 @@ class DeepSpeedBackend {
     return "DeepSpeed " HVD_DEEPSPEED_VERSION " (shm.cpp)" + settings_text();
   }
 
+  /// Where Python starts its kernels, they are asked for at run time, too.
   [[nodiscard]] std::string supports(const job& j) const {
+    const bool runs = j.type == dtype::float32 ? __builtin_cpu_supports("avx2") : __builtin_cpu_supports("avx512bw");
     const bool known = j.type == dtype::float32 || j.type == dtype::float16 || j.type == dtype::bfloat16;
     const bool allreduce =
         j.kind == collective::allreduce || j.kind == collective::fused || j.kind == collective::engine;
     if (!allreduce) return "DeepSpeed has no " + std::string(name(j.kind)) + " through shared memory";
     if (!known || j.op != redop::sum) return "DeepSpeed sums floats, half and bfloat16 only";
+    if (!runs) return "DeepSpeed's kernels need AVX2 for float and AVX-512 for half and bfloat16";
+    if (j.kind == collective::allreduce && j.count * size_of(j.type) > most_bytes)
+      return "DeepSpeed counts bytes in int";
     return {};
   }
 
-  void prepare(const job&) {}
+  /// All ranks have opened the files by then.
+  void prepare(const job&) { remove_file(); }
   void* allocate(std::size_t bytes, bool /*shared: it copies into memory of its own*/) {
     return pages_.allocate(bytes);
   }
@@ -75,6 +84,16 @@ class DeepSpeedBackend {
   }
 
  private:
+  static constexpr std::size_t file_bytes = std::size_t{67} << 20;
+  static constexpr std::size_t most_bytes = INT_MAX - (std::size_t{32} << 20);  // it adds its chunk of 32 MiB
+
+  /// DeepSpeed leaves its files.
+  void remove_file() const {
+    const std::string file =
+        "/deepspeed_allreduce_buffer_" + std::to_string(::getuid()) + "_" + job_ + "_0_" + std::to_string(rank_);
+    ::shm_unlink(file.c_str());
+  }
+
   int rank_;
   int size_;
   std::string job_;

@@ -157,7 +157,7 @@ inline std::optional<std::string> launch_from_venv(peer_launch& l, const std::st
   return root;
 }
 
-/// Its defaults: within a host it copies through shared memory, and up to its own limit by cross-memory attach.
+/// Its defaults: within a host it copies through shared memory, and longer messages by cross-memory attach.
 inline peer_launch launch_mpich5(const std::string& program, bool crowded) {
   peer_launch l;
   if (!launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"})) return l;
@@ -170,8 +170,9 @@ inline peer_launch launch_mpich5(const std::string& program, bool crowded) {
 /// Its own transport for shared memory, without looking for networks.
 inline peer_launch launch_openmpi5(const std::string& program, bool crowded) {
   peer_launch l;
-  if (!launch_from_venv(l, program, "mpirun", {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none"}))
-    return l;
+  if (!launch_from_venv(l, program, "mpirun", {"--bind-to", "none"})) return l;
+  if (::geteuid() == 0) l.argv.insert(l.argv.begin() + 1, "--allow-run-as-root");
+  if (crowded) l.argv.insert(l.argv.begin() + 1, "--oversubscribe");
   settings s = {{"pml", "ob1"}, {"btl", "self,sm"}};
   if (crowded) s.emplace_back("mpi_yield_when_idle", "1");
   set(l, s, "OMPI_MCA_");
@@ -195,7 +196,7 @@ inline peer_launch launch_intelmpi(const std::string& program, bool crowded) {
   return l;
 }
 
-/// Over Intel MPI. There is a CPU for each rank and none for threads of oneCCL's own.
+/// Over Intel MPI. No CPU is left for threads of oneCCL's own.
 inline peer_launch launch_oneccl(const std::string& program, bool crowded) {
   peer_launch l;
   const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});

@@ -88,6 +88,12 @@ class CclBackend {
     if (rank_ != 0) meeting_ = ccl::create_kvs(address);
     comm_.emplace(ccl::create_communicator(size_, rank_, meeting_));
   }
+  CclBackend(const CclBackend&) = delete;
+  CclBackend& operator=(const CclBackend&) = delete;
+  ~CclBackend() {
+    // After a failure the others may never come to MPI_Finalize.
+    if (failed_) MPI_Abort(MPI_COMM_WORLD, 1);
+  }
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
@@ -119,7 +125,12 @@ class CclBackend {
   void release(void* memory) { pages_.release(memory); }
 
   void run(const call& c) {
-    start(c).wait();
+    try {
+      start(c).wait();
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
     if (c.op == redop::avg && reduces(c.kind) && (c.kind != collective::reduce || rank_ == c.root)) {
       divide(c.type, c.out, c.count, size_);
     }
@@ -144,6 +155,7 @@ class CclBackend {
   }
 
   mpi mpi_;
+  bool failed_ = false;
   int rank_ = 0;
   int size_ = 1;
   ccl::shared_ptr_class<ccl::kvs> meeting_;

@@ -303,12 +303,16 @@ class Processes:
         """A round leaves no file; but where nobody lived who could remove it, the next job of the user does that: also
         where two died while they came together in a group of their own, the second after the others had left."""
         alone = this.when == "joining" and not all(rank.joined for rank in ranks)
-        if self.place.files() and (this.all_die or alone or len(this.victims) > 1):
+        if self.place.files() and (this.all_die or alone or (len(this.victims) > 1 and self.of_splits())):
             quiet = Round("shm", 2, "ending", "exit", (), 0, 2, 1 << 16, False, 1)
             self.zygote.run(quiet.line(self.place.folder), 3 * LIMIT)
         if left := self.place.files():
             self.judge.find(this, family, "left", f"files {', '.join(left)}")
             self.place.clear()
+
+    def of_splits(self):
+        """Whether all files that are left are of groups that were being split off."""
+        return all(".split-" in name for name in self.place.files())
 
     def close(self):
         """Process ids of what is left."""

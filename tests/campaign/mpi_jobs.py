@@ -165,8 +165,9 @@ class Jobs:
         find = lambda counter, what: self.judge.find(job, family, counter, what)  # noqa: E731
         self.judge.count(family, "rounds")
         # A victim goes when all have joined, but mpiexec may end before it has passed on what they said.
-        gone = (job.how == "kill" and "(signal 9)" in outcome.said) or (outcome.code and not outcome.said.strip())
-        if "joined" not in outcome.said and not gone:
+        if job.how in ("kill", "exit") and outcome.code and not outcome.said.strip():
+            return  # a round that says nothing: it is not among the kills
+        if "joined" not in outcome.said and not (job.how == "kill" and "(signal 9)" in outcome.said):
             find("wrong_kinds", f"the ranks did not join: {outcome.said.strip()[-500:]}")
             return
         self.judge.count(family, "kills")

@@ -178,12 +178,15 @@ class segment {
   /// Removes the names of this user's segments that no process holds any more: those of jobs whose processes were all
   /// killed while a segment had a name. Cost: one look at each name in the directory.
   static void sweep(const std::string& directory) noexcept {
-    const std::string prefix = joined({"hvd-", ::geteuid(), "-"});
     const fork_guard::pause no_fork;
     DIR* const all = ::opendir(directory.c_str());
     if (all == nullptr) return;
-    while (const dirent* const entry = ::readdir(all)) {
-      if (std::string_view(entry->d_name).starts_with(prefix)) sweep_one(joined({directory, "/", entry->d_name}));
+    try {
+      const std::string prefix = joined({"hvd-", ::geteuid(), "-"});
+      while (const dirent* const entry = ::readdir(all)) {
+        if (std::string_view(entry->d_name).starts_with(prefix)) sweep_one(joined({directory, "/", entry->d_name}));
+      }
+    } catch (const std::bad_alloc&) {  // the next sweep does it
     }
     ::closedir(all);
   }

@@ -160,14 +160,13 @@ class lane_cause {
     if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
     abandon(error_kind::aborted, rank_);
   }
-  /// The same for a reason that is no error of a transport; its rank is one of the whole group.
-  void abandon(const error& why) noexcept {
+  /// Before `abandon`: says the reason, which is no error of a transport; its rank is one of the whole group.
+  void announce(const error& why) noexcept {
     if (why.rank() >= 0 && why.rank() < members_.whole) {
       board_->tell({why.kind(), why.rank()});
     } else if (!board_->first()) {  // the others hear that this rank gave up, and need not take it for a crash
       retire();
     }
-    abandon();
   }
 
   /// Who holds up this rank, which waits for `peer` of the lane: a rank of the whole group, or -1.

@@ -51,8 +51,7 @@ class lane final : public waiting_room {
   lane& operator=(const lane&) = delete;
   ~lane() override { close(); }
 
-  /// Starts the lane's thread. `manage` runs requests of kind split, in their place in the order of all ranks, and
-  /// returns their answer.
+  /// Starts the lane's thread. `manage` runs requests of kind split, in the order of all ranks, and answers them.
   void start(std::function<int(const request&)> manage) {
     manage_ = std::move(manage);
     if (!opts_.thread) return;
@@ -166,8 +165,9 @@ class lane final : public waiting_room {
       const std::lock_guard lock(mutex_);
       if (!verdict_) verdict_ = why;
     }
+    cause_.announce(why);
     condemned_.store(true);
-    cause_.abandon(why);  // the driver may be in a collective, which ends by this
+    cause_.abandon();  // the driver may be in a collective, which ends by this
     stir();
   }
   /// The rank of the whole group that holds up the driving thread, perhaps by way of others; or -1. Any thread.

@@ -106,7 +106,8 @@ class ShmTransport {
   [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
-  /// Errors: those of the constructor and of `barrier`, the deadline also being failure_policy::timeout.
+  /// Errors: those of the constructor and of `barrier`, the deadline also being failure_policy::timeout; it ends this
+  /// group, too.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&](int awaited) {
@@ -132,7 +133,14 @@ class ShmTransport {
       int culprit = plan.members[static_cast<std::size_t>(e.rank())];
       if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
       // Others still wait, and would take this rank for the culprit when it leaves.
-      if (e.kind() == error_kind::timeout) peers().set_abort(e.kind(), culprit);
+      if (e.kind() == error_kind::timeout) {
+        peers().set_abort(e.kind(), culprit, detail::phase::join);
+        try {
+          peers().check_abort(-1, detail::phase::join);
+        } catch (const error& first) {
+          if (first.rank() != culprit) throw;
+        }
+      }
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
         detail::fail(e.kind(), {who, " has exited or was killed while the new group came together"}, culprit);

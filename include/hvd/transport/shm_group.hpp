@@ -156,8 +156,8 @@ class shm_group {
   /// Whether a rank has ended without leaving.
   [[nodiscard]] bool somebody_died() const noexcept {
     for (int q = 0; q != size_; ++q) {
-      if (q == peers_->rank() || segment_->locked(q)) continue;
-      if (peers_->of(q).self.state.load(std::memory_order_acquire) != presence::left) return true;
+      const auto left = [&] { return peers_->of(q).self.state.load(std::memory_order_acquire) == presence::left; };
+      if (q != peers_->rank() && !left() && !segment_->locked(q) && !left()) return true;
     }
     return false;
   }

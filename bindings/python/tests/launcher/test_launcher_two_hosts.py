@@ -76,7 +76,7 @@ class Two:
         """The launcher of the MPI that hvd was built with."""
         np = str(sum(int(place.partition(":")[2]) for place in places.split(",")))
         if "MPICH" in mpi_library():
-            return self.run("mpiexec.mpich", "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
+            return self.run(next(filter(shutil.which, mpi.NAMES)), "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
         reach = ["--allow-run-as-root", "--mca", "plm_rsh_agent", self.agent, "--mca", "btl_tcp_if_include", "eth0"]
         passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", *env) for word in ("-x", name)]
         return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)
