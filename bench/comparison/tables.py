@@ -36,6 +36,11 @@ def title(library):
     return TITLES.get(library, library)
 
 
+def lacks(library, why):
+    """Whether a library has no time because it has no such collective, type or operation, as it says of itself."""
+    return why.startswith(f"{title(library)} has no ")
+
+
 def size_text(size):
     """Bytes in binary units, as short as is exact."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -214,7 +219,9 @@ def details(one):
             if library in row.times:
                 fusion = row.fusions[library] if which == 0 else None
                 return time_text(row.times[library][which]) + (f" ({size_text(fusion)})" if fusion else "")
-            return "missing" if library in one.missing else "failed" if library in row.reasons else "-"
+            if library in one.missing:
+                return "missing"
+            return "failed" if library in row.reasons and not lacks(library, row.reasons[library]) else "-"
 
         best, ratio, share = row.best_peer(), row.ratio(), row.share()
         line = [row.label, text("hvd"), text("hvd", 1), *map(text, one.peers)]
@@ -275,7 +282,7 @@ def gaps(run):
         for library in dict.fromkeys(name for row in one.rows for name in row.reasons):
             sizes = [row.label for row in one.rows if library in row.reasons]
             why = next(row.reasons[library] for row in one.rows if library in row.reasons)
-            if why.startswith(f"{title(library)} has no "):  # such a collective: no failure
+            if lacks(library, why):
                 continue
             line = f"{title(library)} has no time where it failed: {why}".rstrip(".")
             lines.setdefault(line, []).append(f"{one.heading}, {ranges(sizes)}")
