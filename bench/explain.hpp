@@ -1,7 +1,7 @@
 // bench/explain.hpp: what `automatic` will choose on a group, and why, as text.
 #pragma once
 
-#include <hvd/measure.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/selection.hpp>
 
 #include <cstddef>

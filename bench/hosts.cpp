@@ -6,7 +6,7 @@
 
 #include <hvd/allreduce.hpp>
 #include <hvd/hierarchical.hpp>
-#include <hvd/measure.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/transport/mpi.hpp>
 #include <hvd/transport/shm.hpp>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the levels of include/hvd: a header includes only what lies strictly below it.
+"""Holds the levels of include/hvd: no header includes what lies above it, nor a neighbour on its level.
 
 Besides: the length of headers, what examples include, and that no header or test is left out of the build.
 
@@ -15,123 +15,32 @@ import sys
 import tempfile
 from pathlib import Path
 
-# From the bottom up. A level is a list of steps; a later step of a level may include an earlier one,
-# headers of one step never include each other.
-LEVELS = [
-    [["version.hpp"], ["error.hpp"]],
-    [["dtype.hpp", "config.hpp", "topology.hpp", "shared_array.hpp"], ["line_costs.hpp"], ["buffer.hpp", "policy.hpp"]],
-    [
-        ["op.hpp", "pin.hpp", "eigen.hpp"],
-        ["dynamic_op.hpp", "peer_memory.hpp"],
-        ["transport.hpp"],
-        ["messages.hpp", "selection.hpp"],
-        ["agree.hpp"],
-        ["measure_lines.hpp"],
-    ],
-    [
-        ["transport/shm_start.hpp", "transport/simulated_events.hpp", "transport/simulated_network.hpp", "transport/mpi_library.hpp", "algorithm/direct_output.hpp"],
-        [
-            "transport/shm_group.hpp",
-            "transport/simulated_ranks.hpp",
-            "transport/mpi_group.hpp",
-            "algorithm/direct_staged.hpp",
-            "algorithm/direct_mapped.hpp",
-        ],
-        ["transport/mpi_native.hpp", "algorithm/direct_forms.hpp", "algorithm/direct_two_shot.hpp"],
-        ["algorithm/direct_counts.hpp"],
-        [
-            *(f"transport/{name}.hpp" for name in ("self", "thread", "shm", "mpi", "nccl", "simulated")),
-            *(
-                f"algorithm/{name}.hpp"
-                for name in (
-                    "direct",
-                    "ring",
-                    "tree",
-                    "recursive_doubling",
-                    "halving_doubling",
-                    "double_tree",
-                    "bruck",
-                    "adasum",
-                    "native",
-                )
-            ),
-        ],
-    ],
-    [["measure.hpp"], ["algorithm/automatic.hpp"], ["collective.hpp"], ["hierarchical_lanes.hpp"], ["hierarchical_calls.hpp"], ["hierarchical.hpp"]],
-    [
-        [
-            f"{name}.hpp"
-            for name in (
-                "allreduce",
-                "reduce",
-                "reduce_scatter",
-                "allgather",
-                "broadcast",
-                "alltoall",
-                "gather",
-                "scatter",
-                "barrier",
-                "send_recv",
-            )
-        ]
-    ],
-    [
-        ["fusion_pack.hpp", "timeline_file.hpp", "timeline_text.hpp"],
-        ["fusion_rounds.hpp", "fusion_shared.hpp"],
-        ["fusion.hpp", "timeline.hpp"],
-    ],
-    [
-        [f"engine/{name}.hpp" for name in ("agreement", "options", "request", "tuner", "turns")],
-        ["engine/autotune.hpp", "engine/cause.hpp", "engine/clock.hpp", "engine/signature.hpp"],
-        ["engine/ledger.hpp", "engine/validate.hpp", "engine/watch.hpp"],
-        ["engine/negotiation.hpp", "engine/plan.hpp"],
-        ["engine/execute.hpp", "engine/observer.hpp"],
-        ["engine/lane.hpp"],
-        ["engine.hpp", "launch.hpp"],
-    ],
-    [["hvd.hpp"]],
-]
-PLACE = {name: (level, step) for level, steps in enumerate(LEVELS) for step, names in enumerate(steps) for name in names}
+# From the bottom up: what lies on each level. NAME stands for NAME.hpp and the folder NAME/ with its parts, NAME/ for all in
+# a folder, NAME/* for each header in it with its parts. The last word says whether what lies there may include each other.
+LEVELS = (
+    ("version error", "together"),
+    ("detail/", "together"),
+    ("dtype config topology shared_array line_costs policy buffer op dynamic_op eigen pin", "together"),
+    ("transport call selection shared_memory/", "together"),
+    ("transport/* algorithm/", "apart"),
+    ("collective/", "together"),
+    ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter barrier send_recv", "apart"),
+    ("fusion hierarchical timeline", "apart"),
+    ("engine launch", "apart"),
+    ("hvd", "apart"),
+)
+# Folders of headers that users include; every other folder has parts of the header of its name, or what several share.
+PUBLIC_FOLDERS = ("transport", "algorithm")
 
-# A part of a header, in a file of its own only for length, and the headers that may include it.
-PARTS = {
-    "algorithm/direct_output.hpp": ("algorithm/direct_staged.hpp", "algorithm/direct_mapped.hpp"),
-    "algorithm/direct_staged.hpp": ("algorithm/direct_forms.hpp", "algorithm/direct_two_shot.hpp"),
-    "algorithm/direct_forms.hpp": ("algorithm/direct_counts.hpp", "algorithm/direct.hpp"),
-    "algorithm/direct_two_shot.hpp": ("algorithm/direct.hpp",),
-    "algorithm/direct_counts.hpp": ("algorithm/direct.hpp",),
-    "algorithm/direct_mapped.hpp": ("algorithm/direct.hpp",),
-    "fusion_pack.hpp": ("fusion_rounds.hpp", "fusion_shared.hpp"),
-    "fusion_rounds.hpp": ("fusion.hpp",),
-    "fusion_shared.hpp": ("fusion.hpp",),
-    "timeline_file.hpp": ("timeline.hpp",),
-    "timeline_text.hpp": ("timeline.hpp",),
-    "hierarchical_lanes.hpp": ("hierarchical_calls.hpp",),
-    "hierarchical_calls.hpp": ("hierarchical.hpp",),
-    "transport/mpi_library.hpp": ("transport/mpi_group.hpp",),
-    "transport/mpi_group.hpp": ("transport/mpi_native.hpp", "transport/mpi.hpp"),
-    "transport/mpi_native.hpp": ("transport/mpi.hpp",),
-    "transport/simulated_events.hpp": ("transport/simulated_ranks.hpp",),
-    "transport/simulated_network.hpp": ("transport/simulated_ranks.hpp",),
-    "transport/simulated_ranks.hpp": ("transport/simulated.hpp",),
-    "transport/shm_start.hpp": ("transport/shm_group.hpp",),
-    "transport/shm_group.hpp": ("transport/shm.hpp", "launch.hpp"),
-}
-
-# A header named after a third party is the only one that includes it, and no other header includes that header.
+# A header named after a third party, with its parts, is the only one that includes it, and no other header includes that one.
 THIRD_PARTY = {
-    "eigen.hpp": ("Eigen/",),
-    "transport/mpi.hpp": ("mpi.h",),
-    "transport/mpi_library.hpp": ("mpi.h",),
-    "transport/mpi_group.hpp": ("mpi.h",),
-    "transport/mpi_native.hpp": ("mpi.h",),
-    "transport/nccl.hpp": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
+    "eigen": ("Eigen/",),
+    "transport/mpi": ("mpi.h",),
+    "transport/nccl": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
 }
 
 # A file that is not there, with which version.hpp ends the compilation where the standard is too old.
 NOT_THERE = "hvd_needs_cpp20"
-
-BELOW_DETAIL = ("version.hpp", "error.hpp")
 
 STANDARD = set(
     """
@@ -162,6 +71,8 @@ OTHER_FOLDERS = ("tests", "bench", "examples", "bindings", "tools")
 WARN_LINES = 300
 MOST_LINES = 400
 
+DETAIL = re.compile(r"^namespace hvd::inline HVD_ABI::detail", re.MULTILINE)
+PUBLIC = re.compile(r"^namespace hvd::inline HVD_ABI \{", re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*(?://.*)?$")
 SPELLING = re.compile(r"^(?:<([^>]+)>|\"([^\"]+)\")")
@@ -180,13 +91,29 @@ def is_system(name):
     return name in STANDARD or name in SYSTEM or name.startswith(SYSTEM_FOLDERS)
 
 
-def place(header):
-    """(level, step) of a public header, or None."""
-    return PLACE.get(header)
+def is_public(header):
+    """Whether users include it: what lies in include/hvd, transport/ or algorithm/ itself, not in a folder of parts."""
+    folder = posixpath.dirname(header)
+    return not folder or folder in PUBLIC_FOLDERS
 
 
-def is_detail(header):
-    return header.startswith("detail/")
+def stem(header):
+    """The public header that it is or is a part of, without its ending; its folder, where no header owns it."""
+    parts = header.removesuffix(".hpp").split("/")
+    return "/".join(parts[:2]) if parts[0] in PUBLIC_FOLDERS else parts[0] + ("/" if len(parts) > 1 else "")
+
+
+def place(header, owned):
+    """(level, room) of a header, or None. Headers of one room may include each other. `owned` are folders with a header."""
+    whose = stem(header)
+    if whose.endswith("/") and whose[:-1] in owned:
+        whose = whose[:-1]
+    folder = posixpath.dirname(whose + ".") + "/"
+    for level, (entries, relation) in enumerate(LEVELS):
+        for entry in entries.split():
+            if entry == whose or entry == folder + "*" or (entry == folder and not whose.endswith("/")):
+                return level, "" if relation == "together" else whose if entry.endswith("*") else entry
+    return None
 
 
 class Check:
@@ -206,6 +133,7 @@ class Check:
 
     def check_headers(self):
         base = self.root / "include" / "hvd"
+        self.owned = {header.relative_to(base).as_posix().removesuffix(".hpp") for header in base.rglob("*.hpp")}
         listed = self.root / "tests" / "header" / "meson.build"
         listing = listed.read_text() if listed.exists() else None
         graph = {}
@@ -219,11 +147,12 @@ class Check:
                 self.say(path, lines, f"the header has {lines} lines; {MOST_LINES} is the most.")
             elif lines > WARN_LINES:
                 self.warnings.append(f"{path.relative_to(self.root)}:{lines}: warning: the header has {lines} lines.")
-            if not is_detail(header):
-                if place(header) is None:
-                    self.say(path, 1, "the header has no level; give it one in LEVELS of tests/layering.py.")
-                if listing is not None and f"'{header}'" not in listing:
-                    self.say(path, 1, "the header is not compiled alone; add it to tests/header/meson.build.")
+            if self.place(header) is None:
+                self.say(path, 1, "the header has no level; give it one in LEVELS of tests/layering.py.")
+            if listing is not None and f"'{header}'" not in listing:
+                self.say(path, 1, "the header is not compiled alone; add it to tests/header/meson.build.")
+            if is_public(header) and DETAIL.search(text) and not PUBLIC.search(text):
+                self.say(path, 1, "the header opens only hvd::detail: it is a part and lies in a folder.")
             graph[header] = self.check_header(base, path, header, text)
         self.check_cycles(base, graph)
 
@@ -253,7 +182,7 @@ class Check:
         return posixpath.normpath(name[len("hvd/") :]) if name.startswith("hvd/") else None
 
     def check_foreign(self, path, line, header, name):
-        if is_system(name) or name.startswith(THIRD_PARTY.get(header, ())) or name == NOT_THERE:
+        if is_system(name) or name.startswith(THIRD_PARTY.get(stem(header), ())) or name == NOT_THERE:
             return
         folder = next((part for part in name.split("/") if part in OTHER_FOLDERS), None)
         if folder is not None:
@@ -263,22 +192,22 @@ class Check:
                 path, line, f"<{name}> is no standard or system header; a third party has a place only in {places()}."
             )
 
+    def place(self, header):
+        return place(header, self.owned)
+
     def check_edge(self, path, line, header, target):
-        if target in THIRD_PARTY and header not in PARTS.get(target, ()):
+        here, there = self.place(header), self.place(target)
+        owner = posixpath.dirname(target)
+        if stem(target) in THIRD_PARTY and stem(header) != stem(target):
             self.say(path, line, f"<hvd/{target}> needs a third party, so no other header includes it.")
-        elif target in PARTS and header not in PARTS[target]:
-            self.say(path, line, f"<hvd/{target}> is a part of {' and '.join(PARTS[target])}, included there alone.")
-        elif is_detail(target):
-            pass  # from anywhere; cycles are found below
-        elif is_detail(header):
-            if target not in BELOW_DETAIL:
-                self.say(path, line, f"a detail header includes only detail headers, {' and '.join(BELOW_DETAIL)}.")
-        elif place(header) is not None and place(target) is not None and not place(target) < place(header):
-            here, there = place(header), place(target)
-            if here[0] == there[0]:
-                self.say(path, line, f"<hvd/{target}> is on the same level ({here[0]}); neither may include the other.")
-            else:
-                self.say(path, line, f"<hvd/{target}> is on level {there[0]}, above this header's level {here[0]}.")
+        elif owner in self.owned and not is_public(target) and not header.startswith((owner + ".", owner + "/")):
+            self.say(path, line, f"<hvd/{target}> is a part of {owner}.hpp, included there alone.")
+        elif here is None or there is None or there[0] < here[0] or there == here:
+            pass  # cycles are found below
+        elif there[0] > here[0]:
+            self.say(path, line, f"<hvd/{target}> is on level {there[0]}, above this header's level {here[0]}.")
+        else:
+            self.say(path, line, f"<hvd/{target}> is on the same level ({here[0]}); neither may include the other.")
 
     def check_cycles(self, base, graph):
         done = set()
@@ -307,8 +236,8 @@ class Check:
                 elif quoted:
                     if not any((folder / name).resolve().is_relative_to(base.resolve()) for folder in (path.parent, base)):
                         self.say(path, line, f'"{name}" is not a file of the examples.')
-                elif name.startswith("hvd/detail/"):
-                    self.say(path, line, f"<{name}> is a detail; an example uses what users use.")
+                elif name.startswith("hvd/") and not is_public(name[len("hvd/") :]):
+                    self.say(path, line, f"<{name}> is a part; an example uses what users use.")
                 elif not (name.startswith(("hvd/", "Eigen/")) or is_system(name)):
                     self.say(path, line, f"<{name}> is not hvd, Eigen or the standard library.")
 
@@ -328,7 +257,7 @@ class Check:
 
 
 def places():
-    return ", ".join(sorted(THIRD_PARTY))
+    return ", ".join(f"{name}.hpp" for name in sorted(THIRD_PARTY))
 
 
 def self_test():
@@ -343,8 +272,8 @@ def self_test():
         "include/hvd/transport.hpp": "/*\n#include <nonsense>\n*/\n// #include <nonsense>\n",
         "include/hvd/transport/shm.hpp": "# include <hvd/transport.hpp> // why\n#include <immintrin.h>\n",
         "include/hvd/algorithm/ring.hpp": '#include "../transport.hpp"\n',
-        "include/hvd/algorithm/direct_mapped.hpp": "#include <hvd/transport.hpp>\n",
-        "include/hvd/algorithm/direct.hpp": "#include <hvd/algorithm/direct_mapped.hpp>\n",
+        "include/hvd/algorithm/direct/mapped.hpp": "#include <hvd/transport.hpp>\n",
+        "include/hvd/algorithm/direct.hpp": "#include <hvd/algorithm/direct/mapped.hpp>\n",
         "include/hvd/hvd.hpp": "#include <hvd/transport/shm.hpp>\n",
         "examples/x/main.cpp": '#include <hvd/hvd.hpp>\n#include <Eigen/Core>\n#include "own.hpp"\n#include <cstdio>\n',
         "examples/x/own.hpp": "#include <vector>\n",
@@ -353,13 +282,14 @@ def self_test():
     }
     # What is changed, and the words that must be said about it.
     mistakes = [
-        ("include/hvd/dtype.hpp", "\n#include <hvd/buffer.hpp>\n", "dtype.hpp:2: <hvd/buffer.hpp> is on the same level (1)"),
-        ("include/hvd/dtype.hpp", "#include <hvd/hvd.hpp>\n", "dtype.hpp:1: <hvd/hvd.hpp> is on level 8, above"),
-        ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 2, above"),
-        ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (3)"),
-        ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (3)"),
-        ("include/hvd/hvd.hpp", "#include <hvd/algorithm/direct_mapped.hpp>\n", "is a part of algorithm/direct.hpp, included"),
-        ("include/hvd/detail/a.hpp", "#include <hvd/dtype.hpp>\n", "a.hpp:1: a detail header includes only"),
+        ("include/hvd/dtype.hpp", "\n#include <hvd/buffer.hpp>\n", "dtype.hpp:2: includes form a cycle"),
+        ("include/hvd/dtype.hpp", "#include <hvd/hvd.hpp>\n", "dtype.hpp:1: <hvd/hvd.hpp> is on level 9, above"),
+        ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 3, above"),
+        ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (4)"),
+        ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (4)"),
+        ("include/hvd/hvd.hpp", "#include <hvd/algorithm/direct/mapped.hpp>\n", "is a part of algorithm/direct.hpp, included"),
+        ("include/hvd/detail/a.hpp", "#include <hvd/dtype.hpp>\n", "a.hpp:1: <hvd/dtype.hpp> is on level 2, above"),
+        ("include/hvd/pin.hpp", "namespace hvd::inline HVD_ABI::detail {\n", "pin.hpp:1: the header opens only hvd::detail"),
         ("include/hvd/detail/a.hpp", '#include "b.hpp"\n', "includes form a cycle: detail/"),
         ("include/hvd/version.hpp", "#include <hvd/detail/b.hpp>\n", "includes form a cycle"),
         ("include/hvd/buffer.hpp", "#include <Eigen/Core>\n", "<Eigen/Core> is no standard or system header"),
@@ -374,7 +304,7 @@ def self_test():
         ("tests/header/meson.build", "'version.hpp'\n", "dtype.hpp:1: the header is not compiled alone"),
         ("tests/unlisted.cpp", 'TEST_CASE("x") {}\n', "unlisted.cpp:1: the test is never run"),
         ("examples/x/own.hpp", '#include "../../tests/support/skip.hpp"\n', "own.hpp:1: \"../../tests/support/skip.hpp\" is not"),
-        ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a detail"),
+        ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a part; an example"),
         ("examples/x/own.hpp", "#include <boost/any.hpp>\n", "<boost/any.hpp> is not hvd, Eigen"),
     ]
     wrong = 0

@@ -1,6 +1,6 @@
 // tests/selection.cpp: what the cost model, the user's table and measured costs choose.
 #include <hvd/hvd.hpp>
-#include <hvd/measure.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/transport/simulated.hpp>
 

@@ -1,4 +1,5 @@
 // tests/transport.cpp: who is a transport, and how a buffer is cut into blocks.
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <doctest/doctest.h>

@@ -36,7 +36,7 @@ def group_of(header, internal, text):
     ):
         if header.startswith(start):
             return title
-    if "#include <hvd/collective.hpp>" in text or header == "barrier.hpp":
+    if "#include <hvd/collective/front_door.hpp>" in text or header == "barrier.hpp":
         return "Collectives"
     return "Types and settings"
 

@@ -1,7 +1,7 @@
 // hvd/allreduce.hpp: combine a vector over all ranks; every rank gets the result.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -1,7 +1,7 @@
 // hvd/alltoall.hpp: every rank sends a block to every rank.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -1,7 +1,7 @@
 // hvd/broadcast.hpp: every rank gets the root's vector.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <hvd/buffer.hpp>
-#include <hvd/detail/segment.hpp>
+#include <hvd/detail/random_word.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/clock.hpp>
 #include <hvd/engine/lane.hpp>
 #include <hvd/engine/options.hpp>

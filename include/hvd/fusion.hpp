@@ -1,8 +1,8 @@
 // hvd/fusion.hpp: many tensors in one collective.
 #pragma once
 
-#include <hvd/fusion_rounds.hpp>
-#include <hvd/fusion_shared.hpp>
+#include <hvd/fusion/buffered.hpp>
+#include <hvd/fusion/staged.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,7 +23,7 @@ inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
 ///
 /// On ranks with common memory (ShmTransport, ThreadTransport) there is no buffer: chunks go through the group's
 /// staging memory, straight from the tensors and straight into them, while the next chunk is packed
-/// (fusion_shared.hpp): 6 - 4/p memory accesses for each byte, as for one long private buffer. Tensors in memory from
+/// (fusion/staged.hpp): 6 - 4/p memory accesses for each byte, as for one long private buffer. Tensors in memory from
 /// `bucket` (or `alloc_shared`), at the same place on all ranks, are not packed at all: 2 accesses. Elsewhere tensors
 /// are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with `automatic`, and unpacked;
 /// it is memory from alloc_shared where the transport has such, is allocated when it is first needed, and doubles as it

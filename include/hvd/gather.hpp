@@ -1,7 +1,7 @@
 // hvd/gather.hpp: the root gets the blocks of all ranks.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -1,6 +1,9 @@
 // hvd/launch.hpp: run a function on several ranks: as processes of this host, or as threads.
 #pragma once
 
+#include <hvd/detail/random_word.hpp>
+#include <hvd/detail/text_hash.hpp>
+#include <hvd/shared_memory/segment.hpp>
 #include <hvd/transport/shm.hpp>
 #include <hvd/transport/thread.hpp>
 

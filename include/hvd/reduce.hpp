@@ -1,7 +1,7 @@
 // hvd/reduce.hpp: combine a vector over all ranks; the root gets the result.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -1,7 +1,7 @@
 // hvd/reduce_scatter.hpp: combine a vector over all ranks; each rank gets one block of the result.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

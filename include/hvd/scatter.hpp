@@ -1,7 +1,7 @@
 // hvd/scatter.hpp: each rank gets its block of the root's vector.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

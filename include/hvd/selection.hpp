@@ -4,6 +4,7 @@
 #pragma once
 
 #include <hvd/error.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // hvd/send_recv.hpp: messages between two ranks.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 
 namespace hvd::inline HVD_ABI {
 

@@ -3,7 +3,7 @@
 // Open the file in chrome://tracing or ui.perfetto.dev, while the program runs or later. Each tensor is a "process",
 // with one row for each rank, named "rank 0", "rank 1" and so on. All ranks of a host, and those of other hosts that
 // have the directory in common, write one file; other hosts write one of the same name each (NFS: see
-// hvd/timeline_file.hpp).
+// hvd/timeline/file.hpp).
 //
 // | event | phase | from |
 // |---|---|---|
@@ -18,12 +18,12 @@
 // are microseconds since the job's first start, on the clock of rank 0.
 #pragma once
 
-#include <hvd/detail/futex.hpp>
-#include <hvd/detail/trace_ring.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/timeline/trace_ring.hpp>
 #include <hvd/dtype.hpp>
 #include <hvd/error.hpp>
-#include <hvd/timeline_file.hpp>
-#include <hvd/timeline_text.hpp>
+#include <hvd/timeline/file.hpp>
+#include <hvd/timeline/text.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -1,52 +1,19 @@
-// hvd/transport.hpp: what a transport can be asked for, and the calls that algorithms answer.
+// hvd/transport.hpp: the concepts of transports, and of the algorithms that run on them.
 //
 // Transports and algorithms never see each other. A transport says by the concepts below what it can do; an
-// algorithm is a struct with one call operator for each call below that it can answer, constrained by a
-// concept. They meet here and in op.hpp.
+// algorithm is a struct with one call operator for each call (call.hpp) that it can answer, constrained by a
+// concept. They meet here, in call.hpp and in op.hpp.
 #pragma once
 
-#include <hvd/error.hpp>
-#include <hvd/op.hpp>
+#include <hvd/version.hpp>
 
-#include <array>
 #include <concepts>
 #include <cstddef>
-#include <iterator>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <vector>
 
 namespace hvd::inline HVD_ABI {
 
 namespace detail {
 class peer_memory;
-}
-
-/// The collective operations, for messages and for the comparison of calls between ranks.
-enum class operation : unsigned char {
-  barrier,         ///< nobody leaves before all have come
-  allreduce,       ///< the reduction of all inputs, to all ranks
-  reduce,          ///< the same, to the root
-  reduce_scatter,  ///< the same, a block to each rank
-  allgather,       ///< all inputs, to all ranks
-  broadcast,       ///< the root's input, to all ranks
-  alltoall,        ///< a block from each rank to each
-  gather,          ///< all inputs, to the root
-  scatter,         ///< a block of the root's input to each rank
-  split,           ///< a smaller group
-  alloc_shared,    ///< memory that all ranks reach
-  send,            ///< a message to one rank
-  recv,            ///< a message from one rank
-};
-
-/// As it is called: "reduce_scatter"; "unknown" for a value that is none.
-constexpr std::string_view name(operation op) noexcept {
-  constexpr std::string_view names[] = {"barrier",      "allreduce", "reduce", "reduce_scatter", "allgather",
-                                        "broadcast",    "alltoall",  "gather", "scatter",        "split",
-                                        "alloc_shared", "send",      "recv"};
-  const auto index = static_cast<std::size_t>(op);
-  return index < std::size(names) ? names[index] : "unknown";
 }
 
 /// A connected group of ranks; it is the communicator. One thread at a time may use a transport. `split` is
@@ -99,139 +66,6 @@ concept Native = Transport<T> && requires(T& t, const Call& call) {
 /// What a new group can be agreed over.
 template <class T>
 concept Bootstrap = PointToPoint<T>;
-
-/// A buffer cut into one contiguous block per rank, in rank order.
-class partition {
- public:
-  /// `ranks` blocks of `each` elements.
-  partition(int ranks, std::size_t each, std::size_t element_bytes)
-      : ranks_(ranks), each_(each), element_bytes_(element_bytes), total_(static_cast<std::size_t>(ranks) * each) {}
-
-  /// Block r has counts[r] elements.
-  partition(std::span<const std::size_t> counts, std::size_t element_bytes)
-      : ranks_(static_cast<int>(counts.size())), element_bytes_(element_bytes), counts_(counts.data()) {
-    std::size_t* starts = few_.data();
-    if (counts.size() > few_.size()) {
-      many_ = std::make_unique<std::size_t[]>(counts.size());
-      starts = many_.get();
-    }
-    for (std::size_t r = 0; r != counts.size(); ++r) {
-      starts[r] = total_;
-      total_ += counts[r];
-    }
-  }
-
-  /// How many blocks.
-  [[nodiscard]] int ranks() const noexcept { return ranks_; }
-  /// Elements of block r.
-  [[nodiscard]] std::size_t count(int r) const noexcept { return counts_ == nullptr ? each_ : counts_[r]; }
-  /// The same in bytes.
-  [[nodiscard]] std::size_t bytes(int r) const noexcept { return count(r) * element_bytes_; }
-  /// Where block r starts, in bytes.
-  [[nodiscard]] std::size_t offset(int r) const noexcept {
-    if (counts_ == nullptr) return static_cast<std::size_t>(r) * each_ * element_bytes_;
-    return (many_ ? many_[static_cast<std::size_t>(r)] : few_[static_cast<std::size_t>(r)]) * element_bytes_;
-  }
-  /// Elements, and bytes, of all blocks together.
-  [[nodiscard]] std::size_t total_count() const noexcept { return total_; }
-  [[nodiscard]] std::size_t total_bytes() const noexcept { return total_ * element_bytes_; }
-  [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
-  /// Whether all blocks were made with the same length.
-  [[nodiscard]] bool uniform() const noexcept { return counts_ == nullptr; }
-  /// Of the longest block, elements and bytes.
-  [[nodiscard]] std::size_t max_count() const noexcept {
-    std::size_t most = 0;
-    for (int r = 0; r != (uniform() ? 1 : ranks_); ++r) most = count(r) > most ? count(r) : most;
-    return most;
-  }
-  [[nodiscard]] std::size_t max_bytes() const noexcept { return max_count() * element_bytes_; }
-
- private:
-  int ranks_;
-  std::size_t each_ = 0;
-  std::size_t element_bytes_;
-  std::size_t total_ = 0;
-  const std::size_t* counts_ = nullptr;
-  std::array<std::size_t, 32> few_;  // start of each block, in elements; no allocation for usual groups
-  std::unique_ptr<std::size_t[]> many_;
-};
-
-// ---- the calls ----------------------------------------------------------------------------------------------
-// `in` and `out` are valid for the lengths that the call states. They are the same memory (in place) or do not
-// overlap, except that a rank's own block may be in place where the collective says so: the front doors check.
-
-/// out[i] = op over ranks of in[i], on every rank; `count` elements.
-struct allreduce_call {
-  static constexpr operation kind = operation::allreduce;
-  const std::byte* in;
-  std::byte* out;
-  std::size_t count;
-  const reduction& op;
-};
-
-/// As allreduce, on `root` alone; elsewhere `out` is not touched.
-struct reduce_call {
-  static constexpr operation kind = operation::reduce;
-  const std::byte* in;
-  std::byte* out;
-  std::size_t count;
-  const reduction& op;
-  int root;
-};
-
-/// `in` holds all of `blocks`; `out` receives the reduction of this rank's block.
-struct reduce_scatter_call {
-  static constexpr operation kind = operation::reduce_scatter;
-  const std::byte* in;
-  std::byte* out;
-  const partition& blocks;
-  const reduction& op;
-};
-
-/// `in` is this rank's block; `out` receives all of `blocks`.
-struct allgather_call {
-  static constexpr operation kind = operation::allgather;
-  const std::byte* in;
-  std::byte* out;
-  const partition& blocks;
-};
-
-/// `bytes` from `in` on root to `out` on every rank (on root, `in` and `out` may be the same).
-struct broadcast_call {
-  static constexpr operation kind = operation::broadcast;
-  const std::byte* in;
-  std::byte* out;
-  std::size_t bytes;
-  int root;
-};
-
-/// Block r of `in` (cut by `send`) goes to rank r; block r of `out` (cut by `recv`) comes from rank r.
-/// In place (`in` == `out`) only with uniform blocks.
-struct alltoall_call {
-  static constexpr operation kind = operation::alltoall;
-  const std::byte* in;
-  std::byte* out;
-  const partition& send;
-  const partition& recv;
-};
-
-/// `in` is this rank's block; `out` receives all of `blocks` on root.
-struct gather_call {
-  static constexpr operation kind = operation::gather;
-  const std::byte* in;
-  std::byte* out;
-  const partition& blocks;
-  int root;
-};
-
-/// `in` holds all of `blocks` on root; `out` receives this rank's.
-struct scatter_call {
-  static constexpr operation kind = operation::scatter;
-  const std::byte* in;
-  std::byte* out;
-  const partition& blocks;
-  int root;
-};
 
 /// Algorithm A answers Call on transport T.
 template <class A, class T, class Call>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/blocks.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

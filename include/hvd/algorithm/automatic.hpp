@@ -9,8 +9,9 @@
 #include <hvd/algorithm/recursive_doubling.hpp>
 #include <hvd/algorithm/ring.hpp>
 #include <hvd/algorithm/tree.hpp>
-#include <hvd/measure.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/selection.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <string>

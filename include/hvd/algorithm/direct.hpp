@@ -1,10 +1,10 @@
 // hvd/algorithm/direct.hpp: every collective by loads and stores in the peers' memory.
 #pragma once
 
-#include <hvd/algorithm/direct_counts.hpp>
-#include <hvd/algorithm/direct_forms.hpp>
-#include <hvd/algorithm/direct_mapped.hpp>
-#include <hvd/algorithm/direct_two_shot.hpp>
+#include <hvd/algorithm/direct/counts.hpp>
+#include <hvd/algorithm/direct/forms.hpp>
+#include <hvd/algorithm/direct/mapped.hpp>
+#include <hvd/algorithm/direct/two_shot.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -56,11 +56,11 @@ struct direct_sizes {
 
 /// The algorithm for ranks with common memory. Inputs of all ranks are reduced at once by one n-ary kernel, in rank
 /// order: the same bits on every rank and in every run, and 16-bit floats are rounded once. By size and kind of buffer:
-///  * an exchange: what fits into 2,168 bytes. One synchronisation (direct_staged.hpp).
+///  * an exchange: what fits into 2,168 bytes. One synchronisation (algorithm/direct/staged.hpp).
 ///  * one shot: every rank reads what it needs of its peers' staged inputs; one synchronisation for the first chunk.
 ///  * two shots: large reductions in private buffers. Each rank reduces a slice for all; 6 - 4/p accesses for each byte
-///    of an allreduce on p ranks (direct_two_shot.hpp).
-///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (direct_mapped.hpp).
+///    of an allreduce on p ranks (algorithm/direct/two_shot.hpp).
+///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (algorithm/direct/mapped.hpp).
 /// Tunables are bytes; 0 derives them (direct_sizes). They must be equal on all ranks.
 struct direct {
   static constexpr bool rank_ordered = true;  ///< inputs are combined in the order of ranks

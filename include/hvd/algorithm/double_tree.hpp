@@ -2,7 +2,8 @@
 #pragma once
 
 #include <hvd/detail/blocks.hpp>
-#include <hvd/detail/two_trees.hpp>
+#include <hvd/algorithm/double_tree/two_trees.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

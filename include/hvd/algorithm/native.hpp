@@ -1,6 +1,7 @@
 // hvd/algorithm/native.hpp: the transport's own collective, where it has one.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <string>

@@ -8,8 +8,8 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
-#include <hvd/detail/futex.hpp>
-#include <hvd/peer_memory.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/peer_memory.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 

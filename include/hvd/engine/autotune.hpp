@@ -2,7 +2,7 @@
 #pragma once
 
 #include <hvd/algorithm/automatic.hpp>
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/tuner.hpp>

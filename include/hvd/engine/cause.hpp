@@ -6,9 +6,10 @@
 // named.
 #pragma once
 
-#include <hvd/detail/layout.hpp>
+#include <hvd/shared_memory/layout.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <cstddef>

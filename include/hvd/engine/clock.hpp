@@ -1,7 +1,7 @@
 // hvd/engine/clock.hpp: what ranks settle when they make an engine: options, and the clock of rank 0.
 #pragma once
 
-#include <hvd/collective.hpp>
+#include <hvd/collective/front_door.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/transport.hpp>
 

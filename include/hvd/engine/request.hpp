@@ -1,8 +1,9 @@
 // hvd/engine/request.hpp: what is submitted to the engine, and the handle on which its end is awaited.
 #pragma once
 
-#include <hvd/detail/futex.hpp>
+#include <hvd/shared_memory/futex.hpp>
 #include <hvd/dynamic_op.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // hvd/engine/turns.hpp: which thread drives.
 #pragma once
 
-#include <hvd/detail/futex.hpp>
+#include <hvd/shared_memory/futex.hpp>
 
 #include <atomic>
 #include <chrono>

@@ -1,11 +1,12 @@
 // hvd/engine/watch.hpp: names the ranks for which operations wait, from a thread that waits for nobody.
 #pragma once
 
-#include <hvd/detail/futex.hpp>
-#include <hvd/detail/layout.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/layout.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -5,9 +5,10 @@
 #include <hvd/selection.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
-#include <hvd/transport/mpi_group.hpp>
-#include <hvd/transport/mpi_native.hpp>
+#include <hvd/transport/mpi/group.hpp>
+#include <hvd/transport/mpi/native.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/shared_array.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <cstddef>

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <hvd/shared_array.hpp>
+#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
-#include <hvd/transport/simulated_ranks.hpp>
+#include <hvd/transport/simulated/ranks.hpp>
 
 #include <algorithm>
 #include <cerrno>

@@ -1,8 +1,8 @@
 // hvd/transport/thread.hpp: ranks as threads of one process.
 #pragma once
 
-#include <hvd/agree.hpp>
-#include <hvd/messages.hpp>
+#include <hvd/shared_memory/agree.hpp>
+#include <hvd/shared_memory/messages.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>
 

@@ -2,7 +2,7 @@
 //
 // An input is written over a header that is right, from a place that it names.
 // Findings besides those of fuzz.hpp: a segment that is taken although its layout is not what its ranks compute.
-#include <hvd/transport/shm_start.hpp>
+#include <hvd/transport/shm/start.hpp>
 
 #include "fuzz.hpp"
 

@@ -2,7 +2,7 @@
 //
 // Findings besides those of fuzz.hpp: an algorithm that cannot do what it is chosen for, and costs that are others when
 // they are written out and read again.
-#include <hvd/measure.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/selection.hpp>
 
 #include "fuzz.hpp"

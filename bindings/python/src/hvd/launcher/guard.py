@@ -263,7 +263,7 @@ def processes_of(identity: dict[str, str]) -> list[int]:
 
 
 def segment_prefix(identity: dict[str, str]) -> str:
-    """What the names of all shared memory of a job begin with; include/hvd/detail/segment.hpp makes them."""
+    """What the names of all shared memory of a job begin with; include/hvd/shared_memory/segment.hpp makes them."""
     return f"hvd-{os.geteuid()}-{identity['HVD_JOB']}"
 
 

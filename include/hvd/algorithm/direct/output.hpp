@@ -1,0 +1,77 @@
+// hvd/algorithm/direct/output.hpp: output through the caches, or past them where it would only push out what is needed.
+#pragma once
+
+#include <hvd/op.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// How a collective writes its output. `streaming`, past the caches, saves the read for ownership of every line, and
+/// asks for an `output_fence` before what is published afterwards.
+enum class output : bool { cached, streaming };
+
+/// Between reading and writing memory in turns: small enough that both go on at once, and that what is in between stays
+/// in the first-level cache.
+inline constexpr std::size_t output_tile = 1024;
+
+inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+#if defined(__x86_64__)
+  const std::size_t head = (cache_line - reinterpret_cast<std::uintptr_t>(to) % cache_line) % cache_line;
+  if (bytes < head + cache_line) return copy_bytes(to, from, bytes);
+  copy_bytes(to, from, head);
+  const std::size_t body = (bytes - head) / cache_line * cache_line;
+  for (std::size_t i = head; i != head + body; i += cache_line) {
+    for (std::size_t j = 0; j != cache_line; j += sizeof(__m128i)) {
+      const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + j));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + j), v);
+    }
+  }
+  copy_bytes(to + head + body, from + head + body, bytes - head - body);
+#else
+  copy_bytes(to, from, bytes);
+#endif
+}
+
+inline void copy_to(output how, std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  how == output::streaming ? copy_streaming(to, from, bytes) : copy_bytes(to, from, bytes);
+}
+
+/// As `op.complete`, where the outputs from `streamed` on go past the caches. `outs` and `ins` are moved on.
+inline void complete_streaming(const reduction& op, std::byte** outs, int nouts, int streamed, const std::byte** ins,
+                               int nins, std::size_t count) {
+  if (op.element_bytes > output_tile) return op.complete(outs, nouts, ins, nins, count);
+  alignas(cache_line) std::byte tile[output_tile];
+  for (const std::size_t each = output_tile / op.element_bytes; count != 0;) {
+    const std::size_t n = std::min(count, each);
+    const std::size_t bytes = n * op.element_bytes;
+    std::byte* result = streamed == 0 ? tile : outs[0];
+    op.complete(streamed == 0 ? &result : outs, std::max(streamed, 1), ins, nins, n);
+    for (int j = streamed; j != nouts; ++j) copy_streaming(outs[j], result, bytes);
+    for (int j = 0; j != nouts; ++j) outs[j] += bytes;
+    for (int k = 0; k != nins; ++k) ins[k] += bytes;
+    count -= n;
+  }
+}
+
+/// `op.complete`, which may move `outs` and `ins` on. `count` may be 0.
+inline void complete_to(output how, const reduction& op, std::byte** outs, int nouts, const std::byte** ins, int nins,
+                        std::size_t count) {
+  if (how == output::streaming) return complete_streaming(op, outs, nouts, 0, ins, nins, count);
+  if (count != 0) op.complete(outs, nouts, ins, nins, count);
+}
+
+/// Orders all that went past the caches before later stores. (A fence for each piece would wait for memory.)
+inline void output_fence([[maybe_unused]] output how) noexcept {
+#if defined(__x86_64__)
+  if (how == output::streaming) _mm_sfence();
+#endif
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

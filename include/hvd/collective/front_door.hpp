@@ -1,0 +1,324 @@
+// hvd/collective/front_door.hpp: what the front doors of all collectives share: checks of arguments, and the way to an algorithm.
+#pragma once
+
+#include <hvd/shared_memory/agree.hpp>
+#include <hvd/algorithm/automatic.hpp>
+#include <hvd/buffer.hpp>
+#include <hvd/detail/text_hash.hpp>
+#include <hvd/call.hpp>
+#include <hvd/transport.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+template <class T>
+const std::byte* bytes_of(std::span<T> s) noexcept {
+  return reinterpret_cast<const std::byte*>(s.data());
+}
+template <class T>
+std::byte* writable_bytes_of(std::span<T> s) noexcept {
+  return reinterpret_cast<std::byte*>(s.data());
+}
+
+inline bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) noexcept {
+  const auto at_a = reinterpret_cast<std::uintptr_t>(a), at_b = reinterpret_cast<std::uintptr_t>(b);
+  return a_bytes != 0 && b_bytes != 0 && at_a < at_b + b_bytes && at_b < at_a + a_bytes;
+}
+
+/// Whether p is `offset` bytes behind `base`: also where that is too far for a pointer, which `arguments` refuses.
+inline bool lies_at(const std::byte* p, const std::byte* base, std::size_t offset) noexcept {
+  return reinterpret_cast<std::uintptr_t>(p) == reinterpret_cast<std::uintptr_t>(base) + offset;
+}
+
+/// `ranks` blocks of `each` elements, or the largest number: more than `arguments` lets through.
+inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
+  std::size_t all = 0;
+  const bool wraps = __builtin_mul_overflow(each, static_cast<std::size_t>(ranks), &all);
+  return wraps ? std::numeric_limits<std::size_t>::max() : all;
+}
+
+/// Whether calls are compared between ranks that have no common memory, which could say it for all: HVD_CHECK, the same
+/// on all ranks. Not in a simulation whose messages carry no bytes.
+template <class T>
+bool checks_messages(T& comm) {
+  static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
+  if constexpr (requires { bool{comm.payload()}; }) {
+    return on && comm.payload();
+  } else {
+    return on;
+  }
+}
+
+/// What each rank has to say, in rank order; log p messages, whatever else the transport could do.
+template <PointToPoint T, class Value>
+std::vector<Value> share_by_messages(T& comm, const Value& own) {
+  std::vector<Value> all(static_cast<std::size_t>(comm.size()));
+  const partition blocks(comm.size(), 1, sizeof own);
+  recursive_doubling{}(
+      comm, allgather_call{reinterpret_cast<const std::byte*>(&own), reinterpret_cast<std::byte*>(all.data()), blocks});
+  return all;
+}
+
+/// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
+template <class T>
+void agree_by_messages(T& comm, const descriptor& own) {
+  const std::vector<descriptor> all = share_by_messages(comm, own);
+  const std::string label = joined({"rank ", comm.rank(), " of ", comm.size()});
+  if (const auto why = disagreement(all, name(own.kind), label)) throw error(*why);
+}
+
+/// Collects what is wrong with the arguments of one call on one rank; the first finding counts.
+class arguments {
+ public:
+  /// `suffix` completes the name of the function that was called, as in allgather_v.
+  arguments(operation kind, int rank, int size, const char* suffix = "")
+      : kind_(kind), rank_(rank), size_(size), suffix_(suffix) {}
+
+  template <class S>
+  arguments& buffer(const char* name, const S& s) {
+    constexpr std::size_t unit = sizeof(typename S::value_type);
+    if (s.size() > most(unit)) [[unlikely]]
+      addressable(name, s.size(), unit);
+    if (s.data() == nullptr && s.size() != 0) refuse({name, " is null but has ", s.size(), " elements"});
+    return *this;
+  }
+  /// Before anything is computed from the number of elements: products with it, and pointers, could wrap around.
+  [[gnu::noinline]] arguments& addressable(const char* name, std::size_t count, std::size_t element_bytes) {
+    if (count > most(element_bytes)) {
+      refuse({name, " has ", count, " elements of ", element_bytes, element_bytes == 1 ? " byte" : " bytes",
+              ", more than can be addressed (a negative count?)"});
+    }
+    return *this;
+  }
+  arguments& equal(const char* what, std::size_t got, const char* wanted_what, std::size_t wanted) {
+    if (got != wanted) {
+      refuse({what, " has ", got, " elements; allowed: ", wanted, " (", wanted_what, ")"});
+    }
+    return *this;
+  }
+  /// As many for each rank.
+  arguments& multiple(const char* what, std::size_t got) {
+    if (got % static_cast<std::size_t>(size_) != 0) {
+      refuse({what, " has ", got, " elements; allowed: a multiple of ", size_, ", the number of ranks"});
+    }
+    return *this;
+  }
+  arguments& root(int r) { return rank_of("root", r); }
+  arguments& rank_of(const char* what, int r) {
+    if (r < 0 || r >= size_) {
+      refuse({what, " ", r, " is out of range; allowed: 0 to ", size_ - 1});
+    }
+    return *this;
+  }
+  [[gnu::noinline]] arguments& counts(const char* what, std::span<const std::size_t> c, std::size_t element_bytes) {
+    if (c.size() != static_cast<std::size_t>(size_)) {
+      refuse({what, " has ", c.size(), " entries; allowed: one for each of the ", size_, " ranks"});
+    }
+    std::size_t total = 0;
+    for (const std::size_t n : c) {  // or blocks with a sum that fits could lie anywhere
+      if (n > most(element_bytes) - total) {
+        refuse({what, " add up to more than ", most(element_bytes), " elements of ", element_bytes,
+                element_bytes == 1 ? " byte" : " bytes", ", the most that can be addressed (a negative count?)"});
+        break;
+      }
+      total += n;
+    }
+    return *this;
+  }
+  /// Input and output may overlap only `in_place`: as the collective documents it.
+  arguments& apart(const std::byte* in, std::size_t in_bytes, const std::byte* out, std::size_t out_bytes,
+                   bool in_place) {
+    if (!in_place && overlap(in, in_bytes, out, out_bytes)) {
+      refuse({"input and output overlap; allowed: no common element, or in place as the collective documents"});
+    }
+    return *this;
+  }
+  [[gnu::noinline]] void refuse(std::initializer_list<piece> why) {
+    if (problem_.empty()) problem_ = joined(why);
+  }
+
+  /// Throws if anything was found. With HVD_CHECK the other ranks learn it and throw too.
+  template <class T>
+  void check(T& comm) const {
+    if (problem_.empty()) [[likely]]
+      return;
+    if constexpr (PeerMemory<T>) {
+      if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
+    } else if constexpr (PointToPoint<T>) {
+      if (checks_messages(comm) && comm.size() > 1) tell_by_messages(comm);
+    }
+    check_alone();
+  }
+  /// The same for operations that not all ranks call.
+  void check_alone() const {
+    if (problem_.empty()) [[likely]]
+      return;
+    fail(error_kind::invalid_argument, {name(kind_), suffix_, " on rank ", rank_, " of ", size_, ": ", problem_},
+         rank_);
+  }
+
+ private:
+  static constexpr std::size_t most(std::size_t element_bytes) noexcept {
+    return std::size_t{PTRDIFF_MAX} / element_bytes;
+  }
+  [[nodiscard]] descriptor invalid_call() const noexcept {
+    descriptor d;
+    d.kind = kind_;
+    d.invalid = 1;
+    if (*suffix_ != '\0') d.flags |= descriptor::with_counts;
+    return d;
+  }
+  template <class T>
+  void tell_by_messages(T& comm) const {
+    try {
+      agree_by_messages(comm, invalid_call());
+    } catch (const error& e) {
+      if (e.kind() != error_kind::invalid_argument) throw;  // a peer that is lost, say
+    }
+  }
+  void tell(peer_memory& m) const {
+    peer_memory::scope scope(m, name(kind_));
+    try {
+      agree(m, invalid_call(), scope);
+    } catch (const error& e) {
+      if (m.failed()) throw;
+    }
+    scope.leave();
+  }
+
+  operation kind_;
+  int rank_;
+  int size_;
+  const char* suffix_;
+  std::string problem_;
+};
+
+// ---- a group of one: nothing to communicate ------------------------------------------------------------------
+
+inline void move(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
+  if (out != in) copy_bytes(out, in, bytes);
+}
+inline void run_alone(const allreduce_call& c) {
+  if (c.count != 0 && (c.in != c.out || c.op.scales())) c.op.complete(&c.out, 1, &c.in, 1, c.count);
+}
+inline void run_alone(const reduce_call& c) { run_alone(allreduce_call{c.in, c.out, c.count, c.op}); }
+inline void run_alone(const reduce_scatter_call& c) { run_alone(allreduce_call{c.in, c.out, c.blocks.count(0), c.op}); }
+inline void run_alone(const allgather_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
+inline void run_alone(const broadcast_call& c) { move(c.out, c.in, c.bytes); }
+inline void run_alone(const alltoall_call& c) { move(c.out, c.in, c.send.bytes(0)); }
+inline void run_alone(const gather_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
+inline void run_alone(const scatter_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
+
+template <class A>
+inline constexpr bool is_automatic = false;
+template <class Tuning>
+inline constexpr bool is_automatic<automatic<Tuning>> = true;
+
+template <class A>
+constexpr bool keeps_rank_order() {
+  if constexpr (requires { bool{A::rank_ordered}; }) {
+    return A::rank_ordered;
+  } else {
+    return false;
+  }
+}
+
+/// Of the algorithm and its tunables, so that ranks can compare them; 0 for the default on common memory. Without a
+/// `name` the type is all that is known.
+template <class T, class A>
+std::uint16_t algorithm_hash(const A& how) {
+  if constexpr (is_automatic<A> && PeerMemory<T>) {
+    return 0;  // `direct`
+  } else {
+    if constexpr (std::is_same_v<A, direct>) {
+      if (how == direct{}) return 0;
+    }
+    std::uint64_t h = 0;
+    if constexpr (requires {
+                    { name(how) } -> std::convertible_to<std::string_view>;
+                  }) {
+      h = text_hash(name(how));
+    } else {
+      h = text_hash(__PRETTY_FUNCTION__);
+    }
+    return static_cast<std::uint16_t>(h >> 48);
+  }
+}
+
+/// The call with another reduction.
+inline allreduce_call with(const allreduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op}; }
+inline reduce_call with(const reduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op, c.root}; }
+inline reduce_scatter_call with(const reduce_scatter_call& c, const reduction& op) {
+  return {c.in, c.out, c.blocks, op};
+}
+
+/// Runs a checked call.
+template <class T, class Call, class A>
+void run(T& comm, const Call& call, const A& how) {
+  static_assert(Answers<A, T, Call>,
+                "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
+                "transport lacks (direct needs PeerMemory; native a collective of the transport's own; all others need "
+                "PointToPoint), or has no such collective");
+  if (comm.size() == 1) return run_alone(call);
+  if constexpr (requires { call.op.commutative; }) {
+    if (!keeps_rank_order<A>() && !call.op.commutative) {
+      fail(error_kind::unsupported,
+           {name(Call::kind), " on rank ", comm.rank(), " of ", comm.size(),
+            ": this algorithm does not combine ranks in order, which a non-commutative reduction needs; use "
+            "automatic, direct, native, tree, double_tree, recursive_doubling or halving_doubling"});
+    }
+  }
+  if constexpr (PeerMemory<T>) {
+    peer_memory& m = comm.peers();
+    if (m.checks()) [[unlikely]] {
+      peer_memory::scope scope(m, name(Call::kind));
+      descriptor d = describe(call);
+      d.algorithm = algorithm_hash<T>(how);
+      agree(m, d, scope);
+      scope.leave();
+    }
+  } else if constexpr (PointToPoint<T>) {
+    if (checks_messages(comm)) [[unlikely]] {
+      descriptor d = describe(call);
+      d.algorithm = algorithm_hash<T>(how);
+      agree_by_messages(comm, d);
+    }
+  }
+  if constexpr (requires { comm.charged(call.op); }) {  // in a simulation, reductions take time
+    const reduction charged = comm.charged(call.op);
+    how(comm, with(call, charged));
+  } else {
+    how(comm, call);
+  }
+}
+
+/// What a pointer stands for where counts tell the length: the blocks of all ranks, or one of them. (That there is a
+/// count for each rank is checked later.)
+template <class E>
+std::span<E> all_blocks(E* data, std::span<const std::size_t> counts) {
+  return {data, partition(counts, 1).total_count()};
+}
+template <class E>
+std::span<E> one_block(E* data, std::span<const std::size_t> counts, int rank) {
+  const auto r = static_cast<std::size_t>(rank);
+  return {data, r < counts.size() ? counts[r] : 0};
+}
+
+/// The element type that input and output share.
+template <class In, class Out>
+constexpr void same_elements() {
+  static_assert(std::is_same_v<element_of<In>, element_of<Out>>,
+                "hvd: input and output must have the same element type; convert one of them first");
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

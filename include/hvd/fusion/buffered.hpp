@@ -1,0 +1,234 @@
+// hvd/fusion/buffered.hpp: batches of tensors through a buffer: pack, one collective, unpack.
+//
+// For all transports but those with common memory, and there for what is small, or sent as messages (Adasum).
+#pragma once
+
+#include <hvd/algorithm/adasum.hpp>
+#include <hvd/fusion/pack.hpp>
+#include <hvd/shared_array.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// As many tensors as fit into the buffer make a round. One that does not fit by itself, or is alone, goes without it,
+/// where nothing is to be converted.
+template <Transport T>
+class fusion_rounds {
+ public:
+  fusion_rounds(T& comm, std::size_t most) : threshold(most), comm_(comm) {}
+
+  std::size_t threshold;
+  [[nodiscard]] std::size_t bytes() const noexcept { return buffer_.size(); }
+  void release() noexcept { buffer_ = {}; }
+
+  void allreduce(const fused_vector& v, const reduction& op) {
+    const fused_reduction parts(op, v.converts(), PeerMemory<T>);
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      const fused_part& p = v.parts[first];
+      if (last - first == 1 && !v.converts()) {
+        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, automatic<>{});
+      }
+      const auto call = [&](std::byte* buffer, std::size_t count) {
+        run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, automatic<>{});
+      };
+      const std::size_t count = v.parts[last - 1].end() - p.start;
+      const std::size_t most = std::max(threshold, least_piece) / v.unit;
+      std::byte* const buffer = reserve(std::min(count, most) * v.unit);
+      if (count <= most) {
+        pack(v, first, last, buffer, &parts.outer);
+        call(buffer, count);
+        return unpack(v, first, last, buffer, &parts.outer);
+      }
+      for (std::size_t done = 0, n = 0; done != p.count; done += n) {
+        n = std::min(most, p.count - done);
+        v.pack(buffer, p, done, n, &parts.outer);
+        call(buffer, n);
+        v.unpack(p, done, n, buffer, &parts.outer);
+      }
+    });
+  }
+
+  /// Each part is a tensor with factors of its own; there are no gaps.
+  void adasum(const fused_vector& v, const reduction& op)
+    requires PointToPoint<T>
+  {
+    const fused_reduction parts(op, v.converts(), false);
+    std::vector<std::size_t> lengths;
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      const fused_part& p = v.parts[first];
+      if (last - first == 1 && !v.converts()) {
+        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, hvd::adasum{});
+      }
+      const std::size_t count = v.parts[last - 1].end() - p.start;
+      std::byte* const buffer = reserve(count * v.unit);
+      lengths.clear();
+      for (std::size_t i = first; i != last; ++i) lengths.push_back(v.parts[i].count);
+      pack(v, first, last, buffer, &parts.outer);
+      run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, hvd::adasum{lengths});
+      unpack(v, first, last, buffer, &parts.outer);
+    });
+  }
+
+  /// A vector of bytes.
+  void broadcast(const fused_vector& v, int root) {
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      if (last - first == 1) {
+        const fused_part& p = v.parts[first];
+        return run(comm_, broadcast_call{p.in, p.out, p.count, root}, automatic<>{});
+      }
+      const std::size_t bytes = v.parts[last - 1].end() - v.parts[first].start;
+      std::byte* const buffer = reserve(bytes);
+      if (comm_.rank() == root) pack(v, first, last, buffer);
+      run(comm_, broadcast_call{buffer, buffer, bytes, root}, automatic<>{});
+      unpack(v, first, last, buffer);
+    });
+  }
+
+  /// Block r of the buffer is what rank r has of all tensors.
+  void allgather(std::span<const fused> batch, std::span<const std::vector<std::size_t>> counts) {
+    const std::size_t ranks = static_cast<std::size_t>(comm_.size()), own = static_cast<std::size_t>(comm_.rank());
+    std::vector<std::size_t> sizes(ranks), done;
+    const auto bytes = [&](std::size_t i, std::size_t r) { return counts[i][r] * size_of(batch[i].type); };
+    const auto total = [&](std::size_t i) { return sum_of(counts[i], ranks) * size_of(batch[i].type); };
+    each_round(batch.size(), total, [&](std::size_t first, std::size_t last) {
+      for (std::size_t r = 0; r != ranks; ++r) {
+        sizes[r] = 0;
+        for (std::size_t i = first; i != last; ++i) sizes[r] += bytes(i, r);
+      }
+      const partition blocks = partition_of(sizes, 1);
+      if (blocks.total_bytes() == 0) return;
+      if (last - first == 1) {
+        return run(comm_, allgather_call{batch[first].in, batch[first].out, blocks}, automatic<>{});
+      }
+      std::byte* const buffer = reserve(blocks.total_bytes());
+      std::byte* to = buffer + blocks.offset(comm_.rank());
+      for (std::size_t i = first; i != last; ++i) {
+        copy_bytes(to, batch[i].in, bytes(i, own));
+        to += bytes(i, own);
+      }
+      run(comm_, allgather_call{buffer + blocks.offset(comm_.rank()), buffer, blocks}, automatic<>{});
+      done.assign(last - first, 0);
+      const std::byte* from = buffer;
+      for (std::size_t r = 0; r != ranks; ++r) {
+        for (std::size_t i = first; i != last; ++i) {
+          copy_bytes(batch[i].out + done[i - first], from, bytes(i, r));
+          done[i - first] += bytes(i, r);
+          from += bytes(i, r);
+        }
+      }
+    });
+  }
+
+  /// Block r of the buffer is what rank r gets of all tensors; counts[i] is for tensor i of the batch.
+  void reduce_scatter(const fused_vector& v, const reduction& op, std::span<const std::vector<std::size_t>> counts) {
+    const std::size_t ranks = static_cast<std::size_t>(comm_.size()), own = static_cast<std::size_t>(comm_.rank());
+    const fused_reduction parts(op, v.converts(), PeerMemory<T>);
+    std::vector<std::size_t> sizes(ranks), done;
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      for (std::size_t r = 0; r != ranks; ++r) {
+        sizes[r] = 0;
+        for (std::size_t i = first; i != last; ++i) sizes[r] += counts[v.parts[i].index][r];
+      }
+      const partition blocks = partition_of(sizes, v.unit);
+      const fused_part& p = v.parts[first];
+      if (last - first == 1 && !v.converts()) {
+        return run(comm_, reduce_scatter_call{p.in, p.out, blocks, op}, automatic<>{});
+      }
+      std::byte* const buffer = reserve(blocks.total_bytes());
+      std::byte* to = buffer;
+      done.assign(last - first, 0);
+      for (std::size_t r = 0; r != ranks; ++r) {
+        for (std::size_t i = first; i != last; ++i) {
+          const std::size_t n = counts[v.parts[i].index][r];
+          v.pack(to, v.parts[i], done[i - first], n, &parts.outer);
+          done[i - first] += n;
+          to += n * v.unit;
+        }
+      }
+      std::byte* const result = buffer + blocks.offset(comm_.rank());
+      run(comm_, reduce_scatter_call{buffer, result, blocks, parts.inner}, automatic<>{});
+      const std::byte* from = result;
+      for (std::size_t i = first; i != last; ++i) {
+        const std::size_t n = counts[v.parts[i].index][own];
+        v.unpack(v.parts[i], 0, n, from, &parts.outer);
+        from += n * v.unit;
+      }
+    });
+  }
+
+ private:
+  /// Conversions go through at least as many bytes at once.
+  static constexpr std::size_t least_piece = std::size_t{64} << 10;
+
+  static partition partition_of(const std::vector<std::size_t>& counts, std::size_t unit) {
+    const bool even = std::all_of(counts.begin(), counts.end(), [&](std::size_t n) { return n == counts.front(); });
+    return even ? partition(static_cast<int>(counts.size()), counts.front(), unit) : partition(counts, unit);
+  }
+
+  /// In memory of all ranks where the transport has such, but for ranks with common memory, which only use it for
+  /// messages and small collectives. Doubles up to the threshold; more is for one tensor that must be packed whole.
+  std::byte* reserve(std::size_t bytes) {
+    if (bytes <= buffer_.size()) return buffer_.data();
+    const std::size_t wanted = std::min(std::max(threshold, bytes), std::bit_ceil(bytes));
+    release();
+    if constexpr (!PeerMemory<T> && requires { comm_.template alloc_shared<std::byte>(wanted); }) {
+      buffer_ = comm_.template alloc_shared<std::byte>(wanted);
+    } else {
+      const auto memory = std::make_shared<temporary>(wanted);
+      buffer_ = {memory->data(), wanted, memory};
+    }
+    return buffer_.data();
+  }
+
+  /// f(first, last) for as many of n things as fit into the buffer together, and for each that does not by itself.
+  template <class Bytes, class F>
+  void each_round(std::size_t n, const Bytes& bytes, const F& f) {
+    for (std::size_t i = 0, j = 0; i != n; i = j) {
+      std::size_t room = threshold;
+      for (j = i; j != n; ++j) {
+        const std::size_t wanted = round_up(bytes(j), cache_line);
+        if (j != i && wanted > room) break;
+        room -= std::min(room, wanted);
+      }
+      f(i, j);
+    }
+  }
+  template <class F>
+  void each_round(const fused_vector& v, const F& f) {
+    each_round(
+        v.parts.size(), [&](std::size_t i) { return v.parts[i].count * v.unit; }, f);
+  }
+
+  /// Parts [first, last) to and from the buffer. Gaps become zeros: they are reduced with the rest.
+  void pack(const fused_vector& v, std::size_t first, std::size_t last, std::byte* buffer,
+            const reduction* op = nullptr) {
+    std::size_t at = v.parts[first].start;
+    for (std::size_t i = first; i != last; ++i) {
+      const fused_part& p = v.parts[i];
+      std::memset(buffer, 0, (p.start - at) * v.unit);
+      buffer += (p.start - at) * v.unit;
+      v.pack(buffer, p, 0, p.count, op);
+      buffer += p.count * v.unit;
+      at = p.end();
+    }
+  }
+  void unpack(const fused_vector& v, std::size_t first, std::size_t last, const std::byte* buffer,
+              const reduction* op = nullptr) {
+    for (std::size_t i = first; i != last; ++i) {
+      const fused_part& p = v.parts[i];
+      v.unpack(p, 0, p.count, buffer + (p.start - v.parts[first].start) * v.unit, op);
+    }
+  }
+
+  T& comm_;
+  shared_array<std::byte> buffer_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,38 @@
+// hvd/shared_memory/futex.hpp: sleeping on a word of shared memory, or for a time.
+#pragma once
+
+#include <hvd/version.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Sleeps until woken, unless what is there no longer has the expected value; at most `limit`. Works between
+/// processes. May return early.
+inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expected,
+                       std::chrono::nanoseconds limit) noexcept {
+  const timespec t{static_cast<std::time_t>(limit.count() / 1'000'000'000),
+                   static_cast<long>(limit.count() % 1'000'000'000)};
+  ::syscall(SYS_futex, &at, FUTEX_WAIT, expected, &t, nullptr, 0);
+}
+
+/// Sleeps: std::this_thread::sleep_for, without the rest of <thread>.
+inline void nap(std::chrono::microseconds time) noexcept {
+  const timespec t{static_cast<std::time_t>(time.count() / 1'000'000),
+                   static_cast<long>(time.count() % 1'000'000 * 1000)};
+  ::nanosleep(&t, nullptr);
+}
+
+inline void futex_wake_all(const std::atomic<std::uint32_t>& at) noexcept {
+  ::syscall(SYS_futex, &at, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,166 @@
+// hvd/shared_memory/layout.hpp: what lies where in the memory that the ranks of a group share.
+//
+// A header, then one window for each rank, written by that rank alone (the header's abort word and the
+// doorbells aside). Whatever one rank polls while another writes stands alone on 128 bytes, because CPUs
+// prefetch lines in pairs.
+#pragma once
+
+#include <hvd/detail/cpu.hpp>
+#include <hvd/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace hvd::inline HVD_ABI::detail {
+
+inline constexpr std::size_t apart = 2 * cache_line;
+
+using word = std::atomic<std::uint64_t>;
+static_assert(word::is_always_lock_free, "hvd: ranks synchronise by 64-bit loads and stores in shared memory");
+
+struct alignas(apart) lonely_word {
+  word value{0};
+};
+
+/// What a rank sends in an exchange: whoever sees the sequence number sees the payload. The low 16 bits of `stamp` are
+/// a signature of the call, so that ranks in different calls notice. What fits into the first line costs one line.
+struct alignas(apart) mailbox {
+  static constexpr std::size_t capacity = 34 * cache_line - sizeof(word);  // 2 KiB and a little
+  static constexpr std::size_t first_line = cache_line - sizeof(word);
+  word stamp;
+  std::byte payload[capacity];
+};
+
+enum class presence : std::uint32_t { absent, joined, left };
+
+inline constexpr int max_cpus = 2048;
+inline constexpr int max_ranks = 4096;
+
+/// For whom a rank waits, for wait_board.
+struct wait_state {
+  std::atomic<std::uint32_t> waits_for{0};  ///< a rank and 1, or 0
+  std::atomic<std::uint32_t> looks{0};      ///< how often it has looked up from its waits
+};
+
+/// The first part of a rank's window.
+struct control {
+  lonely_word staged;   ///< chunks that this rank has staged
+  lonely_word reduced;  ///< chunks that it has reduced or read from all its peers
+  lonely_word done;     ///< exchanges that it has completed
+  struct alignas(apart) {
+    std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
+    std::atomic<std::uint32_t> rings{0};     ///< what they sleep on
+  } bell;
+  struct alignas(apart) {
+    std::atomic<presence> state{presence::absent};
+    std::atomic<std::uint64_t> nonce{0};      ///< as this rank read it in the header
+    std::atomic<std::uint64_t> process{0};    ///< process_identity of this rank
+    std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
+    std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
+    std::atomic<bool> informed{false};        ///< it knows that the group has failed, and so may end because of that
+    wait_state waits;
+  } self;
+};
+
+/// What the creator decides and all ranks adopt.
+struct geometry {
+  std::uint64_t window_bytes = 0;
+  std::uint64_t slot_bytes = 0;                                  ///< payload of a channel slot
+  std::uint64_t ring_bytes = 0;                                  ///< room for the staging ring
+  std::uint64_t mailboxes_at = 0, channels_at = 0, ring_at = 0;  ///< offsets in a window
+  friend bool operator==(const geometry&, const geometry&) = default;
+};
+
+/// What protocols are tuned by. In the group's memory because ranks that may use different CPUs must choose alike.
+struct cache_sizes {
+  std::uint64_t l2 = 0;  ///< bytes of a core's second level, 0 if unknown
+  std::uint64_t l3 = 0;  ///< bytes of a last-level domain, 0 if unknown
+};
+
+/// A fragment of a message; `stamp` counts the fragments of its channel.
+struct alignas(cache_line) slot {
+  word stamp;
+  std::uint64_t message_bytes;
+  std::uint64_t reserved[6];
+};
+inline constexpr int slots_per_channel = 2;
+/// The payload of a slot has so many bytes at least, with any number of ranks: what is no longer is one fragment.
+inline constexpr std::size_t least_slot_bytes = 8 * cache_line;
+inline constexpr std::size_t staging_page = 4096;  ///< of which places in the ring are multiples: see staging.hpp
+
+inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// The group's header, which `staging_bytes` counts in with each rank's window.
+inline constexpr std::size_t header_bytes = 4096;
+
+/// The layout where each rank adds `staging` bytes, the header counted: two mailboxes, a quarter channels at most, and
+/// the rest for the staging ring.
+inline geometry make_geometry(int size, std::size_t staging) {
+  if (size < 1 || size > max_ranks) {
+    fail(error_kind::invalid_argument, {"a group of ", size, " ranks cannot share memory; allowed: 1 to 4096"});
+  }
+  const std::size_t ranks = static_cast<std::size_t>(size);
+  geometry g;
+  g.window_bytes = std::max(staging / 4096 * 4096, 2 * header_bytes) - header_bytes;
+  g.mailboxes_at = round_up(sizeof(control), apart);  // not where a page begins: see copy_bytes
+  g.channels_at = g.mailboxes_at + 2 * sizeof(mailbox);
+  // A channel from this rank to each peer (two slots), and a word for what was taken from each.
+  const std::size_t per_channel = g.window_bytes / 4 / ranks;
+  const std::size_t fixed = slots_per_channel * sizeof(slot) + apart;
+  const std::size_t payload = per_channel > fixed ? (per_channel - fixed) / slots_per_channel : 0;
+  g.slot_bytes = std::clamp<std::size_t>(payload / cache_line * cache_line, least_slot_bytes, 32768);
+  const std::size_t channel_bytes = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
+  g.ring_at = round_up(g.channels_at + ranks * channel_bytes, staging_page);
+  g.ring_bytes = g.window_bytes > g.ring_at ? (g.window_bytes - g.ring_at) / staging_page * staging_page : 0;
+  const std::size_t least = 3 * round_up(ranks * cache_line, staging_page);  // three chunks of a line for each rank
+  if (g.ring_bytes < least) {
+    fail(error_kind::invalid_argument,
+         {"staging memory of ", staging, " bytes a rank is too little for ", size,
+          " ranks; set memory_policy::staging_bytes to at least ", round_up(header_bytes + g.ring_at + least, 65536)});
+  }
+  return g;
+}
+
+/// A flag for each rank.
+class rank_set {
+ public:
+  void add(int r) noexcept { words_[index(r)].fetch_or(bit(r)); }
+  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & bit(r)) != 0; }
+
+ private:
+  static std::size_t index(int r) noexcept { return static_cast<std::size_t>(r) / 64; }
+  static std::uint64_t bit(int r) noexcept { return std::uint64_t{1} << r % 64; }
+  std::array<word, max_ranks / 64> words_{};
+};
+
+/// The start of a group's memory. Filled before any other rank can see it, and constant from then on, but for
+/// the abort word and the flags.
+struct alignas(header_bytes) group_header {
+  static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
+  std::uint64_t magic = magic_value;
+  std::uint64_t total_bytes = 0;
+  std::array<std::uint64_t, 2> nonce{};
+  std::array<char, 32> version{};
+  std::array<char, 128> job{};  ///< for messages; cut if longer
+  std::uint64_t job_hash = 0;
+  std::int32_t size = 0;
+  std::uint32_t check = 0;
+  geometry windows;
+  cache_sizes caches;
+  std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
+  rank_set entered;            ///< who has come, and holds its lock from then on while it lives
+  rank_set ready;              ///< whose window has memory: until then nobody else may touch it
+  /// 0, or why the group is finished (abort.hpp).
+  lonely_word abort;
+};
+
+static_assert(sizeof(group_header) == header_bytes);
+
+inline std::size_t group_bytes(int size, const geometry& g) {
+  return sizeof(group_header) + static_cast<std::size_t>(size) * g.window_bytes;
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

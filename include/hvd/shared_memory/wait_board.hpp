@@ -1,0 +1,67 @@
+// hvd/shared_memory/wait_board.hpp: for whom each rank waits, where the others see it, so that a deadline names the right one.
+#pragma once
+
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/layout.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// One rank's view of it. A rank that waits long for another may do so because that one waits itself.
+class wait_board {
+ public:
+  /// `windows`: the first rank's; `stride`: bytes from one to the next.
+  wait_board(std::byte* windows, std::size_t stride, int rank, int size) noexcept
+      : windows_(windows), stride_(stride), rank_(rank), size_(size) {}
+  wait_board(const wait_board&) = delete;
+  wait_board& operator=(const wait_board&) = delete;
+
+  /// This rank waits for `peer` now, still does, does no more.
+  void begin(int peer) noexcept {
+    waiting_for_.store(peer, std::memory_order_relaxed);
+    of(rank_).waits_for.store(static_cast<std::uint32_t>(peer + 1), std::memory_order_relaxed);
+  }
+  void look() noexcept { of(rank_).looks.fetch_add(1, std::memory_order_relaxed); }
+  void end() noexcept { begin(-1); }
+  /// For whom this rank waits, or -1. Any thread.
+  [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
+
+  /// Who holds up `peer`, for which this rank has waited too long: the first rank, from `peer` on, that does not itself
+  /// wait for the next. A rank that is stopped in a wait does not look up any more, and so does not count as waiting.
+  /// Where all of them wait, `peer`. Cost: up to 0.2 s.
+  [[nodiscard]] int responsible(int peer) const noexcept {
+    int at = peer;
+    for (int hops = 0; hops != size_; ++hops) {
+      const int next = static_cast<int>(of(at).waits_for.load(std::memory_order_relaxed)) - 1;
+      if (next < 0 || next >= size_ || next == at || !looks_up(at)) return at;
+      if (next == rank_) break;
+      at = next;
+    }
+    return peer;
+  }
+
+ private:
+  [[nodiscard]] wait_state& of(int r) const noexcept {
+    return reinterpret_cast<control*>(windows_ + static_cast<std::size_t>(r) * stride_)->self.waits;
+  }
+  /// Whether a rank goes on waiting. Ranks look up every millisecond, those of an engine every 50, if they get a CPU.
+  [[nodiscard]] bool looks_up(int r) const noexcept {
+    const std::uint32_t before = of(r).looks.load(std::memory_order_relaxed);
+    for (int i = 0; i != 200; ++i) {
+      nap(std::chrono::milliseconds(1));
+      if (of(r).looks.load(std::memory_order_relaxed) != before) return true;
+    }
+    return false;
+  }
+
+  std::byte* windows_;
+  std::size_t stride_;
+  int rank_, size_;
+  std::atomic<int> waiting_for_{-1};
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

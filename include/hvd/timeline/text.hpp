@@ -1,0 +1,212 @@
+// hvd/timeline/text.hpp: events as lines of Chrome's trace format.
+//
+// "Trace Event Format" (Google, 2016), in the array form that chrome://tracing, ui.perfetto.dev and other viewers read.
+#pragma once
+
+#include <hvd/timeline/json_string.hpp>
+#include <hvd/detail/text_hash.hpp>
+#include <hvd/timeline/trace_ring.hpp>
+#include <hvd/dtype.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// The tensors of a timeline: each name has a number here, and the number of a "process" that all ranks give it.
+class timeline_names {
+ public:
+  static constexpr std::uint32_t most = 65'536, unknown = UINT32_MAX;
+
+  /// The number of a name: 0, 1, 2 and so on. `unknown` once there are `most`, for the sake of memory.
+  std::uint32_t add(std::string_view name) {
+    const std::lock_guard hold(mutex_);
+    const auto known = numbers_.find(name);
+    if (known != numbers_.end()) return known->second;
+    if (names_.size() == most) return unknown;
+    // A hash, so that ranks agree without a word whatever the order in which they see names. Of two names with one hash
+    // (in 1,000 names with a chance of 1 in 4,300) the later gets the next, and on other ranks perhaps the other.
+    auto process = static_cast<std::uint32_t>(text_hash(name) % INT32_MAX) + 1;  // 0 is for what belongs to no tensor
+    while (!processes_.insert(process).second) process = process % INT32_MAX + 1;
+    const auto number = static_cast<std::uint32_t>(names_.size());
+    const auto added = numbers_.emplace(name, number).first;
+    names_.push_back({&added->first, process});
+    return number;
+  }
+
+  struct entry {
+    const std::string* name;  // lives as long as this does
+    std::uint32_t process;
+  };
+  /// None for a number that add() has not given.
+  [[nodiscard]] std::optional<entry> find(std::uint32_t number) const {
+    const std::lock_guard hold(mutex_);
+    if (number >= names_.size()) return std::nullopt;
+    return names_[number];
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::uint32_t, std::less<>> numbers_;
+  std::set<std::uint32_t> processes_;
+  std::vector<entry> names_;
+};
+
+/// Makes lines, each of which begins with ",\n". Keeps for each tensor how many activities are open, so that an event
+/// that was dropped does not put all later ones into the wrong place.
+class timeline_text {
+ public:
+  /// `origin`: what this host's steady clock showed, in nanoseconds, at the time 0 of the file.
+  timeline_text(const timeline_names& names, int rank, std::int64_t origin)
+      : names_(names), rank_(std::to_string(rank)), origin_(origin) {}
+
+  /// False if the event has no place: an end without a beginning, an unknown tensor.
+  bool add(const trace_event& e) {
+    if (e.kind == trace_kind::cycle) {
+      mark("CYCLE_START", e.time);
+      return true;
+    }
+    row* const found = row_of(e.tensor);
+    if (found == nullptr) return false;
+    row& at = *found;
+    switch (e.kind) {
+      case trace_kind::begin:
+        open("B", at.place);
+        lines_ += ",\"name\":";
+        append_json_string(lines_, e.activity != nullptr ? e.activity : "");
+        close(e.time);
+        ++at.depth;
+        return true;
+      case trace_kind::end:
+      case trace_kind::result:
+        if (at.depth == 0) return false;
+        // The outermost end: what is still open has lost its own end.
+        if (e.kind == trace_kind::result) {
+          while (at.depth > 1) end(at, e.time);
+        }
+        end(at, e.time, e.kind == trace_kind::result ? &e : nullptr);
+        return true;
+      default:  // a tick
+        open("X", at.place);
+        ((lines_ += ",\"name\":\"") += std::to_string(e.rank)) += "\",\"dur\":0";
+        close(e.time);
+        return true;
+    }
+  }
+
+  /// That events were dropped: how many since the last time, and in all.
+  void add_dropped(std::uint64_t events, std::uint64_t total, std::int64_t time) {
+    const std::string both = std::to_string(events) + ",\"total\":" + std::to_string(total);
+    mark("DROPPED", time, both);
+  }
+
+  /// Ends what is still open, and says so: at the end of a timeline.
+  void end_all(std::int64_t time) {
+    for (row& at : rows_) {
+      while (at.depth != 0) end(at, time, nullptr, true);
+    }
+  }
+
+  std::string& lines() noexcept { return lines_; }
+
+ private:
+  struct row {
+    std::string place;   // ,"pid":...,"tid":...; empty until the first event
+    unsigned depth = 0;  // how many activities are open
+  };
+
+  row* row_of(std::uint32_t tensor) {
+    if (tensor < rows_.size() && !rows_[tensor].place.empty()) return &rows_[tensor];
+    const std::optional<timeline_names::entry> e = names_.find(tensor);
+    if (!e) return nullptr;
+    if (rows_.size() <= tensor) rows_.resize(std::size_t{tensor} + 1);
+    row& at = rows_[tensor];
+    at.place = place(std::to_string(e->process));
+    describe("process_name", at.place);
+    lines_ += ",\"args\":{\"name\":";
+    append_json_string(lines_, *e->name);
+    lines_ += "}}";
+    describe("process_sort_index", at.place);
+    ((lines_ += ",\"args\":{\"sort_index\":") += std::to_string(tensor + 1)) += "}}";
+    name_row(at.place);
+    return &at;
+  }
+
+  [[nodiscard]] std::string place(std::string_view process) const {
+    std::string p = ",\"pid\":";
+    ((p += process) += ",\"tid\":") += rank_;
+    return p;
+  }
+  void describe(std::string_view what, std::string_view where) {
+    open("M", where);
+    ((lines_ += ",\"name\":\"") += what) += '"';
+  }
+  void name_row(std::string_view where) {
+    describe("thread_name", where);
+    ((lines_ += ",\"args\":{\"name\":\"rank ") += rank_) += "\"}}";
+  }
+
+  void end(row& at, std::int64_t time, const trace_event* result = nullptr, bool unfinished = false) {
+    --at.depth;
+    open("E", at.place);
+    if (result != nullptr) {
+      ((lines_ += ",\"args\":{\"dtype\":\"") += name(static_cast<dtype>(result->type))) += "\",\"shape\":\"[";
+      const std::size_t kept = std::min<std::size_t>(result->dims, trace_event::most_dims);
+      for (std::size_t i = 0; i != kept; ++i) {
+        if (i != 0) lines_ += ", ";
+        append_number(result->shape[i]);
+      }
+      lines_ += kept < result->dims ? ", ...]\"}" : "]\"}";
+    } else if (unfinished) {
+      lines_ += ",\"args\":{\"unfinished\":true}";
+    }
+    close(time);
+  }
+
+  // Something of this rank that belongs to no tensor, shown across all rows.
+  void mark(std::string_view what, std::int64_t time, std::string_view events = {}) {
+    if (own_.empty()) name_row(own_ = place("0"));
+    open("i", own_);
+    ((lines_ += ",\"name\":\"") += what) += "\",\"s\":\"g\"";
+    if (!events.empty()) ((lines_ += ",\"args\":{\"events\":") += events) += '}';
+    close(time);
+  }
+
+  void open(std::string_view phase, std::string_view where) {
+    (((lines_ += ",\n{\"ph\":\"") += phase) += '"') += where;
+  }
+  // The time, in microseconds with three decimals, and the end of the event.
+  void close(std::int64_t time) {
+    const std::int64_t t = time - origin_;
+    const auto size = static_cast<std::uint64_t>(t < 0 ? -t : t);
+    lines_ += t < 0 ? ",\"ts\":-" : ",\"ts\":";
+    append_number(size / 1000);
+    const auto rest = static_cast<unsigned>(size % 1000);
+    const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                             static_cast<char>('0' + rest % 10), '}'};
+    lines_.append(decimals, sizeof decimals);
+  }
+  void append_number(std::uint64_t number) {
+    char digits[20];
+    lines_.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+  }
+
+  const timeline_names& names_;
+  std::string rank_;
+  std::int64_t origin_;
+  std::vector<row> rows_;
+  std::string own_;  // place of what belongs to no tensor; empty until the first
+  std::string lines_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

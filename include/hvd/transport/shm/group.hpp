@@ -1,0 +1,379 @@
+// hvd/transport/shm/group.hpp: how processes come together in a segment, and how they leave it.
+#pragma once
+
+#include <hvd/shared_memory/agree.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/detail/random_word.hpp>
+#include <hvd/shared_memory/segment.hpp>
+#include <hvd/shared_memory/measure_lines.hpp>
+#include <hvd/policy.hpp>
+#include <hvd/topology.hpp>
+#include <hvd/transport/shm/start.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// One rank's membership of a group of processes.
+class shm_group {
+ public:
+  shm_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
+            const watch& lost = {}, std::shared_ptr<job_claims> claims = {})
+      : opts_(opts), name_(std::move(name)), size_(size), keeps_name_(name_.ambiguous() && nonce == 0 && size > 1),
+        claims_(std::move(claims)),
+        label_(joined({"rank ", rank, " of ", size, " (job ", std::string_view(name_.job).substr(0, 64), ")"})) {
+    if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
+    if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
+    if (name_.job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
+    deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(limit_.time);
+    try {
+      segment_.emplace(group_finder{name_, rank, size, nonce, opts_, lost, limit_, deadline_}.find(creator_));
+      join(rank, lost);
+    } catch (const error& e) {
+      abandon();
+      if (sentence(e).starts_with("join on ")) throw;
+      fail(e.kind(), {"join on ", label_, ": ", sentence(e)}, e.rank());
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    if (!keeps_name_) segment_->unlink();
+  }
+  shm_group(const shm_group&) = delete;
+  shm_group& operator=(const shm_group&) = delete;
+
+  [[nodiscard]] peer_memory& peers() noexcept { return *peers_; }
+  [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
+  [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
+
+  /// Where groups that are split off this one look for a second claim; nothing where none can come.
+  [[nodiscard]] const std::shared_ptr<job_claims>& claims() const noexcept { return claims_; }
+
+  void leave() noexcept {
+    if (!tell_left()) return;
+    // Ranks may have been killed while they came together in a group that this rank is not in.
+    if (somebody_died()) segment::sweep(opts_.memory.directory);
+    if (!keeps_name_) return;
+    segment_->unlink();
+    claims_->forget();
+  }
+
+  /// Whether a rank has left or died.
+  [[nodiscard]] bool gone(int rank) const {
+    return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
+  }
+
+  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, or that knew of a
+  /// failure before it ended, perhaps because of it. (A process that ends lets go of its groups one by one: a rank may
+  /// learn of it elsewhere and leave here before it can be seen here.)
+  [[nodiscard]] int blame(int peer) const {
+    for (int attempt = 0; attempt != 3; ++attempt) {
+      for (int q = 0; q != peers_->size(); ++q) {
+        if (q == peers_->rank() || segment_->locked(q)) continue;
+        const auto& self = peers_->of(q).self;
+        if (self.state.load(std::memory_order_acquire) == presence::left || self.informed.load()) continue;
+        return q;
+      }
+      nap(std::chrono::milliseconds(1));
+    }
+    return peer;
+  }
+
+  /// The first of `members` (ranks of this group) that is gone, as an index; -1 if none is.
+  [[nodiscard]] int find_gone(std::span<const int> members) const {
+    const auto index = [&](int r) {
+      return static_cast<int>(std::find(members.begin(), members.end(), r) - members.begin());
+    };
+    for (const int r : members) {
+      if (r == peers_->rank() || !gone(r)) continue;
+      const int culprit = index(blame(r));
+      return culprit != static_cast<int>(members.size()) ? culprit : index(r);
+    }
+    return -1;
+  }
+
+  /// Memory for n elements on each rank; every rank gets it or every rank throws.
+  std::shared_ptr<segment> allocate(std::size_t n, std::size_t element_bytes) {
+    peer_memory& m = *peers_;
+    peer_memory::scope scope(m, "alloc_shared");
+    descriptor d;
+    d.kind = operation::alloc_shared;
+    d.count = n;
+    d.element_bytes = static_cast<std::uint32_t>(element_bytes);
+    agree(m, d, scope);
+    if (n > std::size_t{PTRDIFF_MAX} / element_bytes / static_cast<std::size_t>(m.size()) / 2) {
+      scope.leave();
+      fail(error_kind::no_memory, {"alloc_shared on ", label_, ": ", n, " elements of ", element_bytes,
+                                   " bytes are more than can be addressed"});
+    }
+    std::shared_ptr<segment> memory;
+    if (n != 0) {
+      const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
+      try {
+        memory = allocate_named(part_name(name_.file, "block", nonce), round_up(n * element_bytes, 4096));
+      } catch (const error& e) {
+        if (m.failed()) throw;  // a peer is gone: not a matter of memory
+        scope.leave();
+        fail(e.kind(), {"alloc_shared on ", label_, ": ", sentence(e)}, e.rank());
+      }
+    }
+    scope.leave();
+    return memory;
+  }
+
+  shared_block add_block(const segment& memory, std::size_t bytes) {
+    const shared_block b{++blocks_, memory.data(), memory.bytes() / static_cast<std::size_t>(peers_->size()), bytes};
+    peers_->add_block(b);
+    return b;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  [[noreturn]] void refuse(std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) const {
+    fail(kind, {"join on ", label_, ": ", joined(why)});
+  }
+
+  /// False if this process is not in the group, or not ready.
+  bool tell_left() noexcept {
+    if (!peers_ || peers_->orphaned() || !ready_) return false;
+    peers_->mine().self.state.store(presence::left, std::memory_order_release);
+    return true;
+  }
+
+  /// Whether a rank has ended without leaving.
+  [[nodiscard]] bool somebody_died() const noexcept {
+    for (int q = 0; q != size_; ++q) {
+      const auto left = [&] { return peers_->of(q).self.state.load(std::memory_order_acquire) == presence::left; };
+      if (q != peers_->rank() && !left() && !segment_->locked(q) && !left()) return true;
+    }
+    return false;
+  }
+
+  /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
+  /// way shall find it and learn why. (Where a launcher removes it, it stays for all of them.)
+  void abandon() noexcept {
+    if (!entered_ && !creator_) return;
+    tell_left();
+    const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
+    if (header.launched != 0) return;
+    const auto until = clock::now() + std::chrono::milliseconds(200);
+    for (int q = 0; q != size_ && clock::now() < until;) {
+      if (header.entered.has(q)) {
+        ++q;
+      } else {
+        nap(std::chrono::milliseconds(1));
+      }
+    }
+    segment_->unlink();
+  }
+
+  void join(int rank, const watch& lost) {
+    auto& header = *reinterpret_cast<group_header*>(segment_->data());
+    if (!segment_->lock(rank)) claim_twice(header, rank);
+    const bool again = header.entered.has(rank);
+    header.entered.add(rank);
+    entered_ = true;
+    const geometry shape = geometry_of(*segment_, size_);
+    peers_.emplace(header, size_, shape, rank, label_, opts_.waiting, opts_.failure,
+                   peer_memory::liveness{
+                       [](void* self, int peer) { return static_cast<shm_group*>(self)->segment_->locked(peer); },
+                       [](void* self, int peer) { return static_cast<shm_group*>(self)->blame(peer); }, this});
+    if (claims_) peers_->look_for_claims(claims_->abort_word());
+    segment_->on_fork(
+        [](void* self) {
+          if (auto& peers = static_cast<shm_group*>(self)->peers_) peers->orphan();
+        },
+        this);
+    if (again) {
+      peers_->set_abort(error_kind::peer_lost, rank);
+      refuse({"an earlier process that was rank ", rank, " of this group is gone; start all ranks again"},
+             error_kind::peer_lost);
+    }
+    try {
+      segment_->reserve(static_cast<std::size_t>(peers_->window(rank) - segment_->data()), shape.window_bytes);
+      if (keeps_name_) claims_ = std::make_shared<job_claims>(*segment_);
+    } catch (...) {
+      peers_->set_abort(error_kind::no_memory, rank);
+      throw;
+    }
+    auto& self = peers_->mine().self;
+    for (const int cpu : host().cpu_ids) {
+      const auto at = static_cast<std::size_t>(cpu);
+      if (at < max_cpus) self.cpus[at / 64].fetch_or(std::uint64_t{1} << at % 64, std::memory_order_relaxed);
+    }
+    self.cpu_limit.store(static_cast<std::uint32_t>(std::min(std::ceil(host().quota), double{max_cpus})),
+                         std::memory_order_relaxed);
+    self.nonce.store(header.nonce[1], std::memory_order_relaxed);
+    self.process.store(process_identity(), std::memory_order_relaxed);
+    self.state.store(presence::joined, std::memory_order_release);
+    ready_ = true;
+    header.ready.add(rank);
+    await_all(header, lost);
+    if (keeps_name_) await_second_claims(header);
+    count_cpus();
+    // Groups that are split off this one get its options, and with them its costs, if they are known.
+    if (size_ > 1) opts_.lines = agree_on_line_costs(*peers_, opts_.lines);
+    peers_->set_costs(opts_.lines);
+  }
+
+  void await_all(const group_header& header, const watch& lost) {
+    auto pause = std::chrono::microseconds(20);
+    // A look at every rank is a system call for each, and all ranks look: of hundreds on a few CPUs less often.
+    const auto between = std::chrono::microseconds(50) * size_;
+    auto next_look = clock::now();
+    for (int q = 0; q != size_;) {
+      if (header.ready.has(q)) {
+        ++q;
+        continue;
+      }
+      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+      // While rank q is not ready nobody is done, so rank 0 is not either. (With a launcher its ranks end too.)
+      const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
+      if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
+      const bool look = clock::now() >= next_look;
+      if (look) next_look = clock::now() + between;
+      for (int p = 0; look && p != size_; ++p) {
+        if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
+        // Others may have seen everybody and be gone already: they said so before they let go.
+        if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
+          peers_->set_abort(error_kind::peer_lost, p);
+        }
+      }
+      const int gone = look && lost ? lost(q) : -1;
+      if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
+      if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
+      if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
+      nap(pause);
+      pause = std::min(pause * 2, std::chrono::microseconds(1000));
+    }
+    for (int q = 0; q != size_; ++q) {
+      if (peers_->of(q).self.nonce.load(std::memory_order_relaxed) != header.nonce[1]) {
+        refuse({"rank ", q, " is not in this group's memory"}, error_kind::mismatch);
+      }
+    }
+    if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+  }
+
+  /// Processes of another launch under the same name may be a moment behind: better an error now than sums of both.
+  void await_second_claims(const group_header& header) {
+    for (const auto until = clock::now() + std::chrono::milliseconds(20); clock::now() < until;) {
+      nap(std::chrono::milliseconds(2));
+      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+    }
+  }
+
+  [[noreturn]] void failed_to_join(const group_header& header) {
+    const std::uint64_t reason = header.abort.value.load(std::memory_order_acquire);
+    if (abort_kind(reason) == error_kind::timeout) {
+      std::string missing;
+      int first = -1;
+      for (int q = 0; q != size_; ++q) {
+        if (header.ready.has(q)) continue;
+        if (first < 0) first = q;
+        missing += joined({missing.empty() ? "" : ", ", q});
+      }
+      if (first < 0) missing = joined({first = abort_culprit(reason, size_)});  // they came too late
+      fail(error_kind::timeout,
+           {"join on ", label_, ": rank(s) ", missing, " did not join", limit_.text(), how_to_meet}, first);
+    }
+    peers_->check_abort(-1, phase::join);
+    // Only a process gone wild makes the abort word zero again.
+    peers_->give_up(abort_kind(reason), abort_culprit(reason, size_), phase::join);
+  }
+
+  /// Whether the group has more ranks than CPUs: the union of what its ranks may use, within their quotas.
+  void count_cpus() {
+    int cpus = 0;
+    for (std::size_t w = 0; w != max_cpus / 64; ++w) {
+      std::uint64_t any = 0;
+      for (int q = 0; q != size_; ++q) any |= peers_->of(q).self.cpus[w].load(std::memory_order_relaxed);
+      cpus += std::popcount(any);
+    }
+    int quota = 0;
+    for (int q = 0; q != size_; ++q) {
+      quota = std::max(quota, static_cast<int>(peers_->of(q).self.cpu_limit.load(std::memory_order_relaxed)));
+    }
+    peers_->set_crowded(size_ > std::min(cpus, quota));
+  }
+
+  /// A named segment for a short while: rank 0 makes it, the others open it, rank 0 removes the name.
+  std::shared_ptr<segment> allocate_named(const std::string& name, std::size_t stride) {
+    peer_memory& m = *peers_;
+    const std::string& directory = opts_.memory.directory;
+    const std::size_t bytes = stride * static_cast<std::size_t>(m.size());
+    std::shared_ptr<segment> s;
+    std::optional<error> trouble;
+    const auto attempt = [&](std::size_t wanted, auto&& step) {
+      struct {
+        int failed = 0, why = 0;  // the kind of the error and 1, and errno
+      } fared;
+      errno = 0;
+      try {
+        step();
+      } catch (const error& e) {
+        fared = {static_cast<int>(e.kind()) + 1, errno};
+        trouble.emplace(e);
+      }
+      const auto all = share(m, fared, operation::alloc_shared);
+      for (int q = 0; q != m.size(); ++q) {
+        const auto& other = all[static_cast<std::size_t>(q)];
+        if (other.failed == 0) continue;
+        if (trouble) throw error(*trouble);
+        fail(kind_of(static_cast<std::uint64_t>(other.failed) - 1),
+             {"rank ", q, " could not get ", wanted, " bytes in ", directory, other.why != 0 ? ": " : "",
+              other.why != 0 ? std::strerror(other.why) : ""},
+             q);
+      }
+    };
+    // Every rank removes the name, which is random: rank 0 may be lost between making and removing it.
+    struct unlinker {
+      std::string path;
+      ~unlinker() { ::unlink(path.c_str()); }
+    } const at_end{joined({directory, "/", name})};
+    attempt(bytes, [&] {
+      if (m.rank() != 0) return;
+      s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
+      if (!s->lock(segment::creator_byte) || !s->publish()) fail(error_kind::system, {s->path(), " exists already"});
+    });
+    attempt(stride, [&] {
+      std::string why;
+      if (m.rank() != 0) {
+        if (auto opened = segment::open(directory, name, bytes, why)) s = std::make_shared<segment>(std::move(*opened));
+      }
+      if (!s) fail(error_kind::system, {"cannot open ", directory, "/", name, ": ", why});
+      s->reserve(static_cast<std::size_t>(m.rank()) * stride, stride);
+    });
+    return s;
+  }
+
+  sharing_options opts_;
+  const group_name name_;
+  const int size_;
+  const bool keeps_name_;  // while the group lives: see group_name::ambiguous
+  const join_limit limit_ = join_limit::of(name_, opts_.failure);
+  std::shared_ptr<job_claims> claims_;
+  std::string label_;
+  clock::time_point deadline_;
+  std::optional<segment> segment_;
+  std::optional<peer_memory> peers_;
+  bool creator_ = false;  // a lock never shows to the description that holds it
+  bool entered_ = false;  // holds its lock
+  bool ready_ = false;    // its window has memory
+  std::uint32_t blocks_ = 0;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,272 @@
+// hvd/transport/shm/start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
+#pragma once
+
+#include <hvd/shared_memory/abort.hpp>
+#include <hvd/shared_memory/fork_guard.hpp>
+#include <hvd/detail/function_ref.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/layout.hpp>
+#include <hvd/detail/random_word.hpp>
+#include <hvd/shared_memory/segment.hpp>
+#include <hvd/policy.hpp>
+#include <hvd/topology.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Under what the ranks of a group find each other.
+struct group_name {
+  std::string job;    ///< for messages
+  std::string file;   ///< of the segment
+  bool part = false;  ///< belongs to a group that is there already
+
+  template <std::convertible_to<std::string_view> T>
+  group_name(const T& name) : job(name), file(segment_name(job)) {}
+  group_name(std::string job_text, std::string file_name, bool is_part)
+      : job(std::move(job_text)), file(std::move(file_name)), part(is_part) {}
+
+  /// Somebody chose the name, and another launch may use it at the same time: it does not tell the launch.
+  [[nodiscard]] bool ambiguous() const noexcept { return !part && job.find('@') == job.npos; }
+};
+
+/// This process, as no other on the host: numbers of processes are unique only within their namespace.
+inline std::uint64_t process_identity() noexcept {
+  struct stat space {};
+  ::stat("/proc/self/ns/pid", &space);
+  return static_cast<std::uint64_t>(space.st_ino) << 32 | static_cast<std::uint32_t>(::getpid());
+}
+
+/// A segment's geometry, from what no other process can change: its length, and the size that this rank was given.
+inline geometry geometry_of(const segment& s, int size) {
+  return make_geometry(size, (s.bytes() - sizeof(group_header)) / static_cast<std::size_t>(size) + header_bytes);
+}
+
+/// A new group's memory under its name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
+/// is what ranks that agreed over another transport expect to find.
+inline std::optional<segment> create_group(const group_name& name, int size, const sharing_options& opts,
+                                           std::uint64_t nonce, bool launched = false) {
+  if (!name.part) segment::sweep(opts.memory.directory);
+  const geometry shape = make_geometry(size, opts.memory.staging_bytes);
+  // Each rank reserves its own window, so that the pages lie in its own NUMA node.
+  segment s = segment::make(opts.memory.directory, name.file, group_bytes(size, shape), sizeof(group_header), true);
+  auto* const h = new (s.data()) group_header;
+  h->total_bytes = s.bytes();
+  h->nonce = {nonce != 0 ? nonce : random_word(), random_word()};
+  version.copy(h->version.data(), h->version.size() - 1);
+  name.job.copy(h->job.data(), h->job.size() - 1);
+  h->job_hash = text_hash(name.job);
+  h->size = size;
+  h->check = opts.failure.check ? 1 : 0;
+  h->windows = shape;
+  h->caches = {host().l2, host().l3};
+  h->launched = launched ? 1 : 0;
+  // Rank 0 has its place before anybody can find the segment: another that means to be rank 0 comes too late.
+  if (!s.lock(segment::creator_byte) || (!launched && !s.lock(0))) {
+    fail(error_kind::system, {"cannot lock ", s.path()});
+  }
+  // Alone and not launched by anybody: nobody looks for it.
+  if ((size > 1 || launched) && !s.publish()) return std::nullopt;
+  return s;
+}
+
+/// For ranks that did not find each other.
+inline constexpr const char* how_to_meet =
+    "; were all ranks started on this host, by this user, with the same HVD_JOB, HOROVOD_SIZE and HVD_SHM_DIR?";
+
+/// Ends a group in which another process is `rank` already, and refuses to be it.
+[[noreturn]] inline void claim_twice(group_header& h, int rank) {
+  std::uint64_t none = 0;
+  h.abort.value.compare_exchange_strong(none, abort_reason(error_kind::mismatch, rank, -1, phase::join));
+  fail(error_kind::invalid_argument, {two_claims(rank)}, rank);
+}
+
+/// A job's header, mapped once more for the groups that are split off the group with the job's name: they look there
+/// for a second claim. It belongs to all of them, on this rank, as they may outlive the group that was joined by name.
+class job_claims {
+ public:
+  explicit job_claims(const segment& s) {
+    const fork_guard::pause no_fork;
+    page_ = s.map_start(sizeof(group_header));
+  }
+  job_claims(const job_claims&) = delete;
+  job_claims& operator=(const job_claims&) = delete;
+  ~job_claims() {
+    if (page_ != nullptr) ::munmap(page_, sizeof(group_header));
+  }
+
+  [[nodiscard]] const word& abort_word() const noexcept { return static_cast<const group_header*>(page_)->abort.value; }
+
+  /// The name is gone, so nobody can claim it: from now on there is an empty page in the header's place, whose file,
+  /// the staging memory of all ranks, need not stay for it. Other threads may be looking. (Where the system refuses, it
+  /// stays.)
+  void forget() noexcept {
+    if (page_ == nullptr) return;
+    ::mmap(page_, sizeof(group_header), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  }
+
+ private:
+  void* page_ = nullptr;
+  // Registered first: a forked child, which does not have the page, finds no pointer to it.
+  const fork_guard guard_{-1, [](void* self) { static_cast<job_claims*>(self)->page_ = nullptr; }, this};
+};
+
+/// Asked while a rank joins and waits for `awaited`: which rank will never come; -1 if it knows of none, group_ended if
+/// the group from which all of them come has ended.
+using watch = function_ref<int(int awaited)>;
+inline constexpr int group_ended = -2;
+
+/// How long a rank waits for the others to join.
+struct join_limit {
+  std::chrono::duration<double> time;
+  const char* variable;
+
+  /// Ranks that are at work already answer as within any operation.
+  static join_limit of(const group_name& name, const failure_policy& policy) noexcept {
+    const bool working = name.part && policy.timeout.count() > 0 && policy.timeout < policy.start_timeout;
+    return working ? join_limit{policy.timeout, "HVD_TIMEOUT"}
+                   : join_limit{policy.start_timeout, "HOROVOD_START_TIMEOUT"};
+  }
+  [[nodiscard]] std::string text() const { return joined({" within ", time.count(), " s (", variable, ")"}); }
+};
+
+/// A rank that looks for its job's segment.
+struct group_finder {
+  using clock = std::chrono::steady_clock;
+
+  const group_name& name;
+  int rank, size;
+  std::uint64_t nonce;
+  const sharing_options& opts;
+  const watch& lost;
+  join_limit limit;
+  clock::time_point deadline;
+
+  /// The segment of the job: opened if somebody has made it, made if this is rank 0, which `creator` then says.
+  segment find(bool& creator) const {
+    const std::string& directory = opts.memory.directory;
+    const std::size_t wanted = group_bytes(size, make_geometry(size, opts.memory.staging_bytes));
+    const auto started = clock::now();
+    std::string stale;
+    for (bool first = true;; first = false) {
+      std::string why;
+      std::optional<segment> s = segment::open(directory, name.file, 0, why, true);
+      if (s) {
+        stale = stale_reason(*s);
+        if (stale.empty() && !complete(*s)) return std::move(*s);
+        if (stale.empty()) {
+          refuse_second_claim(*s);
+          stale = joined({s->path(), " is of a group that this process is in, or was in, already"});
+        }
+        const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
+        if (dead || rank == 0) s->unlink();
+        // It was not there at first: it was this job's, unless another process had this rank's place.
+        if (dead && rank != 0 && !first && !taken(*s)) refuse_dead(*s);
+      } else if (!why.empty()) {
+        fail(error_kind::system, {why, "; remove it or use another job name"});
+      }
+      if (rank == 0) {
+        if (auto made = create_group(name, size, opts, nonce)) {
+          creator = true;
+          return std::move(*made);
+        }
+      }
+      const auto now = clock::now();
+      if (now > deadline) {
+        fail(error_kind::timeout,
+             {"rank 0 did not create the group's memory in ", directory, limit.text(),
+              stale.empty() ? "" : "; refused what was there: ", stale, how_to_meet},
+             0);
+      }
+      const int gone = lost ? lost(0) : -1;
+      if (gone == group_ended) fail(error_kind::aborted, {"the group that it comes from has ended"});
+      if (gone >= 0) {
+        // Perhaps rank 0 had just made it. The name is this group's alone.
+        if (const auto made = segment::open(directory, name.file, 0, why)) made->unlink();
+        refuse_lost(gone);
+      }
+      // Rank 0 may be unable to make it, and to say so.
+      if (rank != 0 && now - started > std::chrono::milliseconds(500)) {
+        errno = segment::trouble_in(directory, wanted);
+        if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory, true);
+      }
+      nap(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
+  [[nodiscard]] std::string stale_reason(const segment& s) const {
+    if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that is gone"});
+    if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
+    const auto& h = *reinterpret_cast<const group_header*>(s.data());
+    if (h.magic != group_header::magic_value) return joined({s.path(), " is not a segment of hvd"});
+    if (h.job_hash != text_hash(name.job)) return joined({s.path(), " belongs to another job"});
+    const std::string_view theirs(h.version.data(), strnlen(h.version.data(), h.version.size()));
+    if (theirs != version) {
+      fail(error_kind::mismatch, {"rank 0 runs hvd ", theirs, ", this rank hvd ", version});
+    }
+    if (nonce != 0 && h.nonce[0] != nonce) return joined({s.path(), " has another group's number in it"});
+    if (h.size != size) {
+      fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size,
+                                  "; give all ranks the same HOROVOD_SIZE, and each job its own HVD_JOB"});
+    }
+    const geometry shape = geometry_of(s, size);
+    if (h.total_bytes != s.bytes() || h.windows != shape || group_bytes(size, shape) != s.bytes()) {
+      return joined({s.path(), " has an inconsistent header"});
+    }
+    return {};
+  }
+
+  /// All ranks have joined: the group goes on under its name, so that a second launch of the same name notices.
+  [[nodiscard]] bool complete(const segment& s) const noexcept {
+    const auto& h = *reinterpret_cast<const group_header*>(s.data());
+    int q = 0;
+    while (q != size && h.ready.has(q)) ++q;
+    return q == size;
+  }
+  [[nodiscard]] bool taken(const segment& s) const noexcept {
+    return s.bytes() >= sizeof(group_header) && reinterpret_cast<const group_header*>(s.data())->entered.has(rank);
+  }
+  /// Another living process is this rank of the group: an error for its ranks too.
+  void refuse_second_claim(const segment& s) const {
+    if (!s.locked(rank)) return;
+    auto& h = *reinterpret_cast<group_header*>(s.data());
+    const std::size_t window = static_cast<std::size_t>(rank) * geometry_of(s, size).window_bytes;
+    const auto& self = reinterpret_cast<const control*>(s.data() + sizeof h + window)->self;
+    const bool joined = self.state.load(std::memory_order_acquire) == presence::joined;
+    if (!joined || self.process.load(std::memory_order_relaxed) == process_identity()) return;
+    claim_twice(h, rank);
+  }
+
+  [[noreturn]] static void refuse_lost(int who) {
+    fail(error_kind::peer_lost, {"rank ", who, " has exited or was killed"}, who);
+  }
+
+  /// The group that was this job's has ended before this rank came.
+  [[noreturn]] void refuse_dead(const segment& s) const {
+    std::uint64_t reason = 0;
+    if (s.bytes() >= sizeof(group_header)) {
+      reason = reinterpret_cast<const group_header*>(s.data())->abort.value.load(std::memory_order_acquire);
+    }
+    if (reason == 0) refuse_lost(0);
+    const int who = abort_culprit(reason, size);
+    if (abort_kind(reason) == error_kind::peer_lost) refuse_lost(who);
+    fail(abort_kind(reason), {"rank ", who, " failed while the group came together"}, who);
+  }
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,165 @@
+// hvd/transport/simulated/network.hpp: a network in numbers, what messages cost on it, and what a simulation is told
+// and tells; a part of simulated.hpp.
+#pragma once
+
+#include <hvd/error.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// A network of hosts, in seconds and bytes per second. Ranks 0 to ranks_per_host - 1 are on host 0, and so on. The
+/// defaults are a plausible cluster, one rank a host, and nobody's measurement.
+///
+/// A message of n bytes between idle ranks takes latency + overhead + n / bandwidth: alpha + n beta of the literature,
+/// with alpha = latency + overhead. The latency is on the way and occupies nobody; for the rest of the time the sending
+/// rank's way out and the receiving rank's way in are occupied, one message after the other. The two directions of a
+/// rank are independent. (R. W. Hockney, 1994, for alpha and beta; A. Alexandrov et al., "LogGP", 1995, for the
+/// overhead apart from the latency: with an overhead of 0, messages cut into ever smaller pieces would cost no more.)
+///
+/// All ranks of a host share its uplink, in each direction one. Messages take their turn in the order of virtual time,
+/// and several that are slower than the uplink pass at once.
+struct network {
+  /// Messages between two ranks of a host, or of two hosts.
+  struct level {
+    double latency = 0;                                          ///< s; at least 0
+    double bandwidth = std::numeric_limits<double>::infinity();  ///< bytes/s of a rank; more than 0
+    double overhead = 0;                                         ///< s; at least 0
+  };
+  int ranks_per_host = 1;                 ///< at least 1
+  level inside{200e-9, 10e9, 100e-9};     ///< through memory
+  level between{1.5e-6, 12.5e9, 500e-9};  ///< 100 Gbit/s
+  double uplink = 0;                      ///< bytes/s of a host in each direction; 0 or infinity: no limit
+  double reduction_rate = 10e9;           ///< bytes/s of result, of a kernel with two inputs; more than 0
+};
+
+/// How ranks are simulated.
+struct simulation_options {
+  /// Whether messages carry bytes, until a rank says otherwise by SimulatedTransport::payload. Without, nothing is
+  /// written or read in the buffers of messages and of `charged` reductions, which may then be any address: for lengths
+  /// times ranks that no memory holds.
+  bool payload = true;
+  /// Memory for what a rank has on its stack; 16 KiB to 1 GiB. What is not touched costs nothing.
+  std::size_t stack_bytes = std::size_t{256} << 10;
+};
+
+/// What a simulation has found out.
+struct simulation {
+  struct traffic {
+    std::uint64_t messages = 0;
+    std::uint64_t bytes = 0;
+  };
+  double seconds = 0;                ///< virtual time when the last rank's function returned
+  std::vector<double> rank_seconds;  ///< the same of each rank
+  traffic inside, between;           ///< messages between ranks of one host, and of two
+};
+
+namespace detail {
+
+[[noreturn]] inline void refuse_simulation(std::string_view what, double value, const char* allowed) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.10g", value);
+  throw error(error_kind::invalid_argument, "simulate: " + std::string(what) + " is " + text + "; allowed: " + allowed);
+}
+
+inline void check(const network& net) {
+  const auto time = [](std::string_view what, double v) {
+    if (!(v >= 0 && std::isfinite(v))) refuse_simulation(what, v, "seconds from 0 on");
+  };
+  const auto rate = [](std::string_view what, double v) {
+    if (!(v > 0)) refuse_simulation(what, v, "bytes per second above 0, or infinity");
+  };
+  if (net.ranks_per_host < 1) refuse_simulation("ranks_per_host", net.ranks_per_host, "1 and more");
+  time("inside.latency", net.inside.latency);
+  time("inside.overhead", net.inside.overhead);
+  rate("inside.bandwidth", net.inside.bandwidth);
+  time("between.latency", net.between.latency);
+  time("between.overhead", net.between.overhead);
+  rate("between.bandwidth", net.between.bandwidth);
+  if (!(net.uplink >= 0))
+    refuse_simulation("uplink", net.uplink, "bytes per second above 0, or 0 or infinity for none");
+  rate("reduction_rate", net.reduction_rate);
+}
+
+/// What is occupied, and till when. All calls come in the order of virtual time: who comes first is served first.
+class wires {
+ public:
+  wires(int ranks, const network& net)
+      : net_(net), in_(static_cast<std::size_t>(ranks)), hosts_(static_cast<std::size_t>(host(ranks - 1)) + 1),
+        per_byte_inside_(1 / net.inside.bandwidth), per_byte_between_(1 / net.between.bandwidth) {
+    if (net.uplink > 0) per_byte_uplink_ = 1 / net.uplink;
+    per_byte_between_ = std::max(per_byte_between_, per_byte_uplink_);
+  }
+
+  [[nodiscard]] int host(int rank) const noexcept { return rank / net_.ranks_per_host; }
+  [[nodiscard]] bool crosses(int from, int to) const noexcept { return host(from) != host(to); }
+  /// Whether a message has to take turns with those of other ranks before it is on its way.
+  [[nodiscard]] bool shares(bool crossing) const noexcept { return crossing && per_byte_uplink_ > 0; }
+  [[nodiscard]] double latency(bool crossing) const noexcept {
+    return crossing ? net_.between.latency : net_.inside.latency;
+  }
+  /// For how long a message occupies each of the two ranks.
+  [[nodiscard]] double busy(bool crossing, std::size_t bytes) const noexcept {
+    const auto n = static_cast<double>(bytes);
+    return crossing ? net_.between.overhead + n * per_byte_between_ : net_.inside.overhead + n * per_byte_inside_;
+  }
+
+  /// When a message that is ready at `at` begins to leave the host of `from`, which is when it goes into the uplink.
+  double depart(double at, int from, std::size_t bytes) noexcept {
+    return through(hosts_[static_cast<std::size_t>(host(from))].out, at, bytes);
+  }
+  /// When the last byte of a message whose first one comes to the host of `to` at `at` is received.
+  double arrive(double at, int to, bool crossing, std::size_t bytes) noexcept {
+    if (shares(crossing)) at = through(hosts_[static_cast<std::size_t>(host(to))].in, at, bytes);
+    double& free = in_[static_cast<std::size_t>(to)];
+    return free = std::max(at, free) + busy(crossing, bytes);
+  }
+
+ private:
+  /// A rank's message is no faster than the uplink, which works on several at once: it has to begin as late as makes it
+  /// end when the uplink has moved the bytes of all that came before, and its own.
+  double through(double& free, double at, std::size_t bytes) noexcept {
+    free = std::max(at, free) + static_cast<double>(bytes) * per_byte_uplink_;
+    return std::max(at, free - busy(true, bytes));
+  }
+
+  struct ways {
+    double out = 0, in = 0;
+  };
+  network net_;
+  std::vector<double> in_;   // of each rank: when its way in is free
+  std::vector<ways> hosts_;  // of each host: when its uplink is free
+  double per_byte_inside_, per_byte_between_;
+  double per_byte_uplink_ = 0;
+};
+
+/// A rank in an operation of a group. Ranks of the group are counted from 0; `members` are those ranks as the whole
+/// simulation counts them.
+struct simulated_place {
+  std::string_view operation;
+  const std::vector<int>& members;
+  int rank;
+  std::uint32_t context;  // the group's own number: its messages are no other group's
+
+  [[nodiscard]] int world(int r) const noexcept { return members[static_cast<std::size_t>(r)]; }
+  [[nodiscard]] std::string text() const {
+    return std::string(operation) + " on rank " + std::to_string(rank) + " of " + std::to_string(members.size()) +
+           " (simulated)";
+  }
+  /// A rank of the simulation as the group counts it; -1 if it is not in the group.
+  [[nodiscard]] int counted(int world) const noexcept {
+    const auto found = std::find(members.begin(), members.end(), world);
+    return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+  }
+};
+
+}  // namespace detail
+}  // namespace hvd::inline HVD_ABI
