@@ -24,7 +24,7 @@ LEVELS = (
     ("transport call selection shared_memory/", "together"),
     ("transport/* algorithm/", "apart"),
     ("collective/", "together"),
-    ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter barrier send_recv", "apart"),
+    ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter scan barrier send_recv", "apart"),
     ("fusion hierarchical timeline", "apart"),
     ("engine launch", "apart"),
     ("hvd", "apart"),

@@ -4,6 +4,7 @@
 #include <hvd/op.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -23,6 +24,7 @@ enum class operation : unsigned char {
   alltoall,        ///< a block from each rank to each
   gather,          ///< all inputs, to the root
   scatter,         ///< a block of the root's input to each rank
+  scan,            ///< the reduction of the inputs of all ranks up to this one
   split,           ///< a smaller group
   alloc_shared,    ///< memory that all ranks reach
   send,            ///< a message to one rank
@@ -31,9 +33,10 @@ enum class operation : unsigned char {
 
 /// As it is called: "reduce_scatter"; "unknown" for a value that is none.
 constexpr std::string_view name(operation op) noexcept {
-  constexpr std::string_view names[] = {"barrier",      "allreduce", "reduce", "reduce_scatter", "allgather",
-                                        "broadcast",    "alltoall",  "gather", "scatter",        "split",
-                                        "alloc_shared", "send",      "recv"};
+  constexpr std::string_view names[] = {"barrier",  "allreduce", "reduce",  "reduce_scatter", "allgather",
+                                        "broadcast", "alltoall", "gather",  "scatter",        "scan",
+                                        "split",    "alloc_shared", "send", "recv"};
+  static_assert(std::size(names) == static_cast<std::size_t>(operation::recv) + 1, "a name for each operation");
   const auto index = static_cast<std::size_t>(op);
   return index < std::size(names) ? names[index] : "unknown";
 }
@@ -105,6 +108,7 @@ struct allreduce_call {
   std::byte* out;
   std::size_t count;
   const reduction& op;
+  [[nodiscard]] allreduce_call with(const reduction& other) const noexcept { return {in, out, count, other}; }
 };
 
 /// As allreduce, on `root` alone; elsewhere `out` is not touched.
@@ -115,6 +119,7 @@ struct reduce_call {
   std::size_t count;
   const reduction& op;
   int root;
+  [[nodiscard]] reduce_call with(const reduction& other) const noexcept { return {in, out, count, other, root}; }
 };
 
 /// `in` holds all of `blocks`; `out` receives the reduction of this rank's block.
@@ -124,6 +129,7 @@ struct reduce_scatter_call {
   std::byte* out;
   const partition& blocks;
   const reduction& op;
+  [[nodiscard]] reduce_scatter_call with(const reduction& other) const noexcept { return {in, out, blocks, other}; }
 };
 
 /// `in` is this rank's block; `out` receives all of `blocks`.
@@ -170,5 +176,57 @@ struct scatter_call {
   const partition& blocks;
   int root;
 };
+
+/// out[i] = op over ranks 0 to this one of in[i], in their order; `count` elements.
+struct scan_call {
+  static constexpr operation kind = operation::scan;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;
+  const reduction& op;
+  [[nodiscard]] scan_call with(const reduction& other) const noexcept { return {in, out, count, other}; }
+};
+
+// ---- what the calls have in common: nothing below names one of them ----------------------------------------------
+
+/// A call that reduces. It is also the same call `with` another reduction.
+template <class Call>
+concept Reducing = requires(const Call& c) {
+  { c.op } -> std::convertible_to<const reduction&>;
+};
+/// A call with a root.
+template <class Call>
+concept Rooted = requires(const Call& c) {
+  { c.root } -> std::convertible_to<int>;
+};
+
+namespace detail {
+
+/// How much a call is about: `count` elements of `element_bytes` in the whole vector, or in all blocks together.
+struct extent {
+  std::size_t count = 0;
+  std::size_t element_bytes = 1;
+  const partition* blocks = nullptr;  ///< how it is cut, if it is
+  bool uniform = true;                ///< whether all blocks have one length
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return count * element_bytes; }
+};
+
+template <class Call>
+extent extent_of(const Call& c) noexcept {
+  if constexpr (requires { c.blocks; }) {
+    return {c.blocks.total_count(), c.blocks.element_bytes(), &c.blocks, c.blocks.uniform()};
+  } else if constexpr (requires { c.send; }) {
+    // Blocks of their own size for each pair of ranks: the totals differ between ranks that agree.
+    const bool uniform = c.send.uniform() && c.recv.uniform();
+    return {uniform ? c.send.total_count() : 0, c.send.element_bytes(), nullptr, c.send.uniform()};
+  } else if constexpr (Reducing<Call>) {
+    return {c.count, c.op.element_bytes};
+  } else {
+    return {c.bytes, 1};
+  }
+}
+
+}  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

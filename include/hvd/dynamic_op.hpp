@@ -7,7 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -28,11 +28,24 @@ enum class reduce_op : std::uint8_t {
 };
 #pragma GCC diagnostic pop
 
+namespace detail {
+
+struct adasum_entry {
+  static constexpr std::string_view name = "adasum";
+};
+/// What each number of reduce_op stands for.
+using reduce_ops = std::tuple<average_t, sum_t, adasum_entry, min_t, max_t, product_t>;
+static_assert(std::tuple_size_v<reduce_ops> == static_cast<std::size_t>(reduce_op::product) + 1);
+
+inline constexpr auto reduce_op_names =
+    std::apply([](auto... ops) { return std::array{std::string_view(decltype(ops)::name)...}; }, reduce_ops());
+
+}  // namespace detail
+
 /// As in messages: "average". "unknown" for a value that is none, as a peer or another language may send one.
 constexpr std::string_view name(reduce_op op) noexcept {
-  constexpr std::string_view names[] = {"average", "sum", "adasum", "min", "max", "product"};
   const auto index = static_cast<std::size_t>(op);
-  return index < std::size(names) ? names[index] : "unknown";
+  return index < detail::reduce_op_names.size() ? detail::reduce_op_names[index] : "unknown";
 }
 
 namespace detail {
@@ -42,8 +55,9 @@ using reduction_maker = reduction (*)(int size);
 /// Null where the operation is not defined for the type, which make_reduction<T> would not compile.
 template <class Op, class T>
 constexpr reduction_maker maker_of() noexcept {
-  constexpr bool ordered = std::is_same_v<Op, min_t> || std::is_same_v<Op, max_t>;
-  if constexpr (ordered ? is_ordered<T> : is_number<T>) {
+  if constexpr (!is_builtin<Op>) {
+    return nullptr;
+  } else if constexpr (Op::of_ordered ? is_ordered<T> : is_number<T>) {
     return [](int size) { return make_reduction<T>(Op{}, size); };
   } else {
     return nullptr;
@@ -55,29 +69,26 @@ template <class Op, std::size_t... I>
 constexpr auto makers_of(std::index_sequence<I...>) noexcept {
   return std::array{maker_of<Op, std::tuple_element_t<I, dtypes>>()...};
 }
-template <class Op>
-inline constexpr auto makers = makers_of<Op>(std::make_index_sequence<std::tuple_size_v<dtypes>>());
+/// By operation and dtype.
+inline constexpr auto makers = std::apply(
+    [](auto... ops) {
+      return std::array{makers_of<decltype(ops)>(std::make_index_sequence<std::tuple_size_v<dtypes>>())...};
+    },
+    reduce_ops());
 
 inline reduction_maker find_maker(dtype type, reduce_op op) noexcept {
-  const auto index = static_cast<std::size_t>(type);
-  if (index >= std::tuple_size_v<dtypes>) return nullptr;
-  switch (op) {
-    case reduce_op::average: return makers<average_t>[index];
-    case reduce_op::sum: return makers<sum_t>[index];
-    case reduce_op::min: return makers<min_t>[index];
-    case reduce_op::max: return makers<max_t>[index];
-    case reduce_op::product: return makers<product_t>[index];
-    case reduce_op::adasum: break;
-  }
-  return nullptr;
+  const auto row = static_cast<std::size_t>(op), column = static_cast<std::size_t>(type);
+  return row < makers.size() && column < makers[row].size() ? makers[row][column] : nullptr;
 }
 
 [[noreturn, gnu::cold]] inline void refuse_reduction(dtype type, reduce_op op) {
   std::string_view why = "the type is none of hvd's";
   if (name(op) == "unknown") {
-    fail(error_kind::invalid_argument, {"reduction ", static_cast<int>(op),
-                                        " is unknown; allowed: 0 (average), 1 (sum), 2 (adasum), 3 (min), 4 (max) "
-                                        "and 5 (product)"});
+    std::string allowed;
+    for (std::size_t i = 0; i != reduce_op_names.size(); ++i) {
+      allowed += joined({i == 0 ? "" : i + 1 == reduce_op_names.size() ? " and " : ", ", i, " (", reduce_op_names[i], ")"});
+    }
+    fail(error_kind::invalid_argument, {"reduction ", static_cast<int>(op), " is unknown; allowed: ", allowed});
   }
   if (op == reduce_op::adasum) {
     why = "adasum is an algorithm (hvd::adasum); elementwise are average, sum, min, max and product";

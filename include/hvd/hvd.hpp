@@ -15,6 +15,7 @@
 #include <hvd/launch.hpp>
 #include <hvd/reduce.hpp>
 #include <hvd/reduce_scatter.hpp>
+#include <hvd/scan.hpp>
 #include <hvd/scatter.hpp>
 #include <hvd/send_recv.hpp>
 #include <hvd/timeline.hpp>

@@ -1,42 +1,61 @@
 // hvd/op.hpp: reduction operations, and the erased form in which algorithms run them.
 #pragma once
 
-#include <hvd/detail/kernel.hpp>
 #include <hvd/dtype.hpp>
+#include <hvd/op/kernels.hpp>
 
+#include <array>
 #include <bit>
-#include <cmath>
-#include <complex>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 namespace hvd::inline HVD_ABI {
 
+namespace detail {
+
+/// What a built-in operation is made of: the kernel that combines two elements, and the types that have it.
+template <class Kernel, bool OfOrdered, bool DividesByRanks = false>
+struct builtin_op {
+  using kernel = Kernel;
+  static constexpr bool of_ordered = OfOrdered;  ///< for ordered types; else for numbers
+  static constexpr bool divides = DividesByRanks;
+  friend constexpr bool operator==(const builtin_op&, const builtin_op&) = default;
+};
+
+}  // namespace detail
+
 /// Elementwise sum. Integers wrap modulo 2^bits, as in MPI. Not defined for bool (use `max`).
-struct sum_t {
-  friend constexpr bool operator==(sum_t, sum_t) = default;
+struct sum_t : detail::builtin_op<detail::add, false> {
+  static constexpr std::string_view name = "sum";
 };
 /// The sum (as above), divided by the number of ranks; for integers the sum wraps first, and the quotient is truncated
 /// toward zero.
-struct average_t {
-  friend constexpr bool operator==(average_t, average_t) = default;
+struct average_t : detail::builtin_op<detail::add, false, true> {
+  static constexpr std::string_view name = "average";
 };
 /// Elementwise minimum; a NaN on any rank gives NaN. For bool: logical and. Not defined for complex.
-struct min_t {
-  friend constexpr bool operator==(min_t, min_t) = default;
+struct min_t : detail::builtin_op<detail::minimum, true> {
+  static constexpr std::string_view name = "min";
 };
 /// Elementwise maximum; a NaN on any rank gives NaN. For bool: logical or. Not defined for complex.
-struct max_t {
-  friend constexpr bool operator==(max_t, max_t) = default;
+struct max_t : detail::builtin_op<detail::maximum, true> {
+  static constexpr std::string_view name = "max";
 };
 /// Elementwise product. Integers wrap. Not defined for bool (use `min`).
-struct product_t {
-  friend constexpr bool operator==(product_t, product_t) = default;
+struct product_t : detail::builtin_op<detail::multiply, false> {
+  static constexpr std::string_view name = "product";
 };
+
+namespace detail {
+
+/// All of them. Their places, from 1, travel between ranks.
+using builtin_ops = std::tuple<sum_t, average_t, min_t, max_t, product_t>;
+
+}  // namespace detail
 
 inline constexpr sum_t sum{};          ///< see sum_t; the default of every reduction
 inline constexpr average_t average{};  ///< see average_t
@@ -111,163 +130,6 @@ class reduction {
 
 namespace detail {
 
-template <class T>
-inline constexpr bool is_complex = false;
-template <class T>
-inline constexpr bool is_complex<std::complex<T>> = true;
-template <class T>
-inline constexpr bool is_half = std::is_same_v<T, half> || std::is_same_v<T, bfloat16>;
-/// Types with sum, product and average built in.
-template <class T>
-inline constexpr bool is_number = (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) || is_complex<T> || is_half<T>;
-template <class T>
-inline constexpr bool is_ordered = std::is_arithmetic_v<T> || is_half<T>;
-
-using dtypes =
-    std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
-               std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>, std::complex<double>>;
-
-template <class T>
-consteval auto find_builtin() {
-  if constexpr (std::is_arithmetic_v<T> || is_complex<T> || is_half<T> || dtype_of<T> == dtype::user) {
-    return std::type_identity<T>{};
-  } else {
-    using found = std::tuple_element_t<static_cast<std::size_t>(dtype_of<T>), dtypes>;
-    static_assert(sizeof(found) == sizeof(T), "hvd: dtype_of names a type of another size");
-    return std::type_identity<found>{};
-  }
-}
-/// The type whose built-in operations T has: T itself, or what a specialisation of `dtype_of` says that it is.
-template <class T>
-using builtin_of = typename decltype(find_builtin<T>())::type;
-
-template <class T>
-T scale_value(T value, double factor, double divisor = 1.0) {
-  if constexpr (std::is_integral_v<T>) {
-    const double exact = std::trunc(static_cast<double>(value) * factor / divisor);
-    // 2^digits is exact in double where max() may not be.
-    const double above = std::ldexp(1.0, std::numeric_limits<T>::digits);
-    if (exact >= above) return std::numeric_limits<T>::max();
-    if (!(exact >= (std::is_signed_v<T> ? -above : 0.0))) return std::numeric_limits<T>::min();
-    return static_cast<T>(exact);
-  } else if constexpr (is_half<T>) {
-    return T(static_cast<float>(value) * static_cast<float>(factor) / static_cast<float>(divisor));
-  } else if constexpr (is_complex<T>) {
-    using real = typename T::value_type;
-    return value * static_cast<real>(factor) / static_cast<real>(divisor);
-  } else {
-    return value * static_cast<T>(factor) / static_cast<T>(divisor);
-  }
-}
-
-template <class T>
-T finish_value(T value, const scaling& s) {
-  if constexpr (std::is_integral_v<T>) {
-    if (s.post == 1.0) {  // exact where double would not be
-      if constexpr (std::is_signed_v<T>) {
-        return static_cast<T>(static_cast<std::int64_t>(value) / static_cast<std::int64_t>(s.divisor));
-      } else {
-        return static_cast<T>(static_cast<std::uint64_t>(value) / s.divisor);
-      }
-    }
-  }
-  return scale_value(value, s.post, s.divisor);
-}
-
-/// The kernel for everything that has no vector form: user-defined operations, products of complex numbers,
-/// scaled integers. Works on tiles that stay in the first-level cache; its inner loops are the compiler's to
-/// vectorise.
-template <class T, class F>
-void reduce_tiled(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
-                  const scaling* s) {
-  constexpr std::size_t tile = sizeof(T) < 2048 ? 2048 / sizeof(T) : 1;
-  alignas(T) alignas(cache_line) std::byte storage[tile * sizeof(T)];
-  T* const a = reinterpret_cast<T*>(storage);
-  for (std::size_t done = 0; done < count; done += tile) {
-    const std::size_t n = count - done < tile ? count - done : tile;
-    const std::size_t offset = done * sizeof(T);
-    std::memcpy(storage, ins[0] + offset, n * sizeof(T));
-    if constexpr (is_number<T>) {
-      if (s != nullptr && s->prescales()) {
-        for (std::size_t i = 0; i != n; ++i) a[i] = scale_value(a[i], s->pre);
-      }
-    }
-    for (int k = 1; k < nins; ++k) {
-      const T* const b = reinterpret_cast<const T*>(ins[k] + offset);
-      if constexpr (is_number<T>) {
-        if (s != nullptr && s->prescales()) {
-          for (std::size_t i = 0; i != n; ++i) a[i] = F{}(a[i], scale_value(b[i], s->pre));
-          continue;
-        }
-      }
-      for (std::size_t i = 0; i != n; ++i) a[i] = F{}(a[i], b[i]);
-    }
-    if constexpr (is_number<T>) {
-      if (s != nullptr && s->postscales()) {
-        for (std::size_t i = 0; i != n; ++i) a[i] = finish_value(a[i], *s);
-      }
-    }
-    for (int j = 0; j != nouts; ++j) std::memcpy(outs[j] + offset, storage, n * sizeof(T));
-  }
-}
-
-// The scalar twin of a vector operation. Arithmetic is unsigned and wide, so that it wraps without overflow.
-template <class Combine>
-struct scalar {
-  template <class T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>) {
-      std::uint64_t wide = static_cast<std::uint64_t>(a);
-      Combine::apply(wide, static_cast<std::uint64_t>(b));
-      return static_cast<T>(wide);
-    } else {
-      Combine::apply(a, b);
-      return a;
-    }
-  }
-};
-
-template <class T, class Combine>
-void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
-                    const scaling* s) {
-  if (s != nullptr) return reduce_tiled<T, scalar<Combine>>(outs, nouts, ins, nins, count, s);
-  constexpr bool wraps = std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>;
-  using byte_or_t = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
-  using lane = typename std::conditional_t<wraps, std::make_unsigned<byte_or_t>, std::type_identity<byte_or_t>>::type;
-  vectorised<plain<lane>, Combine>()(outs, nouts, ins, nins, count, nullptr);
-}
-
-template <class T, class Combine>
-kernel builtin_kernel() {
-  if constexpr (std::is_integral_v<T>) {
-    return &reduce_integer<T, Combine>;
-  } else if constexpr (std::is_same_v<T, half>) {
-    return vectorised<half_format, Combine>();
-  } else if constexpr (std::is_same_v<T, bfloat16>) {
-    return vectorised<bfloat16_format, Combine>();
-  } else if constexpr (is_complex<T>) {
-    using real = typename T::value_type;
-    if constexpr (std::is_same_v<Combine, add>) {
-      return vectorised<plain<real>, add>();
-    } else {
-      struct times {
-        T operator()(T a, T b) const { return a * b; }
-      };
-      return &reduce_tiled<T, times>;
-    }
-  } else if constexpr (std::is_same_v<T, long double>) {
-    struct fold {
-      T operator()(T a, T b) const {
-        Combine::apply(a, b);
-        return a;
-      }
-    };
-    return &reduce_tiled<T, fold>;
-  } else {
-    return vectorised<plain<T>, Combine>();
-  }
-}
-
 /// A number that ranks running the same program agree on and that differs between types.
 template <class T>
 constexpr std::uint32_t type_hash() {
@@ -278,29 +140,39 @@ constexpr std::uint32_t type_hash() {
   return h | 0x80000000U;  // apart from the built-in operations
 }
 
-template <class Op>
-inline constexpr std::uint32_t op_id = type_hash<Op>();
-template <>
-inline constexpr std::uint32_t op_id<sum_t> = 1;
-template <>
-inline constexpr std::uint32_t op_id<average_t> = 2;
-template <>
-inline constexpr std::uint32_t op_id<min_t> = 3;
-template <>
-inline constexpr std::uint32_t op_id<max_t> = 4;
-template <>
-inline constexpr std::uint32_t op_id<product_t> = 5;
-
-/// The operation's name for messages; user-defined ones have none that would mean anything to a reader.
-inline std::string_view op_name(std::uint32_t id) {
-  constexpr std::string_view names[] = {"none", "sum", "average", "min", "max", "product"};
-  return id < 6 ? names[id] : "user-defined";
+template <class Op, std::size_t... I>
+constexpr std::uint32_t find_builtin_op(std::index_sequence<I...>) noexcept {
+  return (std::uint32_t{0} + ... + (std::is_same_v<Op, std::tuple_element_t<I, builtin_ops>> ? I + 1 : 0));
 }
+using builtin_places = std::make_index_sequence<std::tuple_size_v<builtin_ops>>;
 
+/// The place of Op among builtin_ops, from 1; 0 if it is none of them.
 template <class Op>
-inline constexpr bool is_builtin = op_id<Op> < 6;
+inline constexpr std::uint32_t builtin_place = find_builtin_op<Op>(builtin_places());
+template <class Op>
+inline constexpr bool is_builtin = builtin_place<Op> != 0;
 template <class Op>
 inline constexpr bool is_builtin<scaled_op<Op>> = is_builtin<Op>;
+
+/// Whether the result is divided by the number of ranks.
+template <class Op>
+inline constexpr bool divides_by_ranks = std::is_same_v<Op, average_t>;
+template <class Op>
+inline constexpr bool divides_by_ranks<scaled_op<Op>> = divides_by_ranks<Op>;
+
+/// Equal on ranks that mean the same operation.
+template <class Op>
+inline constexpr std::uint32_t op_id = builtin_place<Op> != 0 ? builtin_place<Op> : type_hash<Op>();
+
+template <std::size_t... I>
+constexpr auto builtin_names(std::index_sequence<I...>) noexcept {
+  return std::array{std::string_view("none"), std::tuple_element_t<I, builtin_ops>::name...};
+}
+/// The operation's name for messages; user-defined ones have none that would mean anything to a reader.
+inline std::string_view op_name(std::uint32_t id) {
+  constexpr auto names = builtin_names(builtin_places());
+  return id < names.size() ? names[id] : "user-defined";
+}
 
 template <class Op>
 constexpr bool is_commutative() {
@@ -322,25 +194,20 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
   r.type = dtype_of<T>;
   r.element_bytes = sizeof(T);
   r.op = detail::op_id<Op>;
-  if constexpr (std::is_same_v<Op, sum_t> || std::is_same_v<Op, average_t>) {
-    static_assert(detail::is_number<N>,
-                  "hvd: sum and average are defined for numbers (integers, half, bfloat16, float, double, "
-                  "complex); for bool use hvd::max (or) or hvd::min (and), for your own type pass a function "
-                  "object T operator()(T, T)");
-    r.fold = detail::builtin_kernel<N, detail::add>();
-    if constexpr (detail::is_complex<N>) r.lanes = 2;
-    if constexpr (std::is_same_v<Op, average_t>) r.scale.divisor = static_cast<std::uint32_t>(size);
-  } else if constexpr (std::is_same_v<Op, min_t> || std::is_same_v<Op, max_t>) {
-    static_assert(detail::is_ordered<N>,
-                  "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, "
-                  "bool); complex numbers have no order");
-    r.fold = std::is_same_v<Op, min_t> ? detail::builtin_kernel<N, detail::minimum>()
-                                       : detail::builtin_kernel<N, detail::maximum>();
-  } else if constexpr (std::is_same_v<Op, product_t>) {
-    static_assert(detail::is_number<N>,
-                  "hvd: product is defined for numbers (integers, half, bfloat16, float, double, complex); "
-                  "for bool use hvd::min (and), for your own type pass a function object T operator()(T, T)");
-    r.fold = detail::builtin_kernel<N, detail::multiply>();
+  if constexpr (detail::is_builtin<Op>) {
+    if constexpr (Op::of_ordered) {
+      static_assert(detail::is_ordered<N>,
+                    "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, "
+                    "bool); complex numbers have no order");
+    } else {
+      static_assert(detail::is_number<N>,
+                    "hvd: sum, average and product are defined for numbers (integers, half, bfloat16, float, double, "
+                    "complex); for bool use hvd::max (or) or hvd::min (and), for your own type pass a function "
+                    "object T operator()(T, T)");
+    }
+    r.fold = detail::builtin_kernel<N, typename Op::kernel>();
+    if constexpr (detail::is_complex<N> && std::is_same_v<typename Op::kernel, detail::add>) r.lanes = 2;
+    if constexpr (Op::divides) r.scale.divisor = static_cast<std::uint32_t>(size);
   } else {
     static_assert(!std::is_arithmetic_v<Op>,
                   "hvd: a number stands where the reduction is expected: the root and the algorithm come after the "

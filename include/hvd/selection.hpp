@@ -3,8 +3,8 @@
 // Everything here is a pure function of what is the same on all ranks, so that all choose alike.
 #pragma once
 
-#include <hvd/error.hpp>
 #include <hvd/call.hpp>
+#include <hvd/error.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -52,25 +52,34 @@ constexpr std::string_view name(choice c) noexcept {
   return names[static_cast<unsigned char>(c)];
 }
 
+namespace detail {
+
+template <class... Kinds>
+constexpr std::uint32_t bits_of(Kinds... kinds) noexcept {
+  return (std::uint32_t{0} | ... | (std::uint32_t{1} << static_cast<unsigned>(kinds)));
+}
+/// What each choice does, in their order: the calls that the algorithm of its name has an operator for.
+inline constexpr std::array operations_of{
+    bits_of(operation::allreduce, operation::reduce_scatter, operation::allgather, operation::broadcast,
+            operation::alltoall),  // ring
+    bits_of(operation::allreduce, operation::reduce, operation::broadcast, operation::gather,
+            operation::scatter),                                                       // tree
+    bits_of(operation::allreduce, operation::allgather, operation::scan),              // recursive_doubling
+    bits_of(operation::allreduce, operation::reduce, operation::reduce_scatter,
+            operation::broadcast),                                                     // halving_doubling
+    bits_of(operation::allreduce, operation::reduce, operation::broadcast),            // double_tree
+    bits_of(operation::allgather, operation::alltoall),                                // bruck
+    std::uint32_t{0},                                                                  // native: asked of the transport
+};
+static_assert(operations_of.size() == all_choices.size());
+
+}  // namespace detail
+
 /// Whether an algorithm can do it at all.
 constexpr bool possible(choice c, const workload& w) noexcept {
-  switch (c) {
-    case choice::ring:
-      if (w.kind == operation::allreduce || w.kind == operation::reduce_scatter) return w.commutative;
-      return w.kind == operation::allgather || w.kind == operation::broadcast || w.kind == operation::alltoall;
-    case choice::tree:
-      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::broadcast ||
-             w.kind == operation::gather || w.kind == operation::scatter;
-    case choice::recursive_doubling: return w.kind == operation::allreduce || w.kind == operation::allgather;
-    case choice::halving_doubling:
-      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::reduce_scatter ||
-             w.kind == operation::broadcast;
-    case choice::double_tree:
-      return w.kind == operation::allreduce || w.kind == operation::reduce || w.kind == operation::broadcast;
-    case choice::bruck: return w.kind == operation::allgather || (w.kind == operation::alltoall && w.uniform);
-    case choice::native: return w.native;
-  }
-  return false;
+  if (c == choice::native) return w.native;
+  if ((detail::operations_of[static_cast<std::size_t>(c)] & detail::bits_of(w.kind)) == 0) return false;
+  return (c != choice::ring || w.commutative) && (c != choice::bruck || w.uniform);
 }
 
 /// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same member. The
@@ -93,6 +102,7 @@ struct default_tuning {
       case operation::allgather: return w.bytes <= long_bytes ? choice::recursive_doubling : choice::ring;
       case operation::broadcast: return w.bytes <= long_bytes ? choice::tree : choice::ring;
       case operation::alltoall: return choice::ring;
+      case operation::scan: return choice::recursive_doubling;
       default: return choice::tree;
     }
   }
@@ -175,6 +185,7 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
       if (w.kind == operation::allgather) {  // runs of blocks that wrap around are two messages
         return odd ? 1.5 * up * alpha + 2 * S * part * beta : up * alpha + S * part * beta;
       }
+      if (w.kind == operation::scan) return up * (alpha + S * beta + 2 * S * gamma);
       return (odd ? down + 2 : down) * (alpha + S * beta) + (odd ? down + 1 : down) * S * gamma;
     case choice::halving_doubling: {
       const double inner = (acting - 1) / acting;
@@ -247,9 +258,16 @@ class tuning_table {
 
 namespace detail {
 
-inline constexpr std::array tuned_operations{operation::allreduce, operation::reduce,    operation::reduce_scatter,
-                                             operation::allgather, operation::broadcast, operation::alltoall,
-                                             operation::gather,    operation::scatter};
+/// Those that an algorithm can be chosen for.
+inline std::vector<operation> tuned_operations() {
+  std::vector<operation> found;
+  for (unsigned k = 0; name(static_cast<operation>(k)) != "unknown"; ++k) {
+    const auto kind = static_cast<operation>(k);
+    const auto does = [&](std::uint32_t operations) { return (operations & bits_of(kind)) != 0; };
+    if (std::any_of(operations_of.begin(), operations_of.end(), does)) found.push_back(kind);
+  }
+  return found;
+}
 
 /// Reads the text of a tuning_table from left to right.
 class tuning_reader {
@@ -306,7 +324,7 @@ inline tuning_table::tuning_table(std::string_view text, std::string_view source
   detail::tuning_reader in(text, source);
   while (!in.ended()) {
     rule r;
-    r.kind = in.one_of(detail::tuned_operations);
+    r.kind = in.one_of(detail::tuned_operations());
     in.expect(':');
     do {
       r.from = in.bytes();

@@ -138,6 +138,22 @@ void on_all_sizes(const F& body) {
 
 // ---- reductions -------------------------------------------------------------------------------------------
 
+/// An operation and count as below, of the ranks up to each.
+template <class T, class A, class Op>
+void check_scan(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
+  if constexpr (!std::is_same_v<Op, average_t>) {
+    const reduction r = make_reduction<T>(op, t.size());
+    const auto mine = [&](std::size_t i) { return input<T>(t.rank(), i); };
+    const auto want = [&](std::size_t i) { return expected<T>(op, i, t.rank() + 1); };
+    guarded<T> in(inputs<T>(t.rank(), count)), out(count);
+    how(t, scan_call{in.bytes(), out.bytes(), count, r});
+    judge(t, out, want, "scan");
+    judge(t, in, mine, "input of scan");
+    how(t, scan_call{in.bytes(), in.bytes(), count, r});
+    judge(t, in, want, "scan in place");
+  }
+}
+
 template <class T, class A, class Op>
 void check_allreduce(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
   const reduction r = make_reduction<T>(op, t.size());

@@ -16,6 +16,7 @@ using hvd::test::QueueTransport;
 
 static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::allreduce_call>);
 static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::allgather_call>);
+static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::scan_call>);
 static_assert(recursive_doubling::rank_ordered);
 static_assert(recursive_doubling{} == recursive_doubling{});
 
@@ -47,6 +48,16 @@ TEST_CASE("recursive_doubling allgather") {
   hvd::test::on_all_sizes([](QueueTransport& t) {
     hvd::test::for_partitions<float>(
         t, [&](const hvd::partition& blocks) { hvd::test::check_allgather<float>(t, recursive_doubling{}, blocks); });
+  });
+}
+
+TEST_CASE("recursive_doubling scan") {
+  hvd::test::on_all_sizes([](QueueTransport& t) {
+    for (const std::size_t count : hvd::test::element_counts) {
+      hvd::test::for_operations(
+          [&]<class T>(T, const auto& op) { hvd::test::check_scan<T>(t, recursive_doubling{}, op, count); });
+      hvd::test::check_scan<matrix>(t, recursive_doubling{}, matrix_product{}, count);
+    }
   });
 }
 

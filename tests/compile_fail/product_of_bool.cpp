@@ -1,4 +1,4 @@
-// error: product is defined for numbers
+// error: sum, average and product are defined for numbers
 #include <hvd/allreduce.hpp>
 #include <hvd/transport/self.hpp>
 

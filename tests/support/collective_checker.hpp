@@ -162,6 +162,19 @@ class checker {
     equal(out, want, "broadcast", v);
   }
 
+  void scan(std::size_t n, const variant& v) {
+    for (std::size_t i = prefix_.size(); i < n; ++i) prefix_.push_back(expected<T>(op_, i, rank() + 1));
+    const std::span<T> in = given(v, mine(), n);
+    const std::span<T> out = v.in_place ? in : blank(v, n);
+    if (v.in_place) {
+      hvd::scan(comm_, in, op_, how_);
+    } else {
+      hvd::scan(comm_, constant(in), out, op_, how_);
+      unchanged(in, mine(), "scan", v);
+    }
+    equal(out, prefix_.data(), "scan", v);
+  }
+
   /// The collectives on blocks; `uniform` ones by the call without counts.
   void reduce_scatter(const std::vector<std::size_t>& counts, bool uniform, const variant& v) {
     const std::size_t start = start_of(counts, rank()), n = count_of(counts, rank());
@@ -274,6 +287,7 @@ class checker {
     const std::vector<std::size_t> equal_blocks(static_cast<std::size_t>(size()), n);
     if constexpr (answers<allreduce_call>) allreduce(n, v);
     if constexpr (answers<reduce_call>) reduce(n, v);
+    if constexpr (answers<scan_call> && !detail::divides_by_ranks<Op>) scan(n, v);
     if constexpr (answers<broadcast_call>) broadcast(n, v);
     if constexpr (answers<reduce_scatter_call>) reduce_scatter(equal_blocks, true, v);
     if constexpr (answers<allgather_call>) allgather(equal_blocks, true, v);
@@ -382,6 +396,7 @@ class checker {
     guarded(out, what, v);
   }
 
+  std::vector<T> prefix_;  // results of scan, as far as they were needed
   C& comm_;
   buffers& memory_;
   const tables<T, Op>& table_;

@@ -67,19 +67,11 @@ struct automatic {
  private:
   template <class T, class Call>
   static workload describe(T& t, const Call& call) {
-    workload w{.kind = Call::kind, .ranks = t.size(), .native = Native<T, Call>};
-    if constexpr (requires { call.op.commutative; }) w.commutative = call.op.commutative;
-    if constexpr (requires { call.count; }) {
-      w.bytes = call.count * call.op.element_bytes;
-    } else if constexpr (requires { call.blocks; }) {
-      w.bytes = call.blocks.total_bytes();
-    } else if constexpr (requires { call.bytes; }) {
-      w.bytes = call.bytes;
-    } else if constexpr (requires { call.send; }) {
-      // Uneven blocks differ between ranks, which could then choose differently.
-      w.uniform = call.send.uniform();
-      if (w.uniform) w.bytes = call.send.total_bytes();
-    }
+    const detail::extent whole = detail::extent_of(call);
+    workload w{.kind = Call::kind, .bytes = whole.bytes(), .ranks = t.size(), .native = Native<T, Call>};
+    if constexpr (Reducing<Call>) w.commutative = call.op.commutative;
+    // Uneven blocks of an alltoall differ between ranks, which could then choose differently: 0 bytes on all.
+    if constexpr (requires { call.send; }) w.uniform = whole.uniform;
     return w;
   }
   template <class T>
@@ -95,7 +87,7 @@ struct automatic {
   template <class A, class T, class Call>
   static void attempt(T& t, const Call& call) {
     if constexpr (Answers<A, T, Call>) {
-      if constexpr (requires { call.op.commutative; }) {
+      if constexpr (Reducing<Call>) {
         if (!A::rank_ordered && !call.op.commutative) {
           detail::fail(error_kind::unsupported, {"the tuning chose an algorithm that does not combine ranks "
                                                  "in order for a non-commutative ",

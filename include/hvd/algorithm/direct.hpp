@@ -81,6 +81,16 @@ struct direct {
     reduce_to(t.peers(), c, c.in, t.rank() == c.root ? c.out : nullptr, c.root);
   }
   template <PeerMemory T>
+  void operator()(T& t, const scan_call& c) const {
+    detail::peer_memory& m = t.peers();
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const direct_sizes limits = sizes(m);
+    const detail::output how = c.in != c.out ? output_of(limits, bytes) : detail::output::cached;
+    detail::reduce_form form(m, c.in, c.out, c.count, c.op, -1, how);
+    form.inputs = m.rank() + 1;
+    run(m, c, form, limits, limits.chunk_bytes, how, c.in, bytes, [](const auto&) { return false; });
+  }
+  template <PeerMemory T>
   void operator()(T& t, const reduce_scatter_call& c) const {
     detail::peer_memory& m = t.peers();
     const direct_sizes limits = sizes(m);

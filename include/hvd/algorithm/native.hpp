@@ -25,7 +25,7 @@ struct native {
     if (t.native(call)) [[likely]]
       return;
     std::string what(name(Call::kind));
-    if constexpr (requires { call.op.type; }) {
+    if constexpr (Reducing<Call>) {
       what += " of " + std::string(name(call.op.type)) + " by " + std::string(detail::op_name(call.op.op));
     }
     throw error(error_kind::unsupported,

@@ -20,11 +20,13 @@ namespace hvd::inline HVD_ABI {
 /// | allreduce | a power of two      | S log2 p      | log2 p            | S                |
 /// | allreduce | any other           | S (l + 1)     | l + 2, l = floor(log2 p) | S         |
 /// | allgather | any                 | S - a block   | ceil(log2 p)      | none             |
+/// | scan      | any                 | S ceil(log2 p) | ceil(log2 p)     | S                |
 ///
 /// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
 /// 2005; for allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for
 /// all-to-all communications in multiport message-passing systems", 1997, without its final rotation: blocks
-/// are received in their place, and a run of them that wraps around is sent as two messages.)
+/// are received in their place, and a run of them that wraps around is sent as two messages; for scan: W. D. Hillis
+/// and G. L. Steele, "Data parallel algorithms", 1986.)
 ///
 /// Both ranks of an exchange combine the lower ranks' part on the left: all ranks get the same bits, in every
 /// run, and operations need not commute.
@@ -85,6 +87,33 @@ struct recursive_doubling {
               detail::around(rank + have, p), std::min(have, p - have));
       }
     }
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const scan_call& c) const {
+    const int rank = t.rank();
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const detail::temporary received(rank > 0 ? bytes : 0);
+    const std::byte* mine = c.in;
+    if (c.op.prepares()) {
+      c.op.prepare(c.out, c.in, c.count);
+      mine = c.out;
+    }
+    for (int distance = 1; distance < t.size(); distance *= 2) {  // `mine` has ranks rank - distance + 1 to rank
+      const int above = rank + distance, below = rank - distance;
+      if (above < t.size() && below >= 0) {
+        t.exchange(mine, bytes, above, received.data(), bytes, below);
+      } else if (above < t.size()) {
+        t.send(mine, bytes, above);
+      } else if (below >= 0) {
+        t.recv(received.data(), bytes, below);
+      }
+      if (below < 0) continue;
+      c.op.combine(c.out, received.data(), mine, c.count);
+      mine = c.out;
+    }
+    if (mine != c.out) detail::copy_bytes(c.out, mine, bytes);
+    c.op.finish(c.out, c.count);
   }
 
  private:

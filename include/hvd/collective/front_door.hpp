@@ -208,16 +208,17 @@ class arguments {
 inline void move(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
   if (out != in) copy_bytes(out, in, bytes);
 }
-inline void run_alone(const allreduce_call& c) {
-  if (c.count != 0 && (c.in != c.out || c.op.scales())) c.op.complete(&c.out, 1, &c.in, 1, c.count);
+template <class Call>
+void run_alone(const Call& c) {
+  const extent all = extent_of(c);
+  if constexpr (Reducing<Call>) {
+    if (all.count != 0 && (c.in != c.out || c.op.scales())) c.op.complete(&c.out, 1, &c.in, 1, all.count);
+  } else if constexpr (requires { c.send; }) {
+    move(c.out, c.in, c.send.bytes(0));
+  } else {
+    move(c.out, c.in, all.bytes());
+  }
 }
-inline void run_alone(const reduce_call& c) { run_alone(allreduce_call{c.in, c.out, c.count, c.op}); }
-inline void run_alone(const reduce_scatter_call& c) { run_alone(allreduce_call{c.in, c.out, c.blocks.count(0), c.op}); }
-inline void run_alone(const allgather_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
-inline void run_alone(const broadcast_call& c) { move(c.out, c.in, c.bytes); }
-inline void run_alone(const alltoall_call& c) { move(c.out, c.in, c.send.bytes(0)); }
-inline void run_alone(const gather_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
-inline void run_alone(const scatter_call& c) { move(c.out, c.in, c.blocks.bytes(0)); }
 
 template <class A>
 inline constexpr bool is_automatic = false;
@@ -255,13 +256,6 @@ std::uint16_t algorithm_hash(const A& how) {
   }
 }
 
-/// The call with another reduction.
-inline allreduce_call with(const allreduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op}; }
-inline reduce_call with(const reduce_call& c, const reduction& op) { return {c.in, c.out, c.count, op, c.root}; }
-inline reduce_scatter_call with(const reduce_scatter_call& c, const reduction& op) {
-  return {c.in, c.out, c.blocks, op};
-}
-
 /// Runs a checked call.
 template <class T, class Call, class A>
 void run(T& comm, const Call& call, const A& how) {
@@ -270,7 +264,7 @@ void run(T& comm, const Call& call, const A& how) {
                 "transport lacks (direct needs PeerMemory; native a collective of the transport's own; all others need "
                 "PointToPoint), or has no such collective");
   if (comm.size() == 1) return run_alone(call);
-  if constexpr (requires { call.op.commutative; }) {
+  if constexpr (Reducing<Call>) {
     if (!keeps_rank_order<A>() && !call.op.commutative) {
       fail(error_kind::unsupported,
            {name(Call::kind), " on rank ", comm.rank(), " of ", comm.size(),
@@ -296,7 +290,7 @@ void run(T& comm, const Call& call, const A& how) {
   }
   if constexpr (requires { comm.charged(call.op); }) {  // in a simulation, reductions take time
     const reduction charged = comm.charged(call.op);
-    how(comm, with(call, charged));
+    how(comm, call.with(charged));
   } else {
     how(comm, call);
   }

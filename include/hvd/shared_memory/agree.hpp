@@ -67,51 +67,24 @@ inline std::uint64_t details_of(const partition& blocks) noexcept {
   return h;
 }
 
-inline descriptor describe(const reduction& op, operation kind, std::uint64_t count, int root = -1) noexcept {
+template <class Call>
+descriptor describe(const Call& c) noexcept {
+  const extent whole = extent_of(c);
   descriptor d;
-  d.kind = kind;
-  d.count = count;
-  d.op = op.op;
-  d.type = op.type;
-  d.element_bytes = static_cast<std::uint32_t>(op.element_bytes);
-  d.root = static_cast<std::int16_t>(root);
-  d.details = details_of(op);
-  return d;
-}
-inline descriptor describe(operation kind, const partition& blocks, int root = -1) noexcept {
-  descriptor d;
-  d.kind = kind;
-  d.count = blocks.total_count();
-  d.element_bytes = static_cast<std::uint32_t>(blocks.element_bytes());
-  d.root = static_cast<std::int16_t>(root);
-  d.details = details_of(blocks);
-  return d;
-}
-inline descriptor describe(const allreduce_call& c) noexcept { return describe(c.op, c.kind, c.count); }
-inline descriptor describe(const reduce_call& c) noexcept { return describe(c.op, c.kind, c.count, c.root); }
-inline descriptor describe(const reduce_scatter_call& c) noexcept {
-  descriptor d = describe(c.op, c.kind, c.blocks.total_count());
-  d.details = mix(d.details, details_of(c.blocks));
-  return d;
-}
-inline descriptor describe(const allgather_call& c) noexcept { return describe(c.kind, c.blocks); }
-inline descriptor describe(const gather_call& c) noexcept { return describe(c.kind, c.blocks, c.root); }
-inline descriptor describe(const scatter_call& c) noexcept { return describe(c.kind, c.blocks, c.root); }
-inline descriptor describe(const broadcast_call& c) noexcept {
-  descriptor d;
-  d.kind = c.kind;
-  d.count = c.bytes;
-  d.element_bytes = 1;
-  d.root = static_cast<std::int16_t>(c.root);
-  return d;
-}
-inline descriptor describe(const alltoall_call& c) noexcept {
-  descriptor d;
-  d.kind = c.kind;
-  // Blocks of their own size for each pair of ranks: the totals differ between ranks that agree.
-  d.count = c.send.uniform() && c.recv.uniform() ? c.send.total_count() : 0;
-  d.element_bytes = static_cast<std::uint32_t>(c.send.element_bytes());
-  d.details = c.send.uniform() ? 0 : 1;
+  d.kind = Call::kind;
+  d.count = whole.count;
+  d.element_bytes = static_cast<std::uint32_t>(whole.element_bytes);
+  if constexpr (Reducing<Call>) {
+    d.op = c.op.op;
+    d.type = c.op.type;
+    d.details = details_of(c.op);
+  }
+  if constexpr (Rooted<Call>) d.root = static_cast<std::int16_t>(c.root);
+  if (whole.blocks == nullptr) {
+    if (!whole.uniform) d.details = 1;
+  } else {
+    d.details = Reducing<Call> ? mix(d.details, details_of(*whole.blocks)) : details_of(*whole.blocks);
+  }
   return d;
 }
 

@@ -9,18 +9,20 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// One-shot reduction: every rank's input to all ranks (root < 0) or to the root, where they are reduced in rank order.
-/// Of an allreduce on p ranks each reads p - 1 inputs whole: for what is small, and for a reduction on two ranks.
+/// Of an allreduce on p ranks each reads p - 1 inputs whole: for what is small, and for a reduction on two ranks. A scan
+/// combines those up to its own alone, `inputs` of them.
 struct reduce_form : staged_form {
   peer_memory& m;
   const std::byte* in;
   std::byte* out;
   const reduction& op;
   output how;
+  int inputs;
 
   reduce_form(peer_memory& memory, const std::byte* input, std::byte* output_at, std::size_t elements,
               const reduction& reduce, int root, output write)
       : staged_form{.target = root, .count = elements, .element_bytes = reduce.element_bytes}, m(memory), in(input),
-        out(output_at), op(reduce), how(write) {}
+        out(output_at), op(reduce), how(write), inputs(memory.size()) {}
 
   template <class Slot>
   void stage(std::uint64_t k, std::size_t each, Slot&& slot) const {
@@ -38,7 +40,7 @@ struct reduce_form : staged_form {
       const std::size_t n = std::min(tile, part.count - done), at = done * element_bytes;
       for (int q = 0; q != m.size(); ++q) ins[q] = (q == m.rank() ? in + part.first * element_bytes : from(q)) + at;
       std::byte* to = out + part.first * element_bytes + at;
-      complete_to(to == ins[m.rank()] ? output::cached : how, op, &to, 1, ins, m.size(), n);
+      complete_to(to == ins[m.rank()] ? output::cached : how, op, &to, 1, ins, inputs, n);
       for (int q = 0; touches && q != m.size(); ++q) {
         if (q != m.rank()) touch_lines(from(q) + at, n * element_bytes);
       }

@@ -58,6 +58,19 @@ class mpi_work {
     return true;
   }
 
+  bool start(const scan_call& c) {
+    const mpi_reduction r = reduction_of(c.op);
+    if (r.op == MPI_OP_NULL) return false;
+    begin(c.kind);
+    const bool in_place = !blocking_ || c.in == c.out || c.op.prepares();
+    if (in_place) c.op.prepare(c.out, c.in, c.count);
+    in_pieces(c.count, c.op, r, [&](std::size_t at, int n) {
+      issue("MPI_Scan", MPI_Scan, MPI_Iscan, in_place ? MPI_IN_PLACE : c.in + at, c.out + at, n, r.type, r.op);
+    });
+    finish_later(c.op, c.out, c.count);
+    return true;
+  }
+
   bool start(const reduce_call& c) {
     const mpi_reduction r = reduction_of(c.op);
     if (r.op == MPI_OP_NULL) return false;

@@ -1,0 +1,52 @@
+// hvd/scan.hpp: combine a vector over the ranks up to each rank.
+#pragma once
+
+#include <hvd/collective/front_door.hpp>
+
+namespace hvd::inline HVD_ABI {
+
+/// out[i] = op over ranks 0 to this one of in[i], in their order: MPI_Scan; the default op is `sum`. Every rank passes
+/// the same count, element type and op. `in` and `out` are the same memory or do not overlap. `average` is refused when
+/// compiling: the ranks have prefixes of different lengths.
+///
+/// Errors as for allreduce. Cost in shared memory: each rank stages its input once and reads those of the ranks below
+/// it, p - 1 of them at the most; by messages ceil(log2 p) of the whole vector.
+template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+  requires(!Buffer<Op>)
+void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
+  static_assert(!detail::divides_by_ranks<Op>,
+                "hvd: scan has no average, as each rank combines another number of ranks; use hvd::sum and divide");
+  detail::same_elements<In, Out>();
+  const auto from = as_span(in);
+  const auto to = as_output(out);
+  const std::byte* const in_bytes = detail::bytes_of(from);
+  std::byte* const out_bytes = detail::writable_bytes_of(to);
+  detail::arguments(operation::scan, comm.rank(), comm.size())
+      .buffer("input", from)
+      .buffer("output", to)
+      .equal("output", to.size(), "as the input", from.size())
+      .apart(in_bytes, from.size_bytes(), out_bytes, to.size_bytes(), in_bytes == out_bytes)
+      .check(comm);
+  const reduction r = make_reduction<element_of<In>>(op, comm.size());
+  detail::run(comm, scan_call{in_bytes, out_bytes, from.size(), r}, how);
+}
+
+/// In place.
+template <Transport T, Buffer B, class Op = sum_t, class Algorithm = automatic<>>
+  requires(!Buffer<Op>)
+void scan(T& comm, B&& inout, const Op& op = {}, const Algorithm& how = {}) {
+  const auto s = as_output(inout);
+  scan(comm, s, s, op, how);
+}
+
+/// Pointers with a count of elements.
+template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
+void scan(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
+  scan(comm, std::span(in, count), std::span(out, count), op, how);
+}
+template <Transport T, detail::Pointer P, class Op = sum_t, class Algorithm = automatic<>>
+void scan(T& comm, P&& inout, std::size_t count, const Op& op = {}, const Algorithm& how = {}) {
+  scan(comm, std::span(inout, count), op, how);
+}
+
+}  // namespace hvd::inline HVD_ABI

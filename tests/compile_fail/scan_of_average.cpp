@@ -1,0 +1,11 @@
+// error: scan has no average
+#include <hvd/scan.hpp>
+#include <hvd/transport/self.hpp>
+
+#include <vector>
+
+int main() {
+  hvd::SelfTransport comm;
+  std::vector<float> v(4);
+  hvd::scan(comm, v, hvd::average);
+}

@@ -1,0 +1,94 @@
+// tests/scan.cpp: the ways to call scan, and what it refuses. Over every transport: support/collective_checker.hpp.
+#include <hvd/allreduce.hpp>
+#include <hvd/scan.hpp>
+
+#include <support/front_door.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+using namespace hvd::test;
+
+namespace {
+
+/// The left operand: a rank's result is rank 0's input if ranks are combined in order.
+struct left {
+  static constexpr bool commutative = false;
+  float operator()(float a, float) const { return a; }
+};
+
+}  // namespace
+
+TEST_CASE("each rank has the sum of the ranks up to it") {
+  everywhere([](auto& comm) {
+    std::vector<float> v = ramp(comm.rank(), 10);
+    hvd::scan(comm, v);
+    CHECK(v == ramp_sum(comm.rank() + 1, 10));
+
+    const std::vector<double> in = ramp<double>(comm.rank(), 100'000);  // more than one chunk
+    std::vector<double> out(in.size());
+    hvd::scan(comm, in, out);
+    CHECK(out == ramp_sum<double>(comm.rank() + 1, in.size()));
+    CHECK(in == ramp<double>(comm.rank(), in.size()));
+  });
+}
+
+TEST_CASE("the operation, and how") {
+  everywhere([](auto& comm) {
+    const auto r = static_cast<std::int64_t>(comm.rank());
+    std::vector<std::int64_t> v{r + 1, -r};
+    hvd::scan(comm, v, hvd::product);
+    CHECK(v[0] == (r == 0 ? 1 : r == 1 ? 2 : 6));
+    v = {r, -r};
+    hvd::scan(comm, v, hvd::min, hvd::recursive_doubling{});
+    CHECK(v == std::vector<std::int64_t>{0, -r});
+    std::vector<float> f{static_cast<float>(r)}, g{0};
+    hvd::scan(comm, f, g, hvd::scaled(hvd::sum, 2.0, 0.5), hvd::automatic<>{});
+    CHECK(g[0] == static_cast<float>(r * (r + 1) / 2));
+    hvd::scan(comm, f, left{});
+    CHECK(f[0] == 0);
+  });
+}
+
+TEST_CASE("pointers with a count, and nothing at all") {
+  everywhere([](auto& comm) {
+    const std::vector<std::int32_t> in = ramp<std::int32_t>(comm.rank(), 7);
+    std::vector<std::int32_t> out(8, -1), v = in;
+    hvd::scan(comm, in.data(), out.data(), 7);
+    CHECK(out[6] == ramp_sum<std::int32_t>(comm.rank() + 1, 7)[6]);
+    CHECK(out[7] == -1);
+    hvd::scan(comm, v.data(), std::size_t{7}, hvd::max);
+    CHECK(v == in);
+    hvd::scan(comm, static_cast<float*>(nullptr), 0);
+  });
+}
+
+TEST_CASE("what scan refuses, with the group still usable") {
+  everywhere([](auto& comm) {
+    const auto say = [&](const char* why) { return refused(hvd::operation::scan, comm, why); };
+    std::vector<float> four(4, 1.0f), three(3);
+    CHECK(complaint([&] { hvd::scan(comm, four, three); }) ==
+          say("output has 3 elements; allowed: 4 (as the input)").c_str());
+    CHECK(complaint([&] { hvd::scan(comm, static_cast<float*>(nullptr), 5); }) ==
+          say("input is null but has 5 elements").c_str());
+    CHECK(complaint([&] { hvd::scan(comm, std::span(four).first(3), std::span(four).last(at_run_time(3))); }) ==
+          say("input and output overlap; allowed: no common element, or in place as the collective documents").c_str());
+    hvd::scan(comm, four);
+    CHECK(four[0] == static_cast<float>(comm.rank() + 1));
+  });
+}
+
+TEST_CASE("with HVD_CHECK a scan among allreduces is found") {
+  everywhere(
+      [](auto& comm) {
+        if (comm.size() == 1) return;
+        std::vector<float> v(4, 1.0f);
+        const auto said = complaint([&] { comm.rank() == 1 ? hvd::scan(comm, v) : hvd::allreduce(comm, v); });
+        CHECK(said == doctest::Contains("ranks 0 and 1 are in different calls: operation allreduce on rank 0, scan on rank 1"));
+      },
+      true);
+}
