@@ -4,9 +4,9 @@
 // buffers, and every result is checked. `bench/compare --hosts` runs it.
 #include <bench/explain.hpp>
 
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/allreduce.hpp>
 #include <hvd/hierarchical.hpp>
-#include <hvd/algorithm/measure.hpp>
 #include <hvd/transport/mpi.hpp>
 #include <hvd/transport/shm.hpp>
 

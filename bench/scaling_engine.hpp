@@ -126,7 +126,7 @@ inline engine_cost without_engine(const engine_case& c, const network& net) {
 
 /// Bytes of what a rank announces, and of what many do together, as all announce the same.
 inline std::size_t announcement_bytes(const engine_case& c) {
-  detail::gossip all;
+  detail::announcements all;
   for (int t = 0; t != c.tensors; ++t) {
     detail::announcement a;
     a.name = verified_tensors::name(t);

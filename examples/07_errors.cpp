@@ -56,11 +56,11 @@ int main(int argc, char** argv) try {
 
   if (hvd::fork_run(ranks, lost_peer) != 128 + SIGKILL) return 1;  // it says how the first failed rank ended
 
-  hvd::sharing_options impatient;
-  impatient.failure.timeout = std::chrono::milliseconds(50);  // or HVD_TIMEOUT=0.05; the default is 300 s
+  hvd::sharing_options short_deadline;
+  short_deadline.failure.timeout = std::chrono::milliseconds(50);  // or HVD_TIMEOUT=0.05; the default is 300 s
   std::latch over(1);
   hvd::thread_run(
-      ranks, [&](hvd::ThreadTransport& comm) { no_answer(comm, over); }, impatient);
+      ranks, [&](hvd::ThreadTransport& comm) { no_answer(comm, over); }, short_deadline);
   return 0;
 } catch (const std::exception& e) {
   std::cerr << e.what() << "\n";

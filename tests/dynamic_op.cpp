@@ -24,7 +24,7 @@ doctest::String complaint(dtype type, reduce_op op, double prescale = 1.0, doubl
 
 bool same(const hvd::reduction& a, const hvd::reduction& b) {
   return a.type == b.type && a.commutative == b.commutative && a.op == b.op && a.element_bytes == b.element_bytes &&
-         a.lanes == b.lanes && a.scale == b.scale && a.fold == b.fold;
+         a.components == b.components && a.scale == b.scale && a.fold == b.fold;
 }
 
 template <class T, class Op>

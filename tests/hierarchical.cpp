@@ -41,7 +41,7 @@ struct on_levels {
   using transport = hvd::Hierarchical<part, part>;
   static constexpr std::initializer_list<int> sizes = On::sizes;
   template <class F>
-  static void run(int size, const F& f, const hvd::sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const hvd::sharing_options& opts = long_deadline()) {
     On::run(
         size,
         [&](auto& world) {
@@ -305,7 +305,7 @@ TEST_CASE("other threads see for which rank of the whole group a rank waits, on 
           hvd::allreduce(comm, x);
           require(x[0] == 4 && x[999] == 4, "a wrong sum");
         },
-        patient());
+        long_deadline());
   });
   CHECK(seen(3, 2));
   CHECK(seen(2, 0));

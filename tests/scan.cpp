@@ -88,7 +88,8 @@ TEST_CASE("with HVD_CHECK a scan among allreduces is found") {
         if (comm.size() == 1) return;
         std::vector<float> v(4, 1.0f);
         const auto said = complaint([&] { comm.rank() == 1 ? hvd::scan(comm, v) : hvd::allreduce(comm, v); });
-        CHECK(said == doctest::Contains("ranks 0 and 1 are in different calls: operation allreduce on rank 0, scan on rank 1"));
+        CHECK(said ==
+              doctest::Contains("ranks 0 and 1 are in different calls: operation allreduce on rank 0, scan on rank 1"));
       },
       true);
 }

@@ -1,6 +1,6 @@
 // tests/selection.cpp: what the cost model, the user's table and measured costs choose.
-#include <hvd/hvd.hpp>
 #include <hvd/algorithm/measure.hpp>
+#include <hvd/hvd.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/transport/simulated.hpp>
 
@@ -37,7 +37,7 @@ struct on_messages {
   using transport = MessagesOnly;
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4, 5};
   template <class F>
-  static void run(int size, const F& f, const hvd::sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const hvd::sharing_options& opts = long_deadline()) {
     CHECK(hvd::fork_run(
               size,
               [&](hvd::ShmTransport& world) {

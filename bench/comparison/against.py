@@ -22,7 +22,7 @@ from pathlib import Path
 
 from comparison import children
 from comparison.measure import PROGRAM, environment, progress, without_paths
-from comparison.plan import COLLECTIVES, CROWDED_SIZES, MODELS, QUICK_CROWDED_SIZES, QUICK_SIZES, ROOT, SIZES, Refused, plan
+from comparison.plan import COLLECTIVES, OVERSUBSCRIBED_SIZES, MODELS, QUICK_OVERSUBSCRIBED_SIZES, QUICK_SIZES, ROOT, SIZES, Refused, plan
 from comparison.tables import size_text, time_text
 from comparison.where import commit, machine, save, shown, slug
 
@@ -48,8 +48,8 @@ def parse(argv):
     add("--against", metavar="COMMIT", required=True, help="whatever git knows: a hash, a branch, HEAD~3")
     add("--collectives", metavar="LIST", help=f"of {', '.join(COLLECTIVES)} (default all)")
     add("--ranks", metavar="LIST", help="numbers of ranks (default 2, and 4 and 8 for allreduce)")
-    add("--sizes", metavar="LIST", help=f"bytes, as for bench/compare (default {SIZES}, and {CROWDED_SIZES})")
-    add("--quick", action="store_true", help=f"fewer sizes: {QUICK_SIZES}, and {QUICK_CROWDED_SIZES}")
+    add("--sizes", metavar="LIST", help=f"bytes, as for bench/compare (default {SIZES}, and {OVERSUBSCRIBED_SIZES})")
+    add("--quick", action="store_true", help=f"fewer sizes: {QUICK_SIZES}, and {QUICK_OVERSUBSCRIBED_SIZES}")
     add("--turns", metavar="N", type=turns, default=7, help="of each program, for each size (default 7)")
     add("--seconds", metavar="S", type=float, default=0.1, help="of measuring in a turn (default 0.1)")
     add("--seed", metavar="N", type=int, default=1, help="of the order of turns (default 1)")

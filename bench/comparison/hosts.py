@@ -77,7 +77,7 @@ def time_text(us):
 def markdown(run):
     result, about = run["result"], run["machine"]
     hosts = "1 host" if result["hosts"] == 1 else f"{result['hosts']} hosts"
-    crowded = result["ranks"] > about["cores"]
+    oversubscribed = result["ranks"] > about["cores"]
     lines = [
         f"# Allreduce between {hosts}" if result["hosts"] > 1 else "# Allreduce over MPI on one host",
         "",
@@ -89,7 +89,7 @@ def markdown(run):
         f"checked. {result['library']}; hvd {result['hvd']}.",
         "",
     ]
-    if crowded:
+    if oversubscribed:
         lines += [
             f"There are more ranks than CPUs ({result['ranks']} on {about['cores']}): the numbers say that this case works, not how "
             "fast a network is. "

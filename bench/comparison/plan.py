@@ -23,8 +23,8 @@ MODELS = {"resnet50": 102_228_128, "transformer124m": 497_759_232}  # bytes, for
 SIZES = "8,16:256M"
 QUICK_SIZES = "8,4K,64K,1M,16M"
 # Where ranks outnumber CPUs, a call takes up to several milliseconds whatever its size: fewer sizes tell as much.
-CROWDED_SIZES = "8,1K,16K,256K,1M,4M,16M"
-QUICK_CROWDED_SIZES = "8,64K,1M"
+OVERSUBSCRIBED_SIZES = "8,1K,16K,256K,1M,4M,16M"
+QUICK_OVERSUBSCRIBED_SIZES = "8,64K,1M"
 # Bytes of the fusion buffer: each library is shown with the one that is best for it. A step of the transformer takes so
 # long that it is measured with one.
 FUSIONS = {"resnet50": (256 << 10, 1 << 20, 4 << 20), "transformer124m": (1 << 20,)}
@@ -113,12 +113,12 @@ def plan(arguments):
     for word in chosen:
         collective, buffers, usual = COLLECTIVES[word]
         for count in ranks or usual:
-            crowded = count > cpus
+            oversubscribed = count > cpus
             text = arguments.sizes
             if text is None and arguments.quick:
-                text = QUICK_CROWDED_SIZES if crowded else QUICK_SIZES
+                text = QUICK_OVERSUBSCRIBED_SIZES if oversubscribed else QUICK_SIZES
             elif text is None:
-                text = CROWDED_SIZES if crowded else SIZES
+                text = OVERSUBSCRIBED_SIZES if oversubscribed else SIZES
             fused = collective == "fused"
             fusions = {} if not fused else QUICK_FUSIONS if arguments.quick else FUSIONS
             kind = "fused" if word == "fused" else f"{collective}-{buffers}"

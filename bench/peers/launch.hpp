@@ -94,7 +94,7 @@ inline void set(peer_launch& l, const settings& chosen, std::string_view prefix 
 
 /// Its defaults look for network cards, and copy large messages by cross-memory attach, which costs more than two
 /// copies through the cache up to some MiB. UCX_POSIX_SEG_SIZE from 64k on hangs in UCX 1.13.
-inline peer_launch launch_mpich(const std::string& program, bool crowded) {
+inline peer_launch launch_mpich(const std::string& program, bool oversubscribed) {
   peer_launch l;
   // Several MPIs have an mpiexec and an mpiexec.hydra; only this name says whose it is.
   const std::string launcher = find_program("mpiexec.mpich");
@@ -105,14 +105,14 @@ inline peer_launch launch_mpich(const std::string& program, bool crowded) {
   l.argv = {launcher, "-launcher", "fork", "-n", "{ranks}", program};
   settings s = {{"UCX_TLS", "posix,self"}, {"UCX_POSIX_SEG_SIZE", "16k"}, {"UCX_RNDV_THRESH", "1m"}};
   // Nothing that it documents helps when ranks outnumber CPUs; this at least asks for it.
-  if (crowded) s.emplace_back("MPIR_CVAR_POLLS_BEFORE_YIELD", "1");
+  if (oversubscribed) s.emplace_back("MPIR_CVAR_POLLS_BEFORE_YIELD", "1");
   set(l, s);
   return l;
 }
 
 /// The point-to-point layer for shared memory, by copying or by cross-memory attach. Both send more eagerly than by
 /// default.
-inline peer_launch launch_openmpi(const std::string& program, bool crowded, bool attach) {
+inline peer_launch launch_openmpi(const std::string& program, bool oversubscribed, bool attach) {
   peer_launch l;
   const std::string launcher = find_program("mpirun.openmpi");
   if (launcher.empty()) {
@@ -121,7 +121,7 @@ inline peer_launch launch_openmpi(const std::string& program, bool crowded, bool
   }
   l.argv = {launcher, "--bind-to", "none", "-n", "{ranks}"};
   if (::geteuid() == 0) l.argv.insert(l.argv.begin() + 1, "--allow-run-as-root");
-  if (crowded) l.argv.emplace_back("--oversubscribe");
+  if (oversubscribed) l.argv.emplace_back("--oversubscribe");
   l.argv.push_back(program);
   settings s = {{"pml", "ob1"}, {"btl", "self,vader"}, {"btl_vader_max_send_size", "262144"}};
   if (attach) {
@@ -133,7 +133,7 @@ inline peer_launch launch_openmpi(const std::string& program, bool crowded, bool
                        {"btl_vader_eager_limit", "32768"},
                        {"btl_vader_rndv_eager_limit", "131072"}});
   }
-  if (crowded) s.emplace_back("mpi_yield_when_idle", "1");
+  if (oversubscribed) s.emplace_back("mpi_yield_when_idle", "1");
   set(l, s, "OMPI_MCA_");
   l.environment.emplace_back("TMPDIR", "{scratch}");  // for its session folders
   return l;
@@ -158,50 +158,50 @@ inline std::optional<std::string> launch_from_venv(peer_launch& l, const std::st
 }
 
 /// Its defaults: within a host it copies through shared memory, and longer messages by cross-memory attach.
-inline peer_launch launch_mpich5(const std::string& program, bool crowded) {
+inline peer_launch launch_mpich5(const std::string& program, bool oversubscribed) {
   peer_launch l;
   if (!launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"})) return l;
   settings s;
-  if (crowded) s.emplace_back("MPIR_CVAR_POLLS_BEFORE_YIELD", "1");
+  if (oversubscribed) s.emplace_back("MPIR_CVAR_POLLS_BEFORE_YIELD", "1");
   set(l, s);
   return l;
 }
 
 /// Its own transport for shared memory, without looking for networks.
-inline peer_launch launch_openmpi5(const std::string& program, bool crowded) {
+inline peer_launch launch_openmpi5(const std::string& program, bool oversubscribed) {
   peer_launch l;
   if (!launch_from_venv(l, program, "mpirun", {"--bind-to", "none"})) return l;
   if (::geteuid() == 0) l.argv.insert(l.argv.begin() + 1, "--allow-run-as-root");
-  if (crowded) l.argv.insert(l.argv.begin() + 1, "--oversubscribe");
+  if (oversubscribed) l.argv.insert(l.argv.begin() + 1, "--oversubscribe");
   settings s = {{"pml", "ob1"}, {"btl", "self,sm"}};
-  if (crowded) s.emplace_back("mpi_yield_when_idle", "1");
+  if (oversubscribed) s.emplace_back("mpi_yield_when_idle", "1");
   set(l, s, "OMPI_MCA_");
   l.environment.emplace_back("TMPDIR", "{scratch}");  // for its session folders
   return l;
 }
 
-inline settings intel_settings(bool crowded) {
+inline settings intel_settings(bool oversubscribed) {
   settings s = {{"I_MPI_FABRICS", "shm"}};
-  if (crowded) s.insert(s.end(), {{"I_MPI_THREAD_YIELD", "2"}, {"I_MPI_SPIN_COUNT", "1"}});
+  if (oversubscribed) s.insert(s.end(), {{"I_MPI_THREAD_YIELD", "2"}, {"I_MPI_SPIN_COUNT", "1"}});
   s.emplace_back("I_MPI_PIN", "off");  // ranks pin themselves
   return s;
 }
 
-inline peer_launch launch_intelmpi(const std::string& program, bool crowded) {
+inline peer_launch launch_intelmpi(const std::string& program, bool oversubscribed) {
   peer_launch l;
   const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});
   if (!root) return l;
-  set(l, intel_settings(crowded));
+  set(l, intel_settings(oversubscribed));
   l.environment.emplace_back("I_MPI_ROOT", *root);
   return l;
 }
 
 /// Over Intel MPI. No CPU is left for threads of oneCCL's own.
-inline peer_launch launch_oneccl(const std::string& program, bool crowded) {
+inline peer_launch launch_oneccl(const std::string& program, bool oversubscribed) {
   peer_launch l;
   const auto root = launch_from_venv(l, program, "mpiexec.hydra", {"-launcher", "fork"});
   if (!root) return l;
-  settings s = intel_settings(crowded);
+  settings s = intel_settings(oversubscribed);
   s.insert(s.end(), {{"CCL_ATL_TRANSPORT", "mpi"},
                      {"CCL_WORKER_OFFLOAD", "0"},
                      {"CCL_ALLREDUCE", "direct:0-65536;ring:65537-max"},
@@ -220,27 +220,27 @@ inline peer_launch launch_deepspeed(const std::string& program) {
   return l;
 }
 
-inline peer_launch launch_gloo(const std::string& program, bool crowded) {
+inline peer_launch launch_gloo(const std::string& program, bool oversubscribed) {
   peer_launch l;
   l.argv = {program};
   l.each_rank = true;
-  l.environment = {{scratch_variable, "{scratch}"}, {settings_variable, crowded ? "" : "busy-poll"}};
+  l.environment = {{scratch_variable, "{scratch}"}, {settings_variable, oversubscribed ? "" : "busy-poll"}};
   return l;
 }
 
 }  // namespace detail
 
-/// How to start the peer of this name, whose program is at `program`. `crowded`: more ranks than CPUs.
-inline peer_launch launch_peer(std::string_view name, const std::string& program, bool crowded) {
-  if (name == "mpich") return detail::launch_mpich(program, crowded);
-  if (name == "openmpi") return detail::launch_openmpi(program, crowded, false);
-  if (name == "openmpi-cma") return detail::launch_openmpi(program, crowded, true);
-  if (name == "mpich5") return detail::launch_mpich5(program, crowded);
-  if (name == "openmpi5") return detail::launch_openmpi5(program, crowded);
-  if (name == "intelmpi") return detail::launch_intelmpi(program, crowded);
-  if (name == "oneccl") return detail::launch_oneccl(program, crowded);
+/// How to start the peer of this name, whose program is at `program`. `oversubscribed`: more ranks than CPUs.
+inline peer_launch launch_peer(std::string_view name, const std::string& program, bool oversubscribed) {
+  if (name == "mpich") return detail::launch_mpich(program, oversubscribed);
+  if (name == "openmpi") return detail::launch_openmpi(program, oversubscribed, false);
+  if (name == "openmpi-cma") return detail::launch_openmpi(program, oversubscribed, true);
+  if (name == "mpich5") return detail::launch_mpich5(program, oversubscribed);
+  if (name == "openmpi5") return detail::launch_openmpi5(program, oversubscribed);
+  if (name == "intelmpi") return detail::launch_intelmpi(program, oversubscribed);
+  if (name == "oneccl") return detail::launch_oneccl(program, oversubscribed);
   if (name == "deepspeed") return detail::launch_deepspeed(program);
-  if (name == "gloo") return detail::launch_gloo(program, crowded);
+  if (name == "gloo") return detail::launch_gloo(program, oversubscribed);
   peer_launch none;
   none.missing = "there is no peer \"" + std::string(name) + "\"";
   return none;

@@ -33,9 +33,9 @@ enum class operation : unsigned char {
 
 /// As it is called: "reduce_scatter"; "unknown" for a value that is none.
 constexpr std::string_view name(operation op) noexcept {
-  constexpr std::string_view names[] = {"barrier",  "allreduce", "reduce",  "reduce_scatter", "allgather",
-                                        "broadcast", "alltoall", "gather",  "scatter",        "scan",
-                                        "split",    "alloc_shared", "send", "recv"};
+  constexpr std::string_view names[] = {
+      "barrier", "allreduce", "reduce", "reduce_scatter", "allgather",    "broadcast", "alltoall",
+      "gather",  "scatter",   "scan",   "split",          "alloc_shared", "send",      "recv"};
   static_assert(std::size(names) == static_cast<std::size_t>(operation::recv) + 1, "a name for each operation");
   const auto index = static_cast<std::size_t>(op);
   return index < std::size(names) ? names[index] : "unknown";

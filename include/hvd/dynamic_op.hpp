@@ -86,7 +86,10 @@ inline reduction_maker find_maker(dtype type, reduce_op op) noexcept {
   if (name(op) == "unknown") {
     std::string allowed;
     for (std::size_t i = 0; i != reduce_op_names.size(); ++i) {
-      allowed += joined({i == 0 ? "" : i + 1 == reduce_op_names.size() ? " and " : ", ", i, " (", reduce_op_names[i], ")"});
+      allowed += joined({i == 0                            ? ""
+                         : i + 1 == reduce_op_names.size() ? " and "
+                                                           : ", ",
+                         i, " (", reduce_op_names[i], ")"});
     }
     fail(error_kind::invalid_argument, {"reduction ", static_cast<int>(op), " is unknown; allowed: ", allowed});
   }

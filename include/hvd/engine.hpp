@@ -5,7 +5,7 @@
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/clock.hpp>
-#include <hvd/engine/lane.hpp>
+#include <hvd/engine/driver.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/engine/validate.hpp>
@@ -50,7 +50,7 @@ class Engine {
     try {
       T control = comm.split(0, comm.rank());
       T data = comm.split(0, comm.rank());
-      in_->lanes[0] = make_lane(std::move(control), std::move(data), 0, in_->sets[0]);
+      in_->drivers[0] = make_driver(std::move(control), std::move(data), 0, in_->sets[0]);
       if (opts_.watch && opts_.thread && comm.size() > 1) start_watch(comm.split(0, comm.rank()));
     } catch (const error& e) {
       detail::fail_at_start(comm, e, *in_->causes);
@@ -136,7 +136,7 @@ class Engine {
   /// sum or average (which divides by all ranks) or adasum, and takes part in barriers; other operations end with an
   /// error (unsupported) on the ranks that submit them. The handle's `last_joined` names the rank that came last.
   handle join() {
-    const auto l = lane(0);
+    const auto l = driver(0);
     return {l->join(), l};
   }
 
@@ -182,7 +182,7 @@ class Engine {
   /// Collective over all ranks; waits. It lives as long as the pointer, or the engine. Errors: no_memory, which ends
   /// the engine; mismatch if ranks want different sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) {
-    const auto l = lane(0);
+    const auto l = driver(0);
     const std::lock_guard one(in_->managing);
     manage(detail::about("alloc_bucket", {bytes}));
     return {l, in_->last_bucket};
@@ -213,45 +213,45 @@ class Engine {
   /// done.
   void shutdown() {
     if (forked()) return;
-    std::map<int, std::shared_ptr<lane_type>> all;
+    std::map<int, std::shared_ptr<driver_type>> all;
     {
       const std::lock_guard lock(in_->mutex);
-      all.swap(in_->lanes);
+      all.swap(in_->drivers);
       in_->sets.clear();
     }
     for (const auto& [id, l] : all) l->close();
     all.clear();
-    in_->watch.reset();  // asks lanes, so not under the lock
+    in_->watch.reset();  // asks drivers, so not under the lock
   }
 
  private:
-  using lane_type = detail::lane<T>;
+  using driver_type = detail::driver<T>;
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
 
   /// Ranks are those of the whole group.
-  std::shared_ptr<lane_type> make_lane(T control, T data, int set, const std::vector<int>& ranks) {
+  std::shared_ptr<driver_type> make_driver(T control, T data, int set, const std::vector<int>& ranks) {
     // Whoever has an `alloc_bucket` keeps it, in a forked child as well, where nothing of it can be destroyed.
-    std::shared_ptr<lane_type> made(
-        new lane_type(std::move(control), std::move(data), opts_, in_->timeline, {set, ranks, size_}, in_->causes),
-        [owner = pid_](const lane_type* l) {
+    std::shared_ptr<driver_type> made(
+        new driver_type(std::move(control), std::move(data), opts_, in_->timeline, {set, ranks, size_}, in_->causes),
+        [owner = pid_](const driver_type* l) {
           if (::getpid() == owner) delete l;
         });
     made->start([this](const request& r) { return managed(r); });
     return made;
   }
-  [[nodiscard]] std::shared_ptr<lane_type> lane(int process_set) const {
+  [[nodiscard]] std::shared_ptr<driver_type> driver(int process_set) const {
     refuse_fork();
     const std::lock_guard lock(in_->mutex);
-    const auto found = in_->lanes.find(process_set);
-    if (found != in_->lanes.end()) return found->second;
+    const auto found = in_->drivers.find(process_set);
+    if (found != in_->drivers.end()) return found->second;
     if (in_->sets.empty()) detail::fail(error_kind::aborted, {"the engine was shut down"});
     if (in_->sets.find(process_set) == in_->sets.end()) detail::no_such_set(process_set);
     detail::fail(error_kind::invalid_argument, {"this rank is not in process set ", process_set});
   }
   handle start(request r, int process_set, bool wake) {
-    const auto l = lane(process_set);
+    const auto l = driver(process_set);
     detail::validate(r, l->rank(), l->size());
     return {l->submit(std::move(r), wake), l};
   }
@@ -261,7 +261,7 @@ class Engine {
     what.list = [this] {
       std::vector<detail::pending_operation> all;
       const std::lock_guard lock(in_->mutex);
-      for (const auto& [id, l] : in_->lanes) {
+      for (const auto& [id, l] : in_->drivers) {
         for (detail::pending_operation& f : l->snapshot()) {
           f.set = id;
           all.push_back(std::move(f));
@@ -271,16 +271,16 @@ class Engine {
     };
     what.state = [this](int set) {
       const std::lock_guard lock(in_->mutex);
-      const auto found = in_->lanes.find(set);
-      detail::lane_state s = found == in_->lanes.end() ? detail::lane_state{} : found->second->state();
+      const auto found = in_->drivers.find(set);
+      detail::driver_state s = found == in_->drivers.end() ? detail::driver_state{} : found->second->state();
       if (s.waiting_for >= 0) s.waiting_for = in_->sets.at(set)[static_cast<std::size_t>(s.waiting_for)];
       return s;
     };
     what.blame = [this](int set) {
-      std::shared_ptr<lane_type> l;
+      std::shared_ptr<driver_type> l;
       {
         const std::lock_guard lock(in_->mutex);
-        if (const auto found = in_->lanes.find(set); found != in_->lanes.end()) l = found->second;
+        if (const auto found = in_->drivers.find(set); found != in_->drivers.end()) l = found->second;
       }
       return l ? l->held_up_by() : -1;
     };
@@ -291,38 +291,38 @@ class Engine {
     };
     what.give_up = [this](const error& why) {
       const std::lock_guard lock(in_->mutex);
-      for (const auto& [id, l] : in_->lanes) l->give_up(why);
+      for (const auto& [id, l] : in_->drivers) l->give_up(why);
     };
     in_->watch = std::make_unique<detail::stall_watch<T>>(std::move(comm), opts_, std::move(what));
   }
 
   /// A request to the engine itself, one at a time on this rank (`managing`); returns its answer.
   int manage(request r) {
-    const auto l = lane(0);
+    const auto l = driver(0);
     const auto end = l->submit(std::move(r), false);
     handle(end, l).wait();
     return end->answer;
   }
-  /// Runs it: on the thread that drives lane 0, at the same place in its order on all ranks.
+  /// Runs it: on the thread that drives driver 0, at the same place in its order on all ranks.
   int managed(const request& r) {
     if (r.name == "engine: alloc_bucket") {
-      in_->last_bucket = lane(0)->add_bucket(r.tensors.front().shape.front());
+      in_->last_bucket = driver(0)->add_bucket(r.tensors.front().shape.front());
       return 0;
     }
     std::vector<int> listed(r.tensors.front().shape.begin(), r.tensors.front().shape.end());
     return r.name == "engine: add_process_set" ? add_set(std::move(listed)) : remove_set(listed.front());
   }
   int add_set(std::vector<int> ranks) {
-    const auto world = lane(0);
+    const auto world = driver(0);
     const auto place = std::find(ranks.begin(), ranks.end(), world->rank());
     const bool member = place != ranks.end();
     const int id = ++in_->last_set;  // this thread's alone
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
     T control = world->data().split(color, key);
     T data = world->data().split(color, key);
-    std::shared_ptr<lane_type> made;
+    std::shared_ptr<driver_type> made;
     try {
-      if (member) made = make_lane(std::move(control), std::move(data), id, ranks);
+      if (member) made = make_driver(std::move(control), std::move(data), id, ranks);
     } catch (const error& e) {  // it counts in the new group
       if (e.rank() < 0 || e.rank() >= static_cast<int>(ranks.size())) throw;
       const int culprit = ranks[static_cast<std::size_t>(e.rank())];
@@ -333,16 +333,16 @@ class Engine {
     const std::lock_guard lock(in_->mutex);
     if (in_->sets.empty()) return id;  // shut down meanwhile
     in_->sets[id] = std::move(ranks);
-    if (member) in_->lanes[id] = std::move(made);
+    if (member) in_->drivers[id] = std::move(made);
     return id;
   }
   int remove_set(int id) {
-    std::shared_ptr<lane_type> gone;
+    std::shared_ptr<driver_type> gone;
     {
       const std::lock_guard lock(in_->mutex);
-      if (const auto found = in_->lanes.find(id); found != in_->lanes.end()) {
+      if (const auto found = in_->drivers.find(id); found != in_->drivers.end()) {
         gone = std::move(found->second);
-        in_->lanes.erase(found);
+        in_->drivers.erase(found);
       }
       in_->sets.erase(id);
     }
@@ -377,10 +377,10 @@ class Engine {
 
   /// What threads of the engine's use.
   struct inner {
-    Timeline timeline;  // lives longer than lanes
+    Timeline timeline;  // lives longer than drivers
     std::shared_ptr<detail::cause_board> causes = std::make_shared<detail::cause_board>();
-    std::mutex mutex;  // lanes, sets
-    std::map<int, std::shared_ptr<lane_type>> lanes;
+    std::mutex mutex;  // drivers, sets
+    std::map<int, std::shared_ptr<driver_type>> drivers;
     std::map<int, std::vector<int>> sets;
     int last_set = 0;
     std::mutex managing;

@@ -1,16 +1,16 @@
 // hvd/hierarchical.hpp: a transport of two: shared memory between the ranks of a host, messages between hosts.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/collective/front_door.hpp>
-#include <hvd/hierarchical/host_map.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
-#include <hvd/shared_memory/segment.hpp>
 #include <hvd/hierarchical/calls.hpp>
+#include <hvd/hierarchical/host_map.hpp>
 #include <hvd/policy.hpp>
-#include <hvd/call.hpp>
+#include <hvd/shared_memory/segment.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

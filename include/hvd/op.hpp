@@ -99,29 +99,29 @@ class reduction {
   bool commutative = true;
   std::uint32_t op = 0;           ///< equal on ranks that mean the same operation
   std::size_t element_bytes = 1;  ///< of the user's type
-  std::size_t lanes = 1;          ///< kernel elements in one of the user's (2 for a complex sum)
+  std::size_t components = 1;     ///< kernel elements in one of the user's (2 for a complex sum)
   detail::scaling scale{};
   detail::kernel fold = nullptr;
 
   /// All of it at once: outs[j][i] = finish(fold of prepare(ins[k][i]) in order of k).
   void complete(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count) const {
-    fold(outs, nouts, ins, nins, count * lanes, scales() ? &scale : nullptr);
+    fold(outs, nouts, ins, nins, count * components, scales() ? &scale : nullptr);
   }
   /// The three parts, for algorithms that combine in several steps: prepare each rank's own input once,
   /// combine pairs (`out` may be `a` or `b`), finish the result once.
   void prepare(std::byte* out, const std::byte* in, std::size_t count) const {
     const detail::scaling part{scale.pre, 1.0, 1};
-    if (prepares()) return fold(&out, 1, &in, 1, count * lanes, &part);
+    if (prepares()) return fold(&out, 1, &in, 1, count * components, &part);
     if (out != in) detail::copy_bytes(out, in, count * element_bytes);
   }
   void combine(std::byte* out, const std::byte* a, const std::byte* b, std::size_t count) const {
     const std::byte* const ins[] = {a, b};
-    fold(&out, 1, ins, 2, count * lanes, nullptr);
+    fold(&out, 1, ins, 2, count * components, nullptr);
   }
   void finish(std::byte* inout, std::size_t count) const {
     const detail::scaling part{1.0, scale.post, scale.divisor};
     const std::byte* const in = inout;
-    if (scale.postscales()) fold(&inout, 1, &in, 1, count * lanes, &part);
+    if (scale.postscales()) fold(&inout, 1, &in, 1, count * components, &part);
   }
 
   [[nodiscard]] bool prepares() const noexcept { return scale.prescales(); }
@@ -206,7 +206,7 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
                     "object T operator()(T, T)");
     }
     r.fold = detail::builtin_kernel<N, typename Op::kernel>();
-    if constexpr (detail::is_complex<N> && std::is_same_v<typename Op::kernel, detail::add>) r.lanes = 2;
+    if constexpr (detail::is_complex<N> && std::is_same_v<typename Op::kernel, detail::add>) r.components = 2;
     if constexpr (Op::divides) r.scale.divisor = static_cast<std::uint32_t>(size);
   } else {
     static_assert(!std::is_arithmetic_v<Op>,

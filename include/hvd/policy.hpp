@@ -25,7 +25,7 @@ Value from_variable(const char* name, Value fallback, Parse parse) {
 
 /// How a rank waits for another: it loads, then loads with pauses, then yields its CPU, then sleeps on a futex
 /// with a time limit. The writer makes no fence for sleepers: a wake-up can be lost, and the limit bounds what
-/// that costs. Where there are more ranks than usable CPUs only `crowded_loads` loads come before yielding.
+/// that costs. Where there are more ranks than usable CPUs only `oversubscribed_loads` loads come before yielding.
 struct waiting_policy {
   /// Loads before the first pause: a line comes from another core in 20 to 200 ns, about 10 ns a load.
   int loads = 64;
@@ -33,7 +33,7 @@ struct waiting_policy {
   /// time of a peer that waits for this CPU; a yield on a CPU that nobody else wants costs 0.5 us.
   int pauses = 512;
   /// Loads before yielding where ranks outnumber CPUs: the awaited rank is probably not running.
-  int crowded_loads = 16;
+  int oversubscribed_loads = 16;
   /// Yields before sleeping.
   int yields = 256;
   /// The longest sleep, and so the delay when a wake-up is lost.

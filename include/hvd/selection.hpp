@@ -63,13 +63,13 @@ inline constexpr std::array operations_of{
     bits_of(operation::allreduce, operation::reduce_scatter, operation::allgather, operation::broadcast,
             operation::alltoall),  // ring
     bits_of(operation::allreduce, operation::reduce, operation::broadcast, operation::gather,
-            operation::scatter),                                                       // tree
-    bits_of(operation::allreduce, operation::allgather, operation::scan),              // recursive_doubling
+            operation::scatter),                                           // tree
+    bits_of(operation::allreduce, operation::allgather, operation::scan),  // recursive_doubling
     bits_of(operation::allreduce, operation::reduce, operation::reduce_scatter,
-            operation::broadcast),                                                     // halving_doubling
-    bits_of(operation::allreduce, operation::reduce, operation::broadcast),            // double_tree
-    bits_of(operation::allgather, operation::alltoall),                                // bruck
-    std::uint32_t{0},                                                                  // native: asked of the transport
+            operation::broadcast),                                           // halving_doubling
+    bits_of(operation::allreduce, operation::reduce, operation::broadcast),  // double_tree
+    bits_of(operation::allgather, operation::alltoall),                      // bruck
+    std::uint32_t{0},                                                        // native: asked of the transport
 };
 static_assert(operations_of.size() == all_choices.size());
 

@@ -18,12 +18,12 @@
 // are microseconds since the job's first start, on the clock of rank 0.
 #pragma once
 
-#include <hvd/shared_memory/futex.hpp>
-#include <hvd/timeline/trace_ring.hpp>
 #include <hvd/dtype.hpp>
 #include <hvd/error.hpp>
+#include <hvd/shared_memory/futex.hpp>
 #include <hvd/timeline/file.hpp>
 #include <hvd/timeline/text.hpp>
+#include <hvd/timeline/trace_ring.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -173,11 +173,11 @@ class Timeline {
   }
 
  private:
-  enum : int { off, without_cycles, with_cycles };                      // on_
-  enum : std::uint32_t { running, idle, stopping };                     // word_
-  static constexpr std::chrono::milliseconds period{100};               // between appends
-  static constexpr std::chrono::seconds patience{1}, last_patience{5};  // with other ranks that append
-  static constexpr std::size_t most_text = std::size_t{1} << 18;        // for one append
+  enum : int { off, without_cycles, with_cycles };                              // on_
+  enum : std::uint32_t { running, idle, stopping };                             // word_
+  static constexpr std::chrono::milliseconds period{100};                       // between appends
+  static constexpr std::chrono::seconds lock_timeout{1}, last_lock_timeout{5};  // with other ranks that append
+  static constexpr std::size_t most_text = std::size_t{1} << 18;                // for one append
 
   static std::int64_t now() noexcept {
     timespec t;
@@ -289,7 +289,7 @@ class Timeline {
         noted_ = total;
       }
       if (lines.empty()) return found;
-      switch (file_->append(lines, last ? last_patience : patience)) {
+      switch (file_->append(lines, last ? last_lock_timeout : lock_timeout)) {
         case detail::timeline_file::outcome::busy:
           if (!last) return true;  // the ring holds what comes until then
           give_up("another process holds its lock");

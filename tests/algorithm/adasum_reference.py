@@ -21,7 +21,7 @@ SEED = 20260611
 KINDS = ("mixed", "parallel", "orthogonal", "holes")
 COUNTS = (0, 1, 2, 7, 1000)
 RANKS = range(1, 10)
-STRIDE = 53  # of 1000 elements every so manieth is written, and the last one
+STRIDE = 53  # of 1000 elements every 53rd is written, and the last one
 
 OUTPUT = Path(__file__).with_suffix(".inc")
 

@@ -612,7 +612,7 @@ class Arithmetic(unittest.TestCase):
         self.assertEqual(plan.sizes("8,16:256M")[:4], [8, 16, 64, 256])
         self.assertEqual(len(plan.sizes("8,16:256M")), 14)
         self.assertEqual(plan.sizes("1KiB,1k,2K:16K:2"), [1024, 2048, 4096, 8192, 16384])
-        for text in ("8", "8,16:256M", plan.CROWDED_SIZES, plan.QUICK_SIZES, "8,9,10", "3,8,64,512"):
+        for text in ("8", "8,16:256M", plan.OVERSUBSCRIBED_SIZES, plan.QUICK_SIZES, "8,9,10", "3,8,64,512"):
             covered = []
             for begin, end, factor in plan.runs_of(plan.sizes(text)):
                 while begin <= end:

@@ -118,7 +118,7 @@ TEST_CASE("engine rounds: a round can be left and gone on with") {
 TEST_CASE("engine rounds: a rank that is done may go while others wait for a third") {
   // Rank 0 stops in the middle of the round. Rank 1 can end it, and goes; rank 2 waits for rank 0.
   std::atomic<bool> gone = false;
-  const auto group = std::make_shared<hvd::ThreadTransport::group>(4, patient());
+  const auto group = std::make_shared<hvd::ThreadTransport::group>(4, long_deadline());
   std::vector<std::string> failures(4);
   std::vector<std::thread> threads;
   for (int r = 0; r != 4; ++r) {
@@ -148,7 +148,7 @@ TEST_CASE("engine rounds: a rank that is done may go while others wait for a thi
 
 TEST_CASE("engine rounds: a rank that goes before its time is an error on those who wait for it") {
   for (const bool asleep : {false, true}) {
-    const auto group = std::make_shared<hvd::ThreadTransport::group>(2, patient());
+    const auto group = std::make_shared<hvd::ThreadTransport::group>(2, long_deadline());
     std::string failure;
     std::thread other([&] {
       hvd::ThreadTransport comm(group, 1);

@@ -148,7 +148,7 @@ TEST_CASE("a process set that all ranks remove is no reason to name anybody") {
   all.check();
 }
 
-TEST_CASE("all groups of a lane get the cause that was found in one of them") {
+TEST_CASE("all groups of a driver get the cause that was found in one of them") {
   // Lanes that are driven by hand, so that rank 0 looks when rank 1 has found out and before it has looked itself.
   const auto control = std::make_shared<hvd::ThreadTransport::group>(3);
   const auto data = std::make_shared<hvd::ThreadTransport::group>(3);
@@ -160,21 +160,21 @@ TEST_CASE("all groups of a lane get the cause that was found in one of them") {
   for (int r = 0; r != 3; ++r) {
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
-      auto lane = std::make_shared<hvd::detail::lane<hvd::ThreadTransport>>(
+      auto driver = std::make_shared<hvd::detail::driver<hvd::ThreadTransport>>(
           hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), o, timeline,
-          hvd::detail::lane_members{0, {0, 1, 2}, 3}, std::make_shared<hvd::detail::cause_board>());
+          hvd::detail::driver_members{0, {0, 1, 2}, 3}, std::make_shared<hvd::detail::cause_board>());
       if (r == 2) return;
       if (r == 1) {
         hvd::request q;
         q.kind = hvd::operation::barrier;
-        const auto end = lane->submit(std::move(q), false);
-        all.expect(error_of([&] { hvd::handle(end, lane).wait(); }), error::peer_lost, 2, "rank 2 has exited");
+        const auto end = driver->submit(std::move(q), false);
+        all.expect(error_of([&] { hvd::handle(end, driver).wait(); }), error::peer_lost, 2, "rank 2 has exited");
         step = 1;
         while (step != 2) std::this_thread::yield();
         return;
       }
       while (step != 1) std::this_thread::yield();
-      all.expect(error_of([&] { lane->data().check(); }), error::peer_lost, 2, "rank 2 has exited or was killed");
+      all.expect(error_of([&] { driver->data().check(); }), error::peer_lost, 2, "rank 2 has exited or was killed");
       step = 2;
     });
   }
@@ -193,19 +193,19 @@ TEST_CASE("a rank that gives up without knowing whom it waits for is said to hav
   for (int r = 0; r != 2; ++r) {
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
-      auto lane = std::make_shared<hvd::detail::lane<hvd::ThreadTransport>>(
+      auto driver = std::make_shared<hvd::detail::driver<hvd::ThreadTransport>>(
           hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), o, timeline,
-          hvd::detail::lane_members{0, {0, 1}, 2}, std::make_shared<hvd::detail::cause_board>());
+          hvd::detail::driver_members{0, {0, 1}, 2}, std::make_shared<hvd::detail::cause_board>());
       if (r == 0) {
-        lane->give_up(error(error::timeout, "it took too long"));
+        driver->give_up(error(error::timeout, "it took too long"));
         gave_up = true;
         return;
       }
       while (!gave_up) std::this_thread::yield();
       hvd::request q;
       q.kind = hvd::operation::barrier;
-      const auto end = lane->submit(std::move(q), false);
-      all.expect(error_of([&] { hvd::handle(end, lane).wait(); }), error::aborted, 0, "rank 0 has given up");
+      const auto end = driver->submit(std::move(q), false);
+      all.expect(error_of([&] { hvd::handle(end, driver).wait(); }), error::aborted, 0, "rank 0 has given up");
     });
   }
   for (std::thread& t : ranks) t.join();

@@ -82,7 +82,7 @@ TEST_CASE("a child that is forked while threads use the engine gets its error at
     done.wait();
     auto bucket = engine->alloc_bucket(100);
     const hvd::handle in_flight = engine->allreduce("in flight", std::span(&y, 1));
-    // One holds the lock of process sets most of the time, one that of the lane, one waits for rank 1 within a call.
+    // One holds the lock of process sets most of the time, one that of the driver, one waits for rank 1 within a call.
     std::vector<std::thread> threads;
     threads.emplace_back([&] {
       while (!over) (void)engine->process_set(0);

@@ -17,9 +17,9 @@ struct two_levels {
   template <class F>
   static void run(int size, const F& f) {
     on_first(size, [&](MPI_Comm part) {
-      hvd::MpiTransport all(part, {.timeout = patient().failure.timeout});
+      hvd::MpiTransport all(part, {.timeout = long_deadline().failure.timeout});
       hvd::MpiTransport near = all.split(all.rank() / 2, all.rank());
-      hvd::ShmTransport local(near, patient());
+      hvd::ShmTransport local(near, long_deadline());
       hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport> comm(std::move(all), std::move(local));
       f(comm);
     });

@@ -1,5 +1,5 @@
-// tests/engine/negotiation.cpp: signatures, the ledger, plans and the agreement of ranks, without transports or
-// threads.
+// tests/engine/negotiation.cpp: signatures, the signature cache, plans and the agreement of ranks, without transports
+// or threads.
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/plan.hpp>
 
@@ -97,7 +97,7 @@ class ranks {
     for (const negotiation& n : all_) texts.push_back(n.announce());
     // As along a tree.
     for (std::size_t d = 1; d < texts.size(); d *= 2) {
-      for (std::size_t r = 0; r + d < texts.size(); r += 2 * d) texts[r] = merge_gossip(texts[r], texts[r + d]);
+      for (std::size_t r = 0; r + d < texts.size(); r += 2 * d) texts[r] = merge_announcements(texts[r], texts[r + d]);
     }
     for (std::size_t r = 0; r != all_.size(); ++r) {
       for (const refusal& f : all_[r].learn(texts[0])) refuse(o, r, f);
@@ -239,10 +239,11 @@ TEST_CASE("engine signatures: the difference in a sentence") {
         "shape [any, 3] on rank 0, [any] on rank 1");
 }
 
-// ---- the ledger -------------------------------------------------------------------------------------------------
+// ---- the signature cache
+// -------------------------------------------------------------------------------------------------
 
-TEST_CASE("engine ledger: numbers, variants of a name, and what goes when it is full") {
-  ledger l(3);
+TEST_CASE("engine signature cache: numbers, variants of a name, and what goes when it is full") {
+  signature_cache l(3);
   bits wanted;
   int evicted = 0;
   const auto add = [&](const std::string& name, std::size_t n) {
@@ -290,16 +291,16 @@ TEST_CASE("engine ledger: numbers, variants of a name, and what goes when it is 
 
 namespace {
 
-/// A ledger of these requests, numbered in their order.
-ledger of(const std::vector<request>& all) {
-  ledger l(1000);
+/// A signature cache of these requests, numbered in their order.
+signature_cache of(const std::vector<request>& all) {
+  signature_cache l(1000);
   int evicted = 0;
   for (const request& r : all) l.add(told(r), bits(), evicted);
   return l;
 }
 /// The plan for all of them, ready in reverse order.
 std::vector<numbers> planned(const std::vector<request>& all, std::size_t threshold, bool groups_alone = false) {
-  const ledger l = of(all);
+  const signature_cache l = of(all);
   numbers ready;
   for (std::size_t i = all.size(); i != 0; --i) ready.push_back(static_cast<std::uint32_t>(i - 1));
   std::vector<numbers> ids;
@@ -516,7 +517,7 @@ TEST_CASE("engine negotiation: evicted after it was submitted and before it was 
   all[0].decide(words);
   all[1].decide(words);
   all.add(1, asked("a"));
-  const std::string text = merge_gossip(all[0].announce(), all[1].announce());
+  const std::string text = merge_announcements(all[0].announce(), all[1].announce());
   CHECK(all[0].learn(text).empty());
   CHECK(all[1].learn(text).empty());
   CHECK(all[0].known().size() == 1);
@@ -611,7 +612,7 @@ TEST_CASE("engine negotiation: words of a round that no rank can have said are a
   negotiation n(16, 0, 2);
   n.add(std::make_shared<submission>(asked("w", {4})));
   n.words();
-  n.learn(merge_gossip(n.announce(), n.announce()));
+  n.learn(merge_announcements(n.announce(), n.announce()));
   REQUIRE(n.known().size() == 1);
   std::vector<std::uint64_t> words = n.words();
   words[2] |= std::uint64_t{1} << 40;  // all ranks are ready for an operation that has no number
@@ -621,7 +622,7 @@ TEST_CASE("engine negotiation: words of a round that no rank can have said are a
   negotiation joined(16, 0, 2);
   joined.join();
   joined.decide(joined.words());
-  gossip all;
+  announcements all;
   all.joined = 2;
   all.last_join = 5;
   CHECK_THROWS_AS(joined.learn(all.text()), hvd::error);
@@ -671,7 +672,7 @@ TEST_CASE("engine join: what is refused before it was ever told") {
   CHECK(o.refused.count(known.name) == 1);
 }
 
-TEST_CASE("engine negotiation: more new names than the ledger holds do not push each other out") {
+TEST_CASE("engine negotiation: more new names than the signature cache holds do not push each other out") {
   ranks all(2, 4);
   for (int i = 0; i != 40; ++i) all.add_all(asked("name " + std::to_string(i)));
   const auto first = all.round();

@@ -14,7 +14,8 @@ TEST_CASE("engine: random programs on threads") {
     CAPTURE(seed);
     const watchdog w(seed);
     CHECK_NOTHROW(hvd::thread_run(
-        static_cast<int>(1 + seed % 4), [&](hvd::ThreadTransport& comm) { run_program(comm, seed, true); }, patient()));
+        static_cast<int>(1 + seed % 4), [&](hvd::ThreadTransport& comm) { run_program(comm, seed, true); },
+        long_deadline()));
   }
 }
 

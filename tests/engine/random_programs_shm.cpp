@@ -19,7 +19,7 @@ TEST_CASE("engine: random programs on processes") {
                 const watchdog w(seed);
                 run_program(comm, seed, true);
               },
-              patient()) == 0);
+              long_deadline()) == 0);
   }
 }
 
@@ -33,7 +33,7 @@ TEST_CASE("engine: a rank is killed, and all that is in flight on the others end
     children ranks(size);
     ranks.start_all([&](int rank, report& mine) {
       const watchdog w(seed);
-      hvd::ShmTransport comm(job, rank, size, patient());
+      hvd::ShmTransport comm(job, rank, size, long_deadline());
       hvd::Engine engine(comm);
       std::vector<int> pair = {0, 1};
       const int set = engine.add_process_set(pair);

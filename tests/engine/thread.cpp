@@ -23,7 +23,7 @@ struct threads : on_threads {
 struct checked_threads : threads {
   template <class F>
   static void run(int size, const F& f) {
-    auto opts = patient();
+    auto opts = long_deadline();
     opts.failure.check = true;
     threads::run(size, f, opts);
   }

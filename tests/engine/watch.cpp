@@ -53,7 +53,7 @@ struct reports {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-hvd::engine_options impatient() {
+hvd::engine_options short_deadline() {
   hvd::engine_options o;
   o.stall_warning = 100ms;
   return o;
@@ -67,7 +67,7 @@ TEST_CASE("a tensor that some ranks have not submitted") {
     reports said;
     std::atomic<bool> reported{false};
     hvd::thread_run(np, [&](hvd::ThreadTransport& comm) {
-      hvd::engine_options o = impatient();
+      hvd::engine_options o = short_deadline();
       o.report = said.writer();
       hvd::Engine engine(comm, o);
       std::vector<float> v(3, 1.0f), w(5, 1.0f);
@@ -102,7 +102,7 @@ TEST_CASE("a rank that is stuck inside a collective") {
   reports said;
   std::atomic<bool> reported{false};
   hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.report = said.writer();
     o.fusion_threshold = 0;  // one collective for each tensor
     hvd::Engine engine(comm, o);
@@ -143,7 +143,7 @@ TEST_CASE("tensors of a process set are named with ranks of the whole group") {
   reports said;
   std::atomic<bool> reported{false};
   hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.report = said.writer();
     hvd::Engine engine(comm, o);
     const int set = engine.add_process_set({2, 1});
@@ -168,7 +168,7 @@ TEST_CASE("a stall that lasts ends the job where that is asked for") {
   std::atomic<int> ended{0};
   reports said;
   hvd::thread_run(2, [&](hvd::ThreadTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.stall_shutdown = 300ms;
     o.report = said.writer();
     hvd::Engine engine(comm, o);
@@ -205,7 +205,7 @@ TEST_CASE("a rank whose process is stopped does not answer, and is named for tha
     if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
   });
   const int code = hvd::fork_run(3, [&](hvd::ShmTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.report = [&](const std::string& text) {
       if (comm.rank() != 0 || shown.heard || text.find("no answer") == std::string::npos) return;
       std::snprintf(shown.text, sizeof shown.text, "%s", text.c_str());
@@ -242,7 +242,7 @@ TEST_CASE("a stopped rank does not keep the others from giving up") {
     if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
   });
   hvd::fork_run(3, [&](hvd::ShmTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.stall_warning = 50ms;
     o.stall_shutdown = 1s;  // several questions later
     o.report = [](const std::string&) {};
@@ -344,7 +344,7 @@ TEST_CASE("a rank reports only what no rank below it has submitted") {
   reports said;
   std::atomic<int> named{0};
   hvd::thread_run(5, [&](hvd::ThreadTransport& comm) {
-    hvd::engine_options o = impatient();
+    hvd::engine_options o = short_deadline();
     o.report = said.writer();
     hvd::Engine engine(comm, o);
     std::vector<float> v(3, 1.0f), w(3, 1.0f);

@@ -53,5 +53,5 @@ TEST_CASE("k-ary tree: averages, scale factors, and operations that do not commu
           require(e.kind() == hvd::error::unsupported, e.what());
         }
       },
-      patient());
+      long_deadline());
 }

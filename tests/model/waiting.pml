@@ -21,7 +21,7 @@
 
 byte counter;  /* as the others see it */
 byte buffered; /* as the publisher has stored it */
-byte sleepers, rings; /* of the publisher's bell */
+byte sleepers, rings; /* of the publisher's doorbell */
 bool asleep[P]; /* in the kernel */
 byte through;   /* waiters that got to the end */
 

@@ -113,7 +113,7 @@ TEST_CASE("a wait ends when the word has grown, however long the waiter has slep
     });
     CHECK(a.await(b.mine().staged.value, next, 1, phase::stage) == next);
     other.join();
-    CHECK(b.mine().bell.sleepers == 0);
+    CHECK(b.mine().doorbell.sleepers == 0);
   }
 }
 
@@ -312,10 +312,10 @@ TEST_CASE("exchanges by ranks of any speed are heard whole") {
         // In some exchanges nobody hears everybody.
         for (int q = 0; q != ranks; ++q) {
           if (q == r || (i % 7 == 0 && q != 0)) continue;
-          const std::byte* const in = own.hear(q);
+          const std::byte* const in = own.read(q);
           for (std::size_t k = 0; k != n; ++k) wrong += in[k] != value(q);
         }
-        if (i % 7 != 0) own.heard_all();
+        if (i % 7 != 0) own.read_all();
         own.end();
       }
     });
@@ -332,7 +332,7 @@ TEST_CASE("another signature is a mismatch, on both sides") {
   a.publish(nullptr, 0);
   b.publish(nullptr, 0);
   for (auto* const rank : {&a, &b}) {
-    const hvd::error e = caught([&] { rank->hear(1 - rank->rank()); });
+    const hvd::error e = caught([&] { rank->read(1 - rank->rank()); });
     CHECK(e.kind() == error_kind::mismatch);
     CHECK(std::string(e.what()).find("are in different calls") != std::string::npos);
   }

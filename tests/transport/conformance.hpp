@@ -70,7 +70,7 @@ void sweep(Checker& check, const std::vector<std::size_t>& counts, int rank, std
 /// One table and one set of ranks for each number of ranks; f(checker, comm).
 template <class Run, class T, class Op, class How = automatic<>, class F>
 void with_checkers(std::size_t largest_block, const F& f, const How& how = {},
-                   std::initializer_list<int> sizes = Run::sizes, const sharing_options& opts = patient()) {
+                   std::initializer_list<int> sizes = Run::sizes, const sharing_options& opts = long_deadline()) {
   for (const int size : sizes) {
     CAPTURE(size);
     const tables<T, Op> table(size, uneven_total(size, largest_block));
@@ -452,9 +452,9 @@ void conformance_barrier() {
 /// The same with calls compared between ranks, and with the least staging memory.
 template <class Run>
 void conformance_options() {
-  sharing_options checked = patient();
+  sharing_options checked = long_deadline();
   checked.failure.check = true;
-  sharing_options tight = patient();
+  sharing_options tight = long_deadline();
   tight.memory.staging_bytes = std::size_t{64} << 10;
   for (const sharing_options& opts : {checked, tight}) {
     const auto counts = counts_around({56, 2048, 16384}, 3, sizeof(std::int32_t));

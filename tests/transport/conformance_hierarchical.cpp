@@ -18,7 +18,7 @@ using transport = hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>;
 struct on_two_levels {
   static constexpr std::initializer_list<int> sizes = {2, 3, 4};
   template <class F>
-  static void run(int size, const F& f, const hvd::sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const hvd::sharing_options& opts = long_deadline()) {
     on_first(size, [&](MPI_Comm part) {
       hvd::MpiTransport all(part, {.timeout = opts.failure.timeout});
       hvd::MpiTransport near = all.split(all.rank() / 2, all.rank());

@@ -170,7 +170,7 @@ TEST_CASE("more than 2^31 elements of alloc_shared memory") {
   // Threads: processes reserve such memory, and this would be 4 GiB.
   try {
     hvd::thread_run(
-        2, [](hvd::ThreadTransport& comm) { check_mapped(comm); }, patient());
+        2, [](hvd::ThreadTransport& comm) { check_mapped(comm); }, long_deadline());
   } catch (const hvd::error& e) {
     if (e.kind() != hvd::error_kind::no_memory) throw;
     skip(e.what());

@@ -24,7 +24,7 @@ inline constexpr bool instrumented = false;
 #endif
 
 /// A deadline that only a hang reaches: also with eight ranks on two busy CPUs, under a sanitizer.
-inline sharing_options patient() {
+inline sharing_options long_deadline() {
   sharing_options opts;
   opts.failure.timeout = std::chrono::seconds(30);
   opts.failure.check = false;
@@ -44,7 +44,7 @@ struct on_threads {
   using transport = ThreadTransport;
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4, 5, 8};
   template <class F>
-  static void run(int size, const F& f, const sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const sharing_options& opts = long_deadline()) {
     CHECK_NOTHROW(thread_run(size, f, opts));
   }
 };
@@ -53,7 +53,7 @@ struct on_processes {
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4, 5, 8};
   /// What a rank has to say is on standard error.
   template <class F>
-  static void run(int size, const F& f, const sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const sharing_options& opts = long_deadline()) {
     CHECK(fork_run(size, f, opts) == 0);
   }
 };

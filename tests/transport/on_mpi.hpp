@@ -85,7 +85,7 @@ struct on_mpi_by {
   using transport = MpiTransport;
   static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
   template <class F>
-  static void run(int size, const F& f, const sharing_options& opts = patient()) {
+  static void run(int size, const F& f, const sharing_options& opts = long_deadline()) {
     on_first(size, [&](MPI_Comm part) {
       MpiTransport comm(part, {.timeout = opts.failure.timeout, .most = Most});
       f(comm);

@@ -1,8 +1,8 @@
 // hvd/algorithm/adasum.hpp: allreduce that adds what is orthogonal and averages what is parallel.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// What adasum does with elements of one type. Sums are those of eight lanes, whatever vectors the CPU has.
+/// What adasum does with elements of one type. Sums are those of eight columns, whatever vectors the CPU has.
 struct adasum_kernels {
   /// Adds to `sums`: the dot product of a and b, and the squares of a and of b.
   void (*measure)(double* sums, const std::byte* a, const std::byte* b, std::size_t count);
@@ -43,26 +43,26 @@ T narrow(double value) noexcept {
 
 template <class T>
 void measure_products(double* sums, const std::byte* a_bytes, const std::byte* b_bytes, std::size_t count) {
-  constexpr std::size_t lanes = 8;
+  constexpr std::size_t columns = 8;
   const T* const a = reinterpret_cast<const T*>(a_bytes);
   const T* const b = reinterpret_cast<const T*>(b_bytes);
-  std::array<double, lanes> dot{}, aa{}, bb{};
-  const auto add = [&](std::size_t i, std::size_t lane) {
+  std::array<double, columns> dot{}, aa{}, bb{};
+  const auto add = [&](std::size_t i, std::size_t column) {
     const double x = wide(a[i]);
     const double y = wide(b[i]);
-    dot[lane] += x * y;
-    aa[lane] += x * x;
-    bb[lane] += y * y;
+    dot[column] += x * y;
+    aa[column] += x * x;
+    bb[column] += y * y;
   };
   std::size_t i = 0;
-  for (; count - i >= lanes; i += lanes) {
-    for (std::size_t lane = 0; lane != lanes; ++lane) add(i + lane, lane);
+  for (; count - i >= columns; i += columns) {
+    for (std::size_t column = 0; column != columns; ++column) add(i + column, column);
   }
-  for (std::size_t lane = 0; i != count; ++i, ++lane) add(i, lane);
-  for (std::size_t lane = 0; lane != lanes; ++lane) {
-    sums[0] += dot[lane];
-    sums[1] += aa[lane];
-    sums[2] += bb[lane];
+  for (std::size_t column = 0; i != count; ++i, ++column) add(i, column);
+  for (std::size_t column = 0; column != columns; ++column) {
+    sums[0] += dot[column];
+    sums[1] += aa[column];
+    sums[2] += bb[column];
   }
 }
 

@@ -5,13 +5,13 @@
 #include <hvd/algorithm/direct.hpp>
 #include <hvd/algorithm/double_tree.hpp>
 #include <hvd/algorithm/halving_doubling.hpp>
+#include <hvd/algorithm/measure.hpp>
 #include <hvd/algorithm/native.hpp>
 #include <hvd/algorithm/recursive_doubling.hpp>
 #include <hvd/algorithm/ring.hpp>
 #include <hvd/algorithm/tree.hpp>
-#include <hvd/algorithm/measure.hpp>
-#include <hvd/selection.hpp>
 #include <hvd/call.hpp>
+#include <hvd/selection.hpp>
 #include <hvd/transport.hpp>
 
 #include <string>

@@ -1,8 +1,8 @@
 // hvd/algorithm/bruck.hpp: allgather and alltoall in the fewest messages, on any number of ranks; for small blocks.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

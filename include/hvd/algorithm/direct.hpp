@@ -25,7 +25,7 @@ struct direct_sizes {
   /// From the number of ranks, whether they are more than CPUs, the sizes of the caches (0 if unknown) and what lines
   /// cost. A pure function: all ranks of a group find the same. The measurements are in docs/performance.md, section
   /// "How the sizes were chosen".
-  [[nodiscard]] static constexpr direct_sizes derive(int ranks, bool crowded, std::size_t l2, std::size_t l3,
+  [[nodiscard]] static constexpr direct_sizes derive(int ranks, bool oversubscribed, std::size_t l2, std::size_t l3,
                                                      const line_costs& lines = {}) noexcept {
     const auto p = static_cast<std::size_t>(ranks);
     direct_sizes s;
@@ -35,7 +35,7 @@ struct direct_sizes {
     const std::size_t pair =
         lines.known() ? std::clamp<std::size_t>(std::size_t{lines.transfer} / 2, 16384, 49152) : 32768;
     s.one_shot_bytes = p <= 2 ? pair : 4928 * p / ((p - 1) * (p - 2));
-    if (crowded) s.one_shot_bytes = std::max<std::size_t>(s.one_shot_bytes, 4096);
+    if (oversubscribed) s.one_shot_bytes = std::max<std::size_t>(s.one_shot_bytes, 4096);
     // The reader's second-level cache gives lines away for half of what its first-level cache takes, so a chunk is
     // larger than that, and small against the second-level one.
     s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / 32, p * 4096});
@@ -50,7 +50,7 @@ struct direct_sizes {
   }
   /// The same for a group.
   [[nodiscard]] static direct_sizes derive(const detail::peer_memory& m) noexcept {
-    return derive(m.size(), m.crowded(), m.caches().l2, m.caches().l3, m.costs());
+    return derive(m.size(), m.oversubscribed(), m.caches().l2, m.caches().l3, m.costs());
   }
 };
 

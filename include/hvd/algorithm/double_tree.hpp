@@ -1,9 +1,9 @@
 // hvd/algorithm/double_tree.hpp: two binary trees that carry half of the data each; for large messages on many ranks.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/algorithm/double_tree/two_trees.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

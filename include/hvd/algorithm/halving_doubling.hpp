@@ -2,8 +2,8 @@
 // small messages.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

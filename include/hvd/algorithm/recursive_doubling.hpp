@@ -1,8 +1,8 @@
 // hvd/algorithm/recursive_doubling.hpp: everybody has everything after log2 p exchanges; for small messages.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // hvd/algorithm/ring.hpp: collectives in which every rank talks to its neighbours only; for large messages.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // hvd/algorithm/tree.hpp: collectives from and to a root along a binomial tree; for small messages.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

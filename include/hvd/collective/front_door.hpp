@@ -1,11 +1,12 @@
-// hvd/collective/front_door.hpp: what the front doors of all collectives share: checks of arguments, and the way to an algorithm.
+// hvd/collective/front_door.hpp: what the front doors of all collectives share: checks of arguments, and the way to an
+// algorithm.
 #pragma once
 
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/algorithm/automatic.hpp>
 #include <hvd/buffer.hpp>
-#include <hvd/detail/text_hash.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/text_hash.hpp>
+#include <hvd/shared_memory/agree.hpp>
 #include <hvd/transport.hpp>
 
 #include <concepts>

@@ -169,8 +169,8 @@ template <class Format, class Combine, int Bytes>
 struct vector_kernel {
   using acc = typename Format::accumulated;
   using V = vec_t<acc, Bytes>;
-  static constexpr std::size_t lanes = Bytes / sizeof(acc);
-  static constexpr std::size_t stored_bytes = lanes * sizeof(typename Format::stored);
+  static constexpr std::size_t width = Bytes / sizeof(acc);
+  static constexpr std::size_t stored_bytes = width * sizeof(typename Format::stored);
   static constexpr int unroll = 4;  // hides the latency of loads that miss the first-level cache
 
   /// `scaling` in the type of the accumulators; the conversions are done once, not for every vector.

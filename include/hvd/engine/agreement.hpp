@@ -8,9 +8,9 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
+#include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>
-#include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// Where the thread that drives an engine sleeps. In shared memory where there is some, so that peers can wake it.
-struct alignas(64) door {
+struct alignas(64) doorbell {
   std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleeping{0};
   std::atomic<std::uint64_t> cause{0};  ///< why its rank ends (cause.hpp), or 0
@@ -42,7 +42,7 @@ struct alignas(64) door {
 };
 
 /// How long a rank looks before it sleeps.
-struct patience {
+struct spin_policy {
   int looks = 200;  ///< for a message, with a pause of the CPU between them
   int yields = 10;  ///< after that
   int waits = 50;   ///< yields of a thread that waits for the one that drives
@@ -53,17 +53,17 @@ class agreement {
  public:
   using clock = std::chrono::steady_clock;
 
-  explicit agreement(T& comm) : comm_(comm), own_door_(std::make_unique<door>()) {
+  explicit agreement(T& comm) : comm_(comm), own_doorbell_(std::make_unique<doorbell>()) {
     for (int distance = 1; distance < comm.size(); distance *= 2) {
       before_.push_back((comm.rank() + distance) % comm.size());
       behind_.push_back((comm.rank() - distance + comm.size()) % comm.size());
     }
     if constexpr (PeerMemory<T>) {
-      shared_doors_ = comm.template alloc_shared<door_bytes>(1);
-      const auto* const bytes = reinterpret_cast<const std::byte*>(shared_doors_.data());
-      doors_ = *comm.peers().find_block(bytes, sizeof(door_bytes));
-      for (int r = 0; r != comm.size(); ++r) {  // zero bytes are a door's first state
-        peer_doors_.push_back(reinterpret_cast<door*>(doors_.part(r)));
+      shared_doorbells_ = comm.template alloc_shared<doorbell_bytes>(1);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(shared_doorbells_.data());
+      doorbells_ = *comm.peers().find_block(bytes, sizeof(doorbell_bytes));
+      for (int r = 0; r != comm.size(); ++r) {  // zero bytes are a doorbell's first state
+        peer_doorbells_.push_back(reinterpret_cast<doorbell*>(doorbells_.part(r)));
       }
     }
   }
@@ -73,7 +73,7 @@ class agreement {
 
   /// Why a rank ends, as it has told those with whom it has common memory; 0 if it has not.
   [[nodiscard]] std::uint64_t cause(int rank) const noexcept {
-    return peer_doors_.empty() ? 0 : peer_doors_[static_cast<std::size_t>(rank)]->cause.load();
+    return peer_doorbells_.empty() ? 0 : peer_doorbells_[static_cast<std::size_t>(rank)]->cause.load();
   }
   [[nodiscard]] std::atomic<std::uint64_t>& own_cause() noexcept { return mine().cause; }
 
@@ -95,7 +95,7 @@ class agreement {
 
   /// Goes on with the round until its end, or until `until`: returns whether the end has come. `waited_for` shows the
   /// rank whose message is missing.
-  bool finish(clock::time_point until, const patience& p, std::atomic<int>& waited_for) {
+  bool finish(clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
     while (step_ != before_.size()) {
       const int from = before_[step_];
       if (!await(from, until, p, waited_for)) return false;
@@ -141,22 +141,22 @@ class agreement {
   }
 
  private:
-  struct door_bytes {
-    alignas(door) std::byte bytes[sizeof(door)];
+  struct doorbell_bytes {
+    alignas(doorbell) std::byte bytes[sizeof(doorbell)];
   };
 
   [[nodiscard]] std::size_t bytes() const noexcept { return words_.size() * sizeof(std::uint64_t); }
-  [[nodiscard]] door& mine() noexcept {
-    return peer_doors_.empty() ? *own_door_ : *peer_doors_[static_cast<std::size_t>(comm_.rank())];
+  [[nodiscard]] doorbell& mine() noexcept {
+    return peer_doorbells_.empty() ? *own_doorbell_ : *peer_doorbells_[static_cast<std::size_t>(comm_.rank())];
   }
 
   void tell() {
     const int to = behind_[step_];
     comm_.send(reinterpret_cast<const std::byte*>(words_.data()), bytes(), to);
-    if (!peer_doors_.empty()) peer_doors_[static_cast<std::size_t>(to)]->ring();
+    if (!peer_doorbells_.empty()) peer_doorbells_[static_cast<std::size_t>(to)]->ring();
   }
 
-  bool await(int from, clock::time_point until, const patience& p, std::atomic<int>& waited_for) {
+  bool await(int from, clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
     if (comm_.arrived(from)) return true;
     for (int i = 0; i != p.looks; ++i) {
       cpu_pause();
@@ -192,17 +192,18 @@ class agreement {
     return come;
   }
 
-  /// One sleep at the door, not longer than until peers should be looked at; `more`: sleeps until there is a reason.
+  /// One sleep at the doorbell, not longer than until peers should be looked at; `more`: sleeps until there is a
+  /// reason.
   template <class Ready>
   void doze(clock::time_point until, const Ready& ready, bool more) {
-    door& d = mine();
+    doorbell& d = mine();
     do {
       const std::uint32_t rings = d.rings.load();
       d.sleeping.store(1);
       const auto left = until - clock::now();
       if (!ready() && left > left.zero()) {
         // Without common memory nobody can ring for a message: look again, less often the longer it lasts.
-        const std::chrono::nanoseconds most = peer_doors_.empty() ? nap_ : std::chrono::milliseconds(50);
+        const std::chrono::nanoseconds most = peer_doorbells_.empty() ? nap_ : std::chrono::milliseconds(50);
         futex_wait(d.rings, rings, std::min<std::chrono::nanoseconds>(left, most));
         nap_ = std::min(nap_ * 2, std::chrono::microseconds(1000));
       }
@@ -243,15 +244,15 @@ class agreement {
   }
 
   T& comm_;
-  std::vector<int> before_, behind_;  // whom this rank hears, and tells, in each step
+  std::vector<int> before_, behind_;  // the ranks that this one reads from, and sends to, in each step
   std::vector<std::uint64_t> words_, incoming_;
   std::size_t step_ = 0;
   bool active_ = false;
   std::chrono::microseconds nap_{20};
-  std::unique_ptr<door> own_door_;
-  shared_array<door_bytes> shared_doors_;
-  shared_block doors_{};
-  std::vector<door*> peer_doors_;
+  std::unique_ptr<doorbell> own_doorbell_;
+  shared_array<doorbell_bytes> shared_doorbells_;
+  shared_block doorbells_{};
+  std::vector<doorbell*> peer_doorbells_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

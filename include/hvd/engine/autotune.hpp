@@ -29,7 +29,7 @@ struct engine_setting {
 };
 
 /// Bytes that were reduced or moved, over time, between the ends of batches: ranks run the same batches in the same
-/// order, so all of them come to the end of a sample at the same batch, hear there what rank 0 has measured, and go on
+/// order, so all of them come to the end of a sample at the same batch, read there what rank 0 has measured, and go on
 /// with the same setting.
 template <class T>
 class autotuner {

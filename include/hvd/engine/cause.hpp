@@ -1,4 +1,5 @@
-// hvd/engine/cause.hpp: why lanes end, told from rank to rank, so that all name the rank that was the first to be lost.
+// hvd/engine/cause.hpp: why drivers end, told from rank to rank, so that all name the rank that was the first to be
+// lost.
 //
 // A rank that is killed takes others with it: they get an error, their programs end, and ranks that waited for those
 // see them gone. Such a rank has written into memory which it shares with the ranks of each of its process sets why it
@@ -6,10 +7,10 @@
 // named.
 #pragma once
 
-#include <hvd/shared_memory/layout.hpp>
+#include <hvd/call.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
-#include <hvd/call.hpp>
+#include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport.hpp>
 
 #include <cstddef>
@@ -25,7 +26,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What has ended a lane. The rank is one of the engine's whole group.
+/// What has ended a driver. The rank is one of the engine's whole group.
 struct cause {
   error_kind kind = error_kind::aborted;
   int rank = 0;
@@ -43,7 +44,7 @@ struct cause {
   }
 };
 
-/// The words of one engine on this rank, one for each of its lanes. Any thread.
+/// The words of one engine on this rank, one for each of its drivers. Any thread.
 class cause_board {
  public:
   void add(word& place) {
@@ -60,7 +61,8 @@ class cause_board {
     std::uint64_t nothing = 0;
     place.compare_exchange_strong(nothing, c.packed());
   }
-  /// In all words, if a rank was lost: it is lost to all lanes. (Whoever gives up in one lane may go on in another.)
+  /// In all words, if a rank was lost: it is lost to all drivers. (Whoever gives up in one driver may go on in
+  /// another.)
   void tell(const cause& c) {
     const std::lock_guard lock(mutex_);
     if (!first_) first_ = c;
@@ -99,18 +101,18 @@ template <class T>
   throw error(e);
 }
 
-/// The ranks of a lane.
-struct lane_members {
+/// The ranks of a driver.
+struct driver_members {
   int set = 0;               ///< the process set
   std::vector<int> ranks{};  ///< its ranks, of the engine's whole group
   int whole = 1;             ///< the size of that
 };
 
-/// A lane's part in it.
+/// A driver's part in it.
 template <class T>
 class lane_cause {
  public:
-  lane_cause(T& control, T& data, agreement<T>& words, lane_members members, std::shared_ptr<cause_board> board)
+  lane_cause(T& control, T& data, agreement<T>& words, driver_members members, std::shared_ptr<cause_board> board)
       : control_(control), data_(data), rank_(control.rank()), words_(words), members_(std::move(members)),
         board_(std::move(board)) {
     board_->add(words_.own_cause());
@@ -120,7 +122,7 @@ class lane_cause {
   lane_cause& operator=(const lane_cause&) = delete;
   ~lane_cause() { board_->remove(words_.own_cause()); }
 
-  /// After an error on a transport of the lane: finds out who is to blame, and tells the other ranks. Returns what is
+  /// After an error on a transport of the driver: finds out who is to blame, and tells the other ranks. Returns what is
   /// to be said here, with a rank of the whole group.
   error settle(const error& e) {
     if (e.rank() < 0 || e.rank() >= static_cast<int>(members_.ranks.size())) {
@@ -143,7 +145,7 @@ class lane_cause {
                    c.rank);
     });
   }
-  /// In a handler: what an exception that is no hvd::error ends the lane with.
+  /// In a handler: what an exception that is no hvd::error ends the driver with.
   [[nodiscard]] error unexpected() const {
     try {
       throw;
@@ -155,8 +157,8 @@ class lane_cause {
   }
   [[nodiscard]] const error& shut_down() const noexcept { return shut_down_; }
 
-  /// Tells the other ranks, where they can be told, that this one gives up, and because of whom if one of its lanes has
-  /// failed before.
+  /// Tells the other ranks, where they can be told, that this one gives up, and because of whom if one of its drivers
+  /// has failed before.
   void abandon() noexcept {
     if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
     abandon(error_kind::aborted, rank_);
@@ -165,12 +167,12 @@ class lane_cause {
   void announce(const error& why) noexcept {
     if (why.rank() >= 0 && why.rank() < members_.whole) {
       board_->tell({why.kind(), why.rank()});
-    } else if (!board_->first()) {  // the others hear that this rank gave up, and need not take it for a crash
+    } else if (!board_->first()) {  // tells the others that this rank gave up, so that they do not take it for a crash
       retire();
     }
   }
 
-  /// Who holds up this rank, which waits for `peer` of the lane: a rank of the whole group, or -1.
+  /// Who holds up this rank, which waits for `peer` of the driver: a rank of the whole group, or -1.
   [[nodiscard]] int behind(int peer) const noexcept {
     if (peer < 0 || peer >= static_cast<int>(members_.ranks.size())) return -1;
     if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
@@ -182,7 +184,7 @@ class lane_cause {
     cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }
 
-  /// What has stopped the lane, to one operation of it: not in what step of which group it was noticed.
+  /// What has stopped the driver, to one operation of it: not in what step of which group it was noticed.
   [[nodiscard]] error told(const completion& end, const error& why) const {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
     return with_memory(why, [&] {
@@ -194,7 +196,7 @@ class lane_cause {
   }
 
  private:
-  /// What f returns, or `otherwise` where there is no memory for it: lanes end on threads and in destructors, which
+  /// What f returns, or `otherwise` where there is no memory for it: drivers end on threads and in destructors, which
   /// must not throw.
   template <class F>
   static error with_memory(const error& otherwise, const F& f) {
@@ -217,9 +219,9 @@ class lane_cause {
 
   T& control_;
   T& data_;
-  const int rank_;  // a lane that has ended may have given its transports away
+  const int rank_;  // a driver that has ended may have given its transports away
   agreement<T>& words_;
-  const lane_members members_;
+  const driver_members members_;
   const std::shared_ptr<cause_board> board_;
   // Made while there is memory.
   const std::string label_ = joined({"the engine on rank ", rank_, " of ", members_.ranks.size(), ": "});

@@ -1,7 +1,7 @@
 // hvd/engine/negotiation.hpp: one rank's part in agreeing on what runs; without transports and threads.
 #pragma once
 
-#include <hvd/engine/ledger.hpp>
+#include <hvd/engine/signature_cache.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -28,7 +28,7 @@ struct submission {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool shown = false;       ///< in the timeline
   std::uint32_t track = 0;  ///< its number there
-  int id = -1;              ///< in the ledger; -1: other ranks do not know this signature yet
+  int id = -1;              ///< in the signature cache; -1: other ranks do not know this signature yet
 };
 
 /// Why an operation cannot run; the same on all ranks.
@@ -45,7 +45,7 @@ struct decision {
 };
 
 /// What all ranks have announced, as it travels up the tree.
-struct gossip {
+struct announcements {
   std::uint32_t joined = 0;     ///< ranks that have joined
   std::uint64_t last_join = 0;  ///< round of the last of them, and its rank in the lower bits
   std::vector<announcement> all{};
@@ -58,15 +58,15 @@ struct gossip {
     for (const announcement& a : all) put(to, a);
     return to;
   }
-  static gossip from(std::string_view text) {
-    gossip g;
+  static announcements from(std::string_view text) {
+    announcements g;
     g.joined = detail::take<std::uint32_t>(text);
     g.last_join = detail::take<std::uint64_t>(text);
     for (auto n = detail::take<std::uint32_t>(text); n != 0; --n) g.all.push_back(take_announcement(text));
     return g;
   }
   /// Adds what another part of the ranks has announced.
-  void add(gossip&& other) {
+  void add(announcements&& other) {
     joined += other.joined;
     last_join = std::max(last_join, other.last_join);
     all.reserve(all.size() + other.all.size());  // `known` refers to the names
@@ -91,9 +91,9 @@ struct gossip {
   }
 };
 
-inline std::string merge_gossip(const std::string& a, const std::string& b) {
-  gossip both = gossip::from(a);
-  both.add(gossip::from(b));
+inline std::string merge_announcements(const std::string& a, const std::string& b) {
+  announcements both = announcements::from(a);
+  both.add(announcements::from(b));
   return both.text();
 }
 
@@ -104,7 +104,7 @@ class negotiation {
   negotiation(std::size_t capacity, int rank, int size)
       : rank_(rank), size_(size), known_(std::max<std::size_t>(capacity, 1)) {}
 
-  [[nodiscard]] const ledger& known() const noexcept { return known_; }
+  [[nodiscard]] const signature_cache& known() const noexcept { return known_; }
   void use(std::uint32_t id) noexcept { known_.use(id); }
   /// Nothing is submitted, and this rank has not joined.
   [[nodiscard]] bool idle() const noexcept { return pending_.empty() && !joined(); }
@@ -210,7 +210,7 @@ class negotiation {
 
   /// What this rank tells where ranks talk: signatures that are new, and what it has submitted under disputed names.
   [[nodiscard]] std::string announce() const {
-    gossip mine;
+    announcements mine;
     if (joined()) mine.joined = 1, mine.last_join = joined_;
     const auto tell = [&](const submission& s) {
       // `joined` counts this rank already, if it has.
@@ -226,7 +226,7 @@ class negotiation {
 
   /// Learns what all ranks have told; returns what can never run, because they do not mean the same.
   std::vector<refusal> learn(const std::string& text) {
-    const gossip all = gossip::from(text);
+    const announcements all = announcements::from(text);
     std::vector<refusal> refused;
     std::unordered_map<std::string_view, std::vector<const announcement*>> names;
     for (const announcement& a : all.all) names[a.name].push_back(&a);
@@ -304,7 +304,7 @@ class negotiation {
 
   int rank_;
   int size_;
-  ledger known_;
+  signature_cache known_;
   std::unordered_map<std::string, std::shared_ptr<submission>> pending_;
   std::unordered_map<std::uint32_t, submission*> by_id_;
   std::vector<submission*> unknown_;   // of this round

@@ -1,4 +1,4 @@
-// hvd/engine/observer.hpp: what a lane shows of its work, as events of a timeline.
+// hvd/engine/observer.hpp: what a driver shows of its work, as events of a timeline.
 #pragma once
 
 #include <hvd/engine/negotiation.hpp>

@@ -1,7 +1,7 @@
 // hvd/engine/plan.hpp: which of the operations that are ready run together.
 #pragma once
 
-#include <hvd/engine/ledger.hpp>
+#include <hvd/engine/signature_cache.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -33,7 +33,7 @@ inline bool fusable(const signature& a, const signature& b) noexcept {
 /// Batches of at most `threshold` bytes (a single operation may have more; 0: nothing is fused), in the order in which
 /// they run: by priority, then by number. What does not fit into a batch does not end it: later ones that fit join it.
 /// With `groups_alone` a group is a batch of its own. A pure function, so that all ranks come to the same plan.
-inline std::vector<batch> plan(const ledger& known, std::vector<std::uint32_t> ready, std::size_t threshold,
+inline std::vector<batch> plan(const signature_cache& known, std::vector<std::uint32_t> ready, std::size_t threshold,
                                bool groups_alone) {
   std::sort(ready.begin(), ready.end(), [&](std::uint32_t a, std::uint32_t b) {
     const int x = known[a].priority, y = known[b].priority;

@@ -1,9 +1,9 @@
 // hvd/engine/request.hpp: what is submitted to the engine, and the handle on which its end is awaited.
 #pragma once
 
-#include <hvd/shared_memory/futex.hpp>
-#include <hvd/dynamic_op.hpp>
 #include <hvd/call.hpp>
+#include <hvd/dynamic_op.hpp>
+#include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -112,7 +112,7 @@ inline void refuse_fork(pid_t owner, int rank, int size) {
                                       ": this process was forked from the one that made it; only that one may use it"});
 }
 
-/// What a handle needs of the lane behind it: to wait there, which makes progress.
+/// What a handle needs of the driver behind it: to wait there, which makes progress.
 class waiting_room {
  public:
   virtual ~waiting_room() = default;

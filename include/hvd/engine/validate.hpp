@@ -1,4 +1,4 @@
-// hvd/engine/validate.hpp: what one rank can see to be wrong with a request, before any other hears of it.
+// hvd/engine/validate.hpp: checks of a request that one rank can make alone, before any other learns of it.
 #pragma once
 
 #include <hvd/engine/signature.hpp>

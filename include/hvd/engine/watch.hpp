@@ -1,12 +1,12 @@
 // hvd/engine/watch.hpp: names the ranks for which operations wait, from a thread that waits for nobody.
 #pragma once
 
-#include <hvd/shared_memory/futex.hpp>
-#include <hvd/shared_memory/layout.hpp>
+#include <hvd/call.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
-#include <hvd/call.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct pending_operation {
   int set = 0;
   std::chrono::steady_clock::time_point since{};
 };
-struct lane_state {
+struct driver_state {
   lane_phase phase = lane_phase::idle;
   int waiting_for = -1;  ///< a rank of the whole group
 };
@@ -44,7 +44,7 @@ struct lane_state {
 /// What a watch needs to see; asked by its thread.
 struct watched {
   std::function<std::vector<pending_operation>()> list{};
-  std::function<lane_state(int set)> state{};
+  std::function<driver_state(int set)> state{};
   std::function<std::vector<int>(int set)> ranks{};
   std::function<int(int set)> blame{};  ///< who holds up the thread that drives a set, of the whole group, or -1
   std::function<void(const error&)> give_up{};
@@ -231,7 +231,7 @@ class stall_watch {
     m.kind = message::answer;
     for (std::size_t i = 0; i != m.entries; ++i) {
       auto& e = m.all[i];
-      const lane_state s = what_.state(e.set);
+      const driver_state s = what_.state(e.set);
       e.submitted =
           std::binary_search(submitted.begin(), submitted.end(), std::pair<int, std::uint64_t>(e.set, e.name));
       e.phase = static_cast<std::uint32_t>(s.phase);
@@ -256,7 +256,7 @@ class stall_watch {
         }
         const bool mine = r == comm_.rank();
         (mine || found->second.all[i].submitted != 0 ? with : without).push_back(r);
-        const lane_state s = mine ? what_.state(asked_[i].set) : state_of(found->second.all[i]);
+        const driver_state s = mine ? what_.state(asked_[i].set) : state_of(found->second.all[i]);
         doing[sentence_of(s, true)].push_back(r);
         phases[sentence_of(s, false)].push_back(r);
       }
@@ -280,10 +280,10 @@ class stall_watch {
     }
     return text;
   }
-  static lane_state state_of(const typename message::entry& e) noexcept {
+  static driver_state state_of(const typename message::entry& e) noexcept {
     return {static_cast<lane_phase>(e.phase), e.waiting_for};
   }
-  static std::string sentence_of(const lane_state& s, bool precise) {
+  static std::string sentence_of(const driver_state& s, bool precise) {
     const std::string whom = s.waiting_for < 0 ? std::string()
                              : precise         ? joined({", waiting for rank ", s.waiting_for})
                                                : std::string(", waiting for others");

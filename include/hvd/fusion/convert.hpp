@@ -36,7 +36,7 @@ struct conversion_kernel {
 
   [[gnu::always_inline]] static void run(std::byte* out, const std::byte* in, std::size_t count,
                                          const scaling* scale) noexcept {
-    constexpr std::size_t lanes = scaled::lanes;
+    constexpr std::size_t width = scaled::width;
     constexpr std::size_t from = sizeof(typename From::stored), to = sizeof(typename To::stored);
     const typename scaled::factors s(scale);
     const auto one = [&](std::byte * stored, const std::byte* loaded) __attribute__((always_inline)) {
@@ -47,10 +47,10 @@ struct conversion_kernel {
       To::template store<Bytes>(stored, v);
     };
     std::size_t i = 0;
-    for (; i + lanes <= count; i += lanes) one(out + i * to, in + i * from);
+    for (; i + width <= count; i += width) one(out + i * to, in + i * from);
     if (i == count) return;
-    alignas(Bytes) std::byte loaded[lanes * from] = {};  // the rest, padded with zeros
-    alignas(Bytes) std::byte stored[lanes * to];
+    alignas(Bytes) std::byte loaded[width * from] = {};  // the rest, padded with zeros
+    alignas(Bytes) std::byte stored[width * to];
     __builtin_memcpy(loaded, in + i * from, (count - i) * from);
     one(stored, loaded);
     __builtin_memcpy(out + i * to, stored, (count - i) * to);

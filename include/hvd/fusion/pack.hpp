@@ -2,8 +2,8 @@
 #pragma once
 
 #include <hvd/collective/front_door.hpp>
-#include <hvd/fusion/convert.hpp>
 #include <hvd/dynamic_op.hpp>
+#include <hvd/fusion/convert.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -123,7 +123,7 @@ struct fused_vector {
     if (converts()) {
       convert.widen(to, from, n, &part);
     } else if (op != nullptr && op->scale.postscales()) {
-      op->fold(&to, 1, &from, 1, n * op->lanes, &part);
+      op->fold(&to, 1, &from, 1, n * op->components, &part);
     } else {
       copy_bytes(to, from, n * unit);
     }

@@ -1,10 +1,10 @@
 // hvd/fusion/staged.hpp: batches of tensors on ranks with common memory: through the staging ring, without a buffer.
 //
 // The vector in which a batch travels never exists as a whole. Chunks of it are packed into the staging ring
-// (algorithm/direct/staged.hpp) straight from the tensors, reduced there, and unpacked straight into the tensors, while the next
-// chunk is packed: all between reading a tensor and writing it happens in the cache. (A buffer of the batch's size
-// costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from alloc_shared
-// are reduced where they are.
+// (algorithm/direct/staged.hpp) straight from the tensors, reduced there, and unpacked straight into the tensors, while
+// the next chunk is packed: all between reading a tensor and writing it happens in the cache. (A buffer of the batch's
+// size costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from
+// alloc_shared are reduced where they are.
 #pragma once
 
 #include <hvd/fusion/pack.hpp>

@@ -4,11 +4,11 @@
 // the data: every byte crosses between hosts once, and no rank alone is the way out of its host.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/collective/front_door.hpp>
 #include <hvd/detail/blocks.hpp>
 #include <hvd/hierarchical/host_map.hpp>
 #include <hvd/hierarchical/lanes.hpp>
-#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -1,11 +1,11 @@
 // hvd/hierarchical/lanes.hpp: what lanes between hosts carry, and how; a part of hierarchical.hpp.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/collective/front_door.hpp>
 #include <hvd/detail/blocks.hpp>
 #include <hvd/hierarchical/host_map.hpp>
 #include <hvd/selection.hpp>
-#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 
 #include <bit>

@@ -1,4 +1,5 @@
-// hvd/op/kernels.hpp: the kernel of an operation on elements of one type: vectors where there is a form of them, or tiles.
+// hvd/op/kernels.hpp: the kernel of an operation on elements of one type: vectors where there is a form of them, or
+// tiles.
 #pragma once
 
 #include <hvd/detail/kernel.hpp>
@@ -137,8 +138,9 @@ void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* i
   if (s != nullptr) return reduce_tiled<T, scalar<Combine>>(outs, nouts, ins, nins, count, s);
   constexpr bool wraps = std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>;
   using byte_or_t = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
-  using lane = typename std::conditional_t<wraps, std::make_unsigned<byte_or_t>, std::type_identity<byte_or_t>>::type;
-  vectorised<plain<lane>, Combine>()(outs, nouts, ins, nins, count, nullptr);
+  using element =
+      typename std::conditional_t<wraps, std::make_unsigned<byte_or_t>, std::type_identity<byte_or_t>>::type;
+  vectorised<plain<element>, Combine>()(outs, nouts, ins, nins, count, nullptr);
 }
 
 template <class T, class Combine>

@@ -1,8 +1,8 @@
 // hvd/shared_memory/abort.hpp: why a group is finished, as one word in its memory and as a sentence on each rank.
 #pragma once
 
-#include <hvd/shared_memory/layout.hpp>
 #include <hvd/error.hpp>
+#include <hvd/shared_memory/layout.hpp>
 
 #include <algorithm>
 #include <cstdint>

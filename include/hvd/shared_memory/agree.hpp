@@ -1,8 +1,8 @@
 // hvd/shared_memory/agree.hpp: ranks with common memory compare their calls before data moves.
 #pragma once
 
-#include <hvd/shared_memory/peer_memory.hpp>
 #include <hvd/call.hpp>
+#include <hvd/shared_memory/peer_memory.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -144,9 +144,9 @@ std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_me
   m.publish(reinterpret_cast<const std::byte*>(&own), sizeof own);
   meanwhile();
   for (int q = 0; q != m.size(); ++q) {
-    std::memcpy(all + q, q == m.rank() ? reinterpret_cast<const std::byte*>(&own) : m.hear(q), sizeof own);
+    std::memcpy(all + q, q == m.rank() ? reinterpret_cast<const std::byte*>(&own) : m.read(q), sizeof own);
   }
-  m.heard_all();
+  m.read_all();
   m.end();
   if (const auto why = disagreement({all, static_cast<std::size_t>(m.size())}, m.operation_name(), m.label())) {
     scope.leave();
@@ -174,10 +174,10 @@ std::vector<T> share(peer_memory& m, const T& own, operation kind) {
     if (q == m.rank()) {
       to = own;
     } else {
-      std::memcpy(&to, m.hear(q), sizeof to);
+      std::memcpy(&to, m.read(q), sizeof to);
     }
   }
-  m.heard_all();
+  m.read_all();
   m.end();
   return all;
 }
@@ -187,9 +187,9 @@ inline void meet(peer_memory& m, const descriptor& d) {
   m.begin(d.signature());
   m.publish(nullptr, 0);
   for (int q = 0; q != m.size(); ++q) {
-    if (q != m.rank()) m.hear(q);
+    if (q != m.rank()) m.read(q);
   }
-  m.heard_all();
+  m.read_all();
   m.end();
 }
 

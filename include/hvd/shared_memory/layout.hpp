@@ -53,7 +53,7 @@ struct control {
   struct alignas(apart) {
     std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
     std::atomic<std::uint32_t> rings{0};     ///< what they sleep on
-  } bell;
+  } doorbell;
   struct alignas(apart) {
     std::atomic<presence> state{presence::absent};
     std::atomic<std::uint64_t> nonce{0};      ///< as this rank read it in the header

@@ -1,8 +1,8 @@
 // hvd/shared_memory/measure_lines.hpp: measures what cache lines cost between the ranks of a group with common memory.
 #pragma once
 
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/line_costs.hpp>
+#include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class line_probe {
   line_probe(peer_memory& m, int peer, int number)
       : m_(m), peer_(peer), own_(*reinterpret_cast<word*>(m.at(m.rank(), {}))),
         other_(*reinterpret_cast<word*>(m.at(peer, {}))), local_(m.scratch(bytes)),
-        said_(static_cast<std::uint64_t>(number) << 32), heard_(said_) {}
+        sent_(static_cast<std::uint64_t>(number) << 32), received_(sent_) {}
 
   /// Of rank 0, which writes. Unknown if it took too long.
   line_costs write() {
@@ -36,7 +36,7 @@ class line_probe {
       const auto began = clock::now();
       for (int k = 0; k != round_trips; ++k) {
         if (!serve()) return {};
-        hear();
+        await_answer();
       }
       found.transfer = std::min(found.transfer, since(began) / (2 * round_trips));
     }
@@ -45,7 +45,7 @@ class line_probe {
       copy_bytes(m_.at(m_.rank(), {0, place(i)}), local_, bytes);
       spent_[static_cast<std::size_t>(i)] = since(began) / lines;
       if (!serve()) return {};
-      hear();
+      await_answer();
     }
     if (found.transfer > slowest) return {};
     found.rewrite = median(0);
@@ -55,17 +55,17 @@ class line_probe {
   /// Of its peer, which reads, and tells what touching costs it.
   void read() {
     for (int i = 0; i != rallies * round_trips; ++i) {
-      if (!hear()) return;
-      say();
+      if (!await_answer()) return;
+      send();
     }
     for (int i = 0; i != rounds; ++i) {
-      if (!hear()) return;
+      if (!await_answer()) return;
       const auto began = clock::now();
       copy_bytes(local_, m_.at(peer_, {0, place(i)}), bytes);
       if (touches(i)) touch_lines(m_.at(peer_, {0, place(i)}), bytes);
       spent_[static_cast<std::size_t>(i)] = since(began) / lines;
       if (i + 1 == rounds) of_reader(m_.rank()) = std::max(median(1), median(0)) - median(0);
-      say();
+      send();
     }
   }
 
@@ -97,16 +97,16 @@ class line_probe {
 
   /// A word in the ring of the pair's reader.
   [[nodiscard]] word& of_reader(int r) const { return *reinterpret_cast<word*>(m_.at(r, {0, apart})); }
-  void say() { m_.store(own_, ++said_); }
+  void send() { m_.store(own_, ++sent_); }
   /// False if rank 0 has had enough.
-  bool hear() { return (m_.await(other_, ++heard_, peer_, phase::answer) & enough) == 0; }
+  bool await_answer() { return (m_.await(other_, ++received_, peer_, phase::answer) & enough) == 0; }
   /// Of rank 0: the next step, or the end if it has taken too long.
   bool serve() {
     if (clock::now() - began_ > std::chrono::milliseconds(2)) {
-      m_.store(own_, said_ | enough);
+      m_.store(own_, sent_ | enough);
       return false;
     }
-    say();
+    send();
     return true;
   }
 
@@ -116,7 +116,7 @@ class line_probe {
   const word& other_;
   std::byte* const local_;
   std::array<std::uint32_t, rounds> spent_{};
-  std::uint64_t said_, heard_;
+  std::uint64_t sent_, received_;
   const clock::time_point began_ = clock::now();
 };
 
@@ -136,7 +136,7 @@ inline line_costs agree_on_line_costs(peer_memory& m, const line_costs& given) {
           " on rank ", q, " (zeros: not set); set it to the same on all ranks, or on none"},
          q);
   }
-  if (given.known() || m.crowded() || !line_probe::fits(m)) {
+  if (given.known() || m.oversubscribed() || !line_probe::fits(m)) {
     scope.leave();
     return given;
   }

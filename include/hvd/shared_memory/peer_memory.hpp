@@ -1,4 +1,5 @@
-// hvd/shared_memory/peer_memory.hpp: the words, lines and staging rings that ranks with common memory synchronise through.
+// hvd/shared_memory/peer_memory.hpp: the words, lines and staging rings that ranks with common memory synchronise
+// through.
 //
 // This is what a PeerMemory transport offers to algorithms. It knows nothing of where the memory comes from:
 // a mapped segment between processes, the heap between threads. Rules that every user of it keeps:
@@ -8,13 +9,13 @@
 //    deadline, and is then an hvd::error on every rank.
 #pragma once
 
+#include <hvd/policy.hpp>
 #include <hvd/shared_memory/abort.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/shared_memory/shared_block.hpp>
 #include <hvd/shared_memory/staging.hpp>
 #include <hvd/shared_memory/wait_board.hpp>
-#include <hvd/policy.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -53,11 +54,13 @@ class peer_memory {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] const geometry& shape() const noexcept { return geometry_; }
-  [[nodiscard]] bool crowded() const noexcept { return crowded_; }  ///< more ranks than CPUs; the same on all ranks
+  [[nodiscard]] bool oversubscribed() const noexcept {
+    return oversubscribed_;
+  }  ///< more ranks than CPUs; the same on all ranks
   [[nodiscard]] const cache_sizes& caches() const noexcept { return caches_; }
   [[nodiscard]] const line_costs& costs() const noexcept { return costs_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
-  void set_crowded(bool more_ranks_than_cpus) noexcept { crowded_ = more_ranks_than_cpus; }
+  void set_oversubscribed(bool more_ranks_than_cpus) noexcept { oversubscribed_ = more_ranks_than_cpus; }
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
   /// This group is split off one that has a name, with this abort word: a second claim of a rank there ends it, too.
   void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }
@@ -94,10 +97,10 @@ class peer_memory {
   /// Waits for any condition that `peer` (or `other` by receiving, where either may) will make true.
   template <class Ready>
   [[gnu::noinline]] void await_until(int peer, phase what, Ready ready, int other = -1) {
-    for (int i = crowded_ ? waiting_.crowded_loads : waiting_.loads; i > 0; --i) {
+    for (int i = oversubscribed_ ? waiting_.oversubscribed_loads : waiting_.loads; i > 0; --i) {
       if (ready()) return;
     }
-    for (int i = crowded_ ? 0 : waiting_.pauses; i > 0; --i) {
+    for (int i = oversubscribed_ ? 0 : waiting_.pauses; i > 0; --i) {
       cpu_pause();
       if (ready()) return;
     }
@@ -108,11 +111,11 @@ class peer_memory {
       if (yields < waiting_.yields) {
         ::sched_yield();
       } else {
-        auto& bell = of(peer).bell;
-        bell.sleepers.fetch_add(1);
-        const std::uint32_t rings = bell.rings.load();
-        if (!ready()) futex_wait(bell.rings, rings, waiting_.sleep);
-        bell.sleepers.fetch_sub(1);
+        auto& doorbell = of(peer).doorbell;
+        doorbell.sleepers.fetch_add(1);
+        const std::uint32_t rings = doorbell.rings.load();
+        if (!ready()) futex_wait(doorbell.rings, rings, waiting_.sleep);
+        doorbell.sleepers.fetch_sub(1);
       }
       if (ready()) return waits_->end();
       const auto now = clock::now();
@@ -140,8 +143,8 @@ class peer_memory {
 
   // ---- exchanges: small payloads -----------------------------------------------------------------------------------
   // Exchanges are numbered. Even and odd ones use different mailboxes, so no rank waits at the exit: publishing
-  // exchange s+1 proves that this rank has read all it wanted of s, hence whoever has heard s+1 from everybody
-  // may overwrite the mailboxes of s in s+2. An exchange in which a rank does not hear everybody proves less; then
+  // exchange s+1 proves that this rank has read all it wanted of s, hence whoever has read s+1 of all ranks
+  // may overwrite the mailboxes of s in s+2. An exchange in which a rank does not read all others proves less; then
   // `payload` waits for the peers' `done` words instead.
 
   /// Starts the next exchange. `signature` is equal on ranks that mean the same call.
@@ -150,13 +153,13 @@ class peer_memory {
     if (sequence_ % 2 == 0 && ++turn_ == size_) turn_ = 0;
   }
 
-  /// Where this rank puts what the others will hear: mailbox::capacity bytes.
+  /// Where this rank puts its payload: mailbox::capacity bytes.
   std::byte* payload() {
     if (known_ + 2 < sequence_) [[unlikely]]
       await_done(sequence_ - 2);
     return mailbox_of(rank_).payload;
   }
-  /// Lets the other ranks hear the payload, and see all that this rank has stored before.
+  /// Publishes the payload: the other ranks can read it, and see all that this rank has stored before.
   void publish() noexcept {
     mailbox_of(rank_).stamp.store(stamp_, std::memory_order_release);
     ring();
@@ -168,7 +171,7 @@ class peer_memory {
   }
 
   /// Waits for the peer's payload, and returns where it lies.
-  const std::byte* hear(int peer) {
+  const std::byte* read(int peer) {
     const mailbox& box = mailbox_of(peer);
     const std::uint64_t seen = await(box.stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
     if (seen != stamp_) [[unlikely]]
@@ -176,8 +179,8 @@ class peer_memory {
     return box.payload;
   }
 
-  /// Says that this rank has heard every other one in this exchange.
-  void heard_all() noexcept {
+  /// States that this rank has read the payloads of all others in this exchange.
+  void read_all() noexcept {
     known_ = sequence_ - 1;
     staging_.all_began();
   }
@@ -299,7 +302,8 @@ class peer_memory {
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
   /// The mailbox of rank r in this exchange. They go around the windows, so that with two ranks each writes one that it
-  /// has read: a store into a line that only another rank reads costs several times as much (algorithm/direct/staged.hpp).
+  /// has read: a store into a line that only another rank reads costs several times as much
+  /// (algorithm/direct/staged.hpp).
   [[nodiscard]] mailbox& mailbox_of(int r) const noexcept {
     const int home = r + turn_ < size_ ? r + turn_ : r + turn_ - size_;
     return reinterpret_cast<mailbox*>(window(home) + geometry_.mailboxes_at)[sequence_ & 1];
@@ -308,11 +312,11 @@ class peer_memory {
   /// Wakes whoever sleeps until this rank stores. The load may pass the store before it, so a sleeper that
   /// registers at that moment is missed; its sleep is limited. That spares every store a fence.
   void ring() noexcept {
-    auto& bell = mine().bell;
-    if (bell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]]
+    auto& doorbell = mine().doorbell;
+    if (doorbell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]]
       return;
-    bell.rings.fetch_add(1);
-    futex_wake_all(bell.rings);
+    doorbell.rings.fetch_add(1);
+    futex_wake_all(doorbell.rings);
   }
 
   [[nodiscard]] bool gone(int peer) const {
@@ -352,7 +356,7 @@ class peer_memory {
   wait_board* waits_ = &own_waits_;
   line_costs costs_;
   const word* claims_ = &header_.abort.value;
-  bool crowded_ = false;
+  bool oversubscribed_ = false;
   bool orphaned_ = false;
   std::string_view operation_ = "join";
   std::uint64_t sequence_ = 0;  // exchanges begun

@@ -6,11 +6,11 @@
 // a segment found under a name is stale.
 #pragma once
 
-#include <hvd/shared_memory/fork_guard.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
+#include <hvd/shared_memory/fork_guard.hpp>
+#include <hvd/shared_memory/futex.hpp>
 
 #include <array>
 #include <cerrno>

@@ -1,4 +1,5 @@
-// hvd/shared_memory/staging.hpp: where the chunks of collectives lie in the staging memory: a ring of bytes in each window.
+// hvd/shared_memory/staging.hpp: where the chunks of collectives lie in the staging memory: a ring of bytes in each
+// window.
 //
 // All ranks do the same arithmetic for the same calls, so nobody has to say where anything lies. A chunk has the same
 // place in every rank's ring. Each place begins a page, because CPUs prefetch within a page, and would take lines from

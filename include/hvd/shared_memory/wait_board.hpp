@@ -1,4 +1,5 @@
-// hvd/shared_memory/wait_board.hpp: for whom each rank waits, where the others see it, so that a deadline names the right one.
+// hvd/shared_memory/wait_board.hpp: for whom each rank waits, where the others see it, so that a deadline names the
+// right one.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>

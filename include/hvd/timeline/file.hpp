@@ -12,10 +12,10 @@
 // server that is gone blocks who writes for as long as the mount says; that is never the thread that trains.
 #pragma once
 
+#include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/timeline/json_string.hpp>
-#include <hvd/error.hpp>
 
 #include <algorithm>
 #include <array>

@@ -3,10 +3,10 @@
 // "Trace Event Format" (Google, 2016), in the array form that chrome://tracing, ui.perfetto.dev and other viewers read.
 #pragma once
 
-#include <hvd/timeline/json_string.hpp>
 #include <hvd/detail/text_hash.hpp>
-#include <hvd/timeline/trace_ring.hpp>
 #include <hvd/dtype.hpp>
+#include <hvd/timeline/json_string.hpp>
+#include <hvd/timeline/trace_ring.hpp>
 
 #include <algorithm>
 #include <charconv>

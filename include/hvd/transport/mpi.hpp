@@ -1,11 +1,11 @@
 // hvd/transport/mpi.hpp: ranks that an MPI connects, on one host or on many.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>
-#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/mpi/group.hpp>
 #include <hvd/transport/mpi/native.hpp>
@@ -165,11 +165,11 @@ class MpiTransport {
     std::array<char, 24> version{};
     std::uint64_t most = 0;
     std::uint64_t sound = 0;
-    std::uint64_t crowded = 0;
+    std::uint64_t oversubscribed = 0;
   };
 
   /// Whether this host has more ranks than CPUs that any of them may use. (A launcher may give each a CPU of its own.)
-  static bool is_crowded(MPI_Comm comm) {
+  static bool is_oversubscribed(MPI_Comm comm) {
     MPI_Comm here = MPI_COMM_NULL;
     if (MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here) != MPI_SUCCESS) return false;
     std::bitset<4096> mine, all;
@@ -206,7 +206,7 @@ class MpiTransport {
     greeting mine;
     std::copy_n(version.begin(), std::min(version.size(), mine.version.size() - 1), mine.version.begin());
     mine.most = opts.most;
-    mine.crowded = is_crowded(own) ? 1 : 0;
+    mine.oversubscribed = is_oversubscribed(own) ? 1 : 0;
     mine.sound = detail::mpi_sound_integers::of_this_library().bits;
     std::vector<greeting> all(static_cast<std::size_t>(size));
     check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, own), "MPI_Allgather");
@@ -223,7 +223,7 @@ class MpiTransport {
                         "; build all ranks from one version, with the same options",
                     q);
       }
-      agreed.crowded |= theirs.crowded != 0;
+      agreed.oversubscribed |= theirs.oversubscribed != 0;
       agreed.sound.bits &= theirs.sound;
     }
     if (over == MPI_COMM_WORLD && rank == 0) {
@@ -288,6 +288,7 @@ static_assert(Transport<MpiTransport> && Probing<MpiTransport> && Selecting<MpiT
 static_assert(Native<MpiTransport, allreduce_call> && Native<MpiTransport, reduce_call> &&
               Native<MpiTransport, reduce_scatter_call> && Native<MpiTransport, allgather_call> &&
               Native<MpiTransport, broadcast_call> && Native<MpiTransport, alltoall_call> &&
-              Native<MpiTransport, gather_call> && Native<MpiTransport, scatter_call>);
+              Native<MpiTransport, gather_call> && Native<MpiTransport, scatter_call> &&
+              Native<MpiTransport, scan_call>);
 
 }  // namespace hvd::inline HVD_ABI

@@ -1,8 +1,8 @@
 // hvd/transport/self.hpp: a group of one rank, for programs that run alone and for tests.
 #pragma once
 
-#include <hvd/shared_array.hpp>
 #include <hvd/call.hpp>
+#include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 
 #include <cstddef>

@@ -1,13 +1,13 @@
 // hvd/transport/shm.hpp: ranks as processes of one host, through a segment of shared memory.
 #pragma once
 
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/config.hpp>
 #include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
-#include <hvd/shared_memory/messages.hpp>
 #include <hvd/shared_array.hpp>
+#include <hvd/shared_memory/agree.hpp>
+#include <hvd/shared_memory/messages.hpp>
 #include <hvd/transport/shm/group.hpp>
 
 #include <array>

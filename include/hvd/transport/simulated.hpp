@@ -1,8 +1,8 @@
 // hvd/transport/simulated.hpp: any number of ranks in one thread, each with a virtual clock: scaling without a cluster.
 #pragma once
 
-#include <hvd/shared_array.hpp>
 #include <hvd/call.hpp>
+#include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/simulated/ranks.hpp>
 
@@ -65,7 +65,7 @@ class SimulatedTransport {
   [[nodiscard]] reduction charged(const reduction& op) {
     constexpr auto& kernels = detail::charging_kernels;
     if (std::find(kernels.begin(), kernels.end(), op.fold) != kernels.end()) return op;
-    const std::size_t i = ranks_->price({op.fold, op.element_bytes / op.lanes});
+    const std::size_t i = ranks_->price({op.fold, op.element_bytes / op.components});
     if (i == kernels.size()) {
       throw error(error_kind::unsupported, place("charged").text() + ": a simulation charges for at most " +
                                                std::to_string(i) + " different kernels");

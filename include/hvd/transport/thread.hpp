@@ -1,9 +1,9 @@
 // hvd/transport/thread.hpp: ranks as threads of one process.
 #pragma once
 
+#include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/messages.hpp>
-#include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>
 
 #include <cerrno>
@@ -146,7 +146,7 @@ class ThreadTransport {
       if (!peers.mine().self.state.compare_exchange_strong(expected, detail::presence::joined)) {
         detail::fail(error_kind::invalid_argument, {"rank ", rank, " of a group of threads is taken"});
       }
-      peers.set_crowded(peers.size() > host().cpus);
+      peers.set_oversubscribed(peers.size() > host().cpus);
       peers.set_costs(owner->options_.lines);
     }
     static int size(const group& g) noexcept { return static_cast<int>(g.handed_.size()); }

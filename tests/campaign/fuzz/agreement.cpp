@@ -52,7 +52,7 @@ FUZZ(in) {
     a.begin(std::vector<std::uint64_t>(words, 1));
     fuzz::require(a.finish(std::chrono::steady_clock::time_point::max(), {.looks = 1}, waited_for), "no end");
     fuzz::require(a.words().size() == words && (a.words().front() & 1) == 1, "other words");
-    const std::string text = a.merge(hvd::detail::gossip{}.text(), &hvd::detail::merge_gossip);
-    (void)hvd::detail::gossip::from(text);
+    const std::string text = a.merge(hvd::detail::announcements{}.text(), &hvd::detail::merge_announcements);
+    (void)hvd::detail::announcements::from(text);
   });
 }

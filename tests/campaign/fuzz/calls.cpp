@@ -3,8 +3,8 @@
 //
 // Findings besides those of fuzz.hpp: calls that differ in what is compared, and that nobody says differ; ranks that
 // are on no host, or two of which have one place.
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/hierarchical/host_map.hpp>
+#include <hvd/shared_memory/agree.hpp>
 
 #include "fuzz.hpp"
 

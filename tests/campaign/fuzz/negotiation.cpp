@@ -1,8 +1,9 @@
 // tests/campaign/fuzz/negotiation.cpp: one rank's part in agreeing on what runs, while the other ranks say anything.
 //
 // An input is a sequence of steps: this rank submits, joins, hears the words of a round, hears a text. What a round
-// decides is done as hvd/engine/lane.hpp does it, but for the data.
-// Findings besides those of fuzz.hpp: a number that the ledger does not have, and a plan that is not of what is ready.
+// decides is done as hvd/engine/driver.hpp does it, but for the data.
+// Findings besides those of fuzz.hpp: a number that the signature cache does not have, and a plan that is not of what
+// is ready.
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/plan.hpp>
 
@@ -54,7 +55,7 @@ FUZZ(in) {
         const bool sparse = in.below(2) == 0;
         for (std::uint64_t& w : words) w |= sparse ? std::uint64_t{in.take<std::uint8_t>()} : in.take<std::uint64_t>();
         decision d;
-        if (!fuzz::accepts([&] { d = n.decide(words); })) return;  // the lane ends
+        if (!fuzz::accepts([&] { d = n.decide(words); })) return;  // the driver ends
         for (const refusal& r : d.refused) ended(n.take(r.name));
         for (const std::uint32_t id : d.ready) fuzz::require(id < n.known().size(), "a number of nothing");
         const auto batches = plan(n.known(), d.ready, in.take<std::uint32_t>(), in.below(2) == 1);
@@ -66,14 +67,14 @@ FUZZ(in) {
           n.use(id);
           ended(n.take(id));
         }
-        if (d.talk) (void)gossip::from(n.announce());
+        if (d.talk) (void)announcements::from(n.announce());
         break;
       }
       default: {
         std::string text(in.text(in.take<std::uint16_t>() % 512));
         if (in.below(2) == 1) {  // with what this rank has said
           std::string merged;
-          if (!fuzz::accepts([&] { merged = merge_gossip(n.announce(), text); })) return;
+          if (!fuzz::accepts([&] { merged = merge_announcements(n.announce(), text); })) return;
           text = merged;
         }
         std::vector<refusal> refused;

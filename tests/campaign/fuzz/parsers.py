@@ -189,12 +189,12 @@ def guard_lines(data):
         elif mark not in piece:
             written += piece + b"\n"
             wanted += piece + b"\n"
-    heard = []
-    hearing = mpi.Hearing(token, heard.append)
+    handled = []
+    lines = mpi.GuardLines(token, handled.append)
     step = 1 + len(data) % 50
-    passed = b"".join(hearing(written[at : at + step]) for at in range(0, len(written), step)) + hearing(b"")
+    passed = b"".join(lines(written[at : at + step]) for at in range(0, len(written), step)) + lines(b"")
     require(passed == wanted, "other output")
-    require(heard == sent, "other lines of the guard")
+    require(handled == sent, "other lines of the guard")
 
 
 class Framing(pickle._Unpickler):

@@ -4,8 +4,8 @@
 // An input is the name of a job, up to a zero, and what is in the file, in which @ stands for the header of that job.
 // Findings besides those of fuzz.hpp: a file that is not hvd's own and is changed; one that was refused and is changed;
 // an append that does not end the array, or changes the events before it; a name that is no string of JSON.
-#include <hvd/timeline/json_string.hpp>
 #include <hvd/timeline/file.hpp>
+#include <hvd/timeline/json_string.hpp>
 
 #include "fuzz.hpp"
 

@@ -113,7 +113,7 @@ struct stage {
       const auto since = std::chrono::steady_clock::now() - std::chrono::hours(1);
       return {{"grad", "allreduce", 0, since}, {std::string(300, 'n'), "broadcast", 2, since}};
     };
-    what.state = [](int) { return hvd::detail::lane_state{}; };
+    what.state = [](int) { return hvd::detail::driver_state{}; };
     what.ranks = [](int set) { return set == 0 ? std::vector{0, 1, 2} : std::vector{0, 1}; };
     what.blame = [](int) { return -1; };
     what.give_up = [](const hvd::error&) {};

@@ -118,7 +118,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     rank, size = job.rank, job.size
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)
-    # Among the ranks that are as manieth on their hosts.
+    # The cross group of a rank: the ranks with the same local rank, one of each host.
     local_ranks = [hosts[:r].count(hosts[r]) for r in range(size)]
     cross = [r for r in range(size) if local_ranks[r] == local_rank]
     found = placement.Place(

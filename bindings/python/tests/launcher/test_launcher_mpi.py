@@ -32,11 +32,11 @@ def test_marked_lines_are_taken_out_wherever_they_are_cut():
     mark = f'{guard.MARK}secret ["started", 0]\n'.encode()
     text = b"a" + mark + b"b\x1ec\n" + mark + guard.MARK.encode() + b"other [1]\n\x1e"
     for cut in range(len(text) + 1):
-        heard = []
-        only = mpi.Hearing("secret", heard.append)
+        handled = []
+        only = mpi.GuardLines("secret", handled.append)
         passed = only(text[:cut]) + only(text[cut:]) + only(b"")
         assert passed == b"ab\x1ec\n" + guard.MARK.encode() + b"other [1]\n\x1e"
-        assert heard == [["started", 0]] * 2
+        assert handled == [["started", 0]] * 2
 
 
 def test_ranks_of_one_host(tmp_path):

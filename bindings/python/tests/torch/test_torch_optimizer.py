@@ -499,7 +499,7 @@ def test_gradients_leave_with_the_backward_pass(several_ranks: Any) -> None:
         (8, 8, 8, None, 16 << 20),  # not bound: a share of one
         (2, 8, 4, None, 1 << 20),  # bound to two
         (8, 8, 4, None, 1 << 20),
-        (2, 2, 4, None, 16 << 20),  # crowded
+        (2, 2, 4, None, 16 << 20),  # oversubscribed
         (1, 8, 8, "4096", 4096),
         (8, 8, 1, "0", 0),
     ],

@@ -9,8 +9,8 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// One-shot reduction: every rank's input to all ranks (root < 0) or to the root, where they are reduced in rank order.
-/// Of an allreduce on p ranks each reads p - 1 inputs whole: for what is small, and for a reduction on two ranks. A scan
-/// combines those up to its own alone, `inputs` of them.
+/// Of an allreduce on p ranks each reads p - 1 inputs whole: for what is small, and for a reduction on two ranks. A
+/// scan combines those up to its own alone, `inputs` of them.
 struct reduce_form : staged_form {
   peer_memory& m;
   const std::byte* in;
@@ -36,7 +36,7 @@ struct reduce_form : staged_form {
     const std::byte** const ins = m.inputs();
     const std::size_t tile = touches ? std::max(touched_tile / element_bytes, std::size_t{1}) : part.count;
     std::size_t done = 0;
-    do {  // for no elements, too: `from` hears the peers
+    do {  // for no elements, too: `from` waits for the peers
       const std::size_t n = std::min(tile, part.count - done), at = done * element_bytes;
       for (int q = 0; q != m.size(); ++q) ins[q] = (q == m.rank() ? in + part.first * element_bytes : from(q)) + at;
       std::byte* to = out + part.first * element_bytes + at;

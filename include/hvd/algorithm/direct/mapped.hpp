@@ -6,8 +6,8 @@
 // or writes the caller's buffers any more.
 #pragma once
 
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/algorithm/direct/output.hpp>
+#include <hvd/shared_memory/agree.hpp>
 
 #include <algorithm>
 #include <cstddef>

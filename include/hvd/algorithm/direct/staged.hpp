@@ -16,9 +16,9 @@
 // different calls may stage at one place at once, and learn from `agree` that nobody may read it.
 #pragma once
 
-#include <hvd/shared_memory/agree.hpp>
 #include <hvd/algorithm/direct/output.hpp>
 #include <hvd/detail/blocks.hpp>
+#include <hvd/shared_memory/agree.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -155,8 +155,8 @@ void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   }
   f.own(0, f.count);
   if (f.reads(m.rank())) {
-    f.read(0, f.count, [&](int q) { return m.hear(q) + (f.pairwise ? slot_of(q, m.rank(), m.size()) * stride : 0); });
-    if (f.source < 0) m.heard_all();
+    f.read(0, f.count, [&](int q) { return m.read(q) + (f.pairwise ? slot_of(q, m.rank(), m.size()) * stride : 0); });
+    if (f.source < 0) m.read_all();
   }
   m.end();
 }

@@ -1,9 +1,9 @@
 // hvd/transport/mpi/group.hpp: one rank's membership of a group that MPI connects: messages, waiting, failing.
 #pragma once
 
+#include <hvd/call.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
-#include <hvd/call.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/mpi/library.hpp>
 
@@ -40,7 +40,7 @@ struct mpi_options {
   /// use at the same time need MPI_THREAD_MULTIPLE.
   int thread_level = MPI_THREAD_SERIALIZED;
   /// How often a wait asks MPI before it gives its CPU away; the second number where ranks outnumber usable CPUs.
-  int polls = 512, crowded_polls = 4;
+  int polls = 512, oversubscribed_polls = 4;
   /// The longest count given to MPI at once; longer ones go in pieces. Equal on all ranks. Tests lower it.
   std::size_t most = INT_MAX;
 };
@@ -90,8 +90,8 @@ class mpi_bytes {
 
 /// What the ranks of a job agree on when they first meet.
 struct mpi_agreement {
-  bool crowded = false;      ///< on some host there are more ranks than usable CPUs
-  mpi_sound_integers sound;  ///< on all of them
+  bool oversubscribed = false;  ///< on some host there are more ranks than usable CPUs
+  mpi_sound_integers sound;     ///< on all of them
 };
 
 class mpi_group {
@@ -127,7 +127,7 @@ class mpi_group {
 #ifdef OPEN_MPI
     return true;
 #else
-    return !agreed_.crowded;
+    return !agreed_.oversubscribed;
 #endif
   }
 
@@ -187,7 +187,7 @@ class mpi_group {
   /// finished: calls `drop()` and throws with what `silent()` says, a rank or -1.
   template <class Done, class Silent, class Drop>
   void await(std::string_view operation, Done done, Silent silent, Drop drop) {
-    for (int i = agreed_.crowded ? options_.crowded_polls : options_.polls; i > 0; --i) {
+    for (int i = agreed_.oversubscribed ? options_.oversubscribed_polls : options_.polls; i > 0; --i) {
       if (done()) return;
     }
     struct clearing {

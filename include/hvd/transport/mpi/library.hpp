@@ -149,7 +149,7 @@ class mpi_process {
 struct mpi_reduction {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_Op op = MPI_OP_NULL;
-  std::size_t lanes = 1;  ///< MPI's elements in one of the user's
+  std::size_t components = 1;  ///< MPI's elements in one of the user's
 };
 
 /// Integers are added and multiplied as unsigned ones: the same bits, and wrapping is defined.

@@ -1,8 +1,8 @@
 // hvd/transport/mpi/native.hpp: hvd's collectives by those of MPI, blocking or under way.
 #pragma once
 
-#include <hvd/detail/blocks.hpp>
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/mpi/group.hpp>
 
@@ -110,13 +110,13 @@ class mpi_work {
     std::byte nothing;  // no alias of `in` in the eyes of MPI
     if (inside) keep().output = temporary(own * c.op.element_bytes);
     std::byte* const out = inside ? kept_->output.data() : own == 0 ? &nothing : c.out;
-    if (c.blocks.total_count() * r.lanes > most()) {
+    if (c.blocks.total_count() * r.components > most()) {
       for (int q = 0; q != size(); ++q) reduce_to(q, in + c.blocks.offset(q), out, c.blocks.count(q), c.op, r);
     } else if (c.blocks.uniform()) {
       issue("MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, out,
-            static_cast<int>(own * r.lanes), r.type, r.op);
+            static_cast<int>(own * r.components), r.type, r.op);
     } else {
-      for (int q = 0; q != size(); ++q) keep().counts.push_back(static_cast<int>(c.blocks.count(q) * r.lanes));
+      for (int q = 0; q != size(); ++q) keep().counts.push_back(static_cast<int>(c.blocks.count(q) * r.components));
       issue("MPI_Reduce_scatter", MPI_Reduce_scatter, MPI_Ireduce_scatter, in, out, kept_->counts.data(), r.type, r.op);
     }
     finish_later(c.op, out, own);
@@ -290,10 +290,10 @@ class mpi_work {
   /// f(offset in bytes, how many of MPI's elements) for pieces that MPI can count.
   template <class F>
   void in_pieces(std::size_t count, const reduction& op, const mpi_reduction& r, F f) const {
-    if (count * r.lanes <= most()) return f(0, static_cast<int>(count * r.lanes));
-    const std::size_t largest = most() / r.lanes;
+    if (count * r.components <= most()) return f(0, static_cast<int>(count * r.components));
+    const std::size_t largest = most() / r.components;
     for (std::size_t at = 0; at < count; at += largest) {
-      f(at * op.element_bytes, static_cast<int>(std::min(largest, count - at) * r.lanes));
+      f(at * op.element_bytes, static_cast<int>(std::min(largest, count - at) * r.components));
     }
   }
   void reduce_to(int root, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,

@@ -1,12 +1,12 @@
 // hvd/transport/shm/group.hpp: how processes come together in a segment, and how they leave it.
 #pragma once
 
+#include <hvd/detail/random_word.hpp>
+#include <hvd/policy.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/futex.hpp>
-#include <hvd/detail/random_word.hpp>
-#include <hvd/shared_memory/segment.hpp>
 #include <hvd/shared_memory/measure_lines.hpp>
-#include <hvd/policy.hpp>
+#include <hvd/shared_memory/segment.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/shm/start.hpp>
 
@@ -307,7 +307,7 @@ class shm_group {
     for (int q = 0; q != size_; ++q) {
       quota = std::max(quota, static_cast<int>(peers_->of(q).self.cpu_limit.load(std::memory_order_relaxed)));
     }
-    peers_->set_crowded(size_ > std::min(cpus, quota));
+    peers_->set_oversubscribed(size_ > std::min(cpus, quota));
   }
 
   /// A named segment for a short while: rank 0 makes it, the others open it, rank 0 removes the name.

@@ -1,14 +1,14 @@
 // hvd/transport/shm/start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
 #pragma once
 
+#include <hvd/detail/function_ref.hpp>
+#include <hvd/detail/random_word.hpp>
+#include <hvd/policy.hpp>
 #include <hvd/shared_memory/abort.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
-#include <hvd/detail/function_ref.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
-#include <hvd/detail/random_word.hpp>
 #include <hvd/shared_memory/segment.hpp>
-#include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
 
 #include <cerrno>

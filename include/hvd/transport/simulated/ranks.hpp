@@ -7,9 +7,9 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
-#include <hvd/transport/simulated/fiber.hpp>
 #include <hvd/detail/kernel.hpp>
 #include <hvd/transport/simulated/events.hpp>
+#include <hvd/transport/simulated/fiber.hpp>
 #include <hvd/transport/simulated/network.hpp>
 
 #include <algorithm>

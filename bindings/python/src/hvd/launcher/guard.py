@@ -33,7 +33,7 @@ from typing import Any, Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE = 10.0  # seconds after SIGKILL, which a process that waits for a device takes late or never
+KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which a process that waits for a device takes late or never
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MARK = "\x1ehvd:"  # before what the guard of a rank says among the rank's output; then the job's token and words
 OPTIONS = "HVD_RANK_GUARD"  # the variable that brings them to it: everybody can read a command line
@@ -47,7 +47,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 class Guard:
     """Starts programs, tells how they end, and ends them."""
 
-    patience = 0.0  # seconds for programs to end when the other end of CONTROL is gone
+    grace = 0.0  # seconds for programs to end when the other end of CONTROL is gone
 
     def __init__(self, control: int, report: int) -> None:
         self.control = control
@@ -153,7 +153,7 @@ class Guard:
             wait = None
             if self.deadline is not None:
                 wait = self.deadline - time.monotonic()
-                if wait < -PATIENCE:
+                if wait < -KILL_TIMEOUT:
                     self.tell("left", *sorted(self.below()))
                     break
                 if wait <= 0:
@@ -173,7 +173,7 @@ class Guard:
 
     def await_end(self) -> None:
         """What is ending by itself is told as such, and not as what is then made to end."""
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + self.grace
         while self.reap() and self.running and time.monotonic() < until:
             time.sleep(0.005)
 
@@ -282,11 +282,11 @@ def sweep(directory: str, prefix: str) -> None:
 
 
 class RankGuard(Guard):
-    """The guard of one rank where mpiexec starts it, on any host; its launcher hears it in the rank's output."""
+    """The guard of one rank where mpiexec starts it, on any host; its launcher reads it from the rank's output."""
 
     # A rank that dies closes what it has of MPI's before it has ended. mpiexec's proxy sees that, and at once kills all
     # that it has started on this host.
-    patience = 0.5
+    grace = 0.5
 
     def __init__(self, control: int, options: dict[str, Any]) -> None:
         super().__init__(control, os.dup(2))

@@ -244,7 +244,7 @@ class Job:
 
     def _end_without_guard(self, identity: dict[str, str]) -> None:
         """Ends what the guard would have. The ranks are killed when it is, but not what they have started."""
-        until = time.monotonic() + guard_.PATIENCE
+        until = time.monotonic() + guard_.KILL_TIMEOUT
         while left := guard_.processes_of(identity):
             if time.monotonic() > until:
                 self._notify_left(left)

@@ -138,12 +138,12 @@ def run_mpi(
                 # For writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                only = Hearing(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
+                only = GuardLines(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
                 job.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
-        # The guards end what has to end; Hydra, which is faster, would end others before the first has been heard of.
+        # The guards end what has to end; Hydra, which is faster, would end others before the first is known.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
@@ -161,12 +161,12 @@ def run_mpi(
         raise Interrupted(outcome.interrupted)
 
 
-class Hearing:
+class GuardLines:
     """Takes the marked lines of a rank's guard out of what the rank writes, however it arrives in parts."""
 
-    def __init__(self, token: str, heed: Callable[[list[Any]], None]) -> None:
+    def __init__(self, token: str, handle: Callable[[list[Any]], None]) -> None:
         self._mark = f"{guard.MARK}{token} ".encode()
-        self._heed = heed
+        self._handle = handle
         self._held = b""  # what may be the beginning of such a line
 
     def __call__(self, data: bytes) -> bytes:
@@ -182,7 +182,7 @@ class Hearing:
                 break
             line, newline, rest = text.partition(b"\n")
             if line.startswith(self._mark) and newline and (words := _parsed(line[len(self._mark) :])) is not None:
-                self._heed(words)
+                self._handle(words)
                 text = rest
             elif not newline and (line.startswith(self._mark) or self._mark.startswith(line)):
                 self._held = text

@@ -19,7 +19,7 @@ _ALIGNMENT = 64  # bytes: a cache line
 # the caches are full of that layer: one submission then takes as long as many that follow each other. Where a rank has
 # one CPU, what overlaps gains nothing, and each batch costs switches between threads.
 _TOGETHER = 1 << 20
-_TOGETHER_CROWDED = 16 << 20
+_TOGETHER_OVERSUBSCRIBED = 16 << 20
 _FUSION_THRESHOLD = 128 << 20  # the default of HOROVOD_FUSION_THRESHOLD
 
 
@@ -29,7 +29,7 @@ def bytes_together() -> int:
     if cpus * basics.local_size() > (os.cpu_count() or 1):  # ranks are not bound, and share them
         cpus //= basics.local_size()
     limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))  # which the engine has checked
-    return min(limit, _TOGETHER if cpus > 1 else _TOGETHER_CROWDED)
+    return min(limit, _TOGETHER if cpus > 1 else _TOGETHER_OVERSUBSCRIBED)
 
 
 class _Place(NamedTuple):

@@ -1,4 +1,4 @@
-// hvd/engine/turns.hpp: which thread drives.
+// hvd/engine/progress.hpp: which thread drives.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>
@@ -14,12 +14,12 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// One thread at a time drives: one that waits for a result, so that a call that is awaited at once costs no switch
 /// between threads, else a thread of this class, which sleeps while there is nothing to do.
-class turns {
+class progress {
  public:
-  turns() = default;
-  turns(const turns&) = delete;
-  turns& operator=(const turns&) = delete;
-  ~turns() { join(); }
+  progress() = default;
+  progress(const progress&) = delete;
+  progress& operator=(const progress&) = delete;
+  ~progress() { join(); }
 
   /// Starts the thread: while `has_work()` and nobody drives, it calls `drive()`.
   template <class HasWork, class Drive>

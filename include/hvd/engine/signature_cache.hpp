@@ -1,4 +1,4 @@
-// hvd/engine/ledger.hpp: the numbers under which all ranks know the signatures that they have agreed on.
+// hvd/engine/signature_cache.hpp: the numbers under which all ranks know the signatures that they have agreed on.
 #pragma once
 
 #include <hvd/engine/signature.hpp>
@@ -27,10 +27,10 @@ class bits {
   std::vector<std::uint64_t> words_;
 };
 
-/// Every change is made by all ranks in the same order, so that all have the same ledger. A name has a variant for each
-/// signature it has been used with; to the engine a variant is a thing of its own, so that a tensor whose shape changes
-/// is negotiated anew while all others go on, and known again when the shape comes back.
-class ledger {
+/// Every change is made by all ranks in the same order, so that all have the same signature cache. A name has a variant
+/// for each signature it has been used with; to the engine a variant is a thing of its own, so that a tensor whose
+/// shape changes is negotiated anew while all others go on, and known again when the shape comes back.
+class signature_cache {
  public:
   struct entry {
     std::string name{};
@@ -40,7 +40,7 @@ class ledger {
   };
 
   /// At most `capacity` entries, as long as that many are not in use at a time.
-  explicit ledger(std::size_t capacity) : capacity_(capacity) {}
+  explicit signature_cache(std::size_t capacity) : capacity_(capacity) {}
 
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] const entry& operator[](std::size_t id) const noexcept { return entries_[id]; }
@@ -59,8 +59,8 @@ class ledger {
     for (const std::string& name : ambiguous_) f(name, names_.at(name));
   }
 
-  /// A new entry. Where the ledger is full, one that nobody has submitted (`wanted`) and that was not used for longest
-  /// gives its place: its number is returned in `evicted`, else -1.
+  /// A new entry. Where the signature cache is full, one that nobody has submitted (`wanted`) and that was not used for
+  /// longest gives its place: its number is returned in `evicted`, else -1.
   std::uint32_t add(const announcement& a, const bits& wanted, int& evicted) {
     evicted = -1;
     std::uint32_t id = static_cast<std::uint32_t>(entries_.size());

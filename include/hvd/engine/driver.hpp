@@ -1,4 +1,4 @@
-// hvd/engine/lane.hpp: the operations of one process set, from submission to their end.
+// hvd/engine/driver.hpp: the operations of one process set, from submission to their end.
 #pragma once
 
 #include <hvd/engine/agreement.hpp>
@@ -8,7 +8,7 @@
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
 #include <hvd/engine/options.hpp>
-#include <hvd/engine/turns.hpp>
+#include <hvd/engine/progress.hpp>
 #include <hvd/engine/watch.hpp>
 
 #include <atomic>
@@ -33,13 +33,13 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// Any thread submits; one at a time drives: takes what is submitted, agrees with the other ranks, runs what is ready.
 template <class T>
-class lane final : public waiting_room {
+class driver final : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
 
   /// `control` carries agreement, `data` what is agreed on; both have the ranks of the process set.
-  lane(T control, T data, const engine_options& opts, Timeline& timeline, const lane_members& members,
-       std::shared_ptr<cause_board> board)
+  driver(T control, T data, const engine_options& opts, Timeline& timeline, const driver_members& members,
+         std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
         agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
@@ -47,21 +47,21 @@ class lane final : public waiting_room {
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
   }
-  lane(const lane&) = delete;
-  lane& operator=(const lane&) = delete;
-  ~lane() override { close(); }
+  driver(const driver&) = delete;
+  driver& operator=(const driver&) = delete;
+  ~driver() override { close(); }
 
-  /// Starts the lane's thread. `manage` runs requests of kind split, in the order of all ranks, and answers them.
+  /// Starts the driver's thread. `manage` runs requests of kind split, in the order of all ranks, and answers them.
   void start(std::function<int(const request&)> manage) {
     manage_ = std::move(manage);
     if (!opts_.thread) return;
-    turns_.start([this] { return has_work(); }, [this] { drive(nullptr, clock::time_point::max()); });
+    progress_.start([this] { return has_work(); }, [this] { drive(nullptr, clock::time_point::max()); });
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
-  /// Memory that lives as long as the lane. Collective, by the thread that drives.
+  /// Memory that lives as long as the driver. Collective, by the thread that drives.
   std::byte* add_bucket(std::size_t bytes) {
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
   }
@@ -88,7 +88,7 @@ class lane final : public waiting_room {
       }
     }
     if (too_late) complete(*what, cause_.told(*what->end, *too_late));
-    if (wake || turns_.taken()) stir();
+    if (wake || progress_.taken()) stir();
     return what->end;
   }
 
@@ -112,14 +112,14 @@ class lane final : public waiting_room {
 
   void await(const completion& end, clock::time_point until) override {
     refuse_fork(pid_, rank_, size_);
-    if (turns_.mine()) {
+    if (progress_.mine()) {
       fail(error_kind::invalid_argument,
            {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
     }
     for (int yields = 0; !end.finished() && clock::now() < until;) {
-      if (turns_.attempt([&] { drive(&end, until); })) {
-        if (has_work()) turns_.wake();
-      } else if (!opts_.thread || yields < patience{}.waits) {
+      if (progress_.attempt([&] { drive(&end, until); })) {
+        if (has_work()) progress_.wake();
+      } else if (!opts_.thread || yields < spin_policy{}.waits) {
         ++yields;  // the thread that drives may be here in a moment, or done
         ::sched_yield();
       } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)))) {
@@ -128,15 +128,15 @@ class lane final : public waiting_room {
     }
   }
 
-  /// Ends the lane: what is in flight ends with an error, and so do later submissions.
+  /// Ends the driver: what is in flight ends with an error, and so do later submissions.
   void close() {
-    turns_.close();
+    progress_.close();
     stir();
     // A collective under way may end by itself; one whose other ranks do not come is ended.
-    for (int i = 0; turns_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
-    if (turns_.taken()) cause_.abandon();
-    turns_.join();
-    turns_.insist([this] {
+    for (int i = 0; progress_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
+    if (progress_.taken()) cause_.abandon();
+    progress_.join();
+    progress_.insist([this] {
       if (agreement_.under_way()) {  // others are waiting for this rank's words
         look_around();
         cause_.abandon();
@@ -173,7 +173,7 @@ class lane final : public waiting_room {
   /// The rank of the whole group that holds up the driving thread, perhaps by way of others; or -1. Any thread.
   [[nodiscard]] int held_up_by() noexcept { return cause_.behind(state().waiting_for); }
   /// What the driving thread does, and for which rank of the process set it waits. Any thread.
-  [[nodiscard]] lane_state state() noexcept {
+  [[nodiscard]] driver_state state() noexcept {
     const int control = waited_for_.load(std::memory_order_relaxed);
     return {phase_.load(std::memory_order_relaxed), control >= 0 ? control : data_.waiting_for()};
   }
@@ -188,20 +188,21 @@ class lane final : public waiting_room {
 
   // ---- who drives ---------------------------------------------------------------------------------------------
 
-  /// There is something new: whoever drives looks at it, or else the lane's thread.
+  /// There is something new: whoever drives looks at it, or else the driver's thread.
   void stir() noexcept {
-    if (turns_.taken()) agreement_.ring();
-    if (!turns_.taken()) turns_.wake();  // who drove may just have left
+    if (progress_.taken()) agreement_.ring();
+    if (!progress_.taken()) progress_.wake();  // who drove may just have left
   }
   [[nodiscard]] bool has_work() {
     const std::lock_guard lock(mutex_);
     return !stopped_ && (!in_flight_.empty() || joining_ != nullptr);
   }
 
-  /// Makes progress until `end` has come (null: until there is nothing to do), until `until`, or until the lane closes.
+  /// Makes progress until `end` has come (null: until there is nothing to do), until `until`, or until the driver
+  /// closes.
   void drive(const completion* end, clock::time_point until) {
     try {
-      while (!turns_.closing() && !(end != nullptr && end->finished())) {
+      while (!progress_.closing() && !(end != nullptr && end->finished())) {
         if (condemned_.load()) throw error(verdict());
         take_fresh();
         if (negotiation_.idle()) break;
@@ -213,7 +214,7 @@ class lane final : public waiting_room {
           if (now >= until) break;
           phase_.store(lane_phase::waiting, std::memory_order_relaxed);
           agreement_.sleep(news ? std::min(until, next_round_) : until,
-                           [&] { return turns_.closing() || condemned_.load() || has_fresh(); });
+                           [&] { return progress_.closing() || condemned_.load() || has_fresh(); });
         }
       }
     } catch (const error& e) {
@@ -248,8 +249,8 @@ class lane final : public waiting_room {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(std::min(until, clock::now() + std::chrono::milliseconds(100)),
-                              awaited ? patience{} : patience{.looks = 20}, waited_for_)) {
-      if (turns_.closing() || condemned_.load()) return true;
+                              awaited ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
+      if (progress_.closing() || condemned_.load()) return true;
       if (clock::now() >= until) return false;
     }
     if (cycle_time_.count() > 0) next_round_ = clock::now() + cycle_time_;
@@ -264,7 +265,7 @@ class lane final : public waiting_room {
     for (const batch& b : batches) run(b);
     if (d.talk) {
       phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
-      for (refusal& r : negotiation_.learn(agreement_.merge(negotiation_.announce(), &merge_gossip))) {
+      for (refusal& r : negotiation_.learn(agreement_.merge(negotiation_.announce(), &merge_announcements))) {
         refuse(std::move(r));
       }
       if (negotiation_.last_joined() >= 0) end_join();
@@ -353,7 +354,7 @@ class lane final : public waiting_room {
     }
   }
 
-  /// The end of the lane: everything in flight ends with `why`.
+  /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
     std::unordered_map<std::string, std::shared_ptr<submission>> left;
     std::shared_ptr<completion> join;
@@ -381,7 +382,7 @@ class lane final : public waiting_room {
   observer observer_;
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};
-  std::optional<autotuner<T>> tuner_;  // of lane 0
+  std::optional<autotuner<T>> tuner_;  // of driver 0
   std::function<int(const request&)> manage_;
 
   std::mutex mutex_;  // what follows, up to the blank line
@@ -394,7 +395,7 @@ class lane final : public waiting_room {
   std::atomic<bool> condemned_{false};
   std::atomic<int> waited_for_{-1};
   std::atomic<lane_phase> phase_{lane_phase::idle};
-  turns turns_;
+  progress progress_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail
