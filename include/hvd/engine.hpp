@@ -25,20 +25,20 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Runs named operations in the background: what a trainer submits in whatever order its ranks come to it runs in one
-/// order on all ranks, as soon as all have submitted it, many small ones as one. Names and signatures (type, shape,
-/// operation) are negotiated once; from then on ranks agree with one exchange of bits for all that is ready. An idle
-/// engine sends nothing and uses no CPU. (The contract is Horovod's: A. Sergeev, M. Del Balso, "Horovod: fast and easy
-/// distributed deep learning in TensorFlow", 2018.)
+/// Runs named operations in the background. Each rank submits them in any order; they run in one order on all ranks,
+/// each as soon as all ranks have submitted it, many small ones as one. Names and signatures (type, shape, operation)
+/// are negotiated once; from then on ranks agree with one exchange of bits for all that is ready. An idle engine sends
+/// nothing and, except for the watch's look each second, uses no CPU. (The contract is Horovod's: A. Sergeev, M. Del
+/// Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
 ///
-/// Any thread may call any function, but for those that are collective: all ranks call those in the same order. Errors
-/// name ranks of the whole group, also those of operations in a process set. Of ranks that end because another one was
-/// lost none is named, but the one that was lost. The child of a fork gets invalid_argument at once from whatever it
-/// calls.
+/// Any thread may call any function, except that all ranks must call the collective ones in the same order. The rank of
+/// an error (`error::rank`) is one of the whole group, also for operations in a process set. Where ranks end because
+/// another one was lost, errors name the one that was lost. In a forked child, shutdown and stop_timeline do nothing,
+/// and every other call that uses the engine throws invalid_argument at once.
 template <Probing T>
 class Engine {
  public:
-  /// Collective; the group of `comm`, which itself stays its owner's. Errors: those of `split`; unsupported over an MPI
+  /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
   /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if they give different options.
   explicit Engine(T& comm, engine_options opts = engine_options::from_environment())
       : opts_(std::move(opts)), rank_(comm.rank()), size_(comm.size()),
@@ -62,18 +62,19 @@ class Engine {
   /// error.
   ~Engine() {
     shutdown();
-    // In a forked child other threads, which it does not have, may have been changing it, or hold its locks.
+    // A forked child leaks it: threads that it does not have may have been changing it, or hold its locks.
     if (forked()) in_.release();
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
-  /// Submits, and returns at once; the tensors' memory belongs to the engine until the handle is done. Errors, thrown
-  /// here and without any effect: invalid_argument for a name in flight, an operation, type, shape or splits that can
-  /// never work, an unknown process set or one that this rank is not in. Errors of the handle: mismatch, on all ranks,
-  /// where they submit different things under one name; peer_lost, timeout, aborted, where the group has failed: all
-  /// that is in flight ends with it, and all that is submitted later.
+  /// Submits, and returns at once; the tensors' memory belongs to the engine until the handle is done. Errors thrown
+  /// here, without any effect: invalid_argument for a name in flight, for an operation, type, shape or splits that can
+  /// never work, and for a process set that is unknown or that this rank is not in; unsupported for reduce_scatter with
+  /// adasum; aborted after shutdown. Errors of the handle: mismatch, on all ranks, if they submit different things
+  /// under one name; peer_lost, timeout or aborted if the group has failed, for all that is in flight and all that is
+  /// submitted later.
   /// With `wake` false no thread is woken, because the caller is about to wait and then does the work itself.
   handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
   /// Submits and waits: the calling thread does the work where it can. Errors: as of `submit` and the handle.
@@ -102,20 +103,20 @@ class Engine {
     r.root = root;
     return submit(std::move(r), process_set);
   }
-  /// All ranks' elements, as many on each as it has; the result is the handle's `output`.
+  /// The elements of all ranks, which may have different numbers of them; the result is the handle's `output`.
   template <Buffer B>
   handle allgather(std::string name, const B& in, int process_set = 0) {
     return submit(asked(operation::allgather, std::move(name), from(as_span(in))), process_set);
   }
-  /// This rank's part of the reduction, the first ranks one element more where they cannot have equally many; the
-  /// result is the handle's `output`.
+  /// This rank's part of the reduction; if the elements do not divide evenly, the first ranks get one more. The result
+  /// is the handle's `output`.
   template <Buffer B>
   handle reduce_scatter(std::string name, const B& in, reduce_op op = reduce_op::sum, int process_set = 0) {
     request r = asked(operation::reduce_scatter, std::move(name), from(as_span(in)));
     r.op = op;
     return submit(std::move(r), process_set);
   }
-  /// splits[r] elements to rank r; the result is the handle's `output`, with what came from each rank.
+  /// splits[r] elements to rank r; the result is the handle's `output`, with the number of elements from each rank.
   template <Buffer B>
   handle alltoall(std::string name, const B& in, std::vector<std::size_t> splits = {}, int process_set = 0) {
     request r = asked(operation::alltoall, std::move(name), from(as_span(in)));
@@ -132,9 +133,10 @@ class Engine {
 
   // ---- ranks that have no more data ---------------------------------------------------------------------------
 
-  /// This rank has nothing more to submit until all ranks have joined: till then it gives zeros to every allreduce with
-  /// sum or average (which divides by all ranks) or adasum, and takes part in barriers; other operations end with an
-  /// error (unsupported) on the ranks that submit them. The handle's `last_joined` names the rank that came last.
+  /// This rank has nothing more to submit until all ranks have joined. Until then it gives zeros to every allreduce
+  /// with sum, average (which divides by the number of all ranks) or adasum, and takes part in barriers; other
+  /// operations end with an error (unsupported) on the ranks that submit them. The handle's `last_joined` is the rank
+  /// that joined last.
   handle join() {
     const auto l = driver(0);
     return {l->join(), l};
@@ -144,7 +146,7 @@ class Engine {
 
   /// A group of some ranks, with operations and names of its own, which runs beside all others. Collective over all
   /// ranks, also those that are not in it; waits. Returns its number, from 1. Errors: mismatch if ranks give different
-  /// lists; invalid_argument for ranks that are not there or named twice, or none.
+  /// lists; invalid_argument for an empty list, and for ranks that do not exist or are listed twice.
   int add_process_set(std::vector<int> ranks) {
     refuse_fork();
     detail::check_members(ranks, rank(), size());
@@ -152,12 +154,12 @@ class Engine {
     return manage(detail::about("add_process_set", {ranks.begin(), ranks.end()}));
   }
   /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
-  /// invalid_argument for a set that is not there, or 0.
+  /// invalid_argument for 0, and for a set that does not exist.
   void remove_process_set(int id) {
     refuse_fork();
     {
       const std::lock_guard lock(in_->mutex);
-      // After shutdown there is none at all, which manage says.
+      // After shutdown there are no sets: manage reports that.
       if (!in_->sets.empty() && (id == 0 || in_->sets.find(id) == in_->sets.end())) {
         detail::fail(error_kind::invalid_argument,
                      {"remove_process_set: there is no process set ", id, " that could be removed"});
@@ -166,7 +168,7 @@ class Engine {
     const std::lock_guard one(in_->managing);
     manage(detail::about("remove_process_set", {static_cast<std::size_t>(id)}));
   }
-  /// The ranks of a process set. Errors: invalid_argument if there is none of this number.
+  /// The ranks of a process set. Errors: invalid_argument if no set has this number.
   [[nodiscard]] std::vector<int> process_set(int id) const {
     refuse_fork();
     const std::lock_guard lock(in_->mutex);
@@ -177,10 +179,10 @@ class Engine {
 
   // ---- memory -------------------------------------------------------------------------------------------------
 
-  /// Memory for gradients that then need not be copied: tensors of an allreduce that lie in it, at the same place on
-  /// all ranks and in place, are reduced where they lie, on transports whose ranks have common memory. Zero at first.
-  /// Collective over all ranks; waits. It lives as long as the pointer, or the engine. Errors: no_memory, which ends
-  /// the engine; mismatch if ranks want different sizes.
+  /// Memory for gradients that are not copied: where ranks have common memory, an allreduce reduces tensors in it where
+  /// they lie, if they are in place and at the same offset on all ranks. Zero at first. Collective over all ranks;
+  /// waits. It lives until both the pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch
+  /// if ranks want different sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) {
     const auto l = driver(0);
     const std::lock_guard one(in_->managing);
@@ -190,8 +192,8 @@ class Engine {
 
   // ---- the timeline -------------------------------------------------------------------------------------------
 
-  /// Writes what this rank does from now on to a file (hvd/timeline.hpp): all ranks that are told to, of their own
-  /// accord and at any time, to the same one. Errors: invalid_argument if the file cannot be written.
+  /// Records what this rank does from now on in a file (hvd/timeline.hpp). Each rank may start at any time,
+  /// independently of the others, and all may name the same file. Errors: those of Timeline::start.
   void start_timeline(const std::string& path, bool mark_cycles = false) {
     refuse_fork();
     in_->timeline.start(path, {.rank = rank_,
@@ -202,15 +204,14 @@ class Engine {
                                .start_steady_ns = clock_.steady_ns,
                                .start_epoch_us = clock_.epoch_us});
   }
-  /// The file is strict JSON when this returns, and at any moment before.
+  /// Stops it. The file is strict JSON when this returns, as it was after every append.
   void stop_timeline() {
     if (!forked()) in_->timeline.stop();
   }
-  /// For those who look: whether it records, and how many events found no room.
+  /// To see whether it records, and how many events were dropped.
   [[nodiscard]] const Timeline& timeline() const noexcept { return in_->timeline; }
 
-  /// Ends the engine, as the destructor does; what is submitted later ends with an error. In a forked child nothing is
-  /// done.
+  /// Ends the engine, as the destructor does; later submissions throw aborted. Does nothing in a forked child.
   void shutdown() {
     if (forked()) return;
     std::map<int, std::shared_ptr<driver_type>> all;
@@ -221,7 +222,7 @@ class Engine {
     }
     for (const auto& [id, l] : all) l->close();
     all.clear();
-    in_->watch.reset();  // asks drivers, so not under the lock
+    in_->watch.reset();  // its thread asks drivers, which takes the lock: so not under it
   }
 
  private:
@@ -232,7 +233,7 @@ class Engine {
 
   /// Ranks are those of the whole group.
   std::shared_ptr<driver_type> make_driver(T control, T data, int set, const std::vector<int>& ranks) {
-    // Whoever has an `alloc_bucket` keeps it, in a forked child as well, where nothing of it can be destroyed.
+    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed.
     std::shared_ptr<driver_type> made(
         new driver_type(std::move(control), std::move(data), opts_, in_->timeline, {set, ranks, size_}, in_->causes),
         [owner = pid_](const driver_type* l) {
@@ -303,7 +304,7 @@ class Engine {
     handle(end, l).wait();
     return end->answer;
   }
-  /// Runs it: on the thread that drives driver 0, at the same place in its order on all ranks.
+  /// Runs such a request, on the thread that drives driver 0, at the same point of the order on all ranks.
   int managed(const request& r) {
     if (r.name == "engine: alloc_bucket") {
       in_->last_bucket = driver(0)->add_bucket(r.tensors.front().shape.front());
@@ -316,14 +317,14 @@ class Engine {
     const auto world = driver(0);
     const auto place = std::find(ranks.begin(), ranks.end(), world->rank());
     const bool member = place != ranks.end();
-    const int id = ++in_->last_set;  // this thread's alone
+    const int id = ++in_->last_set;  // used only by the thread that drives driver 0
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
     T control = world->data().split(color, key);
     T data = world->data().split(color, key);
     std::shared_ptr<driver_type> made;
     try {
       if (member) made = make_driver(std::move(control), std::move(data), id, ranks);
-    } catch (const error& e) {  // it counts in the new group
+    } catch (const error& e) {  // its rank counts in the new group
       if (e.rank() < 0 || e.rank() >= static_cast<int>(ranks.size())) throw;
       const int culprit = ranks[static_cast<std::size_t>(e.rank())];
       detail::fail(e.kind(),
@@ -375,16 +376,16 @@ class Engine {
     return t;
   }
 
-  /// What threads of the engine's use.
+  /// State that the engine's threads use.
   struct inner {
-    Timeline timeline;  // lives longer than drivers
+    Timeline timeline;  // outlives the drivers
     std::shared_ptr<detail::cause_board> causes = std::make_shared<detail::cause_board>();
-    std::mutex mutex;  // drivers, sets
+    std::mutex mutex;  // guards drivers and sets
     std::map<int, std::shared_ptr<driver_type>> drivers;
     std::map<int, std::vector<int>> sets;
     int last_set = 0;
     std::mutex managing;
-    std::byte* last_bucket = nullptr;  // by the thread that drives, for the one that waits
+    std::byte* last_bucket = nullptr;  // written by the thread that drives, read by the one that waits
     std::unique_ptr<detail::stall_watch<T>> watch;
   };
 

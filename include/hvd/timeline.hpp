@@ -2,8 +2,7 @@
 //
 // Open the file in chrome://tracing or ui.perfetto.dev, while the program runs or later. Each tensor is a "process",
 // with one row for each rank, named "rank 0", "rank 1" and so on. All ranks of a host, and those of other hosts that
-// have the directory in common, write one file; other hosts write one of the same name each (NFS: see
-// hvd/timeline/file.hpp).
+// share the directory, write one file; other hosts write one of the same name each (NFS: see hvd/timeline/file.hpp).
 //
 // | event | phase | from |
 // |---|---|---|
@@ -49,12 +48,12 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The timeline of one rank; all its functions may be called by any thread at any time.
+/// The timeline of one rank. Any thread may call any function at any time.
 ///
-/// Recording (`begin`, `end`, `tick`, `cycle`) never waits, locks or allocates: an event is a time and 64 bytes in a
-/// ring of 16,384, from which a thread of this class makes text and appends it to the file about ten times a second.
-/// While there are no events, and without a file, that thread does not run. What does not fit into the ring is dropped
-/// and counted.
+/// Recording (`begin`, `end`, `tick`, `cycle`) never waits, locks or allocates: an event costs a reading of the clock
+/// and 64 bytes in a ring of 16,384 events. A thread of this class turns events into text and appends it to the file
+/// about ten times a second. While there are no events, and without a file, that thread does not run. Events that do
+/// not fit into the ring are dropped and counted.
 ///
 /// If the file cannot be written any more (a full disk), a line on standard error says so, all further events are
 /// dropped, and the job goes on. A forked child records nothing.
@@ -64,8 +63,8 @@ class Timeline {
     int rank = 0;
     int size = 1;
     bool mark_cycles = false;  ///< whether `cycle` records anything
-    std::string job{};         ///< the same on all ranks, and of no other run: another's file is emptied
-    std::chrono::nanoseconds clock_offset{0};  ///< added to this host's steady clock it gives that of rank 0's host
+    std::string job{};         ///< the same on all ranks, unlike that of any other run, whose file is emptied
+    std::chrono::nanoseconds clock_offset{0};  ///< this host's steady clock plus this is that of rank 0's host
     std::int64_t start_steady_ns = 0;          ///< rank 0's steady clock at the start of the job
     std::int64_t start_epoch_us = 0;           ///< and its system clock then, in microseconds since 1970
   };
@@ -84,10 +83,10 @@ class Timeline {
 
   /// Opens the file, writes its header unless another rank of the job has, and records from now on. A file that the
   /// same job has written before, on any rank, is continued; an empty one, and a timeline of another job of hvd, are
-  /// begun anew; one with any other content is refused and left as it is. Where this timeline already writes to `path`
-  /// nothing happens, and where it writes to another file that one is stopped. Errors, after which all is as it was:
-  /// invalid_argument if the path cannot be written, or has something else in it; timeout if the file's lock is held
-  /// for 5 s; system.
+  /// begun anew; one with any other content is refused and left as it is. If this timeline already writes to `path`,
+  /// nothing happens; if it writes to another file, that one is stopped. Errors: invalid_argument if the path cannot be
+  /// written or has other content, and timeout if the file's lock is held for 5 s, after which all is as it was;
+  /// system, after which the file may be empty and this timeline stopped.
   void start(const std::string& path, const options& o) {
     const std::string who = detail::joined({"rank ", o.rank, " of ", o.size});
     if (forked()) {
@@ -100,7 +99,7 @@ class Timeline {
     auto file = std::make_unique<detail::timeline_file>(path, who, o.job, o.start_epoch_us, &forget, this);
     halt();
     if (ring_ == nullptr) ring_ = std::make_unique<detail::trace_ring>(16'384);
-    while (ring_->pop()) continue;  // of a thread that was recording while the last timeline stopped
+    while (ring_->pop()) continue;  // events of a thread that still recorded when the last timeline stopped
     const std::int64_t later = (o.start_epoch_us - file->start_epoch_us()) * 1000;  // than the job's first start
     text_.emplace(names_, o.rank, o.start_steady_ns - o.clock_offset.count() - later);
     who_ = who;
@@ -176,7 +175,7 @@ class Timeline {
   enum : int { off, without_cycles, with_cycles };                              // on_
   enum : std::uint32_t { running, idle, stopping };                             // word_
   static constexpr std::chrono::milliseconds period{100};                       // between appends
-  static constexpr std::chrono::seconds lock_timeout{1}, last_lock_timeout{5};  // with other ranks that append
+  static constexpr std::chrono::seconds lock_timeout{1}, last_lock_timeout{5};  // for the file's lock
   static constexpr std::size_t most_text = std::size_t{1} << 18;                // for one append
 
   static std::int64_t now() noexcept {
@@ -194,31 +193,32 @@ class Timeline {
   }
 
   void record(const detail::trace_event& e) noexcept {
-    // Seen together with the ring, which is made before.
+    // Acquire, because the ring is made before on_ is set.
     if (on_.load(std::memory_order_acquire) == off) return;
     const auto before = e.tensor != detail::timeline_names::unknown ? ring_->push(e) : std::nullopt;
     if (!before) {
       dropped_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    // The writer says that it is idle before it looks into the ring for the last time; this is the other way round.
+    // The writer stores `idle` before it looks into the ring for the last time; here the event is added before the word
+    // is read. So the writer sees the event, or this thread sees `idle`.
     if (word_.load(std::memory_order_seq_cst) == idle) {
       std::uint32_t was = idle;
       if (word_.compare_exchange_strong(was, running)) detail::futex_wake_all(word_);
     } else if (*before % (ring_->capacity() / 2) == 0) {
-      detail::futex_wake_all(word_);  // before its time, so that the ring does not fill up
+      detail::futex_wake_all(word_);  // before its period is over, so that the ring does not fill up
     }
   }
 
   static void forget(void* self) noexcept { static_cast<Timeline*>(self)->on_ = off; }
 
-  // In a child the writer does not exist, and other threads that do not exist either may hold locks.
+  // A forked child has no writer, and threads that it does not have may hold locks.
   [[nodiscard]] bool forked() const noexcept { return process_ != 0 && process_ != ::getpid(); }
 
   int start_writer() noexcept {
     sigset_t all, before;
     ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the writer is nobody's to interrupt
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // the writer handles no signals
     const int why = ::pthread_create(
         &writer_, nullptr,
         [](void* self) -> void* {
@@ -264,7 +264,7 @@ class Timeline {
     }
   }
 
-  // Brings what is in the ring into the file. False if there was nothing to do.
+  // Moves what is in the ring into the file. False if there was nothing to do.
   bool drain(bool last) {
     bool found = false;
     for (int naps = 0;;) {
@@ -319,19 +319,19 @@ class Timeline {
   }
 
   std::atomic<int> on_{off};
-  std::atomic<pid_t> process_{0};             // which has called start
+  std::atomic<pid_t> process_{0};             // the one that called start
   std::atomic<std::uint32_t> word_{running};  // what the writer sleeps on
   std::atomic<std::uint64_t> dropped_{0};
   std::unique_ptr<detail::trace_ring> ring_;  // made by the first start
   detail::timeline_names names_;
 
-  std::mutex control_;  // of start and stop
+  std::mutex control_;  // held by start and stop
   std::unique_ptr<detail::timeline_file> file_;
   std::optional<detail::timeline_text> text_;
   std::string who_;
   pthread_t writer_{};
-  std::uint64_t noted_ = 0;      // of those dropped, how many the file tells of
-  std::uint64_t unwritten_ = 0;  // events in the text
+  std::uint64_t noted_ = 0;      // dropped events that the file already reports
+  std::uint64_t unwritten_ = 0;  // events in the text, not yet in the file
   bool failed_ = false;
 };
 

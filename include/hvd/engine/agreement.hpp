@@ -1,10 +1,10 @@
 // hvd/engine/agreement.hpp: rounds in which ranks learn what all of them have submitted.
 //
-// A round combines words by bitwise or over all ranks, in ceil(log2 p) steps of one message: in step k a rank sends to
-// the one 2^k behind it what it has combined so far (D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
-// synchronization", 1988; what is combined twice does not matter to `or`). Nobody has to start a round: a rank that has
-// something to tell sends its first message, and those who receive one join. So an idle group sends nothing, and what
-// arrives wakes.
+// A round combines words of all ranks by bitwise or, in ceil(log2 p) steps of one message: in step k a rank sends what
+// it has combined so far to the rank 2^k behind it (D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
+// synchronization", 1988; with `or` it does not matter that some words are combined twice). Any rank may start a round:
+// a rank that has something new sends its first message, and the ranks that receive one join. So an idle group sends
+// nothing, and an arriving message wakes its receiver.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -44,7 +44,7 @@ struct alignas(64) doorbell {
 /// How long a rank looks before it sleeps.
 struct spin_policy {
   int looks = 200;  ///< for a message, with a pause of the CPU between them
-  int yields = 10;  ///< after that
+  int yields = 10;  ///< then yields of the CPU, with a look after each
   int waits = 50;   ///< yields of a thread that waits for the one that drives
 };
 
@@ -71,7 +71,7 @@ class agreement {
   /// Wakes the thread that sleeps here, if one does. Any thread of this process may call it.
   void ring() noexcept { mine().ring(); }
 
-  /// Why a rank ends, as it has told those with whom it has common memory; 0 if it has not.
+  /// Why `rank` ends, which it writes into common memory; 0 if it has not, or if there is no common memory.
   [[nodiscard]] std::uint64_t cause(int rank) const noexcept {
     return peer_doorbells_.empty() ? 0 : peer_doorbells_[static_cast<std::size_t>(rank)]->cause.load();
   }
@@ -84,7 +84,7 @@ class agreement {
     return std::any_of(before_.begin(), before_.end(), [&](int peer) { return comm_.arrived(peer); });
   }
 
-  /// Begins a round, or joins it, with as many words on every rank.
+  /// Begins a round, or joins it. All ranks pass the same number of words.
   void begin(std::vector<std::uint64_t> words) {
     words_ = std::move(words);
     incoming_.resize(words_.size());
@@ -93,7 +93,7 @@ class agreement {
     if (!before_.empty()) tell();
   }
 
-  /// Goes on with the round until its end, or until `until`: returns whether the end has come. `waited_for` shows the
+  /// Continues the round until its end, or until `until`; returns whether the round has ended. `waited_for` shows the
   /// rank whose message is missing.
   bool finish(clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
     while (step_ != before_.size()) {
@@ -109,7 +109,8 @@ class agreement {
   /// The combined words, after a round.
   [[nodiscard]] const std::vector<std::uint64_t>& words() const noexcept { return words_; }
 
-  /// Sleeps until somebody rings, a round is called, or `until`. `ready` is asked once this thread counts as sleeping.
+  /// Sleeps until another thread or a peer rings, a round is called, or `until` (simulated ranks: until a round is
+  /// called). `ready` is checked once this thread counts as sleeping, so that no ring is missed.
   template <class Ready>
   void sleep(clock::time_point until, const Ready& ready) {
     if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
@@ -121,8 +122,8 @@ class agreement {
     }
   }
 
-  /// Combines texts of all ranks along a binomial tree, and gives all ranks the result. `join` takes this rank's text
-  /// so far and another's.
+  /// Merges the texts of all ranks along a binomial tree, and gives the result to all ranks. `join` takes this rank's
+  /// text so far and another's.
   std::string merge(std::string text, std::string (*join)(const std::string&, const std::string&)) {
     const int rank = comm_.rank(), size = comm_.size();
     int distance = 1;
@@ -178,12 +179,12 @@ class agreement {
       while (!(come = comm_.arrived(from)) && clock::now() < until) {
         doze(
             until, [&] { return comm_.arrived(from); }, false);
-        // Only the rank that this one waits for: others may have ended well, with nothing more to say.
+        // Only the rank that this one waits for: others may have ended properly, with nothing more to send.
         if constexpr (PeerMemory<T>) {
           comm_.peers().waits().look();
           comm_.peers().check_alive(from, [&] { return comm_.arrived(from); });
         } else if (clock::now() - began > std::chrono::seconds(5) && !comm_.arrived(from)) {
-          comm_.check();  // of all ranks: one that has ended well may count as lost, so not at once
+          comm_.check();  // checks all ranks: one that ended properly may count as lost, so not at once
         }
       }
     }
@@ -192,8 +193,8 @@ class agreement {
     return come;
   }
 
-  /// One sleep at the doorbell, not longer than until peers should be looked at; `more`: sleeps until there is a
-  /// reason.
+  /// One sleep at the doorbell, short enough that peers are checked in time. With `more` it sleeps again until there is
+  /// a reason to stop.
   template <class Ready>
   void doze(clock::time_point until, const Ready& ready, bool more) {
     doorbell& d = mine();
@@ -202,7 +203,7 @@ class agreement {
       d.sleeping.store(1);
       const auto left = until - clock::now();
       if (!ready() && left > left.zero()) {
-        // Without common memory nobody can ring for a message: look again, less often the longer it lasts.
+        // Without common memory no peer can ring: look again, less often the longer it lasts.
         const std::chrono::nanoseconds most = peer_doorbells_.empty() ? nap_ : std::chrono::milliseconds(50);
         futex_wait(d.rings, rings, std::min<std::chrono::nanoseconds>(left, most));
         nap_ = std::min(nap_ * 2, std::chrono::microseconds(1000));
@@ -213,7 +214,7 @@ class agreement {
     } while (more);
   }
 
-  /// In pieces, so that a corrupt length takes no memory for what does not come.
+  /// Texts are sent in pieces, so that a corrupt length allocates no memory for data that never comes.
   static constexpr std::size_t piece_bytes = std::size_t{1} << 16;
 
   void send_text(const std::string& text, int to) {
@@ -226,7 +227,7 @@ class agreement {
   std::string receive_text(int from) {
     std::uint64_t length = 0;
     comm_.recv(reinterpret_cast<std::byte*>(&length), sizeof length, from);
-    // What all ranks announce in a round is some MiB at most.
+    // The announcements of all ranks in a round are a few MiB at most.
     constexpr std::uint64_t most = std::uint64_t{1} << 28;
     if (length > most) {
       fail(error_kind::mismatch,

@@ -28,9 +28,9 @@ struct engine_setting {
   std::chrono::microseconds cycle_time{0};
 };
 
-/// Bytes that were reduced or moved, over time, between the ends of batches: ranks run the same batches in the same
-/// order, so all of them come to the end of a sample at the same batch, read there what rank 0 has measured, and go on
-/// with the same setting.
+/// The score of a sample is the bytes reduced or moved, divided by the time between the ends of two batches. Ranks run
+/// the same batches in the same order, so all of them end a sample at the same batch. There they receive the score that
+/// rank 0 has measured, and go on with the same setting.
 template <class T>
 class autotuner {
  public:
@@ -51,12 +51,12 @@ class autotuner {
     write(search_.csv_header());
   }
 
-  /// After a batch of so many bytes. Returns the setting from here on, if it changes. Collective at the end of a
-  /// sample. A step ends when the operation that ended the last one has run again: so a sample is whole steps, with
+  /// Called after a batch of `bytes` bytes. At the end of a sample it is collective, and returns the setting from here
+  /// on. A step ends when the operation that ran just before the sample has run again: so a sample is whole steps, with
   /// what the program does between them.
   std::optional<engine_setting> count(const std::vector<std::uint32_t>& ids, std::size_t bytes) {
     if (search_.finished()) return std::nullopt;
-    if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins again where that operation does not return
+    if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins anew if that operation does not run again
       marker_ = ids.front();
       steps_seen_ = 0;
       batches_ = bytes_ = 0;

@@ -1,10 +1,9 @@
-// hvd/engine/cause.hpp: why drivers end, told from rank to rank, so that all name the rank that was the first to be
-// lost.
+// hvd/engine/cause.hpp: why drivers end, passed from rank to rank, so that all name the rank that was lost first.
 //
-// A rank that is killed takes others with it: they get an error, their programs end, and ranks that waited for those
-// see them gone. Such a rank has written into memory which it shares with the ranks of each of its process sets why it
-// ends, before anything shows that it does. So whoever finds a rank gone reads its word, and names whom that one has
-// named.
+// A rank that is killed takes others with it: they get an error, their programs end, and the ranks that waited for
+// those see them gone. So before a rank visibly ends, it writes the reason into memory that it shares with the ranks of
+// each of its process sets. A rank that finds another one gone reads that reason, and names the rank that is named
+// there.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -35,7 +34,7 @@ struct cause {
   [[nodiscard]] std::uint64_t packed() const noexcept {
     return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
   }
-  /// Nothing for 0, nor for what no rank of `size` has written.
+  /// Nothing for 0, and for a value that no rank of `size` writes.
   static std::optional<cause> from(std::uint64_t value, int size) noexcept {
     const std::uint64_t kind = value & 0xff, rank = value >> 8;
     if (kind == 0 || kind > static_cast<std::uint64_t>(error_kind::aborted) + 1) return std::nullopt;
@@ -44,7 +43,7 @@ struct cause {
   }
 };
 
-/// The words of one engine on this rank, one for each of its drivers. Any thread.
+/// The causes that one engine writes on this rank, one word for each of its drivers. Any thread may use it.
 class cause_board {
  public:
   void add(word& place) {
@@ -56,13 +55,13 @@ class cause_board {
     const std::lock_guard lock(mutex_);
     std::erase(words_, &place);
   }
-  /// What is said first counts.
+  /// The first cause in a word stays.
   static void say(word& place, const cause& c) noexcept {
     std::uint64_t nothing = 0;
     place.compare_exchange_strong(nothing, c.packed());
   }
-  /// In all words, if a rank was lost: it is lost to all drivers. (Whoever gives up in one driver may go on in
-  /// another.)
+  /// Records a cause. If a rank was lost, writes that into all words: it is lost to all drivers. (A rank that gives up
+  /// in one driver may go on in another.)
   void tell(const cause& c) {
     const std::lock_guard lock(mutex_);
     if (!first_) first_ = c;
@@ -70,7 +69,7 @@ class cause_board {
     if (!lost_) lost_ = c;
     for (word* const place : words_) say(*place, *lost_);
   }
-  /// What was told first.
+  /// The cause that was recorded first.
   [[nodiscard]] std::optional<cause> first() {
     const std::lock_guard lock(mutex_);
     return first_;
@@ -82,9 +81,9 @@ class cause_board {
   std::optional<cause> first_, lost_;
 };
 
-/// Throws what has ended the start of an engine over `comm`. After that this rank is lost to the others, which may be
-/// elsewhere in the start, or have finished it: so it tells them why before, in the group that all of them have. Where
-/// several tell it, the first is right.
+/// Throws the error that has ended the start of an engine over `comm`. With that the other ranks lose this one, and
+/// they may be elsewhere in the start, or have finished it. So this rank first writes the reason into the group that
+/// all of them have. If several ranks write one, the first counts.
 template <class T>
 [[noreturn]] void fail_at_start(T& comm, const error& e, cause_board& board) {
   if constexpr (PeerMemory<T>) {
@@ -105,10 +104,10 @@ template <class T>
 struct driver_members {
   int set = 0;               ///< the process set
   std::vector<int> ranks{};  ///< its ranks, of the engine's whole group
-  int whole = 1;             ///< the size of that
+  int whole = 1;             ///< the size of the whole group
 };
 
-/// A driver's part in it.
+/// Finds the cause that ends one driver, and passes it on.
 template <class T>
 class lane_cause {
  public:
@@ -122,8 +121,8 @@ class lane_cause {
   lane_cause& operator=(const lane_cause&) = delete;
   ~lane_cause() { board_->remove(words_.own_cause()); }
 
-  /// After an error on a transport of the driver: finds out who is to blame, and tells the other ranks. Returns what is
-  /// to be said here, with a rank of the whole group.
+  /// After an error on a transport of the driver: finds the cause, and passes it on to the other ranks. Returns the
+  /// error to report here, with a rank of the whole group.
   error settle(const error& e) {
     if (e.rank() < 0 || e.rank() >= static_cast<int>(members_.ranks.size())) {
       abandon();
@@ -145,7 +144,7 @@ class lane_cause {
                    c.rank);
     });
   }
-  /// In a handler: what an exception that is no hvd::error ends the driver with.
+  /// Called in a handler: the error for an exception that is no hvd::error.
   [[nodiscard]] error unexpected() const {
     try {
       throw;
@@ -157,34 +156,34 @@ class lane_cause {
   }
   [[nodiscard]] const error& shut_down() const noexcept { return shut_down_; }
 
-  /// Tells the other ranks, where they can be told, that this one gives up, and because of whom if one of its drivers
-  /// has failed before.
+  /// Shows ranks with common memory that this one gives up, and the cause if one of its drivers has failed before.
   void abandon() noexcept {
     if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
     abandon(error_kind::aborted, rank_);
   }
-  /// Before `abandon`: says the reason, which is no error of a transport; its rank is one of the whole group.
+  /// Before `abandon`: records the reason if it is no error of a transport; its rank is one of the whole group.
   void announce(const error& why) noexcept {
     if (why.rank() >= 0 && why.rank() < members_.whole) {
       board_->tell({why.kind(), why.rank()});
-    } else if (!board_->first()) {  // tells the others that this rank gave up, so that they do not take it for a crash
+    } else if (!board_->first()) {  // this rank gives up: the others must not take it for a crash
       retire();
     }
   }
 
-  /// Who holds up this rank, which waits for `peer` of the driver: a rank of the whole group, or -1.
+  /// The rank that holds up this one, which waits for `peer` of the driver: a rank of the whole group, or -1.
   [[nodiscard]] int behind(int peer) const noexcept {
     if (peer < 0 || peer >= static_cast<int>(members_.ranks.size())) return -1;
     if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
     return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
-  /// Before this rank leaves for a reason of its own: nobody was lost.
+  /// Before this rank leaves for a reason of its own: no rank was lost.
   void retire() noexcept {
     cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }
 
-  /// What has stopped the driver, to one operation of it: not in what step of which group it was noticed.
+  /// What has stopped the driver, as the error of one operation: without the step and the group in which it was
+  /// noticed.
   [[nodiscard]] error told(const completion& end, const error& why) const {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
     return with_memory(why, [&] {
@@ -212,7 +211,7 @@ class lane_cause {
       data_.peers().set_abort(kind, rank);
     }
   }
-  /// In a process set, whose ranks have numbers of their own, it says which it means.
+  /// In a process set, whose ranks have numbers of their own, it adds the size of the whole group.
   [[nodiscard]] std::string name_of(int rank) const {
     return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
   }

@@ -1,4 +1,4 @@
-// hvd/engine/clock.hpp: what ranks settle when they make an engine: options, and the clock of rank 0.
+// hvd/engine/clock.hpp: what ranks agree on when they make an engine: options, and the clock of rank 0.
 #pragma once
 
 #include <hvd/collective/front_door.hpp>
@@ -18,10 +18,10 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// When a job began, the same on all ranks but for the offset.
 struct job_clock {
-  std::uint64_t job = 0;       ///< a random number of rank 0's
+  std::uint64_t job = 0;       ///< a random number from rank 0
   std::int64_t steady_ns = 0;  ///< rank 0's steady clock at the start
   std::int64_t epoch_us = 0;   ///< and its system clock, in microseconds since 1970
-  std::int64_t offset_ns = 0;  ///< added to this rank's steady clock it gives rank 0's
+  std::int64_t offset_ns = 0;  ///< this rank's steady clock plus this is rank 0's
 };
 
 inline std::int64_t steady_now() noexcept {
@@ -29,9 +29,9 @@ inline std::int64_t steady_now() noexcept {
       .count();
 }
 
-/// Collective. Where ranks have common memory they are on one host, with one clock; else each rank asks rank 0 what
-/// time it is, takes the quickest answer of some, and assumes that question and answer took as long (F. Cristian,
-/// "Probabilistic clock synchronization", 1989). Cost: 8 round trips for each rank, one after the other.
+/// Collective. Ranks with common memory are on one host, with one clock. Other ranks ask rank 0 for its time, take the
+/// quickest of 8 answers, and assume that question and answer took equally long (F. Cristian, "Probabilistic clock
+/// synchronization", 1989). Cost: 8 round trips for each rank, one rank after the other.
 template <PointToPoint T>
 job_clock agree_on_clock(T& comm, std::uint64_t random) {
   job_clock c{random, steady_now(),
@@ -67,7 +67,7 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
   return c;
 }
 
-/// Collective. Throws on all ranks unless all have the same options, where ranks must.
+/// Collective. Throws mismatch on all ranks if an option differs that must be the same on all of them.
 template <PointToPoint T>
 void agree_on_options(T& comm, const engine_options& o) {
   constexpr std::string_view names[] = {

@@ -31,13 +31,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Any thread submits; one at a time drives: takes what is submitted, agrees with the other ranks, runs what is ready.
+/// Any thread may submit. One thread at a time drives: it takes what is submitted, agrees with the other ranks, and
+/// runs what is ready.
 template <class T>
 class driver final : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// `control` carries agreement, `data` what is agreed on; both have the ranks of the process set.
+  /// `control` carries the agreement, `data` the operations; both have the ranks of the process set.
   driver(T control, T data, const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
@@ -51,7 +52,8 @@ class driver final : public waiting_room {
   driver& operator=(const driver&) = delete;
   ~driver() override { close(); }
 
-  /// Starts the driver's thread. `manage` runs requests of kind split, in the order of all ranks, and answers them.
+  /// Starts the driver's thread. `manage` runs requests of kind split, in the same order on all ranks, and returns
+  /// their answers.
   void start(std::function<int(const request&)> manage) {
     manage_ = std::move(manage);
     if (!opts_.thread) return;
@@ -61,7 +63,7 @@ class driver final : public waiting_room {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
-  /// Memory that lives as long as the driver. Collective, by the thread that drives.
+  /// Memory that lives as long as the driver. Collective; called by the thread that drives.
   std::byte* add_bucket(std::size_t bytes) {
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
   }
@@ -120,7 +122,7 @@ class driver final : public waiting_room {
       if (progress_.attempt([&] { drive(&end, until); })) {
         if (has_work()) progress_.wake();
       } else if (!opts_.thread || yields < spin_policy{}.waits) {
-        ++yields;  // the thread that drives may be here in a moment, or done
+        ++yields;  // the operation may be done in a moment, or the other thread may stop driving
         ::sched_yield();
       } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)))) {
         return;
@@ -132,12 +134,12 @@ class driver final : public waiting_room {
   void close() {
     progress_.close();
     stir();
-    // A collective under way may end by itself; one whose other ranks do not come is ended.
+    // A collective under way gets 1 s to end by itself; then it is aborted, because its other ranks may never come.
     for (int i = 0; progress_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
     if (progress_.taken()) cause_.abandon();
     progress_.join();
     progress_.insist([this] {
-      if (agreement_.under_way()) {  // others are waiting for this rank's words
+      if (agreement_.under_way()) {  // other ranks wait for this rank's words
         look_around();
         cause_.abandon();
         keep_messages();
@@ -146,7 +148,7 @@ class driver final : public waiting_room {
     });
   }
 
-  /// The same where all ranks end it, and none of them is lost.
+  /// As `close`, where all ranks end the driver and none of them is lost.
   void retire() {
     cause_.retire();
     close();
@@ -159,7 +161,7 @@ class driver final : public waiting_room {
     for (const auto& [name, s] : in_flight_) all.push_back({name, hvd::name(s->what.kind), 0, s->since});
     return all;
   }
-  /// Ends everything in flight with this error, at the next moment when the driver looks.
+  /// Ends everything in flight with this error, as soon as the thread that drives checks for it.
   void give_up(const error& why) {
     {
       const std::lock_guard lock(mutex_);
@@ -167,7 +169,7 @@ class driver final : public waiting_room {
     }
     cause_.announce(why);
     condemned_.store(true);
-    cause_.abandon();  // the driver may be in a collective, which ends by this
+    cause_.abandon();  // ends the collective that the thread that drives may be in
     stir();
   }
   /// The rank of the whole group that holds up the driving thread, perhaps by way of others; or -1. Any thread.
@@ -188,10 +190,10 @@ class driver final : public waiting_room {
 
   // ---- who drives ---------------------------------------------------------------------------------------------
 
-  /// There is something new: whoever drives looks at it, or else the driver's thread.
+  /// There is something new: wakes the thread that drives, or else the driver's own thread.
   void stir() noexcept {
     if (progress_.taken()) agreement_.ring();
-    if (!progress_.taken()) progress_.wake();  // who drove may just have left
+    if (!progress_.taken()) progress_.wake();  // the thread that drove may just have stopped
   }
   [[nodiscard]] bool has_work() {
     const std::lock_guard lock(mutex_);
@@ -273,7 +275,7 @@ class driver final : public waiting_room {
     return true;
   }
 
-  /// Moved: copies of an exception share its text, with a count that ThreadSanitizer does not see.
+  /// Moved, because copies of an exception share its text, with a count that ThreadSanitizer does not see.
   void refuse(refusal r) {
     if (const auto s = negotiation_.take(r.name)) finish(*s, std::move(r.why));
   }
@@ -331,20 +333,21 @@ class driver final : public waiting_room {
     }();
   }
 
-  /// Perhaps this rank ends because another one was lost, of which its program has learned elsewhere.
+  /// This rank may end because another one was lost, of which its program has learned elsewhere: then that is the
+  /// cause.
   void look_around() noexcept {
     if constexpr (PeerMemory<T>) {
       try {
         control_.check();
       } catch (const error& e) {
         cause_.settle(e);
-      } catch (const std::exception&) {  // no memory to describe it: the others are told of this rank
+      } catch (const std::exception&) {  // no memory to describe it: then this rank is the cause that the others see
       }
     }
   }
 
-  /// Where what was sent and never received stays in the channel, which the backend could give to the next group: keeps
-  /// the channel until the program ends.
+  /// A message that was sent and never received stays in the channel, which the backend could give to the next group:
+  /// so the channel is kept until the program ends.
   void keep_messages() {
     if constexpr (!PeerMemory<T> && std::move_constructible<T>) {
       static std::vector<T*>& kept = *new std::vector<T*>;  // never destroyed: the backend may end before
@@ -385,7 +388,7 @@ class driver final : public waiting_room {
   std::optional<autotuner<T>> tuner_;  // of driver 0
   std::function<int(const request&)> manage_;
 
-  std::mutex mutex_;  // what follows, up to the blank line
+  std::mutex mutex_;  // guards what follows, up to the blank line
   std::unordered_map<std::string, std::shared_ptr<submission>> in_flight_;
   std::vector<std::shared_ptr<submission>> fresh_;
   std::shared_ptr<completion> joining_;

@@ -52,7 +52,7 @@ class executor {
       case operation::allgather: return allgather(works);
       case operation::reduce_scatter: return reduce_scatter(works, first);
       case operation::alltoall: return alltoall(works.front());
-      default: return;  // a barrier: that all have submitted it is all of it
+      default: return;  // a barrier: done, because all ranks have submitted it
     }
   }
 
@@ -65,7 +65,7 @@ class executor {
       for (std::size_t t = 0; t != w.what.types.size(); ++t) f(w, t);
     }
   }
-  /// The caller's memory for the result, or memory of the engine's.
+  /// The caller's memory for the result, or memory of the engine.
   static std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
     result& r = w.end->results[t];
     r.type = w.what.types[t];
@@ -76,7 +76,8 @@ class executor {
     return r.data.get();
   }
 
-  /// Rows of tensor `t` of all ranks together. Other ranks say how many theirs are, so the sum may not be addressable.
+  /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
+  /// address.
   [[nodiscard]] std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
     const std::size_t row_bytes = w.what.elements(t) * size_of(w.what.types[t]);
     const std::size_t most = PTRDIFF_MAX / std::max<std::size_t>(row_bytes, 1);
@@ -99,7 +100,7 @@ class executor {
     each(works, [&](const work& w, std::size_t t) {
       if (w.mine == nullptr) zeros += w.what.elements(t) * size_of(w.what.types[t]) + 64;
     });
-    zeros_.assign(zeros, std::byte{});  // also what the joined rank gets, which nobody wants
+    zeros_.assign(zeros, std::byte{});  // also holds the result on a joined rank, which is not used
     std::byte* zero = zeros_.data();
     each(works, [&](const work& w, std::size_t t) {
       const std::size_t count = w.what.elements(t), bytes = count * size_of(w.what.types[t]);

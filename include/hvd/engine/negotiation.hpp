@@ -37,14 +37,14 @@ struct refusal {
   error why;
 };
 
-/// What a round has shown; the same on all ranks.
+/// The outcome of a round; the same on all ranks.
 struct decision {
   std::vector<std::uint32_t> ready{};  ///< submitted by all ranks that have not joined
   std::vector<refusal> refused{};
   bool talk = false;  ///< announcements are to be merged
 };
 
-/// What all ranks have announced, as it travels up the tree.
+/// Announcements of ranks, merged on the way up the tree.
 struct announcements {
   std::uint32_t joined = 0;     ///< ranks that have joined
   std::uint64_t last_join = 0;  ///< round of the last of them, and its rank in the lower bits
@@ -69,7 +69,7 @@ struct announcements {
   void add(announcements&& other) {
     joined += other.joined;
     last_join = std::max(last_join, other.last_join);
-    all.reserve(all.size() + other.all.size());  // `known` refers to the names
+    all.reserve(all.size() + other.all.size());  // no reallocation below: `known` refers to the names
     std::unordered_map<std::string_view, std::vector<std::size_t>> known;
     for (std::size_t i = 0; i != all.size(); ++i) known[all[i].name].push_back(i);
     for (announcement& a : other.all) {
@@ -97,8 +97,8 @@ inline std::string merge_announcements(const std::string& a, const std::string& 
   return both.text();
 }
 
-/// Words of a round, combined by `or`: flags, negated flags, a bit for each number that a rank has submitted, and a bit
-/// for each that a rank misses.
+/// The words of a round are combined by `or`: flags, negated flags, a bit for each number that a rank has submitted,
+/// and a bit for each that it has not (none if it has joined).
 class negotiation {
  public:
   negotiation(std::size_t capacity, int rank, int size)
@@ -108,7 +108,7 @@ class negotiation {
   void use(std::uint32_t id) noexcept { known_.use(id); }
   /// Nothing is submitted, and this rank has not joined.
   [[nodiscard]] bool idle() const noexcept { return pending_.empty() && !joined(); }
-  /// There is something that the other ranks have not been told.
+  /// There is something that the other ranks do not know yet.
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool joined() const noexcept { return joined_ != 0; }
 
@@ -124,7 +124,7 @@ class negotiation {
   }
   /// All have joined: this rank takes part again.
   void rejoin() noexcept { joined_ = 0; }
-  /// Takes out what this rank has submitted under a number or a name; null if it has not.
+  /// What this rank has submitted under a number; null if nothing. `take`, by number or by name, also removes it.
   [[nodiscard]] submission* find(std::uint32_t id) const {
     const auto found = by_id_.find(id);
     return found == by_id_.end() ? nullptr : found->second;
@@ -143,7 +143,7 @@ class negotiation {
     return s;
   }
 
-  /// What this rank says in the round that begins.
+  /// This rank's words for the round that begins.
   std::vector<std::uint64_t> words() {
     const std::size_t width = (known_.size() + 63) / 64;
     std::vector<std::uint64_t> all(2 + 2 * width, 0);
@@ -155,7 +155,7 @@ class negotiation {
       for (const auto& [name, s] : pending_) {
         if (s->id < 0) unknown_.push_back(s.get());
       }
-      // As they came, not as they lie in the map: numbers are given in this order.
+      // In the order of submission, not of the map: numbers are given in this order.
       std::sort(unknown_.begin(), unknown_.end(), [](auto* a, auto* b) {
         return a->since != b->since ? a->since < b->since : a->what.name < b->what.name;
       });
@@ -175,11 +175,11 @@ class negotiation {
     someone_joined_ = (all[0] & flag_joined) != 0;
     everyone_joined_ = (all[1] & flag_joined) == 0;
     if (everyone_joined_ && (all[0] & flag_unknown) != 0) {
-      // What somebody submitted before it joined gets a number first, and runs; then the join ends.
+      // What a rank submitted before it joined first gets a number, and runs; then the join ends.
       everyone_joined_ = false;
       news_ = true;
     }
-    // What ranks use with different signatures does not run, not even where only a joined rank has another one.
+    // A name that ranks use with different signatures does not run, not even if only a joined rank has another one.
     std::vector<std::uint64_t> may_run(width, ~std::uint64_t{0});
     disputed_.clear();
     known_.each_ambiguous([&](const std::string& name, const std::vector<std::uint32_t>& ids) {
@@ -208,12 +208,12 @@ class negotiation {
     return d;
   }
 
-  /// What this rank tells where ranks talk: signatures that are new, and what it has submitted under disputed names.
+  /// This rank's announcements: signatures that are new, and what it has submitted under disputed names.
   [[nodiscard]] std::string announce() const {
     announcements mine;
     if (joined()) mine.joined = 1, mine.last_join = joined_;
     const auto tell = [&](const submission& s) {
-      // `joined` counts this rank already, if it has.
+      // A rank that has joined counts in `joined` already.
       mine.all.push_back({s.what.name, s.sign, s.what.priority, rank_, joined() ? 0U : 1U});
     };
     for (const submission* s : unknown_) tell(*s);
@@ -224,7 +224,7 @@ class negotiation {
     return mine.text();
   }
 
-  /// Learns what all ranks have told; returns what can never run, because they do not mean the same.
+  /// Takes in the announcements of all ranks. Returns what can never run, because ranks submitted different things.
   std::vector<refusal> learn(const std::string& text) {
     const announcements all = announcements::from(text);
     std::vector<refusal> refused;
@@ -249,24 +249,24 @@ class negotiation {
     }
     return refused;
   }
-  /// After `learn`: the rank that joined last, if now all have; else -1.
+  /// After `learn`: the rank that joined last, if all have joined now; else -1.
   [[nodiscard]] int last_joined() const noexcept { return last_joined_; }
 
  private:
   static constexpr std::uint64_t flag_unknown = 1, flag_joined = 2;
-  static constexpr int rank_bits = 24;  // of `joined_`, which leaves enough for rounds
+  static constexpr int rank_bits = 24;  // the lower bits of `joined_`; the others count rounds
 
   void remember(const announcement& a) {
     int id = known_.find(a.name, a.what);
     if (id < 0) {
       int evicted = -1;
       id = static_cast<int>(known_.add(a, wanted_, evicted));
-      // Not to give its place to the next one before it has run.
+      // Marked as wanted, so that the next new one does not evict it before it has run.
       const auto place = static_cast<std::size_t>(id);
       if (place / 64 >= wanted_.words().size()) wanted_.words().resize(place / 64 + 1);
       wanted_.set(place);
       if (evicted >= 0) {
-        // This rank may have submitted it since it last spoke.
+        // This rank may have submitted it after it sent its words.
         if (const auto found = by_id_.find(static_cast<std::uint32_t>(evicted)); found != by_id_.end()) {
           found->second->id = -1;
           by_id_.erase(found);
@@ -281,7 +281,7 @@ class negotiation {
     news_ = true;
   }
 
-  /// While somebody has joined, only what zeros do not spoil.
+  /// While a rank has joined: an error for an operation that its zeros would spoil.
   [[nodiscard]] std::optional<error> impossible(std::uint32_t id) const {
     if (!someone_joined_) return std::nullopt;
     const signature& s = known_[id].what;
@@ -309,9 +309,9 @@ class negotiation {
   std::unordered_map<std::uint32_t, submission*> by_id_;
   std::vector<submission*> unknown_;   // of this round
   std::vector<std::string> disputed_;  // of this round: names that ranks use with different signatures
-  bits wanted_;                        // of this round: what somebody has submitted
+  bits wanted_;                        // of this round: what any rank has submitted
   std::uint64_t rounds_ = 0;
-  std::uint64_t joined_ = 0;  // when, and who: 0 if this rank has not
+  std::uint64_t joined_ = 0;  // round and rank of the join; 0 if this rank has not joined
   int last_joined_ = -1;
   bool news_ = false;
   bool someone_joined_ = false;

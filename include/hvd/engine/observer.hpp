@@ -31,7 +31,7 @@ constexpr activity_names activities_of(operation kind, reduce_op op) noexcept {
   }
 }
 
-/// What a collective is called that runs over a transport.
+/// The name of a collective over the transport T.
 template <class T>
 constexpr const char* activity_on(operation kind) noexcept {
   const auto on = [](const char* memory, const char* backend, const char* messages) {
@@ -47,8 +47,9 @@ constexpr const char* activity_on(operation kind) noexcept {
   }
 }
 
-/// Records the stations of submissions: NEGOTIATE_..., until all ranks have submitted, then the operation, in it QUEUE
-/// while others run, and what fusion does. One that was submitted before the timeline started is not shown.
+/// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
+/// while other batches run, then the collective (`activity_on`). What was submitted before the timeline started is not
+/// shown.
 class observer {
  public:
   using submissions = std::span<const std::shared_ptr<submission>>;
@@ -57,7 +58,7 @@ class observer {
   observer(Timeline& timeline, int rank, std::string prefix)
       : timeline_(timeline), rank_(rank), prefix_(std::move(prefix)) {}
 
-  /// By the submitting thread.
+  /// Called by the submitting thread.
   void submitted(submission& s) {
     if (!timeline_.active()) return;
     s.shown = true;
@@ -73,7 +74,7 @@ class observer {
     timeline_.begin(s->track, activities_of(s->what.kind, s->what.op).run);
     timeline_.begin(s->track, "QUEUE");
   }
-  /// From here on they do this, which is a part of the operation; it ends what they did before.
+  /// Begins an activity within the operation of each submission, and ends the one before it.
   void enter(submissions all, const char* activity) noexcept {
     for (const auto& s : all) {
       if (!s->shown) continue;

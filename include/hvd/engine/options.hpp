@@ -16,22 +16,23 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The options of an engine. All ranks must give the same, but for those of the timeline, `report` and the times of the
-/// watch: others are an error on all ranks when the engine is made.
+/// The options of an engine. All ranks must give the same, except for `report`, the autotuner's log, the options of the
+/// timeline and the times of the watch; otherwise making the engine is an error on all ranks. (`threshold_fixed` and
+/// `cycle_fixed` must be the same, too, but are not compared.)
 struct engine_options {
   using seconds = std::chrono::duration<double>;
 
   std::size_t fusion_threshold = std::size_t{128} << 20;  ///< HOROVOD_FUSION_THRESHOLD, bytes; 0: nothing is fused
   std::size_t cache_capacity = 1024;  ///< HOROVOD_CACHE_CAPACITY: signatures that are known at a time; 0: as 1
-  /// HOROVOD_CYCLE_TIME, ms: a rank begins a round of agreement at the earliest so long after the last one, so that
-  /// more is fused; 0: at once.
+  /// HOROVOD_CYCLE_TIME, ms: a rank begins a round of agreement no sooner than this after the last one, so that more is
+  /// fused; 0: at once.
   seconds cycle_time{0.0};
   bool groups_alone = false;  ///< HOROVOD_DISABLE_GROUP_FUSION: a group is fused with nothing else
 
   bool watch = true;            ///< not HOROVOD_STALL_CHECK_DISABLE
   seconds stall_warning{60.0};  ///< HOROVOD_STALL_CHECK_TIME_SECONDS
   seconds stall_shutdown{0.0};  ///< HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0: never
-  /// Gets what the watch has to say, on its thread; without one it goes to standard error.
+  /// Called with the watch's reports, on its thread; if empty, they go to standard error.
   std::function<void(const std::string&)> report{};
 
   std::string timeline{};    ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
@@ -40,12 +41,12 @@ struct engine_options {
   bool autotune = false;         ///< HOROVOD_AUTOTUNE
   std::string autotune_log{};    ///< HOROVOD_AUTOTUNE_LOG
   int autotune_warmup = 3;       ///< HOROVOD_AUTOTUNE_WARMUP_SAMPLES
-  int autotune_steps = 10;       ///< HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE: batches in a sample
-  int autotune_samples = 20;     ///< HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES: settings that are tried
-  bool threshold_fixed = false;  ///< not to be tuned, because somebody has set it
-  bool cycle_fixed = false;      ///< the same of cycle_time
+  int autotune_steps = 10;       ///< HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE: steps in a sample
+  int autotune_samples = 20;     ///< HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES: search length, six samples each
+  bool threshold_fixed = false;  ///< not tuned, because the user has set it
+  bool cycle_fixed = false;      ///< the same for cycle_time
 
-  /// A thread of the engine's makes progress. Without one, only threads that wait do: for simulations.
+  /// A thread of the engine makes progress. Without it only waiting threads do: for simulations.
   bool thread = true;
 
   /// Reads the variables above. invalid_argument names variable, value and what is allowed.

@@ -16,14 +16,15 @@ struct batch {
   std::size_t bytes = 0;
 };
 
-/// Bytes of all tensors of an entry on a rank; of one row each where ranks have rows of their own.
+/// Bytes of all tensors of an operation on a rank; of one row each where ranks may have different numbers of rows.
 inline std::size_t bytes_of(const signature& s) noexcept {
   std::size_t all = 0;
   for (std::size_t t = 0; t != s.types.size(); ++t) all += s.elements(t) * size_of(s.types[t]);
   return all;
 }
 
-/// Whether two operations may share a collective: all but names, types and shapes is equal.
+/// Whether two operations may share a collective: all but names, types and shapes is equal, and they are no alltoall or
+/// barrier.
 inline bool fusable(const signature& a, const signature& b) noexcept {
   if (a.kind != b.kind || a.op != b.op || a.root != b.root) return false;
   if (a.prescale != b.prescale || a.postscale != b.postscale) return false;

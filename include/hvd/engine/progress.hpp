@@ -12,8 +12,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// One thread at a time drives: one that waits for a result, so that a call that is awaited at once costs no switch
-/// between threads, else a thread of this class, which sleeps while there is nothing to do.
+/// One thread at a time drives. It is one that waits for a result, so that a call that is awaited at once needs no
+/// switch between threads; else it is a thread of this class, which sleeps while there is nothing to do.
 class progress {
  public:
   progress() = default;
@@ -21,7 +21,7 @@ class progress {
   progress& operator=(const progress&) = delete;
   ~progress() { join(); }
 
-  /// Starts the thread: while `has_work()` and nobody drives, it calls `drive()`.
+  /// Starts the thread: while `has_work()` and no other thread drives, it calls `drive()`.
   template <class HasWork, class Drive>
   void start(HasWork has_work, Drive drive) {
     thread_ = std::thread([this, has_work = std::move(has_work), drive = std::move(drive)] {
@@ -34,14 +34,14 @@ class progress {
       }
     });
   }
-  /// Drives if nobody does.
+  /// Drives, unless another thread does.
   template <class Drive>
   bool attempt(const Drive& drive) {
     if (!driving_.try_lock()) return false;
     take(drive);
     return true;
   }
-  /// Drives when nobody else does any more.
+  /// Drives, once no other thread does.
   template <class Drive>
   void insist(const Drive& drive) {
     driving_.lock();
@@ -50,17 +50,17 @@ class progress {
 
   /// Whether the calling thread drives, and so must not wait for progress.
   [[nodiscard]] bool mine() const noexcept { return driver_.load() == std::this_thread::get_id(); }
-  /// Whether any thread does. After something new was made visible, one of two holds: the thread that drives sees it,
-  /// or this is false.
+  /// Whether any thread drives. After something new was made visible, either the thread that drives sees it, or this is
+  /// false.
   [[nodiscard]] bool taken() const noexcept { return driven_.load(); }
-  /// Has the thread look whether there is work.
+  /// Makes the thread check for work.
   void wake() noexcept {
     calls_.fetch_add(1);
     if (asleep_.load() != 0) futex_wake_all(calls_);
   }
 
   [[nodiscard]] bool closing() const noexcept { return closing_.load(); }
-  /// From now on `closing`; the thread ends when it stops driving.
+  /// Sets `closing`; the thread ends when it stops driving.
   void close() noexcept {
     closing_.store(true);
     wake();
@@ -86,7 +86,7 @@ class progress {
   std::atomic<bool> driven_{false};
   std::atomic<bool> closing_{false};
   std::atomic<std::uint32_t> calls_{0};   // reasons to look
-  std::atomic<std::uint32_t> asleep_{0};  // the thread
+  std::atomic<std::uint32_t> asleep_{0};  // whether the thread sleeps
   std::thread thread_;
 };
 

@@ -28,7 +28,7 @@ namespace hvd::inline HVD_ABI {
 struct tensor {
   const std::byte* in = nullptr;  ///< null only without elements
   /// For allreduce and broadcast as long as `in`, and possibly the same memory; for reduce_scatter this rank's rows.
-  /// Null: the engine allocates the result, which `handle::output` gives; so it always does for allgather and alltoall.
+  /// Null: the engine allocates the result, which `handle::output` gives; for allgather and alltoall it always does.
   std::byte* out = nullptr;
   dtype type = dtype::float32;
   std::vector<std::size_t> shape{};   ///< of the input; empty: a scalar
@@ -47,14 +47,14 @@ struct request {
   double prescale = 1.0;                  ///< factor of every input
   double postscale = 1.0;                 ///< factor of the result
   int root = 0;                           ///< of a broadcast: a rank of the process set
-  /// Of what is ready at the same time, higher ones run first. What the lowest rank says when a name is new counts.
+  /// Of what is ready at the same time, higher ones run first. For a new name the value of the lowest rank counts.
   int priority = 0;
   std::shared_ptr<void> keep{};  ///< kept alive until the operation is done
   std::function<void(const handle&)>
       done{};  ///< called once, by the thread that ended the operation; must neither wait nor throw
 };
 
-/// What the engine has allocated for a result.
+/// The result for one tensor.
 struct result {
   std::shared_ptr<std::byte> data{};  ///< null where the caller gave the memory
   std::vector<std::size_t> shape{};   ///< of the output
@@ -68,10 +68,10 @@ namespace detail {
 class completion {
  public:
   [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
-  /// What went wrong; once finished.
+  /// The operation's error, if it has one; once finished.
   [[nodiscard]] const std::optional<error>& problem() const noexcept { return problem_; }
 
-  /// Sleeps until the end, or until `until`; returns whether it has come.
+  /// Sleeps until the end, or until `until`; returns whether the end has come.
   bool sleep_until(std::chrono::steady_clock::time_point until) const noexcept {
     while (!finished()) {
       const auto left = until - std::chrono::steady_clock::now();
@@ -81,7 +81,7 @@ class completion {
     return true;
   }
 
-  /// By the engine, once.
+  /// Called by the engine, once.
   void finish(std::optional<error> problem) {
     problem_ = std::move(problem);
     state_.store(1, std::memory_order_release);
@@ -90,7 +90,7 @@ class completion {
 
   std::vector<result> results{};  ///< one for each tensor; written before the end
   int answer = -1;                ///< of a join: the rank that came last; of a new process set: its number
-  std::string_view what{};        ///< the operation; with what follows for messages, which are made when one is due
+  std::string_view what{};        ///< the operation; this and what follows are for messages, which are made when needed
   std::string name{};
   int rank = 0, size = 1;
 
@@ -104,38 +104,38 @@ class completion {
   std::optional<error> problem_;
 };
 
-/// The child of a fork has neither the threads nor the common memory of an engine, and another thread may have held any
-/// of its locks: asked before one is taken.
+/// The child of a fork has neither the threads nor the common memory of an engine, and a thread that it does not have
+/// may have held any of its locks: so this is called before one is taken.
 inline void refuse_fork(pid_t owner, int rank, int size) {
   if (::getpid() == owner) return;
   fail(error_kind::invalid_argument, {"the engine of rank ", rank, " of ", size,
                                       ": this process was forked from the one that made it; only that one may use it"});
 }
 
-/// What a handle needs of the driver behind it: to wait there, which makes progress.
+/// What a handle needs of its driver: a wait that makes progress.
 class waiting_room {
  public:
   virtual ~waiting_room() = default;
-  /// Returns when `end` has come or the time is over.
+  /// Returns when `end` has finished, or at `until`.
   virtual void await(const completion& end, std::chrono::steady_clock::time_point until) = 0;
 };
 
 }  // namespace detail
 
-/// A submission in flight or done. Handles are copies of each other; any thread may use them. They may outlive the
-/// engine, whose end is theirs.
+/// A submission in flight or done. Copies of a handle refer to the same submission; any thread may use them. They may
+/// outlive the engine, whose end also ends the submission.
 class handle {
  public:
   handle() = default;
   handle(std::shared_ptr<detail::completion> end, std::weak_ptr<detail::waiting_room> where)
       : end_(std::move(end)), where_(std::move(where)) {}
 
-  /// Whether the operation is done, well or not. Cost: one load.
+  /// Whether the operation is done, with or without an error. Cost: one load.
   [[nodiscard]] bool poll() const noexcept { return end_ == nullptr || end_->finished(); }
 
   /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
-  /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, where the
-  /// operation stays in flight.
+  /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
+  /// the operation stays in flight.
   void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const {
     if (end_ == nullptr) return;
     if (!end_->finished()) {

@@ -1,4 +1,4 @@
-// hvd/engine/signature.hpp: what ranks must agree on before an operation runs, and how it travels.
+// hvd/engine/signature.hpp: what ranks must agree on before an operation runs, and its form in messages.
 #pragma once
 
 #include <hvd/engine/request.hpp>
@@ -19,11 +19,11 @@ struct signature {
   int root = 0;
   double prescale = 1.0, postscale = 1.0;
   std::vector<dtype> types{};
-  std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where ranks may have rows of their own
+  std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where numbers of rows may differ
 
   bool operator==(const signature&) const = default;
 
-  /// Elements of tensor `t` in one row (of dimension 0), or all of them.
+  /// Elements of tensor `t`: in one row (of dimension 0) where ranks may have different numbers of rows, else all.
   [[nodiscard]] std::size_t elements(std::size_t t) const noexcept {
     std::size_t all = 1;
     for (const std::size_t n : shapes[t]) all *= n;
@@ -39,7 +39,7 @@ constexpr bool has_op(operation kind) noexcept {
   return kind == operation::allreduce || kind == operation::reduce_scatter;
 }
 
-/// Rows of dimension 0 that a rank gets of `rows`: the first ranks one more where they cannot have equally many.
+/// How many of `rows` rows (of dimension 0) a rank gets: the first `rows % ranks` ranks get one more.
 constexpr std::size_t share_of(std::size_t rows, std::size_t rank, std::size_t ranks) noexcept {
   return rows / ranks + (rank < rows % ranks ? 1 : 0);
 }
@@ -58,7 +58,7 @@ inline signature signature_of(const request& r) {
   return s;
 }
 
-/// A named signature, who announced it, and how many did.
+/// A named signature, the lowest rank that announced it, and how many ranks did.
 struct announcement {
   std::string name{};
   signature what{};

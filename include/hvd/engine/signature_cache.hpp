@@ -27,19 +27,19 @@ class bits {
   std::vector<std::uint64_t> words_;
 };
 
-/// Every change is made by all ranks in the same order, so that all have the same signature cache. A name has a variant
-/// for each signature it has been used with; to the engine a variant is a thing of its own, so that a tensor whose
-/// shape changes is negotiated anew while all others go on, and known again when the shape comes back.
+/// All ranks make every change in the same order, so that all have the same signature cache. A name has a variant for
+/// each signature it has been used with, and each variant is an entry of its own. So a tensor whose shape changes is
+/// negotiated anew while all others go on, and is known again when the old shape comes back.
 class signature_cache {
  public:
   struct entry {
     std::string name{};
     signature what{};
     int priority = 0;
-    std::uint64_t used = 0;  ///< when last, by the count of uses
+    std::uint64_t used = 0;  ///< the count of uses at the last one
   };
 
-  /// At most `capacity` entries, as long as that many are not in use at a time.
+  /// Holds at most `capacity` entries, unless more are in use at a time.
   explicit signature_cache(std::size_t capacity) : capacity_(capacity) {}
 
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
@@ -59,8 +59,8 @@ class signature_cache {
     for (const std::string& name : ambiguous_) f(name, names_.at(name));
   }
 
-  /// A new entry. Where the signature cache is full, one that nobody has submitted (`wanted`) and that was not used for
-  /// longest gives its place: its number is returned in `evicted`, else -1.
+  /// Adds an entry. If the signature cache is full, it replaces the least recently used one that no rank has submitted
+  /// (`wanted`): the number of that is returned in `evicted`, else -1.
   std::uint32_t add(const announcement& a, const bits& wanted, int& evicted) {
     evicted = -1;
     std::uint32_t id = static_cast<std::uint32_t>(entries_.size());

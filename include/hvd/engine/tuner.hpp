@@ -1,7 +1,7 @@
 // hvd/engine/tuner.hpp: the search of the autotuner: which setting to try next, and which one to keep.
 //
-// It knows no ranks and no clock: the engine measures and asks. Equal scores give equal proposals, so ranks that feed
-// it the same numbers stay together.
+// It depends on no ranks and no clock: the engine measures, and passes in scores. Equal scores give equal proposals, so
+// ranks that record the same scores stay together.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -20,8 +20,8 @@ namespace hvd::inline HVD_ABI {
 /// One number to be tuned.
 struct tunable {
   std::string name;                  ///< a column of the log
-  std::vector<std::int64_t> values;  ///< what it may be, neighbours side by side; no value twice
-  std::size_t standard = 0;          ///< the default: its place in `values`
+  std::vector<std::int64_t> values;  ///< its possible values, neighbours side by side; none twice
+  std::size_t standard = 0;          ///< the default: its index in `values`
   bool fixed = false;                ///< the user chose `values[standard]`: it is reported and not searched
 };
 
@@ -40,21 +40,21 @@ struct tuner_options {
 /// Three parts. (1) Sequential halving (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed
 /// bandits", 2013; as a search of settings: K. Jamieson and A. Talwalkar, 2016) over the standard setting and points of
 /// Halton's sequence (1960), which fill the box evenly: all are sampled in turn, the better half by median goes on and
-/// gets twice the samples. (2) Two sweeps over the tunables: for each one the same halving over all its values, the
-/// others left at the best so far. (3) That setting against the standard one in pairs of samples, whose order
+/// gets twice the samples. (2) Two sweeps over the tunables: for each one the same halving over all its values, while
+/// the others stay at the best so far. (3) That setting against the standard one in pairs of samples, whose order
 /// alternates so that a machine that becomes slower favours none. It is kept if it wins so many pairs that chance would
 /// do it in at most one case of 40 (the sign test), else the standard setting is.
 ///
-/// Tried against it on synthetic landscapes (smooth, with a ridge, with cliffs, rugged, nearly flat; 192 to 2880
-/// settings; little and much noise): halving alone and climbing to neighbours end lower at every budget; sweeps alone
-/// come close and miss a ridge now and then. tests/engine/tuner.cpp has such landscapes.
+/// Alternatives, on synthetic landscapes (smooth, with a ridge, with cliffs, rugged, nearly flat; 192 to 2880 settings;
+/// little and much noise): halving alone and climbing to neighbours end lower at every budget; sweeps alone come close
+/// and miss a ridge now and then. tests/engine/tuner.cpp has such landscapes.
 ///
-/// What is passed to record() must come from samples of equal length. Cost: nothing beside the engine's step.
+/// What is passed to record() must come from samples of equal length. Cost: negligible beside the engine's step.
 class tuner {
  public:
   /// Errors: invalid_argument, which names the tunable, for one without values, with a value twice, with a standard
-  /// beyond them, or with a name that is empty, not unique or no column of a table; and for options that are negative
-  /// or leave nothing for the search.
+  /// beyond its values, or with a name that is empty, not unique or not usable as a column of a table; and for a
+  /// negative warmup, fewer than 2 candidates, fewer than 6 pairs, or a budget of no more than twice the pairs.
   explicit tuner(std::vector<tunable> what, tuner_options opts = {});
 
   /// The setting to measure next, a value for each tunable; when finished, the one that is kept.
@@ -69,7 +69,7 @@ class tuner {
   /// The setting to use if the search ended now: the standard one until another has been shown to be better.
   [[nodiscard]] const std::vector<std::int64_t>& best() const noexcept { return best_; }
 
-  /// "fusion_threshold,lanes,score" and a line feed.
+  /// For example "fusion_threshold,cycle_time_us,score", and a line feed.
   [[nodiscard]] std::string csv_header() const {
     std::string line;
     for (const tunable& t : tunables_) line += detail::joined({t.name, ","});
@@ -84,14 +84,14 @@ class tuner {
   [[nodiscard]] std::string verdict() const;
 
  private:
-  using point = std::vector<std::size_t>;  // a place in `values` for each tunable
+  using point = std::vector<std::size_t>;  // an index in `values` for each tunable
   struct arm {
     point at;
     std::vector<double> scores;
   };
   enum class phase : unsigned char { warmup, race, duel, done };
   static constexpr std::size_t sweeps = 2;
-  static constexpr double first_share = 0.3;  // of the search, for the candidates; more or less of it did not matter
+  static constexpr double first_share = 0.3;  // of the search, for the candidates; larger and smaller ones did as well
 
   void check() const;
   [[nodiscard]] std::vector<std::int64_t> setting(const point& at) const {
@@ -111,7 +111,7 @@ class tuner {
     const std::size_t half = scores.size() / 2;
     return scores.size() % 2 == 1 ? scores[half] : (scores[half - 1] + scores[half]) / 2;
   }
-  /// Best first; an earlier one stays before an equal one. Those without a score go.
+  /// Sorts arms, the best first, equal ones in their order. Removes those without a score.
   void rank_arms() {
     std::erase_if(arms_, [](const arm& a) { return a.scores.empty(); });
     std::stable_sort(arms_.begin(), arms_.end(),
@@ -141,7 +141,7 @@ class tuner {
   std::size_t turn_ = 0;   // of a race: the arm; of the duel: the sample
   int passes_ = 0, samples_each_round_ = 0;
   int won_ = 0;
-  double score_ = 0;  // median, of the incumbent in its last race; at the end of what is kept
+  double score_ = 0;  // median: of the incumbent in its last race; at the end, of the setting that is kept
 };
 
 inline tuner::tuner(std::vector<tunable> what, tuner_options opts) : tunables_(std::move(what)), options_(opts) {
@@ -191,8 +191,8 @@ inline std::vector<tuner::arm> tuner::candidates() const {
   std::size_t settings = 1, wanted = static_cast<std::size_t>(options_.candidates);
   for (const std::size_t i : searched_) settings = std::min(settings * tunables_[i].values.size(), wanted);
   wanted = std::min(wanted, settings);
-  // In whole numbers, so that ranks on different machines have the same points. A box of n settings is not filled by n
-  // points of the sequence, hence the limit.
+  // In integers, so that ranks on different machines have the same points. The first n points of the sequence need not
+  // cover a box of n settings, hence the limit.
   for (std::uint64_t n = 1; found.size() < wanted && n != 1000; ++n) {
     point at = standard_;
     std::uint64_t base = 1;
@@ -203,7 +203,7 @@ inline std::vector<tuner::arm> tuner::candidates() const {
         prime = true;
         for (std::uint64_t d = 2; d * d <= base; ++d) prime = prime && base % d != 0;
       }
-      std::uint64_t mirrored = 0, scale = 1;  // the digits of n behind the point, from the last to the first
+      std::uint64_t mirrored = 0, scale = 1;  // the digits of n in this base, reversed, as a fraction
       for (std::uint64_t rest = n; rest != 0; rest /= base, scale *= base) mirrored = mirrored * base + rest % base;
       at[i] = static_cast<std::size_t>(mirrored * tunables_[i].values.size() / scale);
     }
@@ -258,7 +258,7 @@ inline void tuner::end_duel() {
   phase_ = phase::done;
   const int pairs = options_.pairs;
   for (std::size_t i = 0; i != arms_[0].scores.size(); ++i) won_ += arms_[0].scores[i] > arms_[1].scores[i];
-  // The chance that a coin falls at least so often on one side.
+  // The chance of at least so many heads in as many tosses of a coin.
   double ways = 1, chance = 0;
   for (int k = pairs; k >= won_; --k) {
     chance += std::ldexp(ways, -pairs);

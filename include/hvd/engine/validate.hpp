@@ -1,4 +1,4 @@
-// hvd/engine/validate.hpp: checks of a request that one rank can make alone, before any other learns of it.
+// hvd/engine/validate.hpp: checks of a request that one rank can make alone, before other ranks see it.
 #pragma once
 
 #include <hvd/engine/signature.hpp>
@@ -20,7 +20,7 @@ namespace hvd::inline HVD_ABI::detail {
        {"there is no process set ", id, "; 0 is all ranks, others come from add_process_set"});
 }
 
-/// The ranks of a process set that is to be made.
+/// Checks the ranks of a process set that is to be made.
 inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   const std::string who = joined({"add_process_set on rank ", rank, " of ", size, ": "});
   if (ranks.empty()) fail(error_kind::invalid_argument, {who, "no ranks are given"});
@@ -35,7 +35,7 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   }
 }
 
-/// A request to the engine itself: ranks compare its shape, which holds what it is about.
+/// A request to the engine itself. Its shape holds the arguments, so that ranks compare them.
 inline request about(const char* what, std::vector<std::size_t> numbers_of_it) {
   request r;
   r.kind = operation::split;
@@ -77,7 +77,7 @@ inline void validate(const request& r, int rank, int size) {
   for (std::size_t i = 0; i != r.tensors.size(); ++i) {
     const tensor& t = r.tensors[i];
     const std::string which = r.tensors.size() == 1 ? std::string("the tensor") : joined({"tensor ", i});
-    // As if no dimension was 0: other ranks may have more than 0 rows.
+    // As if no dimension were 0: other ranks may have more than 0 rows.
     std::size_t elements = 1;
     for (const std::size_t n : t.shape) {
       if (__builtin_mul_overflow(elements, std::max<std::size_t>(n, 1), &elements) ||

@@ -1,4 +1,4 @@
-// hvd/engine/watch.hpp: names the ranks for which operations wait, from a thread that waits for nobody.
+// hvd/engine/watch.hpp: names the ranks that operations wait for, on a thread that itself waits for no rank.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -29,7 +29,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// What the thread that drives the operations of a process set does.
 enum class lane_phase : std::uint8_t { idle, waiting, negotiating, running };
 
-/// What this rank has in flight, and where it is.
+/// An operation that this rank has in flight.
 struct pending_operation {
   std::string name{};
   std::string_view kind{};
@@ -38,28 +38,28 @@ struct pending_operation {
 };
 struct driver_state {
   lane_phase phase = lane_phase::idle;
-  int waiting_for = -1;  ///< a rank of the whole group
+  int waiting_for = -1;  ///< a rank of the whole group; from `driver::state`, of the process set
 };
 
-/// What a watch needs to see; asked by its thread.
+/// What a watch needs of its engine; called by its thread.
 struct watched {
   std::function<std::vector<pending_operation>()> list{};
   std::function<driver_state(int set)> state{};
   std::function<std::vector<int>(int set)> ranks{};
-  std::function<int(int set)> blame{};  ///< who holds up the thread that drives a set, of the whole group, or -1
+  std::function<int(int set)> blame{};  ///< the rank (of all) that holds up the thread that drives a set, or -1
   std::function<void(const error&)> give_up{};
 };
 
 /// Looks about every second. When something has been in flight for longer than `stall_warning`, it asks the watches of
-/// other ranks about it, over a transport of its own, so that a rank whose program or whose engine is stuck still
-/// answers; one whose process is stopped does not, and is named for that. The lowest rank that has submitted a stalled
-/// operation reports it. So a rank asks those below it first, twice as many each time, and the ranks above it only if
-/// none below has submitted it. While nothing stalls no message is sent.
+/// other ranks about it, over a transport of its own. So a rank whose program or engine is stuck still answers; one
+/// whose process is stopped does not, and is reported for that. The lowest rank that has submitted a stalled operation
+/// reports it. So a rank asks those below it first, twice as many each time, and the ranks above it only if none below
+/// has submitted it. While nothing stalls, no message is sent.
 ///
 /// No `send` waits for its receiver, with any number of ranks: a message fits into one slot of a channel, and no
 /// channel holds more than two. One is a question: a rank that has not answered is not asked again, not even about
-/// something else. The other is an answer: its receiver asks again only after it has taken the last one. Over MPI these
-/// two short messages are all that MPI has to buffer.
+/// something else. The other is an answer: its receiver asks again only after it has received it. Over MPI these two
+/// short messages are all that MPI has to buffer.
 template <Probing T>
 class stall_watch {
  public:
@@ -77,14 +77,14 @@ class stall_watch {
   }
 
  private:
-  static constexpr std::size_t most_activities = 8;  // in a report, with the rank that each waits for
+  static constexpr std::size_t most_activities = 8;  // in a report; with more, it leaves out for whom they wait
 
-  /// A question about some operations; filled in, it is the answer.
+  /// A question about some operations; with its fields filled in, it is the answer.
   struct message {
     enum : std::uint32_t { question, answer };
     static constexpr std::size_t most = 16;
     struct entry {
-      std::uint64_t name = 0;  ///< its hash, so that questions are short; who asks has the text
+      std::uint64_t name = 0;  ///< its hash, so that questions are short; the rank that asks has the text
       std::int32_t set = 0;
       std::int32_t waiting_for = -1;
       std::uint32_t submitted = 0;
@@ -109,7 +109,7 @@ class stall_watch {
         take_all(mine);
         look(std::move(mine), period);
       } catch (const error&) {
-        return;  // a rank is gone, as those who wait for it will say
+        return;  // a rank is gone; the ranks that wait for it report that
       } catch (const std::exception& e) {
         std::fprintf(stderr, "hvd: the watch of rank %d of %d ends: %s\n", comm_.rank(), comm_.size(), e.what());
         return;
@@ -181,8 +181,8 @@ class stall_watch {
     }
     asked_at_ = clock::now();
   }
-  /// The lowest rank that was asked about what is in flight for longest and has not answered, or else has not submitted
-  /// it; -1 if there is none.
+  /// For the operation that is in flight for longest, the first rank of its process set that owes an answer; else the
+  /// first that has not submitted it; -1 if there is none.
   [[nodiscard]] int find_suspect() const {
     int late = -1;
     for (const int r : what_.ranks(asked_.front().set)) {
@@ -273,7 +273,7 @@ class stall_watch {
                       " s: submitted by ", ranks_text(with)});
       if (!without.empty()) text += joined({"; not submitted by ", ranks_text(without)});
       if (!silent.empty()) text += joined({"; no answer from ", ranks_text(silent), " (stopped, or lost?)"});
-      // Of many ranks each may wait for another one.
+      // With many ranks, each may wait for another one.
       for (const auto& [what, ranks] : doing.size() <= most_activities ? doing : phases) {
         if (!what.empty()) text += joined({"; ", ranks_text(ranks), what});
       }
@@ -315,10 +315,10 @@ class stall_watch {
   std::vector<pending_operation> asked_;  // what the question under way is about
   clock::time_point asked_at_{}, next_{};
   std::uint32_t number_ = 0;  // of the question
-  int asked_ranks_ = 0;       // ranks below this have been asked it
-  int suspect_ = -1;          // who holds up what is in flight for longest
+  int asked_ranks_ = 0;       // ranks below this number have been asked
+  int suspect_ = -1;          // the rank that holds up what is in flight for longest, or -1
   std::map<int, message> replies_;
-  std::vector<bool> owing_;  // who has been asked and has not answered
+  std::vector<bool> owing_;  // ranks that have been asked and have not answered
   std::atomic<std::uint32_t> stop_{0};
   std::thread thread_;
 };

@@ -1,15 +1,16 @@
 // hvd/timeline/file.hpp: a file of JSON that several processes append to, and that is complete after every append.
 //
 // The file is one array, with one event on each line, that ends with a line "]". An append takes the file's lock
-// (flock), and replaces that end by a comma, events and a new end, in one write. So it is strict JSON whenever nobody
-// holds the lock. Who reads without the lock may, for the microseconds of a write, see its beginning only; browsers
-// read that, too, as the format lets the end be missing. What a process that is killed within a write leaves is mended
-// by the next append of another.
+// (flock), and replaces that end by a comma, events and a new end, in one write. So it is strict JSON whenever no
+// process holds the lock. A reader without the lock may, for the microseconds of a write, see only its beginning;
+// browsers read that too, because the format allows the end to be missing. If a process is killed within a write, the
+// next append of another process repairs the file.
 //
-// On NFS, flock is a lock between hosts (Linux 2.6.12 and later) that also brings what other hosts have written: hosts
-// with a common directory write one file. Not so if it is mounted with nolock or local_lock=flock: then each host needs
-// a file of its own. File systems without flock (Lustre unless mounted with -o flock) are refused with an error. A
-// server that is gone blocks who writes for as long as the mount says; that is never the thread that trains.
+// On NFS, flock is a lock between hosts (Linux 2.6.12 and later) that also makes the writes of other hosts visible:
+// hosts with a common directory write one file. This is not so if it is mounted with nolock or local_lock=flock: then
+// each host needs a file of its own. File systems without flock (Lustre unless mounted with -o flock) are refused with
+// an error. If the server is gone, an append blocks for as long as the mount options say; it never runs on a thread
+// that trains.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -39,15 +40,15 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// For one thread at a time.
+/// Used by one thread at a time.
 class timeline_file {
  public:
   enum class outcome : unsigned char { written, busy, failed };
 
-  /// Opens the file, or makes it. Who comes first of a job empties it and writes the header with the job and the time
-  /// of the start; `who` is for messages. Only an empty file and a timeline of hvd are emptied, links are followed: any
-  /// other content is refused, and is as it was. A child forked later lets go of the file, and `forked(context)` is
-  /// called in it.
+  /// Opens the file, or makes it. The first process of a job empties it and writes the header with the job and the time
+  /// of the start; `who` is for messages. Only an empty file and a timeline of hvd are emptied, links are followed; a
+  /// file with any other content is refused and left as it is. A child forked later closes the file, and
+  /// `forked(context)` is called in it.
   timeline_file(const std::string& path, std::string_view who, std::string_view job, std::int64_t start_epoch_us,
                 void (*forked)(void*), void* context)
       : path_(path), job_line_(beginning) {
@@ -61,7 +62,7 @@ class timeline_file {
     }
   }
 
-  /// The time of the start that the header has: that of the first rank of the job, and of the job's first start.
+  /// The time of the start in the header: that of the first rank of the job, at the job's first start.
   [[nodiscard]] std::int64_t start_epoch_us() const noexcept { return start_epoch_us_; }
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -85,7 +86,7 @@ class timeline_file {
   [[nodiscard]] const std::string& problem() const noexcept { return problem_; }
 
  private:
-  /// Of every timeline of hvd, in all versions: by this a file is known as one that may be replaced.
+  /// Every timeline of hvd, of any version, begins with this: it marks a file that may be replaced.
   static constexpr std::string_view beginning =
       "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":\"hvd\",\"job\":";
   static constexpr char closing[] = "\n]\n";
@@ -125,8 +126,8 @@ class timeline_file {
 
   void open(void (*forked)(void*), void* context) {
     const fork_guard::pause no_fork;
-    // Looked at before it is opened, because opening a pipe or a device already has effects; what counts is the look at
-    // the open file below.
+    // Checked before it is opened, because opening a pipe or a device already has effects. The check of the open file
+    // below decides.
     struct stat status {};
     if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) refuse_kind();
     const int fd = ::open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
@@ -170,7 +171,7 @@ class timeline_file {
     const std::string header =
         joined({job_line_, start_epoch_us,
                 "}},\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":0,\"args\":{\"sort_index\":0}}", closing});
-    // Emptied first, so that whoever is killed in between leaves an empty file and no mixture.
+    // Emptied first, so that a process that is killed in between leaves an empty file and no mixture.
     if (::ftruncate(fd(), 0) != 0 || !write_at(header, 0)) {
       const int why = errno;
       (void)!::ftruncate(fd(), 0);
@@ -179,7 +180,7 @@ class timeline_file {
     }
   }
 
-  // Reads the header. A file of this job tells its time of the start. Unknown: errno says why.
+  // Reads the header, and from a file of this job its time of the start. Unknown: errno is the reason.
   owner whose() {
     std::string head(job_line_.size() + 24, '\0');
     std::size_t have = 0;
@@ -201,11 +202,11 @@ class timeline_file {
     return owner::this_job;
   }
 
-  // Where the last event ends. Cuts off what a write that was not finished has left behind it.
+  // Where the last event ends. Cuts off what an unfinished write has left after it.
   std::optional<off_t> end_of_events() {
     struct stat status {};
     if (::fstat(fd(), &status) != 0) return std::nullopt;
-    constexpr off_t tail = sizeof closing;  // with the end of the last event
+    constexpr off_t tail = sizeof closing;  // the last byte of the last event, and the end
     char last[tail] = {};
     if (::pread(fd(), last, tail, status.st_size - tail) == tail && last[0] == '}' &&
         std::memcmp(last + 1, closing, tail - 1) == 0) {

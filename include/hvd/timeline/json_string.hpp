@@ -28,7 +28,7 @@ inline std::size_t utf8_length(std::string_view text) noexcept {
   return front >= 0xf090 && front < 0xf490 ? 4 : 0;                                        // overlong, above U+10FFFF
 }
 
-/// Appends the text in quotes. What is no UTF-8 becomes U+FFFD, byte by byte.
+/// Appends the text in quotes. Each byte that is not part of well-formed UTF-8 becomes U+FFFD.
 inline void append_json_string(std::string& to, std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";
   to += '"';

@@ -23,7 +23,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The tensors of a timeline: each name has a number here, and the number of a "process" that all ranks give it.
+/// The tensors of a timeline: each name has a number here, and a "process" number, which is the same on all ranks.
 class timeline_names {
  public:
   static constexpr std::uint32_t most = 65'536, unknown = UINT32_MAX;
@@ -34,8 +34,9 @@ class timeline_names {
     const auto known = numbers_.find(name);
     if (known != numbers_.end()) return known->second;
     if (names_.size() == most) return unknown;
-    // A hash, so that ranks agree without a word whatever the order in which they see names. Of two names with one hash
-    // (in 1,000 names with a chance of 1 in 4,300) the later gets the next, and on other ranks perhaps the other.
+    // A hash, so that ranks agree without messages, in whatever order they see names. If two names have one hash (in
+    // 1,000 names with a chance of 1 in 4,300), the later one gets the next number; on other ranks that may be the
+    // other name.
     auto process = static_cast<std::uint32_t>(text_hash(name) % INT32_MAX) + 1;  // 0 is for what belongs to no tensor
     while (!processes_.insert(process).second) process = process % INT32_MAX + 1;
     const auto number = static_cast<std::uint32_t>(names_.size());
@@ -45,7 +46,7 @@ class timeline_names {
   }
 
   struct entry {
-    const std::string* name;  // lives as long as this does
+    const std::string* name;  // lives as long as the timeline_names
     std::uint32_t process;
   };
   /// None for a number that add() has not given.
@@ -62,15 +63,15 @@ class timeline_names {
   std::vector<entry> names_;
 };
 
-/// Makes lines, each of which begins with ",\n". Keeps for each tensor how many activities are open, so that an event
-/// that was dropped does not put all later ones into the wrong place.
+/// Makes lines, each of which begins with ",\n". Counts the open activities of each tensor, so that a dropped event
+/// does not misplace all later ones.
 class timeline_text {
  public:
   /// `origin`: what this host's steady clock showed, in nanoseconds, at the time 0 of the file.
   timeline_text(const timeline_names& names, int rank, std::int64_t origin)
       : names_(names), rank_(std::to_string(rank)), origin_(origin) {}
 
-  /// False if the event has no place: an end without a beginning, an unknown tensor.
+  /// False if the event cannot be shown: an end without a beginning, an unknown tensor.
   bool add(const trace_event& e) {
     if (e.kind == trace_kind::cycle) {
       mark("CYCLE_START", e.time);
@@ -90,7 +91,7 @@ class timeline_text {
       case trace_kind::end:
       case trace_kind::result:
         if (at.depth == 0) return false;
-        // The outermost end: what is still open has lost its own end.
+        // The end of the outermost activity: the ends of those that are still open were dropped.
         if (e.kind == trace_kind::result) {
           while (at.depth > 1) end(at, e.time);
         }
@@ -104,13 +105,13 @@ class timeline_text {
     }
   }
 
-  /// That events were dropped: how many since the last time, and in all.
+  /// Adds how many events were dropped, since the last time and in all.
   void add_dropped(std::uint64_t events, std::uint64_t total, std::int64_t time) {
     const std::string both = std::to_string(events) + ",\"total\":" + std::to_string(total);
     mark("DROPPED", time, both);
   }
 
-  /// Ends what is still open, and says so: at the end of a timeline.
+  /// Ends what is still open, marked as unfinished, at the end of a timeline.
   void end_all(std::int64_t time) {
     for (row& at : rows_) {
       while (at.depth != 0) end(at, time, nullptr, true);

@@ -1,4 +1,4 @@
-// hvd/timeline/trace_ring.hpp: events of many threads on their way to the one thread that writes them down.
+// hvd/timeline/trace_ring.hpp: a queue of events, from many threads to the one thread that writes them to the file.
 //
 // A bounded queue after Dmitry Vyukov (bounded MPMC queue, 1024cores.net, 2010): each slot carries a number by which a
 // thread sees whose turn it is, so that adding costs one compare-and-swap, and no thread waits for another.
@@ -69,8 +69,9 @@ class trace_ring {
     return e;
   }
 
-  /// For the thread that pops: whether nobody has begun to add what was not popped. In the single order of sequentially
-  /// consistent operations, so that who adds afterwards also sees what this thread has stored before it asked.
+  /// For the thread that pops: whether no thread has begun to add an event that was not popped. In the single order of
+  /// sequentially consistent operations, so that a thread that adds afterwards also sees what this thread has stored
+  /// before it asked.
   [[nodiscard]] bool empty() const noexcept { return added_.load(std::memory_order_seq_cst) == taken_; }
 
  private:
