@@ -1,4 +1,4 @@
-// hvd/shared_memory/abort.hpp: why a group is finished, as one word in its memory and as a sentence on each rank.
+// hvd/shared_memory/abort.hpp: why a group has ended, as one word in its memory and as a sentence on each rank.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -27,8 +27,8 @@ constexpr const char* name(phase p) noexcept {
   return names[static_cast<unsigned char>(p)];
 }
 
-/// The abort word's value: the kind of the error, the rank at fault, the rank that found it (-1: none of them), and
-/// what that one was waiting for. Never 0.
+/// The abort word's value: the kind of the error, the rank at fault, the rank that reports it (-1: none), and what the
+/// reporting rank was waiting for. Never 0.
 inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter, phase what = phase::answer) noexcept {
   return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
          static_cast<std::uint64_t>(reporter + 1) << 32 | static_cast<std::uint64_t>(what) << 56;
@@ -45,17 +45,17 @@ inline int abort_reporter(std::uint64_t reason, int size) noexcept { return abor
 inline phase abort_phase(std::uint64_t reason) noexcept {
   return std::min(static_cast<phase>(reason >> 56), phase::answer);
 }
-/// Whether a second process came as a rank of the group. Only joining gives up for this reason in this phase.
+/// Whether a second process has claimed a rank of the group. No other failure has this kind in this phase.
 inline bool claimed_twice(std::uint64_t reason) noexcept {
   return reason != 0 && abort_kind(reason) == error_kind::mismatch && abort_phase(reason) == phase::join;
 }
-/// The value of an abort word if it tells of that; else 0.
+/// The value of an abort word if its reason is a second claim; else 0.
 inline std::uint64_t second_claim(const word& abort) noexcept {
   const std::uint64_t reason = abort.load(std::memory_order_acquire);
   return claimed_twice(reason) ? reason : 0;
 }
 
-/// One rank's view of it: its operation, and whom (-1: nobody) and what it was waiting for.
+/// The rank that reads the abort word: its operation, and the peer (-1: none) and the phase it was waiting for.
 struct abort_reader {
   std::string_view operation, label;
   int rank, size;
@@ -64,7 +64,7 @@ struct abort_reader {
   double timeout;  ///< in seconds
 };
 
-/// What all ranks say when two processes have joined, or want to join, as one rank (-1: it is not known which).
+/// The error text on all ranks when two processes have joined, or want to join, as one rank (-1: not known which).
 inline std::string two_claims(int rank) {
   return joined({"two processes claim ", rank < 0 ? "one rank" : joined({"rank ", rank}),
                  "; were two jobs started under one name? Each job needs its own HVD_JOB, each rank its own "

@@ -24,22 +24,22 @@ struct descriptor {
   operation kind{};
   dtype type = dtype::user;
   // No bool: a peer may write any byte.
-  std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, nobody goes on
-  std::uint8_t flags = 0;    ///< the next two, which need not be equal
+  std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, no rank goes on
+  std::uint8_t flags = 0;    ///< with_counts and staged; need not be equal
   std::int16_t root = -1;
   std::uint16_t algorithm = 0;  ///< hash of its name and tunables
   std::uint32_t in_block = 0;   ///< shared blocks that the buffers lie in, 0 if they are private
   std::uint32_t out_block = 0;
   std::uint32_t element_bytes = 0;
-  std::uint64_t in_offset = 0;  ///< and where in them
+  std::uint64_t in_offset = 0;  ///< offsets of the buffers in those blocks
   std::uint64_t out_offset = 0;
   std::uint64_t details = 0;  ///< hash of what else must be equal: scale factors, counts of blocks
 
-  static constexpr std::uint8_t with_counts = 1;  ///< the function is the one with counts, as allgather_v
+  static constexpr std::uint8_t with_counts = 1;  ///< the function has counts, as allgather_v
   static constexpr std::uint8_t staged = 2;       ///< this rank has staged its first chunk already
   [[nodiscard]] bool has(std::uint8_t flag) const noexcept { return (flags & flag) != 0; }
 
-  /// 16 bits that differ, but for one case in 65,536, between calls that differ.
+  /// A hash of 16 bits: calls that differ have equal ones in one case of 65,536.
   [[nodiscard]] std::uint16_t signature() const noexcept {
     const std::uint64_t call = static_cast<std::uint64_t>(op) << 32 | static_cast<std::uint64_t>(kind) << 24 |
                                static_cast<std::uint64_t>(type) << 16 | static_cast<std::uint16_t>(root);
@@ -110,7 +110,7 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
   return {};
 }
 
-/// The error that all ranks get whose calls, in rank order, are not the same; nothing if they are.
+/// The error for all ranks if their calls, given in rank order, are invalid or differ; else nothing.
 inline std::optional<error> disagreement(std::span<const descriptor> all, std::string_view operation,
                                          std::string_view label) {
   for (std::size_t q = 0; q != all.size(); ++q) {
@@ -182,7 +182,7 @@ std::vector<T> share(peer_memory& m, const T& own, operation kind) {
   return all;
 }
 
-/// An exchange without payload, inside an operation: nobody leaves before everybody has come.
+/// An exchange without payload, inside an operation: no rank leaves before all have entered.
 inline void meet(peer_memory& m, const descriptor& d) {
   m.begin(d.signature());
   m.publish(nullptr, 0);
@@ -206,7 +206,7 @@ inline void barrier(peer_memory& m) {
   scope.leave();
 }
 
-/// Who is in this rank's new group: old ranks of the same color, ordered by key and then by rank.
+/// The members of this rank's new group: old ranks of the same color, ordered by key and then by rank.
 struct split_plan {
   std::vector<int> members;
   int rank = 0;             ///< in the new group

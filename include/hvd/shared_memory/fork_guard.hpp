@@ -1,8 +1,8 @@
-// hvd/shared_memory/fork_guard.hpp: makes a forked child let go of what its parent holds.
+// hvd/shared_memory/fork_guard.hpp: makes a forked child release what its parent holds.
 //
-// A child inherits its parent's file descriptors, and with them the locks by which peers see that the parent
-// lives: a child that outlives its parent would hide the parent's death. So the child closes them at once.
-// (A child made by a bare clone system call runs no handlers; it lets go when it executes another program.)
+// A child inherits its parent's file descriptors, and with them the locks by which peers see that the parent lives: a
+// child that outlives its parent would hide the parent's death. So the child closes them at once. (A child made by a
+// bare clone system call runs no handlers; it releases them when it executes another program.)
 #pragma once
 
 #include <hvd/version.hpp>
@@ -50,7 +50,7 @@ class fork_guard {
 
  private:
   struct registry {
-    std::mutex pause;  // taken before the other
+    std::mutex pause;  // locked before `mutex`
     std::mutex mutex;
     fork_guard* first = nullptr;
 

@@ -15,7 +15,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Sleeps until woken, unless what is there no longer has the expected value; at most `limit`. Works between
+/// Sleeps until woken, for at most `limit`. Returns at once if the word no longer has the expected value. Works between
 /// processes. May return early.
 inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expected,
                        std::chrono::nanoseconds limit) noexcept {

@@ -1,8 +1,8 @@
 // hvd/shared_memory/layout.hpp: what lies where in the memory that the ranks of a group share.
 //
-// A header, then one window for each rank, written by that rank alone (the header's abort word and the
-// doorbells aside). Whatever one rank polls while another writes stands alone on 128 bytes, because CPUs
-// prefetch lines in pairs.
+// A header, then one window for each rank, written by that rank alone (the header's abort word and the doorbells
+// aside). Each word that one rank polls while another writes it has 128 bytes of its own, because CPUs prefetch lines
+// in pairs.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -25,10 +25,11 @@ struct alignas(apart) lonely_word {
   word value{0};
 };
 
-/// What a rank sends in an exchange: whoever sees the sequence number sees the payload. The low 16 bits of `stamp` are
-/// a signature of the call, so that ranks in different calls notice. What fits into the first line costs one line.
+/// What a rank sends in an exchange: a rank that sees the sequence number also sees the payload. The low 16 bits of
+/// `stamp` are a signature of the call, so that ranks in different calls notice. A payload that fits into the first
+/// line costs one line.
 struct alignas(apart) mailbox {
-  static constexpr std::size_t capacity = 34 * cache_line - sizeof(word);  // 2 KiB and a little
+  static constexpr std::size_t capacity = 34 * cache_line - sizeof(word);  // a little more than 2 KiB
   static constexpr std::size_t first_line = cache_line - sizeof(word);
   word stamp;
   std::byte payload[capacity];
@@ -39,16 +40,16 @@ enum class presence : std::uint32_t { absent, joined, left };
 inline constexpr int max_cpus = 2048;
 inline constexpr int max_ranks = 4096;
 
-/// For whom a rank waits, for wait_board.
+/// The rank that a rank waits for: see wait_board.
 struct wait_state {
-  std::atomic<std::uint32_t> waits_for{0};  ///< a rank and 1, or 0
-  std::atomic<std::uint32_t> looks{0};      ///< how often it has looked up from its waits
+  std::atomic<std::uint32_t> waits_for{0};  ///< that rank plus 1, or 0
+  std::atomic<std::uint32_t> looks{0};      ///< calls of wait_board::look
 };
 
 /// The first part of a rank's window.
 struct control {
   lonely_word staged;   ///< chunks that this rank has staged
-  lonely_word reduced;  ///< chunks that it has reduced or read from all its peers
+  lonely_word reduced;  ///< chunks that it has reduced, or read from all its peers
   lonely_word done;     ///< exchanges that it has completed
   struct alignas(apart) {
     std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
@@ -58,9 +59,9 @@ struct control {
     std::atomic<presence> state{presence::absent};
     std::atomic<std::uint64_t> nonce{0};      ///< as this rank read it in the header
     std::atomic<std::uint64_t> process{0};    ///< process_identity of this rank
-    std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, for counting the group's
+    std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, to count those of the group
     std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
-    std::atomic<bool> informed{false};        ///< it knows that the group has failed, and so may end because of that
+    std::atomic<bool> informed{false};        ///< this rank knows that the group has failed, and may end because of it
     wait_state waits;
   } self;
 };
@@ -74,7 +75,8 @@ struct geometry {
   friend bool operator==(const geometry&, const geometry&) = default;
 };
 
-/// What protocols are tuned by. In the group's memory because ranks that may use different CPUs must choose alike.
+/// Protocols are tuned by these sizes. They lie in the group's memory because ranks on different CPUs must choose
+/// alike.
 struct cache_sizes {
   std::uint64_t l2 = 0;  ///< bytes of a core's second level, 0 if unknown
   std::uint64_t l3 = 0;  ///< bytes of a last-level domain, 0 if unknown
@@ -87,17 +89,17 @@ struct alignas(cache_line) slot {
   std::uint64_t reserved[6];
 };
 inline constexpr int slots_per_channel = 2;
-/// The payload of a slot has so many bytes at least, with any number of ranks: what is no longer is one fragment.
+/// A slot's payload has at least this many bytes with any number of ranks: a message up to this length is one fragment.
 inline constexpr std::size_t least_slot_bytes = 8 * cache_line;
-inline constexpr std::size_t staging_page = 4096;  ///< of which places in the ring are multiples: see staging.hpp
+inline constexpr std::size_t staging_page = 4096;  ///< places in the ring are multiples of it: see staging.hpp
 
 inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// The group's header, which `staging_bytes` counts in with each rank's window.
+/// Bytes of the group's header; memory_policy::staging_bytes counts them in for each rank.
 inline constexpr std::size_t header_bytes = 4096;
 
-/// The layout where each rank adds `staging` bytes, the header counted: two mailboxes, a quarter channels at most, and
-/// the rest for the staging ring.
+/// The layout where each rank adds `staging` bytes, the header included. A window has two mailboxes, channels in at
+/// most a quarter of it (more where slots are of the least size), and the staging ring in the rest.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > max_ranks) {
     fail(error_kind::invalid_argument, {"a group of ", size, " ranks cannot share memory; allowed: 1 to 4096"});
@@ -105,7 +107,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
   const std::size_t ranks = static_cast<std::size_t>(size);
   geometry g;
   g.window_bytes = std::max(staging / 4096 * 4096, 2 * header_bytes) - header_bytes;
-  g.mailboxes_at = round_up(sizeof(control), apart);  // not where a page begins: see copy_bytes
+  g.mailboxes_at = round_up(sizeof(control), apart);  // not at a page boundary: see copy_bytes
   g.channels_at = g.mailboxes_at + 2 * sizeof(mailbox);
   // A channel from this rank to each peer (two slots), and a word for what was taken from each.
   const std::size_t per_channel = g.window_bytes / 4 / ranks;
@@ -115,7 +117,7 @@ inline geometry make_geometry(int size, std::size_t staging) {
   const std::size_t channel_bytes = slots_per_channel * (sizeof(slot) + g.slot_bytes) + apart;
   g.ring_at = round_up(g.channels_at + ranks * channel_bytes, staging_page);
   g.ring_bytes = g.window_bytes > g.ring_at ? (g.window_bytes - g.ring_at) / staging_page * staging_page : 0;
-  const std::size_t least = 3 * round_up(ranks * cache_line, staging_page);  // three chunks of a line for each rank
+  const std::size_t least = 3 * round_up(ranks * cache_line, staging_page);  // three chunks with a line for each rank
   if (g.ring_bytes < least) {
     fail(error_kind::invalid_argument,
          {"staging memory of ", staging, " bytes a rank is too little for ", size,
@@ -136,8 +138,8 @@ class rank_set {
   std::array<word, max_ranks / 64> words_{};
 };
 
-/// The start of a group's memory. Filled before any other rank can see it, and constant from then on, but for
-/// the abort word and the flags.
+/// The start of a group's memory. Filled before any other rank can see it, and constant from then on, except for the
+/// abort word and the flags.
 struct alignas(header_bytes) group_header {
   static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
   std::uint64_t magic = magic_value;
@@ -150,9 +152,9 @@ struct alignas(header_bytes) group_header {
   std::uint32_t check = 0;
   geometry windows;
   cache_sizes caches;
-  std::uint32_t launched = 0;  ///< made by who started the ranks, and removes the name itself
-  rank_set entered;            ///< who has come, and holds its lock from then on while it lives
-  rank_set ready;              ///< whose window has memory: until then nobody else may touch it
+  std::uint32_t launched = 0;  ///< 1: made by the launcher, which also removes its name
+  rank_set entered;            ///< ranks that have come: each holds its lock while it lives
+  rank_set ready;              ///< ranks whose window has memory: no other rank may touch it before
   /// 0, or why the group is finished (abort.hpp).
   lonely_word abort;
 };

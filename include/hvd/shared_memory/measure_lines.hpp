@@ -15,21 +15,21 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Two ranks that measure in their staging rings, which nobody else uses yet. Each number is the least or the median of
-/// several: a rank that was held up once spoils one of them. Where ranks wait for CPUs, rank 0 soon ends it, and
-/// nothing is known.
+/// Two ranks that measure in their staging rings, which are not yet in use. Each number is the least or the median of
+/// several samples: one delay of a rank spoils one sample only. Where ranks wait for CPUs, rank 0 soon ends the
+/// measurement, and the costs stay unknown.
 class line_probe {
  public:
-  /// Whether the rings have room for it.
+  /// Whether the rings have room for the measurement.
   static bool fits(const peer_memory& m) noexcept { return m.shape().ring_bytes >= staging_page + places * bytes; }
 
-  /// `number` of the pair: the words of the rings, zero at first, only grow.
+  /// The pair's `number` is part of the words in the rings, which are zero at first and only grow.
   line_probe(peer_memory& m, int peer, int number)
       : m_(m), peer_(peer), own_(*reinterpret_cast<word*>(m.at(m.rank(), {}))),
         other_(*reinterpret_cast<word*>(m.at(peer, {}))), local_(m.scratch(bytes)),
         sent_(static_cast<std::uint64_t>(number) << 32), received_(sent_) {}
 
-  /// Of rank 0, which writes. Unknown if it took too long.
+  /// Rank 0 writes, and gets the costs: unknown if it took too long.
   line_costs write() {
     line_costs found{~std::uint32_t{0}, 0, 0};
     for (int i = 0; i != rallies; ++i) {
@@ -52,7 +52,7 @@ class line_probe {
     found.touched = median(1) + static_cast<std::uint32_t>(std::min<std::uint64_t>(of_reader(peer_).load(), most));
     return found;
   }
-  /// Of its peer, which reads, and tells what touching costs it.
+  /// Its peer reads, and stores in its ring what touching costs it.
   void read() {
     for (int i = 0; i != rallies * round_trips; ++i) {
       if (!await_answer()) return;
@@ -72,7 +72,7 @@ class line_probe {
  private:
   using clock = std::chrono::steady_clock;
   static constexpr std::size_t bytes = std::size_t{16} << 10;
-  static constexpr int places = 4;  // with one alone an EPYC stores now at one price and now at another
+  static constexpr int places = 4;  // with a single one the cost of a store varies on an EPYC
   static constexpr std::uint32_t lines = bytes / cache_line;
   static constexpr int half = 16, rounds = 2 * half, settled = 8, rallies = 6, round_trips = 8;
   static constexpr std::uint32_t most = 1'000'000'000;
@@ -86,9 +86,9 @@ class line_probe {
   static constexpr std::size_t place(int i) noexcept {
     return staging_page + static_cast<std::size_t>(i % places) * bytes;
   }
-  /// Whether the reader in round i touches what it has read: in the second half of them.
+  /// Whether the reader touches what it has read in round i: in the second half of the rounds.
   static constexpr bool touches(int i) noexcept { return i >= half; }
-  /// Of a half, without its first rounds: a CPU needs some of one kind until each costs the same.
+  /// The median of a half without its first rounds: the cost of a round settles only after some of the same kind.
   std::uint32_t median(int which) noexcept {
     auto* const first = spent_.data() + which * half + settled;
     std::sort(first, first + (half - settled));
@@ -98,9 +98,9 @@ class line_probe {
   /// A word in the ring of the pair's reader.
   [[nodiscard]] word& of_reader(int r) const { return *reinterpret_cast<word*>(m_.at(r, {0, apart})); }
   void send() { m_.store(own_, ++sent_); }
-  /// False if rank 0 has had enough.
+  /// False if rank 0 has ended the measurement.
   bool await_answer() { return (m_.await(other_, ++received_, peer_, phase::answer) & enough) == 0; }
-  /// Of rank 0: the next step, or the end if it has taken too long.
+  /// Rank 0 starts the next step, or ends the measurement if it has taken too long: false.
   bool serve() {
     if (clock::now() - began_ > std::chrono::milliseconds(2)) {
       m_.store(own_, sent_ | enough);
@@ -120,10 +120,10 @@ class line_probe {
   const clock::time_point began_ = clock::now();
 };
 
-/// Collective: what all ranks go by. That is `given`, if it is known, which must be the same on all ranks (else
-/// mismatch on all of them); otherwise rank 0 measures with at most three others, and all take the mean. Nothing is
-/// known of ranks that share CPUs. Cost: two exchanges, and 0.2 ms for each pair; if ranks wait for CPUs, 2 ms and
-/// until they have one.
+/// Collective: the line costs that all ranks use. These are `given`, if known, which must be the same on all ranks
+/// (else mismatch on all of them); otherwise rank 0 measures with at most three others, and all take the mean. Unknown
+/// where oversubscribed. Cost: two exchanges, and 0.2 ms for each pair; if ranks wait for CPUs, 2 ms and the wait for a
+/// CPU.
 inline line_costs agree_on_line_costs(peer_memory& m, const line_costs& given) {
   peer_memory::scope scope(m, "join");
   const std::vector<line_costs> wanted = share(m, given, operation::barrier);

@@ -1,8 +1,8 @@
 // hvd/shared_memory/messages.hpp: point-to-point messages through slots in the sender's window.
 //
-// One channel for each ordered pair of ranks: two slots that the sender fills in turn and a word in the
-// receiver's window that counts what it has taken. A message travels in fragments of a slot each, so any
-// length goes through fixed memory, and the copy in of one fragment overlaps the copy out of the last.
+// One channel for each ordered pair of ranks: two slots that the sender fills in turn and a word in the receiver's
+// window that counts what it has taken. A message travels in fragments of one slot each, so that any length goes
+// through fixed memory, and the copy in of one fragment overlaps the copy out of the previous one.
 #pragma once
 
 #include <hvd/shared_memory/peer_memory.hpp>
@@ -71,7 +71,8 @@ class outgoing {
   bool finished_ = false;  // a message of no bytes still sends one fragment
 };
 
-/// A message on its way in. One of another length is taken whole and dropped, so that the channel stays usable.
+/// A message on its way in. A message of another length is received completely and dropped, so that the channel stays
+/// usable.
 class incoming {
  public:
   incoming(peer_memory& m, std::byte* data, std::size_t bytes, int from)
@@ -87,8 +88,8 @@ class incoming {
     peer_memory& m = channels_.m;
     std::uint64_t& taken = m.taken(from_);
     const slot& s = channels_.at(from_, m.rank(), taken);
-    // The sender fills a slot again when this fragment is taken. With any other number somebody has overwritten it, and
-    // a length that is wrong as well could keep this rank busy for ever.
+    // The sender refills a slot only after this fragment is taken. Any other stamp means that the memory was
+    // overwritten; a wrong length with it could keep this rank busy for ever.
     if (s.stamp.load(std::memory_order_relaxed) != taken + 1) m.give_up(error_kind::mismatch, from_, phase::send);
     if (got_ == 0) message_bytes_ = s.message_bytes;
     const std::size_t n = std::min<std::size_t>(message_bytes_ - got_, m.shape().slot_bytes);
@@ -123,8 +124,8 @@ inline void check_peer(const peer_memory& m, std::string_view operation, int pee
        {operation, " on ", m.label(), ": there is no rank ", peer, "; allowed: 0 to ", m.size() - 1});
 }
 
-/// Sends `bytes` to a peer; returns when the last fragment lies in its slot. A rank may send to itself as far as
-/// the slots reach; use `exchange` for more.
+/// Sends `bytes` to a peer; returns when the last fragment lies in its slot. A rank may send to itself what its slots
+/// hold; `exchange` sends more.
 inline void send_message(peer_memory& m, const std::byte* data, std::size_t bytes, int to) {
   check_peer(m, "send", to);
   peer_memory::scope scope(m, "send");
@@ -156,17 +157,17 @@ inline void receive_message(peer_memory& m, std::byte* data, std::size_t bytes, 
   i.check();
 }
 
-/// Whether the next message from a peer is there, or its first fragment.
+/// Whether the next message from a peer, or its first fragment, is there.
 inline bool message_arrived(peer_memory& m, int from) {
   check_peer(m, "arrived", from);
   m.enter("arrived");
-  const bool over = m.aborted();  // asked first: what was sent before somebody gave up is there
+  const bool over = m.aborted();  // read first: a message sent before a rank gave up is then visible
   const bool there = incoming(m, nullptr, 0, from).ready();
   if (over && !there) m.check_abort(-1, phase::answer);
   return there;
 }
 
-/// Both at once, a fragment here and a fragment there, so that two ranks can exchange more than the slots hold.
+/// Sends and receives at once, in alternating fragments, so that two ranks can exchange more than the slots hold.
 inline void exchange_messages(peer_memory& m, const std::byte* out, std::size_t out_bytes, int to, std::byte* in,
                               std::size_t in_bytes, int from) {
   check_peer(m, "exchange", to);

@@ -1,12 +1,12 @@
 // hvd/shared_memory/peer_memory.hpp: the words, lines and staging rings that ranks with common memory synchronise
 // through.
 //
-// This is what a PeerMemory transport offers to algorithms. It knows nothing of where the memory comes from:
-// a mapped segment between processes, the heap between threads. Rules that every user of it keeps:
+// This is what a PeerMemory transport offers to algorithms. It does not depend on where the memory comes from: a mapped
+// segment between processes, private memory between threads. Rules that every user of it keeps:
 //  * one writer at a time for a cache line; a word only grows; loads acquire and stores release, and there is no
-//    read-modify-write and no fence on the way of data;
-//  * every wait names the peer it waits for, ends when that peer is gone, when anybody has given up, or at the
-//    deadline, and is then an hvd::error on every rank.
+//    read-modify-write and no fence on the data path;
+//  * every wait names the peer it waits for. It fails, with an hvd::error on every rank, when that peer is gone, when a
+//    rank has given up, or at the deadline.
 #pragma once
 
 #include <hvd/policy.hpp>
@@ -35,12 +35,12 @@ class peer_memory {
   /// Whether the process or thread behind a rank still exists; called only while waiting.
   struct liveness {
     bool (*alive)(void* context, int peer) = nullptr;
-    /// Who is to blame when a peer is gone, which may have left because of another that was killed.
+    /// The rank to blame when `peer` is gone: it may have left because another one was killed.
     int (*blame)(void* context, int peer) = nullptr;
     void* context = nullptr;
   };
 
-  /// `size` and `shape` as the caller has checked them: the header may change.
+  /// `size` and `shape` are values that the caller has checked: those in the header may change.
   peer_memory(group_header& header, int size, const geometry& shape, int rank, std::string label,
               const waiting_policy& waiting, const failure_policy& failure, liveness live)
       : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(size),
@@ -62,7 +62,7 @@ class peer_memory {
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_oversubscribed(bool more_ranks_than_cpus) noexcept { oversubscribed_ = more_ranks_than_cpus; }
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
-  /// This group is split off one that has a name, with this abort word: a second claim of a rank there ends it, too.
+  /// For a group split off a named one, whose abort word this is: a second claim of a rank there ends this group, too.
   void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }
 
   [[nodiscard]] std::byte* window(int r) const noexcept {
@@ -70,7 +70,7 @@ class peer_memory {
   }
   [[nodiscard]] control& of(int r) const noexcept { return *reinterpret_cast<control*>(window(r)); }
   [[nodiscard]] control& mine() const noexcept { return of(rank_); }
-  /// A place in the staging ring of rank r's window.
+  /// The address of `p` in the staging ring of rank r's window.
   [[nodiscard]] std::byte* at(int r, const staging_place& p) const noexcept {
     return window(r) + geometry_.ring_at + p.at;
   }
@@ -94,7 +94,7 @@ class peer_memory {
     return w.load(std::memory_order_acquire);
   }
 
-  /// Waits for any condition that `peer` (or `other` by receiving, where either may) will make true.
+  /// Waits for a condition that `peer` makes true (or `other`, if it is not -1, by receiving).
   template <class Ready>
   [[gnu::noinline]] void await_until(int peer, phase what, Ready ready, int other = -1) {
     for (int i = oversubscribed_ ? waiting_.oversubscribed_loads : waiting_.loads; i > 0; --i) {
@@ -135,25 +135,25 @@ class peer_memory {
       }
     }
   }
-  /// For whom this rank waits.
+  /// Which rank this rank waits for.
   [[nodiscard]] wait_board& waits() noexcept { return *waits_; }
-  /// Waits are shown on the board of `other`, a group of the same ranks in the same order, which has a thread's waits
-  /// in either group then. `other` lives longer.
+  /// From now on this group's waits appear on the board of `other`, a group of the same ranks in the same order: so
+  /// that the board has the waits of a thread in either group. `other` lives longer.
   void show_waits_with(peer_memory& other) noexcept { waits_ = other.waits_; }
 
   // ---- exchanges: small payloads -----------------------------------------------------------------------------------
   // Exchanges are numbered. Even and odd ones use different mailboxes, so no rank waits at the exit: publishing
-  // exchange s+1 proves that this rank has read all it wanted of s, hence whoever has read s+1 of all ranks
-  // may overwrite the mailboxes of s in s+2. An exchange in which a rank does not read all others proves less; then
+  // exchange s+1 proves that this rank has read all it wanted of s, hence a rank that has read s+1 of all ranks may
+  // overwrite the mailboxes of s in s+2. An exchange in which a rank does not read all others proves less; then
   // `payload` waits for the peers' `done` words instead.
 
-  /// Starts the next exchange. `signature` is equal on ranks that mean the same call.
+  /// Starts the next exchange. `signature` is equal on ranks in the same call.
   void begin(std::uint16_t signature) noexcept {
     stamp_ = ++sequence_ << 16 | signature;
     if (sequence_ % 2 == 0 && ++turn_ == size_) turn_ = 0;
   }
 
-  /// Where this rank puts its payload: mailbox::capacity bytes.
+  /// Memory for this rank's payload: mailbox::capacity bytes.
   std::byte* payload() {
     if (known_ + 2 < sequence_) [[unlikely]]
       await_done(sequence_ - 2);
@@ -164,7 +164,7 @@ class peer_memory {
     mailbox_of(rank_).stamp.store(stamp_, std::memory_order_release);
     ring();
   }
-  /// Both, of `bytes` at `data`.
+  /// Copies `bytes` from `data` into the payload, and publishes it.
   void publish(const std::byte* data, std::size_t bytes) {
     copy_bytes(payload(), data, bytes);
     publish();
@@ -184,7 +184,7 @@ class peer_memory {
     known_ = sequence_ - 1;
     staging_.all_began();
   }
-  /// Ends the exchange for this rank: nothing of its peers is needed any more.
+  /// Ends the exchange for this rank: it needs nothing more of its peers.
   void end() noexcept { store(mine().done.value, sequence_); }
 
   /// Waits until every peer has ended exchange `sequence` (by default the current one).
@@ -232,7 +232,7 @@ class peer_memory {
            {operation, " on ", label_,
             ": this process was forked from the one that joined the group; only that one may use it"});
     }
-    // Nothing more is mixed with the data of another launch, of which a process came as one of these ranks.
+    // A process of another launch has claimed one of these ranks: stop before data of both launches mix.
     if (second_claim(*claims_) != 0) [[unlikely]]
       give_up(error_kind::mismatch, -1, phase::join);
     if (failed_) [[unlikely]] {
@@ -241,7 +241,7 @@ class peer_memory {
            failed_->rank());
     }
   }
-  /// In a forked child: refuse all further use.
+  /// In a forked child: refuses all further use.
   void orphan() noexcept { orphaned_ = true; }
   [[nodiscard]] bool orphaned() const noexcept { return orphaned_; }
   [[nodiscard]] bool failed() const noexcept { return failed_.has_value(); }
@@ -257,24 +257,24 @@ class peer_memory {
     std::uint64_t none = 0;
     header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_, what));
   }
-  /// This rank may end because of another one: see shm_group::blame.
+  /// Records that this rank knows of the failure, and may end because of it: see shm_group::blame.
   void inform() noexcept { mine().self.informed.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
-  /// Throws if somebody gave up.
+  /// Throws if a rank has given up.
   void check_abort(int waited_for, phase what) {
     if (const auto reason = header_.abort.value.load(std::memory_order_acquire); reason != 0)
       fail_with(reason, waited_for, what);
   }
 
-  /// Throws what a wait would, if a rank is gone or somebody gave up. Does not wait.
+  /// Throws what a wait would throw, if a rank is gone or has given up. Does not wait.
   void check_all() {
     for (int q = 0; q != size_; ++q) check_alive(q, [] { return false; });
   }
-  /// The same of one rank, unless what it was to do is `there`: it may have done that and left.
+  /// The same for one rank, unless what is awaited of it is `there()`: it may have done that and left.
   template <class There>
   void check_alive(int peer, const There& there) {
     enter("check");
-    const bool lost = peer != rank_ && gone(peer);  // asked first: what it stored before it left is then visible
+    const bool lost = peer != rank_ && gone(peer);  // read first: what it stored before it left is then visible
     if ((!lost && !aborted()) || there()) return;
     if (lost) set_abort(error_kind::peer_lost, blamed(peer));
     check_abort(-1, phase::answer);
@@ -301,16 +301,16 @@ class peer_memory {
 
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
-  /// The mailbox of rank r in this exchange. They go around the windows, so that with two ranks each writes one that it
-  /// has read: a store into a line that only another rank reads costs several times as much
+  /// The mailbox of rank r in this exchange. They rotate through the windows, so that with two ranks each writes one
+  /// that it has read: a store into a line that only another rank reads costs several times as much
   /// (algorithm/direct/staged.hpp).
   [[nodiscard]] mailbox& mailbox_of(int r) const noexcept {
     const int home = r + turn_ < size_ ? r + turn_ : r + turn_ - size_;
     return reinterpret_cast<mailbox*>(window(home) + geometry_.mailboxes_at)[sequence_ & 1];
   }
 
-  /// Wakes whoever sleeps until this rank stores. The load may pass the store before it, so a sleeper that
-  /// registers at that moment is missed; its sleep is limited. That spares every store a fence.
+  /// Wakes the ranks that sleep until this one stores. The load may be reordered before the preceding store, so that a
+  /// sleeper which registers at that moment is missed; its sleep is limited. This saves a fence at every store.
   void ring() noexcept {
     auto& doorbell = mine().doorbell;
     if (doorbell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]]
@@ -334,7 +334,7 @@ class peer_memory {
   [[noreturn]] void fail_with(std::uint64_t reason, int waited_for, phase what) {
     waits_->end();
     inform();
-    // After a second claim ranks end one after the other: the claim is why, not the rank that was the first to go.
+    // After a second claim ranks end one after the other: the claim is the reason, not the rank that ended first.
     if (const std::uint64_t why = second_claim(*claims_); why != 0) reason = why;
     const bool elsewhere = claimed_twice(reason) && claims_ != &header_.abort.value;
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
@@ -345,7 +345,7 @@ class peer_memory {
   group_header& header_;
   const geometry geometry_;  // a copy: nothing another process writes can move our accesses
   const cache_sizes caches_;
-  const bool checks_;  // and a forked child, which does not have the memory, may ask
+  const bool checks_;  // a copy: a forked child, which does not map the memory, may ask
   const int rank_;
   const int size_;
   std::string label_;
@@ -360,7 +360,7 @@ class peer_memory {
   bool orphaned_ = false;
   std::string_view operation_ = "join";
   std::uint64_t sequence_ = 0;  // exchanges begun
-  int turn_ = 0;                // rank r writes the lines of window r + turn_
+  int turn_ = 0;                // rank r writes the mailbox in window r + turn_
   std::uint64_t stamp_ = 0;     // of the current exchange
   std::uint64_t known_ = 0;     // every peer has ended exchange known_
   staging_ring staging_;

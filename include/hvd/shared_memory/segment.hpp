@@ -1,9 +1,9 @@
 // hvd/shared_memory/segment.hpp: a file in memory that the processes of one user map together.
 //
-// A segment is made without a name, filled, and only then linked into its directory, so nobody ever opens a
-// half-made one. Its creator and every rank lock a byte of it each, through an open file description of their
-// own: the kernel frees the lock when the process ends in whatever way, so a lock tells who lives and whether
-// a segment found under a name is stale.
+// A segment is made without a name, filled, and only then linked into its directory, so that no process opens a
+// half-made one. Its creator and every rank lock a byte of it each, through an open file description of their own. The
+// kernel frees the lock when the process ends in any way, so the locks show which ranks live and whether a segment
+// found under a name is stale.
 #pragma once
 
 #include <hvd/detail/random_word.hpp>
@@ -45,13 +45,13 @@ inline std::string segment_name(std::string_view job) {
   return joined({"hvd-", ::geteuid(), "-", readable, "-", hex(text_hash(job))});
 }
 
-/// The file name of what belongs to a job beside its first segment: it begins with that one's name, so that whoever
-/// cleans up after the job finds all of it.
+/// The file name of a further segment of a job. It begins with the name of the job's first segment, so that all files
+/// of a job can be found and removed.
 inline std::string part_name(std::string_view job_file, std::string_view kind, std::uint64_t nonce) {
   return joined({job_file.substr(0, job_file.find('.')), ".", kind, "-", hex(nonce)});
 }
 
-/// "1000 (anna)"; the number alone where the system knows no name.
+/// "1000 (anna)"; the number alone if the system has no name for it.
 inline std::string user_text(uid_t user) {
   std::array<char, 1024> memory{};
   struct passwd entry {};
@@ -75,8 +75,8 @@ class segment {
     delete guard_;
   }
 
-  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory. `staging` says for what
-  /// remedy where there is not enough: memory_policy::staging_bytes decides how large it is.
+  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory. `staging`: its size depends
+  /// on memory_policy::staging_bytes, which the error for too little memory then names as a remedy.
   static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved,
                       bool staging = false) {
     if (beyond_file_limit(bytes)) {
@@ -98,8 +98,8 @@ class segment {
     return s;
   }
 
-  /// Gives the segment its name. False if the name is taken. Whoever calls it holds a lock, else `sweep` takes the
-  /// segment for one that was left.
+  /// Gives the segment its name. False if the name is taken. The caller holds a lock of it, otherwise `sweep` would
+  /// remove the segment as abandoned.
   [[nodiscard]] bool publish() const {
     const std::string self = joined({"/proc/self/fd/", fd()});
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
@@ -107,8 +107,8 @@ class segment {
     fail(error_kind::system, {"cannot name shared memory ", path_, ": ", std::strerror(errno)});
   }
 
-  /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` says what is
-  /// wrong with one that is there but cannot be a segment.
+  /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` is set if the name
+  /// exists but is not a segment: what is wrong with it.
   static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
                                      std::string& why, bool staging = false) {
     const std::string path = joined({directory, "/", name});
@@ -158,13 +158,13 @@ class segment {
     if (held_by_another(errno)) return false;
     fail(error_kind::system, {"cannot lock ", path_, ": ", std::strerror(errno)});
   }
-  /// Whether somebody else holds a lock byte.
+  /// Whether another holder has a lock byte.
   [[nodiscard]] bool locked(off_t byte) const noexcept {
     struct flock f = byte_lock(F_WRLCK, byte);
     return ::fcntl(fd(), F_OFD_GETLK, &f) == 0 && f.l_type != F_UNLCK;
   }
 
-  /// Removes the name if it still means this segment.
+  /// Removes the name if it still refers to this segment.
   void unlink() const noexcept { unlink(fd(), path_); }
 
   /// Removes the names of this user's segments that no process holds any more: those of jobs whose processes were all
@@ -191,7 +191,8 @@ class segment {
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
   }
 
-  /// Maps the first bytes once more, for reading by what outlives this object. The caller holds a fork_guard::pause.
+  /// Maps the first bytes a second time, read-only, for use beyond the life of this object. The caller holds a
+  /// fork_guard::pause.
   [[nodiscard]] void* map_start(std::size_t bytes) const {
     void* const start = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd(), 0);
     if (start == MAP_FAILED)
@@ -204,7 +205,7 @@ class segment {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// Why `directory` cannot take `bytes` more, as an errno; 0 if it can.
+  /// The errno that says why `directory` cannot take `bytes` more; 0 if it can.
   static int trouble_in(const std::string& directory, std::size_t bytes) noexcept {
     struct statvfs fs {};
     if (::access(directory.c_str(), W_OK | X_OK) != 0 || ::statvfs(directory.c_str(), &fs) != 0) return errno;
@@ -212,8 +213,8 @@ class segment {
     return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes ? 0 : ENOSPC;
   }
 
-  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do; errno says why, and
-  /// still does when the error is caught.
+  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do. The reason is
+  /// errno, which keeps its value while the error is thrown.
   [[noreturn]] static void refuse(std::initializer_list<piece> what, std::size_t bytes, const std::string& directory,
                                   bool staging) {
     const int why = errno;
@@ -243,14 +244,15 @@ class segment {
     return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
   }
 
-  /// One after the other, so that a late rank cannot remove the next segment of the same name. Whoever holds the byte
-  /// may be killed before it has removed the name, or stopped: then the next sweep removes it.
+  /// Processes remove a name one at a time, so that a late rank cannot remove the next segment of the same name. The
+  /// process that holds the byte may be killed or stopped before it has removed the name: then the next sweep removes
+  /// it.
   static void unlink(int fd, const std::string& path) noexcept {
     constexpr off_t name_byte = creator_byte + 1;
     for (int attempt = 0; attempt != 5000 && names(path, fd); ++attempt) {
       struct flock f = byte_lock(F_WRLCK, name_byte);
       const bool locked = ::fcntl(fd, F_OFD_SETLK, &f) == 0;
-      // Where the system refuses locks, better without one than that the name stays.
+      // If the system refuses locks, the name is removed without one rather than kept.
       if (locked || !held_by_another(errno)) {
         if (names(path, fd)) ::unlink(path.c_str());
         f = byte_lock(F_UNLCK, name_byte);
@@ -260,7 +262,7 @@ class segment {
       nap(std::chrono::microseconds(50));
     }
   }
-  /// Whether the name means the file that is open.
+  /// Whether the name refers to the open file.
   static bool names(const std::string& path, int fd) noexcept {
     struct stat named {
     }, own{};
@@ -284,7 +286,7 @@ class segment {
   [[nodiscard]] int fd() const noexcept { return guard_->fd(); }
 
   void map() {
-    if (bytes_ == 0) return;  // a stale file that somebody truncated
+    if (bytes_ == 0) return;  // a stale file that was truncated
     data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
     if (data_ == MAP_FAILED) {
       data_ = nullptr;

@@ -1,4 +1,4 @@
-// hvd/shared_memory/shared_block.hpp: memory from alloc_shared, and which of it a group has.
+// hvd/shared_memory/shared_block.hpp: memory from alloc_shared, and the blocks that a group has.
 #pragma once
 
 #include <hvd/version.hpp>

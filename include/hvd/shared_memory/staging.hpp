@@ -1,9 +1,9 @@
 // hvd/shared_memory/staging.hpp: where the chunks of collectives lie in the staging memory: a ring of bytes in each
 // window.
 //
-// All ranks do the same arithmetic for the same calls, so nobody has to say where anything lies. A chunk has the same
-// place in every rank's ring. Each place begins a page, because CPUs prefetch within a page, and would take lines from
-// the rank that writes the next chunk.
+// All ranks compute the same places for the same calls, so none of them has to be communicated. A chunk has the same
+// place in every rank's ring. Each place begins at a page boundary: CPUs prefetch within a page, and would otherwise
+// take lines from the rank that writes the next chunk.
 #pragma once
 
 #include <hvd/shared_memory/layout.hpp>
@@ -14,22 +14,22 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How many bytes of a window the ring takes. A quarter of a core's second-level cache holds the rings of two ranks and
-/// leaves room for the buffers, and a rank comes back to a place only after the reader's first-level cache has let go
-/// of it. Memory that somebody has asked for beyond the default is used whole.
+/// Bytes of a window that the ring takes: 3/16 of a core's second-level cache, so that it holds the rings of two ranks
+/// and the buffers; yet so many that a rank reuses a place only after the reader's first-level cache has evicted it.
+/// Where more staging memory than the default is requested, the ring takes all of it.
 inline std::size_t ring_size(const geometry& g, const cache_sizes& caches, int ranks) noexcept {
   if (g.window_bytes > (std::size_t{1} << 20)) return g.ring_bytes;
   const std::size_t slices = 3 * static_cast<std::size_t>(ranks) * staging_page;
   return std::min<std::size_t>(std::max({caches.l2 / 16 * 3, std::size_t{192} << 10, slices}), g.ring_bytes);
 }
 
-/// A place in the ring: how often the ring has been gone around, and bytes into it.
+/// A place in the ring: the number of completed turns around the ring, and an offset in bytes.
 struct staging_place {
   std::uint64_t turn = 0;
   std::size_t at = 0;
 };
 
-/// The places of one operation's chunks: of equal size, behind each other, and around the ring.
+/// The places of one operation's chunks: of equal size, one after the other, wrapping around the ring.
 struct staging_plan {
   std::uint64_t first = 0;  ///< the number of chunk 0 among all chunks of the group
   std::uint64_t chunks = 0;
@@ -52,13 +52,13 @@ class staging_ring {
   explicit staging_ring(std::size_t bytes) noexcept : bytes_(bytes / staging_page * staging_page) {}
 
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  /// The largest place: while a chunk is staged the one before is read, and the one before that copied out, so that
-  /// with fewer than three places ranks would wait for each other for ever.
+  /// Bytes of the largest place, a third of the ring: while one chunk is staged, the previous one is read and the one
+  /// before that copied out. With fewer than three places ranks would wait for each other for ever.
   [[nodiscard]] std::size_t largest_place() const noexcept { return bytes_ / 3 / staging_page * staging_page; }
 
-  /// Places for `chunks` of at most `chunk_bytes`, which is at most largest_place(), behind those of the last
-  /// operation. So in operations of one size every place is used once in each turn, and ranks that swap with each turn
-  /// always write what they have read.
+  /// Places for `chunks` chunks of at most `chunk_bytes`, which is at most largest_place(), after those of the last
+  /// operation. So operations of one size use every place once in each turn, and ranks that swap places at each turn
+  /// always write the lines that they last read.
   [[nodiscard]] staging_plan plan(std::uint64_t chunks, std::size_t chunk_bytes) const noexcept {
     staging_plan p{number_, chunks, 1, round_up(std::max<std::size_t>(chunk_bytes, 1), staging_page), next_.turn, 0};
     p.place = p.room == staging_page ? next_.at / staging_page : (next_.at + p.room - 1) / p.room;
@@ -72,11 +72,11 @@ class staging_ring {
     return p;
   }
 
-  /// Whether nobody uses the place of chunk 0 any more, as far as is known before ranks compare their calls.
+  /// Whether the place of chunk 0 is known to be free before ranks compare their calls.
   [[nodiscard]] bool is_free(const staging_plan& p) const noexcept {
     return p.chunks != 0 && position(p[0]) + p.room <= over_ + bytes_;
   }
-  /// All ranks have begun the current operation, and so have completed all before it.
+  /// Called when all ranks have begun the current operation, and so have completed all before it.
   void all_began() noexcept { over_ = position(next_); }
   void take(const staging_plan& p) noexcept {
     if (p.chunks == 0) return;

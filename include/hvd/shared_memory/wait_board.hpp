@@ -1,5 +1,4 @@
-// hvd/shared_memory/wait_board.hpp: for whom each rank waits, where the others see it, so that a deadline names the
-// right one.
+// hvd/shared_memory/wait_board.hpp: shows which rank each rank waits for, so that a timeout names the rank at fault.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>
@@ -12,28 +11,28 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// One rank's view of it. A rank that waits long for another may do so because that one waits itself.
+/// One rank's view of the board. A rank may wait long for another only because that one waits itself.
 class wait_board {
  public:
-  /// `windows`: the first rank's; `stride`: bytes from one to the next.
+  /// `windows`: the window of rank 0; `stride`: bytes from one window to the next.
   wait_board(std::byte* windows, std::size_t stride, int rank, int size) noexcept
       : windows_(windows), stride_(stride), rank_(rank), size_(size) {}
   wait_board(const wait_board&) = delete;
   wait_board& operator=(const wait_board&) = delete;
 
-  /// This rank waits for `peer` now, still does, does no more.
+  /// `begin`: this rank waits for `peer` from now on. `look`: it still waits. `end`: it no longer waits.
   void begin(int peer) noexcept {
     waiting_for_.store(peer, std::memory_order_relaxed);
     of(rank_).waits_for.store(static_cast<std::uint32_t>(peer + 1), std::memory_order_relaxed);
   }
   void look() noexcept { of(rank_).looks.fetch_add(1, std::memory_order_relaxed); }
   void end() noexcept { begin(-1); }
-  /// For whom this rank waits, or -1. Any thread.
+  /// The rank that this rank waits for, or -1. Any thread may ask.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
 
-  /// Who holds up `peer`, for which this rank has waited too long: the first rank, from `peer` on, that does not itself
-  /// wait for the next. A rank that is stopped in a wait does not look up any more, and so does not count as waiting.
-  /// Where all of them wait, `peer`. Cost: up to 0.2 s.
+  /// The rank that holds up `peer`, for which this rank has waited too long: the first one in the chain of waits from
+  /// `peer` on that does not wait itself. A rank that is stopped during a wait no longer calls `look`, and so does not
+  /// count as waiting. Where all of them wait, `peer`. Cost: up to 0.2 s for each rank of the chain.
   [[nodiscard]] int responsible(int peer) const noexcept {
     int at = peer;
     for (int hops = 0; hops != size_; ++hops) {
@@ -49,7 +48,8 @@ class wait_board {
   [[nodiscard]] wait_state& of(int r) const noexcept {
     return reinterpret_cast<control*>(windows_ + static_cast<std::size_t>(r) * stride_)->self.waits;
   }
-  /// Whether a rank goes on waiting. Ranks look up every millisecond, those of an engine every 50, if they get a CPU.
+  /// Whether a rank is still waiting. Waiting ranks call `look` every millisecond, those of an engine every 50, if they
+  /// get a CPU.
   [[nodiscard]] bool looks_up(int r) const noexcept {
     const std::uint32_t before = of(r).looks.load(std::memory_order_relaxed);
     for (int i = 0; i != 200; ++i) {

@@ -1,4 +1,4 @@
-// hvd/transport/mpi.hpp: ranks that an MPI connects, on one host or on many.
+// hvd/transport/mpi.hpp: ranks connected by an MPI, on one host or on many.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -25,14 +25,14 @@
 namespace hvd::inline HVD_ABI {
 
 /// The ranks of an MPI communicator. Runs with any MPI from 3.1 on; tested with MPICH and Open MPI. Move-only; groups
-/// made by `split` live on their own.
+/// made by `split` may outlive it.
 ///
 /// What MPI's limits mean here:
-/// * hvd's own algorithms, messages, `barrier` and what `start` returned wait with a deadline, and give the CPU away
-///   where ranks outnumber CPUs. `native`, and whatever else uses MPI's collectives, waits inside MPI: no deadline, and
-///   in MPICH no yielding either (so that there, ranks that outnumber CPUs take the non-blocking form).
-/// * When a rank is killed, the launcher normally ends the whole job with an exit code other than 0, and nobody gets an
-///   error. Where it does not, waits in hvd's loops end with a timeout that names the silent rank.
+/// * hvd's own algorithms, messages, `barrier` and what `start` returned wait with a deadline, and yield the CPU
+///   (sooner where oversubscribed). `native`, and everything else that uses MPI's collectives, waits inside MPI:
+///   without a deadline, and in MPICH without yielding (so that oversubscribed ranks take the non-blocking form there).
+/// * When a rank is killed, the launcher normally ends the whole job with an exit code other than 0, and no rank gets
+///   an error. Where it does not, waits in hvd's loops end with a timeout that names the silent rank.
 /// * After a timeout MPI may still read or write the buffers of the call that failed: end the process, or keep them. A
 ///   process that exits after that, or with a status other than 0, does so without MPI_Finalize, which could hang.
 /// * HVD_CHECK compares the calls of the front doors by messages; `native` and `start` themselves compare nothing.
@@ -42,8 +42,8 @@ class MpiTransport {
   class request;
 
   /// A group of the ranks of `over`, which is duplicated: messages and error handler of `over` stay as they are.
-  /// Collective over all its ranks. Initialises MPI if nobody has, with options::thread_level, and then finalises it
-  /// when the process exits with 0. With HOROVOD_LOG_LEVEL=info rank 0 says which MPI it is.
+  /// Collective over all its ranks. Initialises MPI if it is not yet initialised, with options::thread_level, and then
+  /// finalises it when the process exits with 0. With HOROVOD_LOG_LEVEL=info rank 0 logs the name of the MPI.
   ///
   /// Errors: unsupported (MPI has another thread level than is wanted, is finalised already, or was started by the
   /// launcher of another MPI), invalid_argument (MPI_COMM_NULL, an intercommunicator), mismatch (ranks with different
@@ -57,13 +57,13 @@ class MpiTransport {
   MpiTransport& operator=(const MpiTransport&) = delete;
   ~MpiTransport() = default;
 
-  /// This process in the group, from 0; and how many there are.
+  /// The rank of this process in the group, from 0; and the number of ranks.
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// Name and version of the MPI: "Open MPI v4.1.4". Works before MPI is initialised.
   [[nodiscard]] static std::string library() { return detail::mpi_library_name(); }
 
-  /// Nobody leaves before all have come; log p messages. Errors: timeout.
+  /// No rank leaves before all have entered; log p messages. Errors: timeout.
   void barrier() { group_->barrier("barrier"); }
 
   /// Messages in bytes, as PointToPoint describes them, of any length; `hvd::send` and `hvd::recv` take buffers. A rank
@@ -72,22 +72,22 @@ class MpiTransport {
   void send(const std::byte* data, std::size_t bytes, int peer) { group_->send(data, bytes, peer); }
   /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { group_->recv(data, bytes, peer); }
-  /// Both at once, so that neither waits for the other. See `send`.
+  /// Sends and receives at once, so that neither waits for the other. See `send`.
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     group_->exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
-  /// Whether a message from this rank is there, or its beginning; asks MPI. Errors: invalid_argument for a rank that is
-  /// not there, timeout where one has ended the group.
+  /// Whether a message from `peer`, or its beginning, is there; polls MPI. Errors: invalid_argument if there is no such
+  /// rank, timeout if one has ended the group.
   [[nodiscard]] bool arrived(int peer) { return group_->arrived(peer); }
-  /// Throws the timeout that has ended the group, if one has. Whether a rank is gone MPI does not say.
+  /// Throws the timeout that has ended the group, if one has. MPI does not report whether a rank is gone.
   void check() { group_->usable(); }
-  /// The rank for which this one's thread waits just now, or -1; also -1 where it waits inside MPI, and in the first
+  /// The rank for which the thread of this rank waits now, or -1; also -1 where it waits inside MPI, and in the first
   /// microseconds of a wait. Any thread may ask, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
 
-  /// For those who use groups of this process in several threads at the same time. Errors: unsupported, unless MPI runs
-  /// at MPI_THREAD_MULTIPLE.
+  /// For code (`who`) that uses groups of this process in several threads at the same time. Errors: unsupported, unless
+  /// MPI runs at MPI_THREAD_MULTIPLE.
   static void require_threads(std::string_view who) {
     int given = MPI_THREAD_SINGLE;
     MPI_Query_thread(&given);
@@ -106,7 +106,7 @@ class MpiTransport {
     g.barrier("split");  // with a deadline; MPI's own calls have none
     std::vector<int> colors(static_cast<std::size_t>(g.size()));
     g.check(MPI_Allgather(&color, 1, MPI_INT, colors.data(), 1, MPI_INT, g.comm()), "split", "MPI_Allgather");
-    // MPI takes no negative color: a color's place among those that are there stands for it.
+    // MPI takes no negative color: each color is replaced by its index among the sorted colors.
     std::sort(colors.begin(), colors.end());
     const auto place = std::lower_bound(colors.begin(), colors.end(), color) - colors.begin();
     MPI_Comm part = MPI_COMM_NULL;
@@ -114,7 +114,8 @@ class MpiTransport {
     return MpiTransport(std::make_shared<detail::mpi_group>(part, g.options(), g.agreed()));
   }
 
-  /// n elements of this rank, zero at first; private memory, so that programs need not care. Errors: no_memory.
+  /// n elements of this rank, zero at first, in private memory: here so that programs run on every transport. Errors:
+  /// no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     if (n == 0) return {};
@@ -130,14 +131,14 @@ class MpiTransport {
     return {data, n, std::move(owner)};
   }
 
-  /// Runs MPI's own collective for the call, any of the eight. False, on all ranks and with nothing sent, where MPI has
+  /// Runs MPI's own collective for the call, any of the nine. False, on all ranks and with nothing sent, where MPI has
   /// no reduction that does what hvd's does: 16-bit floats, user types and operations, minimum and maximum of floats
-  /// (of which MPI does not say what a NaN does), and integers where this library is known to be wrong by a test at
-  /// start. Waits inside MPI, see above. Same bits on all ranks and in all runs as far as the MPI keeps the standard's
-  /// advice. Errors: MPI's own, no_memory, and those of the deadline where ranks outnumber CPUs (not with Open MPI).
+  /// (for which MPI does not define the result of a NaN), and integers where a test at start finds this library wrong.
+  /// Waits inside MPI, see above. Same bits on all ranks and in all runs as far as the MPI follows the standard's
+  /// advice. Errors: MPI's own, no_memory, and timeout where oversubscribed (not with Open MPI).
   ///
-  /// Counts and lengths beyond 2^31 go in pieces, or as one element of a type of many bytes; blocks of different sizes
-  /// that are longer together than that by messages.
+  /// Counts and lengths beyond 2^31 go in pieces, or as one element of a datatype of many bytes; blocks of different
+  /// sizes that together are longer than that go by messages.
   template <class Call>
     requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
   bool native(const Call& c) {
@@ -147,9 +148,9 @@ class MpiTransport {
     return true;
   }
 
-  /// The same under way, so that the caller can do something else: any of the eight calls. All ranks start the same
-  /// calls in the same order; in between they may call anything else. The call's buffers, reduction and partitions stay
-  /// alive until the request is done. An empty request where `native` would return false.
+  /// Starts the same without waiting, so that the caller can do something else: any of the nine calls. All ranks start
+  /// the same calls in the same order; in between they may call anything else. The call's buffers, reduction and
+  /// partitions stay alive until the request is done. An empty request where `native` would return false.
   template <class Call>
     requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
   [[nodiscard]] request start(const Call& c);
@@ -160,7 +161,7 @@ class MpiTransport {
  private:
   explicit MpiTransport(std::shared_ptr<detail::mpi_group> group) : group_(std::move(group)) {}
 
-  /// What each rank says when it comes; the same in all versions.
+  /// What each rank sends when it joins. The layout is the same in all versions.
   struct greeting {
     std::array<char, 24> version{};
     std::uint64_t most = 0;
@@ -168,7 +169,8 @@ class MpiTransport {
     std::uint64_t oversubscribed = 0;
   };
 
-  /// Whether this host has more ranks than CPUs that any of them may use. (A launcher may give each a CPU of its own.)
+  /// Whether this host has more ranks than CPUs in the union of those that they may use. (A launcher may bind each rank
+  /// to a CPU of its own.)
   static bool is_oversubscribed(MPI_Comm comm) {
     MPI_Comm here = MPI_COMM_NULL;
     if (MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here) != MPI_SUCCESS) return false;
@@ -250,9 +252,9 @@ class MpiTransport::request {
   }
   ~request() { end(); }
 
-  /// Whether there is one: not where MPI has no such collective.
+  /// Whether a collective was started: not where MPI has no such collective.
   [[nodiscard]] explicit operator bool() const noexcept { return work_ != nullptr; }
-  /// Whether it has ended; to ask is what lets MPI work on it. The last step (average, postscale) happens here.
+  /// Whether it has ended; each call lets MPI make progress. The last step (average, postscale) happens here.
   [[nodiscard]] bool done() { return work_ == nullptr || work_->done(); }
   /// Until it has ended. Errors: timeout.
   void wait() {
@@ -267,7 +269,7 @@ class MpiTransport::request {
     try {
       wait();
     } catch (const error&) {
-      // The next call on this transport says it again.
+      // The next call on this transport throws it again.
     }
     work_.reset();
   }

@@ -17,12 +17,12 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Rank 0 of 1. Collectives copy or scale, and wait for nobody. Messages to itself are queued.
+/// Rank 0 of 1. Collectives copy or scale, and never wait. Messages to itself are queued.
 class SelfTransport {
  public:
   [[nodiscard]] int rank() const noexcept { return 0; }  ///< always 0
   [[nodiscard]] int size() const noexcept { return 1; }  ///< always 1
-  void barrier() const noexcept {}                       ///< there is nobody to wait for
+  void barrier() const noexcept {}                       ///< nothing to wait for
   /// Another group of one.
   [[nodiscard]] SelfTransport split(int /*color*/, int /*key*/) const { return {}; }
 
@@ -31,8 +31,8 @@ class SelfTransport {
     check_peer(peer, "send");
     queue_.emplace_back(data, data + bytes);
   }
-  /// Errors: invalid_argument for another rank or where nothing was sent (nobody else can), mismatch for another
-  /// length.
+  /// Errors: invalid_argument for another rank, or where nothing was sent (no other rank can send); mismatch for
+  /// another length.
   void recv(std::byte* data, std::size_t bytes, int peer) {
     check_peer(peer, "recv");
     if (queue_.empty()) {
@@ -60,7 +60,7 @@ class SelfTransport {
     check_peer(peer, "arrived");
     return !queue_.empty();
   }
-  void check() const noexcept {}                                 ///< nobody can be lost
+  void check() const noexcept {}                                 ///< no rank can be lost
   [[nodiscard]] int waiting_for() const noexcept { return -1; }  ///< always -1: it never waits
 
   /// n elements, zero at first.

@@ -25,32 +25,32 @@ namespace hvd::inline HVD_ABI {
 /// The default transport: nothing to install, no daemon, no port. All ranks run as one user on one host, forked from
 /// a common parent or not.
 ///
-/// A rank that ends in whatever way, SIGKILL included, is noticed by every rank that waits for it within
-/// milliseconds; all ranks then throw `hvd::error` of kind peer_lost with its number. One thread at a time may use a
-/// transport. After fork, only the process that joined may use it.
+/// When a rank ends in any way, SIGKILL included, every rank that waits for it notices within milliseconds; all ranks
+/// then throw `hvd::error` of kind peer_lost with its number. One thread at a time may use a transport. After fork,
+/// only the process that joined may use it.
 class ShmTransport {
  public:
   using options = sharing_options;
 
-  /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are told apart by name: a launcher
-  /// draws a random one, or appends '@' and what it draws. Without '@' the name is kept in the directory while the
-  /// group lives, so that a second process that claims one of its ranks is noticed: it gets invalid_argument, and the
-  /// group ends with mismatch on all ranks. Cost: some 100 us; without '@' 20 ms, in which processes of another launch
-  /// may still come. Errors: invalid_argument (rank, size or name out of
-  /// range, rank taken), timeout naming the ranks that did not come, peer_lost, no_memory with how much was
-  /// wanted and where, mismatch (another size or version of hvd), system.
+  /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are distinguished by name: a launcher
+  /// draws a random one, or appends '@' and random text. Without '@' the name is kept in the directory while the group
+  /// lives, so that a second process that claims one of its ranks is noticed: it gets invalid_argument, and the group
+  /// ends with mismatch on all ranks. Cost: some 100 us; without '@' 20 ms, a wait for processes of another launch
+  /// under the same name. Errors: invalid_argument (rank, size or name out of range, rank taken), timeout naming the
+  /// ranks that did not come, peer_lost, no_memory with how much was wanted and where, mismatch (another size or
+  /// version of hvd), system.
   ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
       : state_(std::make_shared<state>(job, rank, size, opts, 0)) {}
 
-  /// The same group as `over`, agreed over it. All its ranks must be able to share memory: that they really do is
-  /// proven by a random number that rank 0 of `over` puts into the segment and sends to the others.
+  /// The same ranks as `over`, which find each other by its messages. All of them must be able to share memory: a
+  /// random number that rank 0 of `over` puts into the segment and sends to the others proves that they do.
   template <Bootstrap T>
     requires(!std::same_as<T, options>)
   explicit ShmTransport(T& over, const options& opts = {}) : state_(meet(over, opts)) {}
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
-  /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to something new each time, or the variables of
-  /// Open MPI, Slurm, torchrun or MPICH, keep apart two starts under one name. invalid_argument names the variable, its
+  /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to a new value each time, or the variables of Open
+  /// MPI, Slurm, torchrun or MPICH distinguish two launches under one name. invalid_argument names the variable, its
   /// value and what is allowed.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
@@ -80,10 +80,10 @@ class ShmTransport {
   }
   ~ShmTransport() { leave(); }
 
-  /// This process in the group, from 0; and how many there are.
+  /// The rank of this process in the group, from 0; and the number of ranks.
   [[nodiscard]] int rank() const noexcept { return state_->peers().rank(); }
   [[nodiscard]] int size() const noexcept { return state_->peers().size(); }
-  /// Nobody leaves before all have come. Errors: peer_lost, timeout, aborted, mismatch.
+  /// No rank leaves before all have entered. Errors: peer_lost, timeout, aborted, mismatch.
   void barrier() { detail::barrier(peers()); }
 
   /// Messages in bytes, as PointToPoint describes them; `hvd::send` and `hvd::recv` take buffers. Errors: peer_lost,
@@ -91,25 +91,25 @@ class ShmTransport {
   void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
   /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
-  /// Both at once, so that neither waits for the other. See `send`.
+  /// Sends and receives at once, so that neither waits for the other. See `send`.
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
   }
 
-  /// Whether a message from this rank is there, or its beginning. Errors: invalid_argument for a rank that is not
-  /// there; aborted and what else ended the group.
+  /// Whether a message from `peer`, or its beginning, is there. Errors: invalid_argument if there is no such rank;
+  /// aborted, or any other error that ended the group.
   [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
   /// For waits outside of the transport: throws peer_lost if the process of any rank is gone or has left the group, and
-  /// what any rank has given up for. Ends the group like a wait that fails. Cost: a system call for each rank.
+  /// the reason if a rank has given up. Ends the group like a wait that fails. Cost: a system call for each rank.
   void check() { peers().check_all(); }
-  /// The rank for which this one's thread waits just now, by the first of two where an exchange waits for both; -1
-  /// while it does not wait, in the first microseconds of a wait, and while a new group comes together. Any thread may
-  /// ask, as long as the transport is neither moved nor destroyed.
+  /// The rank for which the thread of this rank waits now; where an exchange waits for two, the one that it receives
+  /// from. -1 while it does not wait, in the first microseconds of a wait, and while the ranks join a transport made
+  /// over this one. Any thread may ask, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
-  /// Errors: those of the constructor and of `barrier`, the deadline also being failure_policy::timeout; it ends this
-  /// group, too.
+  /// Errors: those of the constructor and of `barrier`. The deadline is failure_policy::timeout where that is shorter
+  /// than start_timeout; a timeout ends this group, too.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&](int awaited) {
@@ -130,11 +130,11 @@ class ShmTransport {
       peers().check_abort(-1, detail::phase::join);  // this group has ended, and with it the new one
       if (e.kind() == error_kind::peer_lost) peers().inform();
       if (e.rank() < 0) throw;
-      // The new group's numbers mean nothing to the caller, who never gets it. A rank may have left because of another
-      // one, which need not be of the new group.
+      // The caller does not know the ranks of the new group, which it never gets: the error names ranks of this one. A
+      // rank may have left because of another one, which need not be in the new group.
       int culprit = plan.members[static_cast<std::size_t>(e.rank())];
       if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
-      // Others still wait, and would take this rank for the culprit when it leaves.
+      // Other ranks still wait, and would blame this one when it leaves.
       if (e.kind() == error_kind::timeout) {
         peers().set_abort(e.kind(), culprit, detail::phase::join);
         try {
@@ -186,7 +186,7 @@ class ShmTransport {
     meeting.file.back() = '\0';
     detail::group_name name(detail::joined({"over-", detail::hex(meeting.nonce[0])}), meeting.file.data(),
                             std::same_as<T, ShmTransport>);
-    // Where it can be known that a rank of `over` is gone, nobody waits for it here.
+    // Where `over` can show that one of its ranks is gone, the others do not wait for it here.
     std::vector<int> members;
     for (int q = 0; q != over.size(); ++q) members.push_back(q);
     const auto lost = [&](int) {

@@ -1,4 +1,5 @@
-// hvd/transport/simulated.hpp: any number of ranks in one thread, each with a virtual clock: scaling without a cluster.
+// hvd/transport/simulated.hpp: any number of ranks in one thread with virtual clocks, to study scaling without a
+// cluster.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -30,7 +31,7 @@ template <class F>
 simulation simulate(int np, const network& net, F&& f, const simulation_options& opts = {});
 
 /// A rank of a simulation: see `simulate`. Messages carry their bytes and take virtual time, by the rules of `network`;
-/// all else takes none, unless it is told to (`spend`, `charged`). Of use only inside of `simulate`.
+/// all else takes none, unless the program requests it (`spend`, `charged`). Valid only inside `simulate`.
 class SimulatedTransport {
  public:
   using options = simulation_options;
@@ -38,15 +39,15 @@ class SimulatedTransport {
   SimulatedTransport(SimulatedTransport&&) noexcept = default;
   SimulatedTransport& operator=(SimulatedTransport&&) noexcept = default;
 
-  /// This rank in the group, from 0; and how many there are.
+  /// The number of this rank in the group, from 0; and the number of ranks.
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(group_->members.size()); }
-  /// The host on which the network has this rank, from 0 in the whole simulation. `split(host(), rank())` makes a group
-  /// of the ranks of each host.
+  /// The host of this rank in the network, counted from 0 in the whole simulation. `split(host(), rank())` makes a
+  /// group of the ranks of each host.
   [[nodiscard]] int host() const noexcept { return ranks_->host(world()); }
   /// Virtual seconds of this rank since the simulation began.
   [[nodiscard]] double now() const noexcept { return ranks_->now(); }
-  /// Lets this rank be busy with something else. Errors: invalid_argument for seconds below 0.
+  /// Advances the clock of this rank, as for work other than messages. Errors: invalid_argument for seconds below 0.
   void spend(double seconds) {
     if (!(seconds >= 0 && std::isfinite(seconds))) {
       throw error(error_kind::invalid_argument,
@@ -55,13 +56,13 @@ class SimulatedTransport {
     ranks_->spend(seconds);
   }
   /// Whether the messages that this rank sends carry bytes, and its charged kernels do their work: see
-  /// simulation_options. To be switched off after a beginning whose messages matter.
+  /// simulation_options. A program may switch it off after a first part whose messages matter.
   [[nodiscard]] bool payload() const noexcept { return ranks_->payload(); }
   void payload(bool on) noexcept { ranks_->payload() = on; }
 
-  /// The same operation, whose kernels also let the calling rank spend (bytes of the result) / network::reduction_rate,
-  /// times one less than the inputs if there are more than two. What is charged already stays as it is. Of use in this
-  /// simulation only. Errors: unsupported for more than 64 different kernels.
+  /// The same operation with kernels that also make the calling rank spend (bytes of the result) /
+  /// network::reduction_rate, times (inputs - 1) if there are more than two inputs. A charged operation stays as it is.
+  /// Valid in this simulation only. Errors: unsupported for more than 64 different kernels.
   [[nodiscard]] reduction charged(const reduction& op) {
     constexpr auto& kernels = detail::charging_kernels;
     if (std::find(kernels.begin(), kernels.end(), op.fold) != kernels.end()) return op;
@@ -76,10 +77,10 @@ class SimulatedTransport {
   }
 
   /// Messages as PointToPoint describes them. `send` returns when the message has left this rank, after its overhead
-  /// and its bytes / bandwidth; it never waits for the receiver. Errors: invalid_argument for a rank that is not there;
-  /// mismatch, of `recv`, for a message of another length, which is dropped; where no rank can go on, peer_lost if
-  /// that comes from a rank that has failed or returned, else timeout: on every rank that waits, with all that it waits
-  /// for. The text of those counts ranks as the whole simulation does, error::rank as this group does.
+  /// and its bytes / bandwidth; it never waits for the receiver. Errors: invalid_argument if there is no such rank;
+  /// mismatch, of `recv`, for a message of another length, which is dropped. Where no rank can go on, every rank that
+  /// waits gets an error with all that is waited for: peer_lost if the reason is a rank that has failed or returned,
+  /// else timeout. Its text counts ranks as the whole simulation does, error::rank as this group does.
   void send(const std::byte* data, std::size_t bytes, int peer) { send_as("send", data, bytes, peer); }
   /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { recv_as("recv", data, bytes, peer); }
@@ -89,9 +90,9 @@ class SimulatedTransport {
     send_as("exchange", out, out_bytes, to);
     recv_as("exchange", in, in_bytes, from);
   }
-  /// Whether a message from this rank is there, or its beginning: see Probing. Takes no virtual time, so that a loop
-  /// which only asks stands still for ever; `await_arrival` or `spend` lets time pass. Errors: those of `recv` where
-  /// nothing is there.
+  /// Whether a message from `peer`, or its beginning, is there: see Probing. Takes no virtual time, so that a loop
+  /// which only calls this never ends; `await_arrival` or `spend` lets time pass. Errors: those of `recv` where nothing
+  /// is there.
   [[nodiscard]] bool arrived(int peer) {
     check_peer("arrived", peer);
     return ranks_->arrived(place("arrived"), peer);
@@ -110,8 +111,8 @@ class SimulatedTransport {
   void check() { ranks_->check(place("check")); }
   /// Always -1: while a rank waits, no other thread could ask. See ShmTransport::waiting_for.
   [[nodiscard]] int waiting_for() const noexcept { return -1; }
-  /// Nobody leaves before all have come: ceil(log2 p) messages without bytes from each rank. (D. Hensgen, R. Finkel,
-  /// U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
+  /// No rank leaves before all have entered: ceil(log2 p) messages without bytes from each rank. (D. Hensgen, R.
+  /// Finkel, U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
   void barrier() { meet("barrier"); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Takes the time of a
@@ -129,7 +130,7 @@ class SimulatedTransport {
     return result;
   }
 
-  /// n elements, zero at first. No other rank reaches them, so nothing is gained by it here. Errors: no_memory.
+  /// n elements, zero at first. No other rank can access them, so they bring no advantage here. Errors: no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     if (n == 0) return {};
@@ -161,7 +162,7 @@ class SimulatedTransport {
   struct group {
     std::vector<int> members;  // ranks of the whole simulation
     std::uint32_t context;
-    std::map<std::size_t, splitting> splits;  // those that are going on
+    std::map<std::size_t, splitting> splits;  // splits in progress
   };
 
   SimulatedTransport(detail::simulated_ranks& ranks, std::shared_ptr<group> g, int rank)
@@ -196,7 +197,7 @@ class SimulatedTransport {
       recv_as(operation, nullptr, 0, (rank_ + p - distance) % p);
     }
   }
-  /// Once everybody's wish is there: everybody's new group.
+  /// Called when the wishes of all ranks are there: makes the new groups of all ranks.
   void plan(splitting& s) {
     std::vector<splitting::wish> order = s.wishes;
     std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
@@ -221,18 +222,18 @@ class SimulatedTransport {
 
 static_assert(Transport<SimulatedTransport> && Probing<SimulatedTransport> && !PeerMemory<SimulatedTransport>);
 
-/// Runs f(SimulatedTransport&) on `np` ranks, in virtual time on the network `net`, and returns how long it has taken
-/// there. All ranks run in the calling thread, one at a time, each on a stack of its own: a rank goes on until it waits
+/// Runs f(SimulatedTransport&) on `np` ranks, in virtual time on the network `net`, and returns how long it takes
+/// there. All ranks run in the calling thread, one at a time, each on a stack of its own: a rank runs until it waits
 /// for a message. Every run gives the same times and the same results.
 ///
-/// If a rank throws, the others go on as far as they can without it; then they get errors that name it, and when all
-/// have ended its exception is thrown again here. If no rank can go on otherwise, that is an error on each that waits,
-/// of which the first is thrown here. Ranks must not wait for one another by anything but messages: a mutex, or a
-/// variable that another rank sets, would never come.
+/// If a rank throws, the others run as far as they can without it; then they get errors that name it, and when all have
+/// ended its exception is thrown again here. If no rank can go on for another reason, each rank that waits gets an
+/// error, and the first of these is thrown here. Ranks must wait for one another by messages only: a wait for a mutex,
+/// or for a variable that another rank sets, never ends.
 ///
-/// Errors: invalid_argument for np out of 1 to 65,536, for numbers of the network or of the options that mean nothing;
-/// no_memory for the stacks. Cost: about a microsecond a message, a copy in and out of its bytes, and
-/// two pages of memory a rank. A stack that overflows ends the program; beyond 16,384 ranks that is not noticed.
+/// Errors: invalid_argument for np out of 1 to 65,536, for numbers of the network or of the options out of range;
+/// no_memory for the stacks. Cost: about a microsecond a message, a copy in and out of its bytes, and two pages of
+/// memory a rank. A stack that overflows ends the program; with more than 16,384 ranks an overflow is not detected.
 template <class F>
 simulation simulate(int np, const network& net, F&& f, const simulation_options& opts) {
   if (np < 1 || np > 65536) detail::refuse_simulation("the number of ranks", np, "1 to 65536");

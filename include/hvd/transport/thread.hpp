@@ -21,8 +21,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// How threads of one process work together: the protocols of shared memory, on the heap. A rank whose transport is
-/// destroyed (its thread returned or threw) counts as lost by those who still wait for it.
+/// Connects threads of one process by the protocols of shared memory, in memory of the process. A rank whose transport
+/// is destroyed (its thread returned or threw) counts as lost for the ranks that still wait for it.
 class ThreadTransport {
  public:
   using options = sharing_options;
@@ -42,7 +42,7 @@ class ThreadTransport {
       h->check = opts.failure.check ? 1 : 0;
     }
 
-    /// For a rank that cannot join: it counts as lost.
+    /// Marks a rank that cannot join: it counts as lost.
     void lose(int rank) noexcept {
       std::byte* const windows = static_cast<std::byte*>(memory_.data) + sizeof(detail::group_header);
       auto& own =
@@ -68,7 +68,7 @@ class ThreadTransport {
       void* data;
       std::size_t bytes;
     } memory_;
-    /// What each rank is handing out: here, because a rank that fails may end before the others have taken it.
+    /// What each rank hands out. It is kept here because a rank that fails may end before the others have taken it.
     std::vector<std::shared_ptr<void>> handed_;
 
     [[nodiscard]] detail::group_header& header() const noexcept {
@@ -86,10 +86,10 @@ class ThreadTransport {
   }
   ~ThreadTransport() { leave(); }
 
-  /// This thread in the group, from 0; and how many there are.
+  /// The rank of this thread in the group, from 0; and the number of ranks.
   [[nodiscard]] int rank() const noexcept { return state_->peers.rank(); }
   [[nodiscard]] int size() const noexcept { return state_->peers.size(); }
-  /// Nobody leaves before all have come. Errors: peer_lost, timeout, aborted, mismatch.
+  /// No rank leaves before all have entered. Errors: peer_lost, timeout, aborted, mismatch.
   void barrier() { detail::barrier(peers()); }
 
   /// Messages in bytes, as PointToPoint describes them; `hvd::send` and `hvd::recv` take buffers. Errors: peer_lost,
@@ -97,18 +97,18 @@ class ThreadTransport {
   void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
   /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
-  /// Both at once, so that neither waits for the other. See `send`.
+  /// Sends and receives at once, so that neither waits for the other. See `send`.
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
   }
 
-  /// Whether a message from this rank is there, or its beginning. Errors: invalid_argument for a rank that is not
-  /// there; aborted and what else ended the group.
+  /// Whether a message from `peer`, or its beginning, is there. Errors: invalid_argument if there is no such rank;
+  /// aborted, or any other error that ended the group.
   [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
-  /// For waits outside of the transport: throws peer_lost if any rank has left the group, and what any rank has given
-  /// up for. Ends the group like a wait that fails.
+  /// For waits outside of the transport: throws peer_lost if any rank has left the group, and the reason if a rank has
+  /// given up. Ends the group like a wait that fails.
   void check() { peers().check_all(); }
-  /// The rank for which this one's thread waits just now, or -1: see ShmTransport::waiting_for.
+  /// The rank for which the thread of this rank waits now, or -1: see ShmTransport::waiting_for.
   [[nodiscard]] int waiting_for() const noexcept { return state_->peers.waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
@@ -120,7 +120,7 @@ class ThreadTransport {
       try {
         next = std::make_shared<group>(static_cast<int>(plan.members.size()), state_->owner->options_);
       } catch (const std::exception&) {
-        // The others learn it from getting nothing.
+        // All ranks then get a null pointer, and throw.
       }
     }
     next = hand_out(std::move(next), plan.members.front(), operation::split);
@@ -165,7 +165,7 @@ class ThreadTransport {
     state_.reset();
   }
 
-  /// Gives what rank `from` holds to all ranks (those for which `from` is another see their own giver).
+  /// Gives all ranks what rank `from` holds. `from` may differ between ranks: each gets what its own `from` holds.
   template <class P>
   std::shared_ptr<P> hand_out(std::shared_ptr<P> mine, int from, operation kind) {
     detail::peer_memory& m = peers();
@@ -205,7 +205,7 @@ shared_array<T> ThreadTransport::alloc_shared(std::size_t n) {
     try {
       memory = std::make_shared<group::mapping>(stride * static_cast<std::size_t>(size()));
     } catch (const std::exception&) {
-      // The others learn it from getting nothing.
+      // All ranks then get a null pointer, and throw.
     }
   }
   memory = hand_out(std::move(memory), 0, operation::alloc_shared);

@@ -1,4 +1,4 @@
-// hvd/transport/mpi/group.hpp: one rank's membership of a group that MPI connects: messages, waiting, failing.
+// hvd/transport/mpi/group.hpp: one rank's membership of a group connected by MPI: messages, waiting, failing.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -31,17 +31,17 @@ namespace hvd::inline HVD_ABI {
 /// The options of `MpiTransport`.
 struct mpi_options {
   using seconds = std::chrono::duration<double>;
-  /// For every wait in hvd's own loops: messages, and so hvd's own algorithms, `barrier`, and what `start` returned.
-  /// 0 waits for ever. MPI's own blocking collectives know no deadline.
+  /// For every wait in hvd's own loops: messages, and so hvd's own algorithms, `barrier`, and what `start` returned. 0
+  /// waits for ever. MPI's own blocking collectives have no deadline.
   seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300),
                                           [](auto name, auto text) { return parse_seconds(name, text, "no limit"); });
-  /// What is asked of MPI_Init_thread, and what an MPI that runs already must have. MPI_THREAD_FUNNELED, or
-  /// MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd; groups that several threads
+  /// The level requested from MPI_Init_thread, and required of an MPI that is initialised already. MPI_THREAD_FUNNELED,
+  /// or MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd; groups that several threads
   /// use at the same time need MPI_THREAD_MULTIPLE.
   int thread_level = MPI_THREAD_SERIALIZED;
-  /// How often a wait asks MPI before it gives its CPU away; the second number where ranks outnumber usable CPUs.
+  /// How often a wait polls MPI before it yields its CPU; the second number where oversubscribed.
   int polls = 512, oversubscribed_polls = 4;
-  /// The longest count given to MPI at once; longer ones go in pieces. Equal on all ranks. Tests lower it.
+  /// The largest count given to MPI at once; larger ones go in pieces. Equal on all ranks. Tests lower it.
   std::size_t most = INT_MAX;
 };
 
@@ -50,8 +50,8 @@ namespace detail {
 /// A count and a datatype for many bytes.
 class mpi_bytes {
  public:
-  /// `n` bytes at `offset` of a buffer; beyond `most` a type of their own, freed when this ends (which MPI allows
-  /// while the operation still runs).
+  /// `n` bytes at `offset` of a buffer; beyond `most` with a datatype of their own, which the destructor frees (MPI
+  /// allows that while the operation still runs).
   explicit mpi_bytes(std::size_t n, std::size_t most, std::size_t offset = 0) {
     if (n <= most && offset <= most) {
       count_ = static_cast<int>(n);
@@ -91,14 +91,14 @@ class mpi_bytes {
 /// What the ranks of a job agree on when they first meet.
 struct mpi_agreement {
   bool oversubscribed = false;  ///< on some host there are more ranks than usable CPUs
-  mpi_sound_integers sound;     ///< on all of them
+  mpi_sound_integers sound;     ///< sound on all ranks
 };
 
 class mpi_group {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// Takes a communicator whose errors are returned, and frees it.
+  /// Takes over a communicator with MPI_ERRORS_RETURN, and frees it at the end.
   mpi_group(MPI_Comm own, const mpi_options& opts, const mpi_agreement& agreed)
       : comm_(own), options_(opts), agreed_(agreed) {
     MPI_Comm_rank(comm_, &rank_);
@@ -107,7 +107,7 @@ class mpi_group {
   }
   mpi_group(const mpi_group&) = delete;
   mpi_group& operator=(const mpi_group&) = delete;
-  /// Not after a failure: MPI may wait for the others here.
+  /// Does not free the communicator after a failure: MPI may wait for the other ranks there.
   ~mpi_group() {
     int finalized = 0;
     if (failed_ || std::uncaught_exceptions() != 0) return;
@@ -121,8 +121,8 @@ class mpi_group {
   [[nodiscard]] const mpi_agreement& agreed() const noexcept { return agreed_; }
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
-  /// Whether MPI's own collectives may block: not where ranks outnumber CPUs and MPI would not give one away. (Four
-  /// ranks on two CPUs, allreduce of 1 KiB: MPICH takes 13 ms, and 0.4 ms if asked now and then. Open MPI yields.)
+  /// Whether MPI's own collectives may block: not where oversubscribed if MPI does not yield. (Four ranks on two CPUs,
+  /// allreduce of 1 KiB: MPICH takes 13 ms, and 0.4 ms if polled now and then. Open MPI yields.)
   [[nodiscard]] bool blocks() const noexcept {
 #ifdef OPEN_MPI
     return true;
@@ -141,7 +141,7 @@ class mpi_group {
       return;
     fail(mpi_error_kind(code), operation, std::string(function) + " failed: " + mpi_text(code));
   }
-  /// After a deadline has passed nothing goes on here.
+  /// Throws the timeout that has ended the group, if one has.
   void usable() const {
     if (failed_) [[unlikely]]
       throw error(*failed_);
@@ -173,8 +173,9 @@ class mpi_group {
   }
   /// The rank for which `await` waits, or -1. Any thread may ask.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
-  /// Dissemination: in step k a word from the rank 2^k before this one. (D. Hensgen, R. Finkel, U. Manber, "Two
-  /// algorithms for barrier synchronization", 1988.) By messages, and not MPI's own: these waits have a deadline.
+  /// Dissemination: in step k an empty message comes from the rank 2^k before this one. (D. Hensgen, R. Finkel, U.
+  /// Manber, "Two algorithms for barrier synchronization", 1988.) By messages, and not MPI's own: these waits have a
+  /// deadline.
   void barrier(std::string_view operation) {
     usable();
     for (int distance = 1; distance < size_; distance *= 2) {
@@ -183,8 +184,8 @@ class mpi_group {
     }
   }
 
-  /// Waits until `done()`; asks MPI itself, then gives the CPU to others in between. After the deadline the group is
-  /// finished: calls `drop()` and throws with what `silent()` says, a rank or -1.
+  /// Waits until `done()`, which polls MPI; after the first polls it yields the CPU in between. After the deadline the
+  /// group has ended: calls `drop()` and throws a timeout that names the rank `silent()` (-1: not known).
   template <class Done, class Silent, class Drop>
   void await(std::string_view operation, Done done, Silent silent, Drop drop) {
     for (int i = agreed_.oversubscribed ? options_.oversubscribed_polls : options_.polls; i > 0; --i) {
@@ -212,10 +213,10 @@ class mpi_group {
     }
   }
 
-  // Tags, so that a barrier or a collective in messages does not take a message that waits for `recv`.
+  // Tags, so that a barrier or a collective made of messages does not take a message that waits for `recv`.
   static constexpr int messages = 0, barriers = 1, collectives = 2;
 
-  /// Starts a message; `r` is to be waited for.
+  /// Starts a message. The caller waits for `r`.
   void post_send(std::string_view operation, const std::byte* data, std::size_t bytes, int to, int tag,
                  MPI_Request& r) {
     const mpi_bytes what(bytes, options_.most);
@@ -227,19 +228,19 @@ class mpi_group {
   }
 
  private:
-  /// A message on its way; out, if this is all of it.
+  /// A message on its way; on its way out, unless it is an `incoming`.
   struct transmission {
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
 
-    /// Whether it has arrived, or cannot; asks MPI.
+    /// Whether it is complete or has failed; polls MPI.
     bool done() {
       int flag = 1;
       if (code == MPI_SUCCESS && request != MPI_REQUEST_NULL) code = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
       return flag != 0 || code != MPI_SUCCESS;
     }
-    /// Takes back what can be taken back; a message that its peer is reading or writing just now may not be. Waits for
-    /// that a little only: the peer may be gone.
+    /// Cancels the message, which may fail while its peer reads or writes it. Waits at most 100 ms for the outcome: the
+    /// peer may be gone.
     void drop() {
       if (done()) return;
       MPI_Cancel(&request);
@@ -248,14 +249,14 @@ class mpi_group {
       }
     }
   };
-  /// A message on its way in. It is matched before it is received, so that one of another length is known by its
-  /// length: an MPI_Irecv that it overflows ends the program in MPICH 4.0 and writes beyond its buffer in Open MPI 4.1.
+  /// A message on its way in. It is matched before it is received, so that its length is known: an MPI_Irecv that it
+  /// overflows ends the program in MPICH 4.0 and writes beyond its buffer in Open MPI 4.1.
   struct incoming : transmission {
     bool matched = false;
     MPI_Count length = 0;
     std::vector<std::byte> dropped;
 
-    /// Receives it, if it is there and was not yet. Whether it is, or cannot be.
+    /// Starts to receive it, if it is there and not yet matched. Returns whether it is matched or has failed.
     bool match(MPI_Comm comm, std::byte* data, std::size_t expected, int from, int tag, std::size_t most) {
       if (matched) return true;
       MPI_Message message = MPI_MESSAGE_NULL;
@@ -314,7 +315,7 @@ class mpi_group {
          from);
   }
 
-  /// Messages to itself are queued: no MPI takes one before it is received.
+  /// Messages to itself are queued: no MPI completes the send of one before it is received.
   void keep(const std::byte* data, std::size_t bytes) { own_.emplace_back(data, data + bytes); }
   void take(std::string_view operation, std::byte* data, std::size_t bytes) {
     if (own_.empty()) {

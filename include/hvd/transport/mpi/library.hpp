@@ -1,4 +1,4 @@
-// hvd/transport/mpi/library.hpp: the MPI below MpiTransport: how it is started, what it says, what it can reduce.
+// hvd/transport/mpi/library.hpp: the MPI below MpiTransport: its start and end, its texts, and its reductions.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -15,7 +15,8 @@
 
 #include <unistd.h>
 
-// MPI's C++ bindings are gone from the standard; where a library still has them they want another library to link.
+// MPI's C++ bindings are gone from the standard; where a library still has them, they require a further library to
+// link.
 #ifndef MPICH_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX 1
 #endif
@@ -37,7 +38,7 @@ inline std::string mpi_level_name(int level) {
   }
 }
 
-/// Name and version: the first line of what the library says, or what it says under "Version" there.
+/// Name and version: the first line of MPI_Get_library_version, up to a comma.
 inline std::string mpi_library_name() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
@@ -73,10 +74,10 @@ inline error_kind mpi_error_kind(int code) {
   }
 }
 
-/// This process's MPI. Initialised by the first transport if nobody has done it; then finalised when the process
-/// exits with 0. One that exits with another status leaves without, and one in which a deadline has passed always exits
-/// with another: MPI_Finalize would wait for ranks that never come, while a launcher ends the whole job when a rank
-/// leaves like that.
+/// This process's MPI. The first transport initialises it if it is not yet initialised; it is then finalised when the
+/// process exits with 0. A process that exits with another status does not call MPI_Finalize, and one in which a
+/// deadline has passed always exits with another status: MPI_Finalize would wait for ranks that never come, while a
+/// launcher ends the whole job when a rank exits without it.
 class mpi_process {
  public:
   /// Makes sure that MPI runs at thread level `wanted` at least.
@@ -124,7 +125,7 @@ class mpi_process {
     int finalized = 0;
     if (status != 0 || owner() != ::getpid() || MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
     if (given_up()) {
-      // Not MPI_Abort: it is faster than the launcher reads what this rank has said.
+      // Not MPI_Abort: it may end the job before the launcher has read the output of this rank.
       std::fflush(nullptr);
       ::_exit(1);
     }
@@ -145,14 +146,14 @@ class mpi_process {
   }
 };
 
-/// What MPI calls a reduction; `op` is MPI_OP_NULL where MPI has none that does the same.
+/// A reduction in MPI's terms; `op` is MPI_OP_NULL where MPI has none that does the same.
 struct mpi_reduction {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_Op op = MPI_OP_NULL;
-  std::size_t components = 1;  ///< MPI's elements in one of the user's
+  std::size_t components = 1;  ///< MPI elements in one element of the user
 };
 
-/// Integers are added and multiplied as unsigned ones: the same bits, and wrapping is defined.
+/// Integers are added and multiplied as unsigned ones: the bits are the same, and overflow is defined.
 inline MPI_Datatype mpi_integer(dtype type, MPI_Op op) {
   const bool arithmetic = op == MPI_SUM || op == MPI_PROD;
   switch (type) {
@@ -179,9 +180,9 @@ inline MPI_Op mpi_op(std::uint32_t op) noexcept {
   }
 }
 
-/// Which reductions of integers this MPI does as hvd defines them: a bit for each type and operation, found by trying.
-/// MPICH 4.0 orders unsigned integers as if they were signed; sums of 8 and 16 bits stop at the largest number in
-/// Open MPI 4.1 where it uses AVX.
+/// Which reductions of integers this MPI does as hvd defines them: a bit for each type and operation, found by a test.
+/// MPICH 4.0 orders unsigned integers as if they were signed; sums of 8 and 16 bits saturate in Open MPI 4.1 where it
+/// uses AVX.
 class mpi_sound_integers {
  public:
   static mpi_sound_integers of_this_library() {
@@ -209,7 +210,7 @@ class mpi_sound_integers {
   }
   template <class T, class Op, class F>
   void try_op(F combine) {
-    constexpr std::size_t n = 131;  // vectors and a rest
+    constexpr std::size_t n = 131;  // whole vectors and a remainder
     std::array<T, n> a, b, right;
     for (std::size_t i = 0; i != n; ++i) {
       const std::uint64_t draw = (i + 1) * 0x9e3779b97f4a7c15ULL;
@@ -223,10 +224,10 @@ class mpi_sound_integers {
   }
 };
 
-/// Sums and products as in hvd. Minimum and maximum of integers only: MPI does not say what a NaN does. Of bool bit by
-/// bit. Nothing for 16-bit floats, which MPI 4 does not know, nor for user types and operations: an MPI_Op that calls
-/// hvd's kernel was tried for sums of `half` (2 ranks, MPICH 4.0: as fast as hvd's own algorithms up to 1 KiB, 1.5
-/// times their time at 64 KiB, 1.7 times at 4 MiB).
+/// Sums and products as in hvd. Minimum and maximum of integers only: MPI does not define the result for a NaN. Those
+/// of bool are bitwise. Nothing for 16-bit floats, which MPI 4 does not know, nor for user types and operations: an
+/// MPI_Op that calls hvd's kernel was tried for sums of `half` (2 ranks, MPICH 4.0: as fast as hvd's own algorithms up
+/// to 1 KiB, 1.5 times their time at 64 KiB, 1.7 times at 4 MiB).
 inline mpi_reduction mpi_reduction_of(const reduction& r, const mpi_sound_integers& sound) {
   const MPI_Op op = mpi_op(r.op);
   if (op == MPI_OP_NULL) return {};

@@ -1,4 +1,4 @@
-// hvd/transport/mpi/native.hpp: hvd's collectives by those of MPI, blocking or under way.
+// hvd/transport/mpi/native.hpp: hvd's collectives carried out by MPI's, blocking or non-blocking.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -17,13 +17,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a collective of MPI needs till its end. Most blocking calls need nothing of it, and the shortest take 200 ns.
+/// What a collective of MPI needs until its end. Made only when needed: most blocking calls need none of it, and the
+/// shortest take 200 ns.
 struct mpi_kept {
   std::vector<MPI_Request> pending;
   std::vector<int> counts, places;
   std::vector<MPI_Datatype> types;
   temporary input, output;
-  // What is left to do then.
+  // What remains to do at the end.
   const reduction* finish = nullptr;
   std::byte* result = nullptr;
   std::size_t count = 0;
@@ -32,18 +33,19 @@ struct mpi_kept {
   std::size_t copy_size = 0;
 };
 
-/// One collective of MPI, from its start to its end. In hvd it is each rank's own business whether its input and
-/// output are the same. MPI wants MPI_IN_PLACE on all ranks or on none, except at roots; Open MPI chooses algorithms by
-/// it where it does not block. Where it blocks they take it as it comes: the copy would cost 14 % of an allreduce of 64
-/// KiB in MPICH, and 80 % of an allgather in Open MPI.
+/// One collective of MPI, from its start to its end. In hvd each rank decides for itself whether its input and output
+/// are the same. MPI wants MPI_IN_PLACE on all ranks or on none, except at roots, and Open MPI's non-blocking
+/// collectives choose their algorithm by it: these are in place on all ranks here, after a copy where necessary.
+/// Blocking ones accept a mixture: the copy would cost 14 % of an allreduce of 64 KiB in MPICH, and 80 % of an
+/// allgather in Open MPI.
 class mpi_work {
  public:
-  /// `blocking`: inside MPI; else `done` or `wait` bring it to its end.
+  /// `blocking`: waits inside MPI; otherwise `done` or `wait` complete the collective.
   mpi_work(mpi_group& group, bool blocking) : group_(group), blocking_(blocking) {}
   mpi_work(const mpi_work&) = delete;
   mpi_work& operator=(const mpi_work&) = delete;
 
-  /// Each `start`: false, and nothing sent, if MPI cannot do it; the same on all ranks.
+  /// Each `start` returns false, with nothing sent, if MPI cannot do it; the same on all ranks.
   bool start(const allreduce_call& c) {
     const mpi_reduction r = reduction_of(c.op);
     if (r.op == MPI_OP_NULL) return false;
@@ -83,7 +85,7 @@ class mpi_work {
       in = prepared;
     }
     if (root && in == c.out && c.root != 0) {
-      // Longer reductions in place to another root than 0 read from address MPI_IN_PLACE in MPICH 4.0.2.
+      // In MPICH 4.0.2 longer reductions in place to a root other than 0 read from the address MPI_IN_PLACE.
       std::byte* const copy = input(c.count * c.op.element_bytes);
       copy_bytes(copy, in, c.count * c.op.element_bytes);
       in = copy;
@@ -104,10 +106,10 @@ class mpi_work {
       c.op.prepare(prepared, in, c.blocks.total_count());
       in = prepared;
     }
-    // In place the result lies in the input, which stays as it is beside it; in MPI it would not.
+    // In place, the result lies within the input. hvd leaves the rest of the input unchanged, MPI would not.
     const std::less<const std::byte*> before;
     const bool inside = in == c.in && own != 0 && !before(c.out, in) && before(c.out, in + c.blocks.total_bytes());
-    std::byte nothing;  // no alias of `in` in the eyes of MPI
+    std::byte nothing;  // an empty output that MPI does not take for `in`
     if (inside) keep().output = temporary(own * c.op.element_bytes);
     std::byte* const out = inside ? kept_->output.data() : own == 0 ? &nothing : c.out;
     if (c.blocks.total_count() * r.components > most()) {
@@ -155,7 +157,7 @@ class mpi_work {
     const mpi_bytes all(c.bytes, most());
     issue("MPI_Bcast", MPI_Bcast, MPI_Ibcast, root ? const_cast<std::byte*>(c.in) : c.out, all.count(), all.type(),
           c.root);
-    if (root) move(c.out, c.in, c.bytes);  // which MPI only reads
+    if (root) move(c.out, c.in, c.bytes);  // MPI only reads the root's buffer
     return true;
   }
 
@@ -172,7 +174,8 @@ class mpi_work {
       issue("MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall, in, out.count(), out.type(), c.out, back.count(), back.type());
       return true;
     }
-    // The only one with a type for each block: a rank with long blocks makes types of its own, and the others need not.
+    // Only MPI_Alltoallw takes a type for each block: a rank with long blocks makes types of its own, the others need
+    // none.
     std::vector<mpi_bytes> types;
     types.reserve(2 * static_cast<std::size_t>(size()));
     for (const partition* const blocks : {&c.send, &c.recv}) {
@@ -239,7 +242,7 @@ class mpi_work {
     return true;
   }
 
-  /// Whether it has ended; lets MPI work on it.
+  /// Whether it has ended; each call lets MPI make progress.
   bool done() {
     if (!kept_) return true;
     mpi_kept& k = *kept_;
@@ -261,7 +264,7 @@ class mpi_work {
     group_.await(
         name(kind_), [&] { return done(); }, [] { return -1; },
         [&] {
-          // MPI has no way to take a collective back, and may still use this memory: it stays till the process ends.
+          // MPI has no way to cancel a collective, and may still use this memory: it stays until the process ends.
           new mpi_kept(std::move(*kept_));
           kept_.reset();
         });
@@ -279,7 +282,7 @@ class mpi_work {
     kind_ = kind;
     group_.usable();
   }
-  /// MPI's function in the form that is wanted.
+  /// Calls MPI's function in its blocking or non-blocking form.
   template <class Blocking, class Started, class... A>
   void issue(const char* function, Blocking blocking, Started started, A... arguments) {
     const int code = blocking_ ? blocking(arguments..., group_.comm()) : started(arguments..., group_.comm(), &next());
@@ -287,7 +290,7 @@ class mpi_work {
   }
   MPI_Request& next() { return keep().pending.emplace_back(MPI_REQUEST_NULL); }
 
-  /// f(offset in bytes, how many of MPI's elements) for pieces that MPI can count.
+  /// Calls f(offset in bytes, number of MPI's elements) for pieces whose elements fit into MPI's count.
   template <class F>
   void in_pieces(std::size_t count, const reduction& op, const mpi_reduction& r, F f) const {
     if (count * r.components <= most()) return f(0, static_cast<int>(count * r.components));
@@ -305,13 +308,13 @@ class mpi_work {
     });
   }
   mpi_kept& keep() { return kept_ ? *kept_ : kept_.emplace(); }
-  /// Memory for this rank's input where it cannot stay where it is.
+  /// Memory for a copy of this rank's input.
   std::byte* input(std::size_t bytes) {
     keep().input = temporary(bytes);
     return kept_->input.data();
   }
-  /// A block of a uniform partition, as a type of its own if all of them together are more than MPI can count: not
-  /// every MPI multiplies in more than an int.
+  /// A block of a uniform partition, as a type of its own if all blocks together are more than MPI can count: some MPIs
+  /// compute the total in an int.
   [[nodiscard]] mpi_bytes block_of(const partition& blocks) const {
     const std::size_t each = blocks.bytes(0);
     return mpi_bytes(each,

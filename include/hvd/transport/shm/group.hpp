@@ -64,7 +64,7 @@ class shm_group {
 
   void leave() noexcept {
     if (!tell_left()) return;
-    // Ranks may have been killed while they came together in a group that this rank is not in.
+    // Ranks may have been killed while they joined a group that this rank is not in, and have left its name.
     if (somebody_died()) segment::sweep(opts_.memory.directory);
     if (!keeps_name_) return;
     segment_->unlink();
@@ -76,9 +76,9 @@ class shm_group {
     return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
   }
 
-  /// Who is to blame for the loss of `peer`: rather a rank that was killed than one that left, or that knew of a
-  /// failure before it ended, perhaps because of it. (A process that ends lets go of its groups one by one: a rank may
-  /// learn of it elsewhere and leave here before it can be seen here.)
+  /// The rank to blame for the loss of `peer`: preferably one that was killed, not one that left, or that knew of a
+  /// failure before it ended and may have ended because of it. (A process that ends leaves its groups one by one:
+  /// another rank may notice this in another group, and leave this group, before it is visible here.)
   [[nodiscard]] int blame(int peer) const {
     for (int attempt = 0; attempt != 3; ++attempt) {
       for (int q = 0; q != peers_->size(); ++q) {
@@ -125,7 +125,7 @@ class shm_group {
       try {
         memory = allocate_named(part_name(name_.file, "block", nonce), round_up(n * element_bytes, 4096));
       } catch (const error& e) {
-        if (m.failed()) throw;  // a peer is gone: not a matter of memory
+        if (m.failed()) throw;  // a peer is gone: memory is not the reason
         scope.leave();
         fail(e.kind(), {"alloc_shared on ", label_, ": ", sentence(e)}, e.rank());
       }
@@ -147,7 +147,7 @@ class shm_group {
     fail(kind, {"join on ", label_, ": ", joined(why)});
   }
 
-  /// False if this process is not in the group, or not ready.
+  /// Marks this rank as left. False if this process is not in the group, or not ready.
   bool tell_left() noexcept {
     if (!peers_ || peers_->orphaned() || !ready_) return false;
     peers_->mine().self.state.store(presence::left, std::memory_order_release);
@@ -163,8 +163,8 @@ class shm_group {
     return false;
   }
 
-  /// Ends a join that failed. Whoever is alive leaves nothing behind, but the name stays for a moment: ranks on their
-  /// way shall find it and learn why. (Where a launcher removes it, it stays for all of them.)
+  /// Ends a join that failed. Living ranks remove the name, but wait up to 200 ms first: ranks on their way find the
+  /// segment and learn the reason. (If a launcher made the segment, only the launcher removes the name.)
   void abandon() noexcept {
     if (!entered_ && !creator_) return;
     tell_left();
@@ -232,7 +232,7 @@ class shm_group {
 
   void await_all(const group_header& header, const watch& lost) {
     auto pause = std::chrono::microseconds(20);
-    // A look at every rank is a system call for each, and all ranks look: of hundreds on a few CPUs less often.
+    // A look costs a system call for each rank, and all ranks look: the more ranks, the less often.
     const auto between = std::chrono::microseconds(50) * size_;
     auto next_look = clock::now();
     for (int q = 0; q != size_;) {
@@ -241,14 +241,15 @@ class shm_group {
         continue;
       }
       if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
-      // While rank q is not ready nobody is done, so rank 0 is not either. (With a launcher its ranks end too.)
+      // While rank q is not ready no rank has completed the join, so rank 0 has not left. (When a launcher ends, its
+      // ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
       if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
       const bool look = clock::now() >= next_look;
       if (look) next_look = clock::now() + between;
       for (int p = 0; look && p != size_; ++p) {
         if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
-        // Others may have seen everybody and be gone already: they said so before they let go.
+        // A rank may have joined and left already: it sets its state to left before it frees its lock.
         if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
           peers_->set_abort(error_kind::peer_lost, p);
         }
@@ -268,7 +269,8 @@ class shm_group {
     if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
   }
 
-  /// Processes of another launch under the same name may be a moment behind: better an error now than sums of both.
+  /// Processes of another launch under the same name may come a moment later: an error now is better than results that
+  /// mix the data of both.
   void await_second_claims(const group_header& header) {
     for (const auto until = clock::now() + std::chrono::milliseconds(20); clock::now() < until;) {
       nap(std::chrono::milliseconds(2));
@@ -291,11 +293,12 @@ class shm_group {
            {"join on ", label_, ": rank(s) ", missing, " did not join", limit_.text(), how_to_meet}, first);
     }
     peers_->check_abort(-1, phase::join);
-    // Only a process gone wild makes the abort word zero again.
+    // Only a faulty process sets the abort word back to zero.
     peers_->give_up(abort_kind(reason), abort_culprit(reason, size_), phase::join);
   }
 
-  /// Whether the group has more ranks than CPUs: the union of what its ranks may use, within their quotas.
+  /// Finds out whether the group is oversubscribed: more ranks than CPUs in the union of those that they may use, or
+  /// than their largest quota allows.
   void count_cpus() {
     int cpus = 0;
     for (std::size_t w = 0; w != max_cpus / 64; ++w) {
@@ -310,7 +313,7 @@ class shm_group {
     peers_->set_oversubscribed(size_ > std::min(cpus, quota));
   }
 
-  /// A named segment for a short while: rank 0 makes it, the others open it, rank 0 removes the name.
+  /// A segment that has a name for a short while: rank 0 makes it, the others open it, and all remove the name.
   std::shared_ptr<segment> allocate_named(const std::string& name, std::size_t stride) {
     peer_memory& m = *peers_;
     const std::string& directory = opts_.memory.directory;
@@ -319,7 +322,7 @@ class shm_group {
     std::optional<error> trouble;
     const auto attempt = [&](std::size_t wanted, auto&& step) {
       struct {
-        int failed = 0, why = 0;  // the kind of the error and 1, and errno
+        int failed = 0, why = 0;  // the kind of the error plus 1, and errno
       } fared;
       errno = 0;
       try {
@@ -370,7 +373,7 @@ class shm_group {
   clock::time_point deadline_;
   std::optional<segment> segment_;
   std::optional<peer_memory> peers_;
-  bool creator_ = false;  // a lock never shows to the description that holds it
+  bool creator_ = false;  // the lock cannot show it: the system shows no holder its own lock
   bool entered_ = false;  // holds its lock
   bool ready_ = false;    // its window has memory
   std::uint32_t blocks_ = 0;

@@ -28,22 +28,22 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Under what the ranks of a group find each other.
+/// The name under which the ranks of a group find each other.
 struct group_name {
   std::string job;    ///< for messages
   std::string file;   ///< of the segment
-  bool part = false;  ///< belongs to a group that is there already
+  bool part = false;  ///< belongs to a group that exists already
 
   template <std::convertible_to<std::string_view> T>
   group_name(const T& name) : job(name), file(segment_name(job)) {}
   group_name(std::string job_text, std::string file_name, bool is_part)
       : job(std::move(job_text)), file(std::move(file_name)), part(is_part) {}
 
-  /// Somebody chose the name, and another launch may use it at the same time: it does not tell the launch.
+  /// Whether a user chose the name: another launch may then use it at the same time.
   [[nodiscard]] bool ambiguous() const noexcept { return !part && job.find('@') == job.npos; }
 };
 
-/// This process, as no other on the host: numbers of processes are unique only within their namespace.
+/// A number for this process that is unique on the host: process ids are unique only within their namespace.
 inline std::uint64_t process_identity() noexcept {
   struct stat space {};
   ::stat("/proc/self/ns/pid", &space);
@@ -55,8 +55,8 @@ inline geometry geometry_of(const segment& s, int size) {
   return make_geometry(size, (s.bytes() - sizeof(group_header)) / static_cast<std::size_t>(size) + header_bytes);
 }
 
-/// A new group's memory under its name, made by rank 0 or by the launcher of all ranks. `nonce` (0: draw one)
-/// is what ranks that agreed over another transport expect to find.
+/// A new group's memory under its name, made by rank 0 or by the launcher of all ranks; nothing if the name is taken.
+/// `nonce` (0: draw one) is the number that ranks which meet over another transport expect to find.
 inline std::optional<segment> create_group(const group_name& name, int size, const sharing_options& opts,
                                            std::uint64_t nonce, bool launched = false) {
   if (!name.part) segment::sweep(opts.memory.directory);
@@ -74,20 +74,20 @@ inline std::optional<segment> create_group(const group_name& name, int size, con
   h->windows = shape;
   h->caches = {host().l2, host().l3};
   h->launched = launched ? 1 : 0;
-  // Rank 0 has its place before anybody can find the segment: another that means to be rank 0 comes too late.
+  // Rank 0 locks its byte before any process can find the segment: another one that claims to be rank 0 comes too late.
   if (!s.lock(segment::creator_byte) || (!launched && !s.lock(0))) {
     fail(error_kind::system, {"cannot lock ", s.path()});
   }
-  // Alone and not launched by anybody: nobody looks for it.
+  // No other process looks for the segment of a single rank without a launcher.
   if ((size > 1 || launched) && !s.publish()) return std::nullopt;
   return s;
 }
 
-/// For ranks that did not find each other.
+/// The last part of error texts for ranks that did not find each other.
 inline constexpr const char* how_to_meet =
     "; were all ranks started on this host, by this user, with the same HVD_JOB, HOROVOD_SIZE and HVD_SHM_DIR?";
 
-/// Ends a group in which another process is `rank` already, and refuses to be it.
+/// Ends a group in which another process is `rank` already, and throws invalid_argument.
 [[noreturn]] inline void claim_twice(group_header& h, int rank) {
   std::uint64_t none = 0;
   h.abort.value.compare_exchange_strong(none, abort_reason(error_kind::mismatch, rank, -1, phase::join));
@@ -95,7 +95,7 @@ inline constexpr const char* how_to_meet =
 }
 
 /// A job's header, mapped once more for the groups that are split off the group with the job's name: they look there
-/// for a second claim. It belongs to all of them, on this rank, as they may outlive the group that was joined by name.
+/// for a second claim. All of them on this rank share it, as they may outlive the group that was joined by name.
 class job_claims {
  public:
   explicit job_claims(const segment& s) {
@@ -110,9 +110,9 @@ class job_claims {
 
   [[nodiscard]] const word& abort_word() const noexcept { return static_cast<const group_header*>(page_)->abort.value; }
 
-  /// The name is gone, so nobody can claim it: from now on there is an empty page in the header's place, whose file,
-  /// the staging memory of all ranks, need not stay for it. Other threads may be looking. (Where the system refuses, it
-  /// stays.)
+  /// Called when the name is removed, so that no process can claim a rank any more. Maps an empty page over the header,
+  /// so that the header no longer keeps its file, the staging memory of all ranks. Other threads may be reading it. (If
+  /// the system refuses, the header stays mapped.)
   void forget() noexcept {
     if (page_ == nullptr) return;
     ::mmap(page_, sizeof(group_header), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -120,12 +120,12 @@ class job_claims {
 
  private:
   void* page_ = nullptr;
-  // Registered first: a forked child, which does not have the page, finds no pointer to it.
+  // Registered before the page is mapped: a forked child, which does not have the page, finds no pointer to it.
   const fork_guard guard_{-1, [](void* self) { static_cast<job_claims*>(self)->page_ = nullptr; }, this};
 };
 
-/// Asked while a rank joins and waits for `awaited`: which rank will never come; -1 if it knows of none, group_ended if
-/// the group from which all of them come has ended.
+/// Called while a rank joins and waits for `awaited`. Returns a rank that will never come, -1 if none is known, or
+/// group_ended if the group from which all of them come has ended.
 using watch = function_ref<int(int awaited)>;
 inline constexpr int group_ended = -2;
 
@@ -134,7 +134,7 @@ struct join_limit {
   std::chrono::duration<double> time;
   const char* variable;
 
-  /// Ranks that are at work already answer as within any operation.
+  /// Ranks of a group that exists already have the deadline of an operation, if it is shorter.
   static join_limit of(const group_name& name, const failure_policy& policy) noexcept {
     const bool working = name.part && policy.timeout.count() > 0 && policy.timeout < policy.start_timeout;
     return working ? join_limit{policy.timeout, "HVD_TIMEOUT"}
@@ -155,7 +155,7 @@ struct group_finder {
   join_limit limit;
   clock::time_point deadline;
 
-  /// The segment of the job: opened if somebody has made it, made if this is rank 0, which `creator` then says.
+  /// The segment of the job: opened if it exists; otherwise rank 0 makes it and sets `creator`.
   segment find(bool& creator) const {
     const std::string& directory = opts.memory.directory;
     const std::size_t wanted = group_bytes(size, make_geometry(size, opts.memory.staging_bytes));
@@ -171,9 +171,9 @@ struct group_finder {
           refuse_second_claim(*s);
           stale = joined({s->path(), " is of a group that this process is in, or was in, already"});
         }
-        const bool dead = !s->locked(segment::creator_byte);  // anybody who is alive holds it
+        const bool dead = !s->locked(segment::creator_byte);  // a creator that is alive holds it
         if (dead || rank == 0) s->unlink();
-        // It was not there at first: it was this job's, unless another process had this rank's place.
+        // At the first look it was absent or alive: so it was this job's, unless another process was this rank of it.
         if (dead && rank != 0 && !first && !taken(*s)) refuse_dead(*s);
       } else if (!why.empty()) {
         fail(error_kind::system, {why, "; remove it or use another job name"});
@@ -194,11 +194,11 @@ struct group_finder {
       const int gone = lost ? lost(0) : -1;
       if (gone == group_ended) fail(error_kind::aborted, {"the group that it comes from has ended"});
       if (gone >= 0) {
-        // Perhaps rank 0 had just made it. The name is this group's alone.
+        // Rank 0 may just have made the segment. Only this group uses the name.
         if (const auto made = segment::open(directory, name.file, 0, why)) made->unlink();
         refuse_lost(gone);
       }
-      // Rank 0 may be unable to make it, and to say so.
+      // Rank 0 may be unable to make the segment, and has no way to report it.
       if (rank != 0 && now - started > std::chrono::milliseconds(500)) {
         errno = segment::trouble_in(directory, wanted);
         if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory, true);
@@ -208,7 +208,8 @@ struct group_finder {
   }
 
  private:
-  /// Why an existing segment is not this job's; empty if it is. Throws where a living job's is not for this rank.
+  /// Why an existing segment is not this job's; empty if it is. Throws mismatch if a living job has another version of
+  /// hvd or another size than this rank.
   [[nodiscard]] std::string stale_reason(const segment& s) const {
     if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that is gone"});
     if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
@@ -231,7 +232,7 @@ struct group_finder {
     return {};
   }
 
-  /// All ranks have joined: the group goes on under its name, so that a second launch of the same name notices.
+  /// Whether all ranks have joined. The group then keeps its name, so that a second launch under the same name notices.
   [[nodiscard]] bool complete(const segment& s) const noexcept {
     const auto& h = *reinterpret_cast<const group_header*>(s.data());
     int q = 0;
@@ -241,7 +242,7 @@ struct group_finder {
   [[nodiscard]] bool taken(const segment& s) const noexcept {
     return s.bytes() >= sizeof(group_header) && reinterpret_cast<const group_header*>(s.data())->entered.has(rank);
   }
-  /// Another living process is this rank of the group: an error for its ranks too.
+  /// If another living process is this rank of the group, ends the group and throws invalid_argument.
   void refuse_second_claim(const segment& s) const {
     if (!s.locked(rank)) return;
     auto& h = *reinterpret_cast<group_header*>(s.data());
@@ -256,7 +257,7 @@ struct group_finder {
     fail(error_kind::peer_lost, {"rank ", who, " has exited or was killed"}, who);
   }
 
-  /// The group that was this job's has ended before this rank came.
+  /// This job's group has ended before this rank came.
   [[noreturn]] void refuse_dead(const segment& s) const {
     std::uint64_t reason = 0;
     if (s.bytes() >= sizeof(group_header)) {

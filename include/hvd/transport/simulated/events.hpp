@@ -14,7 +14,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A message, from `send` to `recv`; also the event that it is next. (One that only wakes rank `to` carries nothing.)
+/// A message, from `send` to `recv`, which is also its own next event. (One that only wakes rank `to` carries nothing.)
 struct simulated_message {
   enum class stage : unsigned char { wakes, departs, arrives };
   stage next_is{};
@@ -29,7 +29,7 @@ struct simulated_message {
   simulated_message* behind = nullptr;
 };
 
-/// All messages that there are, and those to which something happens, by virtual time.
+/// All messages, and a queue of those with a next event, ordered by virtual time.
 class simulated_events {
  public:
   using message = simulated_message;
@@ -42,14 +42,14 @@ class simulated_events {
     }
   };
 
-  /// One that is not used. Its address stays.
+  /// An unused message. Its address never changes.
   message& fresh() {
     if (unused_ == nullptr) return messages_.emplace_back();
     message& m = *std::exchange(unused_, unused_->behind);
     m.behind = nullptr;
     return m;
   }
-  /// It has been received.
+  /// Called when the message has been received.
   void drop(message& m) noexcept {
     if (m.room > kept_bytes) {
       m.payload.reset();

@@ -1,7 +1,7 @@
-// hvd/transport/simulated/fiber.hpp: several stacks in one thread, between which it goes by hand.
+// hvd/transport/simulated/fiber.hpp: several stacks in one thread, between which it switches explicitly.
 //
-// By ucontext, whose switch makes one system call (it keeps the signal mask): a quarter of a microsecond, and right on
-// every CPU. What the C++ runtime keeps of exceptions in flight belongs to a stack and is switched with it.
+// By ucontext, whose switch makes one system call (it keeps the signal mask): a quarter of a microsecond, and correct
+// on every CPU. The C++ runtime's state of exceptions in flight belongs to a stack and is switched with it.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -33,9 +33,9 @@ inline constexpr bool stacks_are_watched = __has_feature(address_sanitizer);
 inline constexpr bool stacks_are_watched = false;
 #endif
 
-/// Memory for stacks; what is never touched costs nothing. Below each lies a page that nobody may touch, so that a
-/// stack that overflows ends the program and not another fiber's data; beyond `guarded` stacks there is none, because
-/// each takes two of the 65,530 mappings that the kernel gives a process.
+/// Memory for stacks; pages that are never touched cost nothing. Below each stack lies a guard page without access, so
+/// that a stack that overflows ends the program instead of overwriting another fiber's data. With more than `guarded`
+/// stacks there is none, because each takes two of the 65,530 mappings that the kernel gives a process.
 class fiber_stacks {
  public:
   static constexpr std::size_t guarded = 16384;
@@ -61,7 +61,7 @@ class fiber_stacks {
   [[nodiscard]] std::byte* at(std::size_t i) const noexcept {
     return static_cast<std::byte*>(memory_) + i * (page_ + bytes_) + page_;
   }
-  /// Usable bytes of stack i. Not the same for all: tops at the same place in a page would share the same few lines of
+  /// Usable bytes of stack i. Not the same for all: tops at the same offset in a page would share the same few lines of
   /// the caches.
   [[nodiscard]] std::size_t bytes(std::size_t i) const noexcept { return bytes_ - i % 29 * 128; }
 
@@ -72,7 +72,7 @@ class fiber_stacks {
   void* memory_;
 };
 
-/// A stack with what runs on it; as constructed, the one on which the thread is already.
+/// A stack and what runs on it. A new fiber is the stack on which the thread already runs.
 class fiber {
  public:
   fiber() = default;
@@ -90,7 +90,7 @@ class fiber {
     size_ = bytes;
   }
 
-  /// From this one, which is running, to another; returns when somebody switches back.
+  /// Switches from this fiber, which is running, to another; returns when another fiber switches back.
   void switch_to(fiber& next) {
     auto* const runtime = reinterpret_cast<exceptions*>(abi::__cxa_get_globals());
     in_flight_ = *runtime;
@@ -114,7 +114,8 @@ class fiber {
   }
 
  private:
-  /// What the Itanium C++ ABI (2.2.2) keeps for each thread: the handlers that are running, and how many throws are.
+  /// What the Itanium C++ ABI (2.2.2) keeps for each thread: the running handlers, and the number of uncaught
+  /// exceptions.
   struct exceptions {
     void* caught = nullptr;
     unsigned int uncaught = 0;

@@ -1,5 +1,5 @@
-// hvd/transport/simulated/network.hpp: a network in numbers, what messages cost on it, and what a simulation is told
-// and tells; a part of simulated.hpp.
+// hvd/transport/simulated/network.hpp: a network in numbers, the cost of messages on it, and the options and results of
+// a simulation; a part of simulated.hpp.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -17,16 +17,17 @@
 namespace hvd::inline HVD_ABI {
 
 /// A network of hosts, in seconds and bytes per second. Ranks 0 to ranks_per_host - 1 are on host 0, and so on. The
-/// defaults are a plausible cluster, one rank a host, and nobody's measurement.
+/// defaults are a plausible cluster with one rank a host, not a measurement.
 ///
 /// A message of n bytes between idle ranks takes latency + overhead + n / bandwidth: alpha + n beta of the literature,
-/// with alpha = latency + overhead. The latency is on the way and occupies nobody; for the rest of the time the sending
-/// rank's way out and the receiving rank's way in are occupied, one message after the other. The two directions of a
-/// rank are independent. (R. W. Hockney, 1994, for alpha and beta; A. Alexandrov et al., "LogGP", 1995, for the
-/// overhead apart from the latency: with an overhead of 0, messages cut into ever smaller pieces would cost no more.)
+/// with alpha = latency + overhead. The latency is spent on the way and occupies no rank; for the rest of the time the
+/// message occupies the sending rank's way out and the receiving rank's way in, one message after the other. The two
+/// directions of a rank are independent. (R. W. Hockney, 1994, for alpha and beta; A. Alexandrov et al., "LogGP", 1995,
+/// for the overhead apart from the latency: with an overhead of 0, messages cut into ever smaller pieces would cost no
+/// more.)
 ///
-/// All ranks of a host share its uplink, in each direction one. Messages take their turn in the order of virtual time,
-/// and several that are slower than the uplink pass at once.
+/// All ranks of a host share its uplink, one in each direction. Messages take their turn in the order of virtual time,
+/// and several that are slower than the uplink pass at the same time.
 struct network {
   /// Messages between two ranks of a host, or of two hosts.
   struct level {
@@ -43,15 +44,15 @@ struct network {
 
 /// How ranks are simulated.
 struct simulation_options {
-  /// Whether messages carry bytes, until a rank says otherwise by SimulatedTransport::payload. Without, nothing is
-  /// written or read in the buffers of messages and of `charged` reductions, which may then be any address: for lengths
-  /// times ranks that no memory holds.
+  /// Whether messages carry bytes, until a rank changes it by SimulatedTransport::payload. If not, the buffers of
+  /// messages and of `charged` reductions are neither written nor read, and may be any address: for lengths times ranks
+  /// that exceed any memory.
   bool payload = true;
-  /// Memory for what a rank has on its stack; 16 KiB to 1 GiB. What is not touched costs nothing.
+  /// The stack of a rank; 16 KiB to 1 GiB. Pages that are never touched cost nothing.
   std::size_t stack_bytes = std::size_t{256} << 10;
 };
 
-/// What a simulation has found out.
+/// The result of a simulation.
 struct simulation {
   struct traffic {
     std::uint64_t messages = 0;
@@ -89,7 +90,7 @@ inline void check(const network& net) {
   rate("reduction_rate", net.reduction_rate);
 }
 
-/// What is occupied, and till when. All calls come in the order of virtual time: who comes first is served first.
+/// When each part of the network is free. All calls come in the order of virtual time: first come, first served.
 class wires {
  public:
   wires(int ranks, const network& net)
@@ -101,7 +102,7 @@ class wires {
 
   [[nodiscard]] int host(int rank) const noexcept { return rank / net_.ranks_per_host; }
   [[nodiscard]] bool crosses(int from, int to) const noexcept { return host(from) != host(to); }
-  /// Whether a message has to take turns with those of other ranks before it is on its way.
+  /// Whether a message shares the uplink with messages of other ranks.
   [[nodiscard]] bool shares(bool crossing) const noexcept { return crossing && per_byte_uplink_ > 0; }
   [[nodiscard]] double latency(bool crossing) const noexcept {
     return crossing ? net_.between.latency : net_.inside.latency;
@@ -112,11 +113,11 @@ class wires {
     return crossing ? net_.between.overhead + n * per_byte_between_ : net_.inside.overhead + n * per_byte_inside_;
   }
 
-  /// When a message that is ready at `at` begins to leave the host of `from`, which is when it goes into the uplink.
+  /// When a message that is ready at `at` begins to leave the host of `from`: when it enters the uplink.
   double depart(double at, int from, std::size_t bytes) noexcept {
     return through(hosts_[static_cast<std::size_t>(host(from))].out, at, bytes);
   }
-  /// When the last byte of a message whose first one comes to the host of `to` at `at` is received.
+  /// When the last byte of a message is received whose first byte reaches the host of `to` at `at`.
   double arrive(double at, int to, bool crossing, std::size_t bytes) noexcept {
     if (shares(crossing)) at = through(hosts_[static_cast<std::size_t>(host(to))].in, at, bytes);
     double& free = in_[static_cast<std::size_t>(to)];
@@ -124,8 +125,8 @@ class wires {
   }
 
  private:
-  /// A rank's message is no faster than the uplink, which works on several at once: it has to begin as late as makes it
-  /// end when the uplink has moved the bytes of all that came before, and its own.
+  /// A rank's message is no faster than the uplink, which carries several at once. So it begins, at `at` or later, so
+  /// late that it does not end before the uplink has moved its bytes and those of all messages before it.
   double through(double& free, double at, std::size_t bytes) noexcept {
     free = std::max(at, free) + static_cast<double>(bytes) * per_byte_uplink_;
     return std::max(at, free - busy(true, bytes));
@@ -147,7 +148,7 @@ struct simulated_place {
   std::string_view operation;
   const std::vector<int>& members;
   int rank;
-  std::uint32_t context;  // the group's own number: its messages are no other group's
+  std::uint32_t context;  // the group's own number, which keeps its messages apart from those of other groups
 
   [[nodiscard]] int world(int r) const noexcept { return members[static_cast<std::size_t>(r)]; }
   [[nodiscard]] std::string text() const {

@@ -1,9 +1,9 @@
 // hvd/transport/simulated/ranks.hpp: runs ranks as fibers of one thread, in virtual time; a part of simulated.hpp.
 //
-// A discrete-event simulation. A rank runs on, ahead of the others, until it has to wait: what it does meanwhile only
-// puts events with later times into a queue. Whoever waits takes the earliest event out of the queue, until one of them
-// wakes a rank. So whatever ranks share (uplinks, a rank's way in) is given out in the order of virtual time, and every
-// run is the same.
+// A discrete-event simulation. A rank runs, ahead of the others, until it has to wait: until then it only puts events
+// with later times into a queue. A rank that waits takes the earliest events out of the queue, until one of them wakes
+// a rank. So all that ranks share (uplinks, a rank's way in) is assigned in the order of virtual time, and every run is
+// the same.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -38,7 +38,7 @@ class simulated_ranks {
     for (int r = 0; r != size; ++r) of(r).payload = opts.payload;
   }
 
-  /// The simulation in which this thread is.
+  /// The simulation that this thread runs.
   static simulated_ranks*& current() noexcept {
     static thread_local simulated_ranks* here = nullptr;
     return here;
@@ -55,7 +55,7 @@ class simulated_ranks {
     simulated_ranks* const outer = std::exchange(current(), this);
     while (state* const next = next_awake()) resume(main_, *next);
     for (int r = 0; r != size_; ++r) {
-      // Whoever has not ended now waits in vain, and is told so.
+      // A rank that has not ended now waits in vain, and gets an error.
       if (state& s = of(r); !s.ended) {
         if (stuck_.empty()) stuck_ = report();
         resume(main_, s);
@@ -78,7 +78,7 @@ class simulated_ranks {
   [[nodiscard]] std::uint32_t new_context() noexcept { return ++contexts_; }
   [[nodiscard]] bool& payload() noexcept { return running_->payload; }
 
-  /// From the running rank to rank `peer` of its group. Returns when the message has left this rank.
+  /// Sends from the running rank to rank `peer` of its group. Returns when the message has left this rank.
   void send(const simulated_place& at, const std::byte* data, std::size_t bytes, int peer) {
     check(at);
     message& m = events_.fresh();
@@ -110,8 +110,8 @@ class simulated_ranks {
     }
   }
 
-  /// Waits till a message from rank `peer` of the group is there, then takes it: returns its length. It is dropped if
-  /// that is not `bytes`.
+  /// Waits until a message from rank `peer` of the group is there, takes it and returns its length. A message of
+  /// another length than `bytes` is dropped.
   std::size_t receive(const simulated_place& at, std::byte* data, std::size_t bytes, int peer) {
     state& self = *running_;
     const std::uint64_t key = key_of(at.context, at.world(peer));
@@ -132,7 +132,7 @@ class simulated_ranks {
     return sent;
   }
 
-  /// Whether a message from rank `peer` of the group has come, or its beginning. Takes no time.
+  /// Whether a message from rank `peer` of the group, or its beginning, has come. Takes no virtual time.
   bool arrived(const simulated_place& at, int peer) {
     state& self = *running_;
     const std::uint64_t key = key_of(at.context, at.world(peer));
@@ -141,12 +141,12 @@ class simulated_ranks {
     if (!stuck_.empty()) fail(at, {&key, 1});
     if (events_.empty() || events_.first_time() > self.clock) return false;
     self.ahead = 0;
-    wake(index_of(self), self.clock);  // first the others catch up
+    wake(index_of(self), self.clock);  // the others catch up first
     suspend();
     return there();
   }
 
-  /// Waits till a message from one of these ranks of the group is there, and takes none.
+  /// Waits until a message from one of these ranks of the group is there, and takes none.
   void await_arrival(const simulated_place& at, std::span<const int> peers) {
     state& self = *running_;
     std::vector<std::uint64_t> keys;
@@ -164,14 +164,14 @@ class simulated_ranks {
     self.clock = std::max(self.clock, first());
   }
 
-  /// Throws if nobody can go on.
+  /// Throws if no rank can go on.
   void check(const simulated_place& at) {
     if (!stuck_.empty()) fail(at, {});
   }
 
   // ---- kernels that take virtual time --------------------------------------------------------------------------
 
-  /// A kernel in whose place `charging<I>` runs, with the bytes of an element of it.
+  /// A kernel that `charging<I>` replaces, and the bytes of one of its elements.
   struct priced {
     kernel fold;
     std::size_t unit;
@@ -179,7 +179,7 @@ class simulated_ranks {
   };
   static constexpr std::size_t most_priced = 64;
 
-  /// The place of this kernel; most_priced if there is no room for one more.
+  /// The index of this kernel; most_priced if there is no room for another one.
   std::size_t price(const priced& what) {
     const auto found = std::find(priced_.begin(), priced_.end(), what);
     if (found == priced_.end() && priced_.size() != most_priced) return priced_.push_back(what), priced_.size() - 1;
@@ -196,14 +196,15 @@ class simulated_ranks {
   }
 
  private:
-  /// The messages from one rank in one group that have come and are not taken.
+  /// The messages from one rank in one group that have come and are not yet taken.
   struct channel {
     std::uint64_t key;
     message *first, *last;
   };
   static constexpr int nobody = -1;
-  // A rank that has sent so many lets the others catch up, or millions of events would wait in the queue. (Reduce of
-  // 64 MiB by a tree of 1,024 ranks: 2.4 times faster; a ring, which never is ahead: the same.)
+  // A rank that has sent this many messages lets the others catch up, otherwise millions of events would wait in the
+  // queue. (Reduce of 64 MiB by a tree of 1,024 ranks: 2.4 times faster. A ring, whose ranks are never ahead: the
+  // same.)
   static constexpr int most_ahead = 16;
   struct state {
     fiber context;
@@ -226,7 +227,7 @@ class simulated_ranks {
     return std::find_if(s.arrived.begin(), s.arrived.end(), [&](const channel& c) { return c.key == key; });
   }
 
-  /// Has a rank go on at this time.
+  /// Makes a rank continue at this time.
   void wake(int rank, double time) {
     message& m = events_.fresh();
     m.to = rank;
@@ -234,7 +235,7 @@ class simulated_ranks {
     events_.add(time, m);
   }
 
-  /// Lets time pass until something wakes a rank: that rank, or null if nothing ever will.
+  /// Lets time pass until an event wakes a rank. Returns that rank, or null if no event will.
   state* next_awake() {
     while (!events_.empty()) {
       const simulated_events::event e = events_.take();
@@ -266,7 +267,7 @@ class simulated_ranks {
     return nullptr;
   }
 
-  /// Waits till there is a message of one of these keys.
+  /// Waits until there is a message of one of these keys.
   void await(const simulated_place& at, std::span<const std::uint64_t> keys) {
     state& self = *running_;
     if (stuck_.empty()) {
@@ -316,7 +317,7 @@ class simulated_ranks {
     self.ended = true;
   }
 
-  /// Why nobody can go on.
+  /// Why no rank can go on.
   std::string report() {
     constexpr int most = 16;
     int listed = 0, waiting = 0;
@@ -339,7 +340,7 @@ class simulated_ranks {
     if (waiting > most) text += ", and " + std::to_string(waiting - most) + " more wait";
     return text;
   }
-  /// In vain: for a message of one of these keys, if any.
+  /// Throws: the running rank waits in vain, for a message of one of these keys if there are any.
   [[noreturn]] void fail(const simulated_place& at, std::span<const std::uint64_t> keys) {
     const auto ended = std::find_if(keys.begin(), keys.end(), [&](std::uint64_t k) { return of(writer(k)).ended; });
     const bool lost = culprit_ != nobody || ended != keys.end();
@@ -363,8 +364,8 @@ class simulated_ranks {
   state* running_ = nullptr;
   std::function<void(int)> body_;
   std::exception_ptr first_failure_;
-  int culprit_ = nobody;  // who failed before the others waited in vain
-  std::string stuck_;     // the reason, when nobody can go on
+  int culprit_ = nobody;  // the rank that failed before others waited in vain
+  std::string stuck_;     // the reason, when no rank can go on
 };
 
 template <std::size_t... I>
