@@ -164,6 +164,30 @@ TEST_CASE("tensors of a process set are named with ranks of the whole group") {
   });
 }
 
+TEST_CASE("the lowest rank that has submitted reports, in whatever order the process set has its ranks") {
+  reports said;
+  std::atomic<bool> reported{false};
+  hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
+    hvd::engine_options o = short_deadline();
+    o.report = said.writer();
+    hvd::Engine engine(comm, o);
+    const int set = engine.add_process_set({2, 1, 0});
+    std::vector<float> v(3, 1.0f);
+    if (comm.rank() == 0) {
+      while (!reported) std::this_thread::sleep_for(1ms);
+    }
+    const hvd::handle h = engine.allreduce("x", v, hvd::reduce_op::sum, 1.0, 1.0, set);
+    if (comm.rank() == 1) {
+      const std::string text = said.until("\"x\"");
+      CHECK_MESSAGE(has(text, "rank 1 of 3: in flight for "), text);
+      CHECK_MESSAGE(has(text, "submitted by ranks 1, 2; not submitted by rank 0"), text);
+      reported = true;
+    }
+    h.wait();
+    CHECK(v == std::vector<float>(3, 3.0f));
+  });
+}
+
 TEST_CASE("a stall that lasts ends the job where that is asked for") {
   std::atomic<int> ended{0};
   reports said;
@@ -385,6 +409,11 @@ TEST_CASE("options that differ are an error on all ranks, and the transport stay
     CHECK_THROWS_WITH_AS(hvd::Engine(comm, o), doctest::Contains("the option watch is 1 on rank 0 and 0 on rank 1"),
                          hvd::error);
     o.watch = true;
+    o.autotune = true;
+    o.threshold_fixed = comm.rank() == 1;  // of the default value, which alone tells nothing
+    CHECK_THROWS_WITH_AS(hvd::Engine(comm, o),
+                         doctest::Contains("the option threshold_fixed is 0 on rank 0 and 1 on rank 1"), hvd::error);
+    o.autotune = false;  // then it decides nothing
     hvd::Engine engine(comm, o);
     std::vector<float> v(3, 1.0f);
     engine.allreduce("x", v).wait();

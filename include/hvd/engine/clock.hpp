@@ -72,7 +72,8 @@ template <PointToPoint T>
 void agree_on_options(T& comm, const engine_options& o) {
   constexpr std::string_view names[] = {
       "fusion_threshold", "cache_capacity",  "cycle_time (us)", "groups_alone",     "watch",
-      "autotune",         "autotune_warmup", "autotune_steps",  "autotune_samples", "thread"};
+      "autotune",         "autotune_warmup", "autotune_steps",  "autotune_samples", "thread",
+      "threshold_fixed",  "cycle_fixed"};
   constexpr std::size_t n = std::size(names);
   using values = std::array<std::uint64_t, n>;
   const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
@@ -85,7 +86,9 @@ void agree_on_options(T& comm, const engine_options& o) {
                     number(o.autotune_warmup),
                     number(o.autotune_steps),
                     number(o.autotune_samples),
-                    number(o.thread)};
+                    number(o.thread),
+                    number(o.autotune && o.threshold_fixed),  // they decide what is tuned, and nothing else
+                    number(o.autotune && o.cycle_fixed)};
   const std::vector<values> all = share_by_messages(comm, mine);
   for (std::size_t r = 1; r != all.size(); ++r) {
     for (std::size_t i = 0; i != n; ++i) {

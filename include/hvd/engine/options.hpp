@@ -17,8 +17,7 @@
 namespace hvd::inline HVD_ABI {
 
 /// The options of an engine. All ranks must give the same, except for `report`, the autotuner's log, the options of the
-/// timeline and the times of the watch; otherwise making the engine is an error on all ranks. (`threshold_fixed` and
-/// `cycle_fixed` must be the same, too, but are not compared.)
+/// timeline and the times of the watch; otherwise making the engine is an error on all ranks.
 struct engine_options {
   using seconds = std::chrono::duration<double>;
 

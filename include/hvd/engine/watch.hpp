@@ -248,7 +248,9 @@ class stall_watch {
     for (std::size_t i = 0; i != asked_.size(); ++i) {
       std::vector<int> with, without, silent;
       std::map<std::string, std::vector<int>> doing, phases;
-      for (const int r : what_.ranks(asked_[i].set)) {
+      std::vector<int> members = what_.ranks(asked_[i].set);  // in the order of the set
+      std::sort(members.begin(), members.end());
+      for (const int r : members) {
         const auto found = replies_.find(r);
         if (r != comm_.rank() && found == replies_.end()) {
           silent.push_back(r);
