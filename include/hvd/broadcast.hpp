@@ -32,7 +32,7 @@ void broadcast(T& comm, B&& inout, int root = 0, const Algorithm& how = {}) {
   broadcast(comm, s, s, root, how);
 }
 
-/// Pointers with a count of elements; `in` may be null but on the root.
+/// Pointers with a count of elements; `in` may be null except on the root.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
 void broadcast(T& comm, In&& in, Out&& out, std::size_t count, int root = 0, const Algorithm& how = {}) {
   broadcast(comm, std::span(in, comm.rank() == root ? count : 0), std::span(out, count), root, how);

@@ -26,12 +26,12 @@ concept range_buffer = std::ranges::range<B&> && !custom_buffer<B>;
 }  // namespace detail
 
 /// Anything that can stand where a collective takes data. (That the elements are contiguous and of a supported
-/// type is checked by `as_span`, which says so in a sentence.)
+/// type is checked by `as_span`, with a message.)
 template <class B>
 concept Buffer = detail::custom_buffer<B> || detail::range_buffer<B>;
 
 namespace detail {
-/// A pointer and no array, which would also convert to one: arrays know their length and are buffers.
+/// A pointer, not an array, which would also convert to one: arrays know their length and are buffers.
 template <class P>
 concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
 }  // namespace detail

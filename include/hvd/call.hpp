@@ -15,7 +15,7 @@ namespace hvd::inline HVD_ABI {
 
 /// The collective operations, for messages and for the comparison of calls between ranks.
 enum class operation : unsigned char {
-  barrier,         ///< nobody leaves before all have come
+  barrier,         ///< no rank leaves before all have come
   allreduce,       ///< the reduction of all inputs, to all ranks
   reduce,          ///< the same, to the root
   reduce_scatter,  ///< the same, a block to each rank
@@ -31,7 +31,7 @@ enum class operation : unsigned char {
   recv,            ///< a message from one rank
 };
 
-/// As it is called: "reduce_scatter"; "unknown" for a value that is none.
+/// The name of the function, as "reduce_scatter"; "unknown" for a value that is none.
 constexpr std::string_view name(operation op) noexcept {
   constexpr std::string_view names[] = {
       "barrier", "allreduce", "reduce", "reduce_scatter", "allgather",    "broadcast", "alltoall",
@@ -99,7 +99,7 @@ class partition {
 
 // ---- the calls ----------------------------------------------------------------------------------------------
 // `in` and `out` are valid for the lengths that the call states. They are the same memory (in place) or do not
-// overlap, except that a rank's own block may be in place where the collective says so: the front doors check.
+// overlap, except that a rank's own block may be in place where the collective allows it: the front doors check.
 
 /// out[i] = op over ranks of in[i], on every rank; `count` elements.
 struct allreduce_call {
@@ -189,7 +189,7 @@ struct scan_call {
 
 // ---- what the calls have in common: nothing below names one of them ----------------------------------------------
 
-/// A call that reduces. It is also the same call `with` another reduction.
+/// A call that reduces. `with` makes the same call with another reduction.
 template <class Call>
 concept Reducing = requires(const Call& c) {
   { c.op } -> std::convertible_to<const reduction&>;
@@ -202,11 +202,11 @@ concept Rooted = requires(const Call& c) {
 
 namespace detail {
 
-/// How much a call is about: `count` elements of `element_bytes` in the whole vector, or in all blocks together.
+/// The size of a call: `count` elements of `element_bytes` in the whole vector, or in all blocks together.
 struct extent {
   std::size_t count = 0;
   std::size_t element_bytes = 1;
-  const partition* blocks = nullptr;  ///< how it is cut, if it is
+  const partition* blocks = nullptr;  ///< how the vector is cut, if it is
   bool uniform = true;                ///< whether all blocks have one length
 
   [[nodiscard]] std::size_t bytes() const noexcept { return count * element_bytes; }
@@ -217,7 +217,7 @@ extent extent_of(const Call& c) noexcept {
   if constexpr (requires { c.blocks; }) {
     return {c.blocks.total_count(), c.blocks.element_bytes(), &c.blocks, c.blocks.uniform()};
   } else if constexpr (requires { c.send; }) {
-    // Blocks of their own size for each pair of ranks: the totals differ between ranks that agree.
+    // Each pair of ranks has its own block length: totals differ between ranks although their calls match.
     const bool uniform = c.send.uniform() && c.recv.uniform();
     return {uniform ? c.send.total_count() : 0, c.send.element_bytes(), nullptr, c.send.uniform()};
   } else if constexpr (Reducing<Call>) {

@@ -52,7 +52,7 @@ inline std::string assignment(std::string_view name, std::string_view value) {
 }  // namespace detail
 
 /// The decimal whole number in `value`, with nothing before or after it, in [lo, hi]; else invalid_argument,
-/// which names `name`, `value` and the range. `meaning` says where the range comes from.
+/// which names `name`, `value` and the range. `meaning` states where the range comes from.
 template <std::integral T>
   requires(!std::same_as<T, bool>)
 T parse_integer(std::string_view name, std::string_view value, T lo, std::type_identity_t<T> hi,
@@ -70,9 +70,8 @@ T parse_integer(std::string_view name, std::string_view value, T lo, std::type_i
   detail::refuse_value(name, value, problem, {meaning, " (here ", lo, " to ", hi, ")"});
 }
 
-/// A time in seconds, as in "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to
-/// nanoseconds overflows or becomes 0. 0 is allowed only when the caller says in `zero` what it means. Else
-/// invalid_argument.
+/// A time in seconds, as in "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to nanoseconds overflows or
+/// becomes 0. 0 is allowed only if the caller gives its meaning in `zero`. Else invalid_argument.
 inline std::chrono::duration<double> parse_seconds(std::string_view name, std::string_view value,
                                                    std::string_view zero = {}) {
   constexpr double lo = 1e-3, hi = 1e9;
@@ -102,7 +101,7 @@ inline bool parse_boolean(std::string_view name, std::string_view value) {
   detail::refuse_value(name, value, " is not a truth value", {"0, 1, false, true, no, yes, off, on"});
 }
 
-/// A job's name, which becomes part of a file's name: hence few characters, and few kinds of them.
+/// A job's name. It becomes part of a file's name, so its length and characters are limited.
 inline std::string parse_job(std::string_view name, std::string_view value) {
   constexpr std::size_t most = 128;
   const auto fits = [](char c) {
@@ -115,15 +114,15 @@ inline std::string parse_job(std::string_view name, std::string_view value) {
   detail::refuse_value(name, value, " is no name for a job", {"1 to 128 letters, digits, '.', '_' or '-'"});
 }
 
-/// An absolute path; whether the directory is there is for its user to find.
+/// An absolute path. Whether the directory exists is not checked here.
 inline std::string parse_directory(std::string_view name, std::string_view value) {
   if (value.starts_with('/')) return std::string(value);
   detail::refuse_value(name, value, " is not absolute", {"an absolute path of a directory"});
 }
 
-/// What the environment says. The defaults are those of a process that no launcher has started: alone.
+/// The settings from the environment. The defaults are those of a process that no launcher has started: alone.
 struct config {
-  /// A function object that tells the value of a variable; nothing if it is not set. By reference: see function_ref.
+  /// A function object that returns the value of a variable, or nothing if it is not set; by reference.
   using lookup = detail::function_ref<std::optional<std::string>(const char* name)>;
 
   int rank = 0, size = 1;              ///< HOROVOD_RANK, HOROVOD_SIZE: in the job
@@ -131,8 +130,8 @@ struct config {
   int cross_rank = 0, cross_size = 1;  ///< HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE: among the processes of the
                                        ///< same local rank on all hosts
   std::string job{};                   ///< HVD_JOB; empty if not set
-  /// HVD_LAUNCH, or what the launcher tells of itself: equal on all ranks of one launch, different in another one of
-  /// the same HVD_JOB. Empty if nobody says it.
+  /// HVD_LAUNCH, or what the launcher reports of itself (launch_id): equal on all ranks of one launch, different in
+  /// another one of the same HVD_JOB. Empty if there is neither.
   std::string launch{};
 
   std::chrono::duration<double> start_timeout{30.0};  ///< HOROVOD_START_TIMEOUT: for all ranks to join
@@ -141,10 +140,9 @@ struct config {
   bool check = HVD_CHECK != 0;       ///< HVD_CHECK: compare calls between ranks
   std::string shm_dir = "/dev/shm";  ///< HVD_SHM_DIR: where segments are made
 
-  /// Reads this process's environment. Rank and size come together or not at all, for the job, the host and
-  /// across hosts. Without the local pair the job is on one host. Without the cross pair hosts are taken to
-  /// have equal numbers of consecutive ranks, if that fits. invalid_argument names variable, value and what
-  /// is allowed.
+  /// Reads this process's environment. Rank and size must both be set or both not, for the job, the host and across
+  /// hosts. Without the local pair the job is on one host. Without the cross pair hosts are taken to have equal numbers
+  /// of consecutive ranks, if that fits. An invalid_argument error names the variable, its value and what is allowed.
   static config from_environment() {
     return from_environment([](const char* name) -> std::optional<std::string> {
       const char* value = std::getenv(name);
@@ -187,7 +185,7 @@ inline config config::from_environment(const lookup& variable) {
   const place global = detail::parse_place(variable, "HOROVOD_", std::numeric_limits<int>::max()).value_or(place{});
   const auto given_local = detail::parse_place(variable, "HOROVOD_LOCAL_", global.size, "1 to HOROVOD_SIZE");
   const place local = given_local.value_or(global);
-  // Every other host that counts has at least one rank.
+  // Every other host in the cross group has at least one rank.
   const auto given_cross = detail::parse_place(variable, "HOROVOD_CROSS_", global.size - local.size + 1,
                                                given_local ? "1 to HOROVOD_SIZE-HOROVOD_LOCAL_SIZE+1"
                                                            : "1 while HOROVOD_LOCAL_SIZE is not set");

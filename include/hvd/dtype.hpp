@@ -138,7 +138,7 @@ struct bfloat16 {
 
 namespace detail {
 
-// Without a specialisation std::numeric_limits<half>::lowest() would compile, and be no number.
+// Without a specialisation std::numeric_limits<half>::lowest() would compile, and return zero.
 template <class T, int Digits, int MinExponent, int MaxExponent>
 struct limits_of_16_bits : std::numeric_limits<float> {
   static constexpr int digits = Digits;

@@ -42,7 +42,7 @@ inline constexpr auto reduce_op_names =
 
 }  // namespace detail
 
-/// As in messages: "average". "unknown" for a value that is none, as a peer or another language may send one.
+/// The name in messages, as "average". "unknown" for a value that is none: a peer or another language may send one.
 constexpr std::string_view name(reduce_op op) noexcept {
   const auto index = static_cast<std::size_t>(op);
   return index < detail::reduce_op_names.size() ? detail::reduce_op_names[index] : "unknown";
@@ -52,7 +52,7 @@ namespace detail {
 
 using reduction_maker = reduction (*)(int size);
 
-/// Null where the operation is not defined for the type, which make_reduction<T> would not compile.
+/// Null where the operation is not defined for the type: make_reduction<T> would not compile.
 template <class Op, class T>
 constexpr reduction_maker maker_of() noexcept {
   if constexpr (!is_builtin<Op>) {

@@ -18,7 +18,7 @@ Derived eigen_dense(const Eigen::DenseBase<Derived>&);
 template <class B>
 concept eigen_expression = requires(const B& b) { detail::eigen_dense(b); };
 
-/// Whether a B is contiguous whatever its value, as far as the type tells: vectors of unit stride, and matrices whose
+/// Whether a B is contiguous whatever its value, as far as the type shows: vectors of unit stride, and matrices whose
 /// columns (rows, if row-major) are known to follow one another.
 template <class B>
 constexpr bool eigen_strides_packed() {
@@ -34,7 +34,7 @@ constexpr bool eigen_strides_packed() {
 /// A matrix or array object is packed whatever its strides are at run time.
 template <class B>
 inline constexpr bool eigen_packed = std::is_base_of_v<Eigen::PlainObjectBase<B>, B> || eigen_strides_packed<B>();
-/// A map with no strides of its own is as its object would be.
+/// A map without strides of its own is packed as its object would be.
 template <class P, int Options, int Outer, int Inner>
 inline constexpr bool eigen_packed<Eigen::Map<P, Options, Eigen::Stride<Outer, Inner>>> =
     (Outer == 0 && (Inner == 0 || Inner == 1)) ||
@@ -48,8 +48,8 @@ inline constexpr bool eigen_packed<Eigen::Block<X, Rows, Cols, true>> =
 
 /// Lets collectives take Eigen's dense objects as they are: vectors, matrices, arrays, maps, and blocks of whole
 /// columns (whole rows, if row-major), as inputs and, where they can be assigned to, as outputs. Elements come in the
-/// order in which Eigen stores them, so ranks must agree on it. No copy is made: what is not known from its type to be
-/// contiguous does not compile, and the sentence says what to write instead.
+/// order in which Eigen stores them, so ranks must agree on it. No copy is made: an expression whose type does not show
+/// that it is contiguous does not compile, and the message states what to write instead.
 template <detail::eigen_expression B>
 struct buffer_access<B> {
   template <class M>

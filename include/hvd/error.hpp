@@ -35,7 +35,7 @@ constexpr std::string_view name(error_kind kind) noexcept {
 
 namespace detail {
 
-/// The kind that another process wrote as a number: `aborted` where that is none.
+/// The kind that another process wrote as a number: `aborted` for a number that is none.
 constexpr error_kind kind_of(std::uint64_t number) noexcept {
   return number <= static_cast<std::uint64_t>(error_kind::aborted) ? static_cast<error_kind>(number)
                                                                    : error_kind::aborted;
@@ -52,7 +52,7 @@ class error : public std::runtime_error {
                               no_memory = error_kind::no_memory, unsupported = error_kind::unsupported,
                               system = error_kind::system, aborted = error_kind::aborted;
 
-  /// For transports and algorithms: a sentence, before which "hvd: " is put, and the rank at fault or -1.
+  /// For transports and algorithms: a sentence, which gets the prefix "hvd: ", and the rank at fault or -1.
   error(error_kind kind, const std::string& what, int culprit = -1)
       : std::runtime_error("hvd: " + what), kind_(kind), culprit_(culprit) {}
 
@@ -70,7 +70,7 @@ class error : public std::runtime_error {
 
 namespace detail {
 
-/// A part of a text: characters or a number, as short as it can be ("0.1", "30"). Refers to the characters.
+/// A part of a text: characters, by reference, or a number, written as short as it can be ("0.1", "30").
 class piece {
  public:
   template <std::convertible_to<std::string_view> T>
@@ -105,8 +105,8 @@ class piece {
   };
 };
 
-/// The pieces as one text. Much of what a program gets from hvd, and hardly ever runs, makes sentences: this code is
-/// compiled once, where operators of std::string would be compiled into each place that has something to say.
+/// The pieces as one text. Much of hvd's code only builds messages and hardly ever runs: here it is compiled once,
+/// where operators of std::string would be compiled into every place that builds one.
 [[gnu::noinline]] inline std::string joined(std::initializer_list<piece> pieces) {
   std::string text;
   for (const piece& p : pieces) p.append_to(text);
@@ -118,7 +118,7 @@ class piece {
   throw error(kind, joined(what), culprit);
 }
 
-/// What an error says, without the name of the library: for a sentence around it.
+/// The text of an error without the prefix "hvd: ", for use within another sentence.
 inline std::string_view sentence(const error& e) noexcept { return std::string_view(e.what()).substr(5); }
 
 }  // namespace detail

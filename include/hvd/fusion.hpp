@@ -16,45 +16,45 @@ namespace hvd::inline HVD_ABI {
 /// Horovod's default.
 inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
 
-/// Collectives on batches of tensors, which cost as much as one on a tensor of their length: fusion, as Horovod calls
-/// it (A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018). All calls are
-/// collective: the same operation on tensors of the same counts and types, in the same order, on all ranks. (Where they
-/// lie is each rank's own business.) The types in a batch may differ: each pair of `type` and `wire` is reduced apart.
+/// Collectives on batches of tensors: a batch costs as much as one tensor of the same length. Horovod calls this fusion
+/// (A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018). All calls are
+/// collective: the same operation on tensors of the same counts and types, in the same order, on all ranks. (Their
+/// addresses may differ.) The types in a batch may differ: each pair of `type` and `wire` is reduced separately.
 ///
 /// On ranks with common memory (ShmTransport, ThreadTransport) there is no buffer: chunks go through the group's
 /// staging memory, straight from the tensors and straight into them, while the next chunk is packed
 /// (fusion/staged.hpp): 6 - 4/p memory accesses for each byte, as for one long private buffer. Tensors in memory from
-/// `bucket` (or `alloc_shared`), at the same place on all ranks, are not packed at all: 2 accesses. Elsewhere tensors
-/// are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with `automatic`, and unpacked;
-/// it is memory from alloc_shared where the transport has such, is allocated when it is first needed, and doubles as it
-/// grows. Scale and conversion come with packing and unpacking, or are done by the kernels: never in a pass of their
-/// own.
+/// `bucket` (or `alloc_shared`), at the same offsets on all ranks, are not packed at all: 2 accesses. On other
+/// transports tensors are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with
+/// `automatic`, and unpacked. The buffer is memory from alloc_shared where the transport has it; it is allocated when
+/// it is first needed, and doubles as it grows. Packing and unpacking, or the kernels, also scale and convert: there is
+/// no separate pass for that.
 ///
 /// All ranks get the same bits, and the same tensors give the same bits in every run with the same threshold and number
-/// of ranks. On ranks with common memory (average to product) a tensor's result depends on nothing else in the batch,
-/// and is that of hvd::allreduce. Elsewhere where a tensor lies in the buffer may decide in which order an algorithm
-/// adds.
+/// of ranks. On ranks with common memory a tensor's result depends on nothing else in the batch and is that of
+/// hvd::allreduce (for all operations but adasum). Elsewhere a tensor's position in the buffer may decide in which
+/// order an algorithm adds.
 ///
 /// Errors of all calls, before anything is sent: invalid_argument (null with a count, input and output that overlap
 /// without being the same, types that cannot be converted, an operation that is not defined for the type, counts that
-/// do not fit). Later: mismatch, found before data moves on ranks with common memory, peer_lost, timeout, aborted,
+/// do not fit). Later: mismatch (found before data moves on ranks with common memory), peer_lost, timeout, aborted,
 /// no_memory.
 template <Transport T>
 class FusionBuffer {
  public:
-  /// Uses `comm`, which must outlive it. Allocates nothing yet. `threshold`: see there.
+  /// Uses `comm`, which must outlive it. Allocates nothing yet. `threshold`: see threshold().
   explicit FusionBuffer(T& comm, std::size_t threshold = default_fusion_threshold)
       : comm_(comm), rounds_(comm, threshold) {}
 
-  /// How many bytes may travel together, where they go through a buffer; 0: each tensor by itself, everywhere. A tensor
-  /// that is longer goes alone, without a copy where it is not converted, else in pieces. (Adasum and reduce_scatter
-  /// cannot cut a tensor: there the buffer grows above the threshold for one that is converted.)
+  /// How many bytes may travel together where they go through a buffer; 0: each tensor travels by itself, on all
+  /// transports. A longer tensor travels alone: without a copy if it is not converted, else in pieces. (Adasum and
+  /// reduce_scatter cannot cut a tensor: there the buffer grows above the threshold for one that is converted.)
   [[nodiscard]] std::size_t threshold() const noexcept { return rounds_.threshold; }
-  /// Between calls, on all ranks alike.
+  /// Only between calls, and the same on all ranks.
   void threshold(std::size_t bytes) noexcept { rounds_.threshold = bytes; }
 
   /// out[i] = postscale x (op over all ranks of prescale x in[i]) for each tensor; `average` divides by the number of
-  /// ranks, and `adasum` calls that below. The result of a tensor that is converted is rounded to the wire type.
+  /// ranks, and `adasum` calls the function below. A converted tensor's result is rounded to the wire type.
   void allreduce(std::span<const fused> tensors, reduce_op op = reduce_op::sum, double prescale = 1.0,
                  double postscale = 1.0) {
     if (op == reduce_op::adasum) return adasum(tensors, prescale, postscale);
@@ -157,8 +157,8 @@ class FusionBuffer {
     });
   }
 
-  /// As allreduce, where rank r gets block r of each tensor t, of counts[t][r] elements. `out` may be this rank's block
-  /// of `in`; the rest of `in` is not changed.
+  /// As allreduce, but rank r gets only block r of each tensor t, of counts[t][r] elements. `out` may be this rank's
+  /// block of `in`; the rest of `in` is not changed.
   void reduce_scatter(std::span<const fused> tensors, reduce_op op, double prescale, double postscale,
                       std::span<const std::vector<std::size_t>> counts) {
     detail::fused_arguments check = check_arguments(operation::reduce_scatter);
@@ -189,9 +189,9 @@ class FusionBuffer {
     });
   }
 
-  /// n elements of memory in which tensors are reduced where they are; collective. Fill it in place, and pass the parts
-  /// of it as tensors with in == out, at the same places on all ranks. Memory of this rank alone where the transport
-  /// has no other, with the same results. Errors: those of alloc_shared.
+  /// Allocates n elements in which tensors are reduced without packing; collective. Fill them, and pass parts of them
+  /// as tensors with in == out, at the same offsets on all ranks. Where the transport has no shared memory, this is
+  /// private memory, with the same results. Errors: those of alloc_shared.
   template <class E>
   [[nodiscard]] shared_array<E> bucket(std::size_t n) {
     if constexpr (requires { comm_.template alloc_shared<E>(n); }) {
@@ -204,7 +204,7 @@ class FusionBuffer {
 
   /// Bytes of the buffer that this rank has now.
   [[nodiscard]] std::size_t bytes() const noexcept { return rounds_.bytes(); }
-  /// Gives the buffer's memory back. Between calls, on all ranks alike.
+  /// Frees the buffer. Only between calls, and on all ranks.
   void release() noexcept { rounds_.release(); }
 
  private:
@@ -226,7 +226,7 @@ class FusionBuffer {
     }
     return all;
   }
-  /// Whether there is something to fuse, and it is more than a buffer would take through one exchange.
+  /// Whether there is something to fuse, and more of it than one exchange of a packed buffer could take.
   [[nodiscard]] bool pays(std::span<const detail::fused_vector> vectors) const noexcept {
     std::size_t most = 0, parts = 0;
     for (const detail::fused_vector& v : vectors) {

@@ -33,7 +33,7 @@ void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how
   const auto from = as_span(in);
   detail::arguments check(operation::gather, comm.rank(), comm.size());
   check.root(root).buffer("input", from);
-  // Also where it is not touched, so that all ranks refuse alike.
+  // Also on ranks that do not touch it, so that all ranks refuse alike.
   check.addressable("output", detail::blocks_of(from.size(), comm.size()), sizeof(element_of<In>));
   detail::gather_blocks(comm, from, as_output(out), partition(comm.size(), from.size(), sizeof(element_of<In>)), root,
                         check, how);

@@ -1,4 +1,4 @@
-// hvd/hierarchical.hpp: a transport of two: shared memory between the ranks of a host, messages between hosts.
+// hvd/hierarchical.hpp: a transport made of two: shared memory between the ranks of a host, messages between hosts.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -35,7 +35,7 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// All ranks of `Cross`, of which those on one host also have a `Local` group: ShmTransport and MpiTransport, say.
+/// All ranks of `Cross`, where those on one host also have a `Local` group: for instance MpiTransport and ShmTransport.
 /// Collectives run on both levels, so that each byte crosses between hosts once per host and not once per rank. With S
 /// the bytes of the vector, N hosts and L ranks on each, what leaves one host is
 ///
@@ -47,15 +47,15 @@ namespace hvd::inline HVD_ABI {
 /// | gather, scatter               | its ranks' blocks            | the same, in L messages    |
 /// | alltoall                      | its ranks' blocks for others | the same                   |
 ///
-/// Every host has as many lanes as the host with the fewest ranks; each lane carries its slice of the data at the same
-/// time as the others. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host
-/// all goes to `Cross`, on a single host to `Local`. Reduce-scatter, allgather, gather and scatter, and operations that
-/// do not commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross`
-/// alone otherwise. 16-bit floats are rounded once on each level.
+/// There are as many lanes as the host with the fewest ranks has ranks; all lanes carry their slices of the data at the
+/// same time. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host all goes to
+/// `Cross`, on a single host to `Local`. Reduce-scatter, allgather, gather and scatter, and operations that do not
+/// commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross` alone
+/// otherwise. 16-bit floats are rounded once on each level.
 ///
-/// rank() of an error counts in the whole group. Its text is that of the level, which says "rank 1 of 2" of a local
-/// group or of a lane, with the rank at fault among all ranks at its end. Bits are the same on all ranks, and in every
-/// run with the same ranks on the same hosts and the same sizes.
+/// rank() of an error is a rank of the whole group. Its text is that of the level, where "rank 1 of 2" is a rank of a
+/// local group or of a lane; the rank at fault among all ranks is at its end. Bits are the same on all ranks, and in
+/// every run with the same ranks on the same hosts and the same sizes.
 ///
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
@@ -69,10 +69,10 @@ class Hierarchical {
   };
 
   /// Finds out which ranks of `world` can share memory, and builds the local groups; collective. Ranks of one host that
-  /// cannot share memory, because they are in separate containers for instance, each become a host of their own; that
-  /// is said on standard error if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and that of joining
-  /// a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different HVD_JOB;
-  /// those of `Local`'s constructor, on the ranks of that host, and aborted on all others; those of messages.
+  /// cannot share memory, for instance because they are in separate containers, each become a host of their own; a line
+  /// on standard error reports this if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and that of
+  /// joining a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different
+  /// HVD_JOB; those of `Local`'s constructor, on the ranks of that host, and aborted on all others; those of messages.
   static Hierarchical over(Cross world, const options& opts = {})
     requires Bootstrap<Cross> && std::constructible_from<Local, Cross&, const sharing_options&>
   {
@@ -96,8 +96,8 @@ class Hierarchical {
     return Hierarchical(std::move(world), *std::move(local), opts.sizes);
   }
 
-  /// Of parts: all ranks, and those of this rank's host; collective. Errors: invalid_argument if the local groups are
-  /// no partition of the ranks.
+  /// From two groups: all ranks, and those of this rank's host; collective. Errors: invalid_argument if the local
+  /// groups are not a partition of the ranks.
   Hierarchical(Cross world, Local local, const hierarchy_sizes& sizes = {})
       : state_(std::make_unique<state>(std::move(world), std::move(local), sizes)) {}
 
@@ -110,7 +110,7 @@ class Hierarchical {
   /// The ranks of this host, in a group of their own.
   [[nodiscard]] Local& local() noexcept { return state_->local; }
 
-  /// Nobody leaves before all have come. Errors: those of both transports.
+  /// No rank leaves before all have come. Errors: those of both transports.
   void barrier() { levels().barrier(); }
 
   /// Messages go through `Cross`, to neighbours too: one channel, so that they arrive in order. See PointToPoint.
@@ -122,7 +122,7 @@ class Hierarchical {
     state_->world.exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
-  /// See Probing. `check` asks all levels.
+  /// See Probing. `check` looks at all levels.
   [[nodiscard]] bool arrived(int peer)
     requires Probing<Cross>
   {
@@ -135,8 +135,8 @@ class Hierarchical {
     if (state_->lane) state_->lane->check();
     state_->world.check();
   }
-  /// The rank of the whole group for which this one's thread waits just now, on whatever level, or -1. Any thread may
-  /// ask, as long as the transport is neither moved nor destroyed.
+  /// The rank of the whole group for which this rank's thread waits just now, on any level, or -1. Any thread may call
+  /// this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept
     requires requires(const Local& l, const Cross& c) { l.waiting_for(), c.waiting_for(); }
   {
@@ -170,7 +170,7 @@ class Hierarchical {
     return Hierarchical(std::move(world), std::move(local), state_->sizes);
   }
 
-  /// n elements on every rank, zero at first, that the ranks of one host see of each other; collective.
+  /// n elements on every rank, zero at first, which the ranks of one host can reach of each other; collective.
   template <class T>
   [[nodiscard]] auto alloc_shared(std::size_t n) {
     return on_host([&] { return state_->local.template alloc_shared<T>(n); });
@@ -199,7 +199,7 @@ class Hierarchical {
     return {s.local, s.lane ? &*s.lane : nullptr, s.world, s.map, s.sizes};
   }
 
-  /// f of the local group: errors name the rank at fault as the whole group counts it.
+  /// Runs f on the local group: errors name the rank at fault by its rank in the whole group.
   template <class F>
   auto on_host(const F& f) const -> decltype(f()) {
     const state& s = *state_;
@@ -216,7 +216,7 @@ class Hierarchical {
     return all;
   }
 
-  /// All ranks must be the same program in the same job.
+  /// Checks that all ranks run the same version of hvd, in the same job.
   static void introduce(Cross& world) {
     struct introduction {
       std::array<char, 24> version{};
@@ -240,7 +240,7 @@ class Hierarchical {
     }
   }
 
-  /// The lowest rank that may be on this rank's host: the same running kernel, and the same user.
+  /// The lowest rank that may be on this rank's host: it has the same running kernel and the same user.
   static int neighbourhood(Cross& world) {
     struct identity {
       std::array<char, 40> kernel{};
@@ -277,13 +277,13 @@ class Hierarchical {
         shown.made.emplace(detail::segment::make(directory, name, 0, 0));
         if (!shown.made->lock(detail::segment::creator_byte) || !shown.made->publish()) shown.made.reset();
       } catch (const error&) {
-        // As all ranks find out next.
+        // All ranks find out next.
       }
     }
     near.barrier();
     const std::uint8_t seen = ::access((directory + "/" + name).c_str(), F_OK) == 0 ? 1 : 0;
     const auto all = detail::share_by_messages(near, seen);
-    if (all.front() == 0) return true;  // nobody can make anything there: the local group's error says it better
+    if (all.front() == 0) return true;  // rank 0 cannot make a file there: the local group's error is clearer
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
     if (near.rank() == 0) {
       detail::inform({near.size(), " ranks of one host cannot share memory in ", directory,

@@ -34,7 +34,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// Forwards SIGINT, SIGTERM and SIGHUP to the ranks while it exists, and remembers which came. They are held back until
+/// Forwards SIGINT, SIGTERM and SIGHUP to the ranks while it exists, and remembers the last one. They are blocked until
 /// `open`, so that none is lost between a fork and the moment when the child has its own handlers, and none ends this
 /// process between making a segment and removing it.
 class signal_relay {
@@ -60,10 +60,10 @@ class signal_relay {
     ::sigemptyset(&forward.sa_mask);
     for (std::size_t i = 0; i != std::size(signals); ++i) {
       ::sigaction(signals[i], nullptr, &before_[i]);
-      if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &forward, nullptr);  // as under nohup
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &forward, nullptr);  // unless ignored (nohup)
     }
-    // Where a program ignores SIGCHLD the kernel throws away how its children ended. (A handler of its own stays: it
-    // may have other children.)
+    // If a program ignores SIGCHLD, the kernel discards the exit status of its children. (A handler of its own stays:
+    // it may have other children.)
     ::sigaction(SIGCHLD, nullptr, &child_before_);
     if (child_before_.sa_handler == SIG_IGN || (child_before_.sa_flags & SA_NOCLDWAIT) != 0) {
       struct sigaction keep {};
@@ -75,9 +75,9 @@ class signal_relay {
   signal_relay& operator=(const signal_relay&) = delete;
   ~signal_relay() { restore(); }
 
-  /// All ranks have been started: pass on what has come, and what comes.
+  /// Called when all ranks have been started: forwards the signals that have come, and later ones.
   void open() noexcept { ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr); }
-  /// As it was before.
+  /// Restores handlers and mask.
   void restore() noexcept {
     if (restored_) return;
     for (std::size_t i = 0; i != std::size(signals); ++i) ::sigaction(signals[i], &before_[i], nullptr);
@@ -103,20 +103,20 @@ class signal_relay {
   bool restored_ = false;
 };
 
-/// Also what streams hold that are not synchronised with stdio.
+/// Flushes stdio, and the streams in case they are not synchronised with it.
 inline void flush_output() {
   std::cout.flush();
   std::clog.flush();
   std::fflush(nullptr);
 }
 
-/// Before anything is started. The group would say it too, but not who was asked.
+/// Called before anything is started. The group would refuse it too, but without the name of the function.
 inline void check_ranks(const char* function, int np) {
   if (np >= 1 && np <= max_ranks) return;
   fail(error_kind::invalid_argument, {function, ": np, the number of ranks, is ", np, "; allowed: 1 to ", max_ranks});
 }
 
-/// Says that a rank was killed, which cannot say so itself; but not where a signal to this process was passed on to it.
+/// Reports that a rank was killed, which it cannot do itself; but not by a signal that this process passed on to it.
 inline void report_killed(int rank, int np, int signal) {
   if (signal == signal_relay::received()) return;
   std::fprintf(stderr, "rank %d of %d: killed by signal %d (%s)\n", rank, np, signal, ::strsignal(signal));
@@ -147,12 +147,12 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 /// an exit code. Returns 0 if all ranks did, else the first failure's code: that of the lowest rank that was killed
 /// (128 + signal), else of the lowest that failed. An exception that leaves f is printed to stderr with its rank and
 /// counts as code 1; a signal that killed a rank is printed with it, too. SIGINT, SIGTERM and SIGHUP are passed on to
-/// the ranks; the result is then 128 + signal. A rank that dies before it has joined is lost to the others at once, not
+/// the ranks; the result is then 128 + signal. If a rank dies before it has joined, the others lose it at once, not
 /// after a time limit. If this process dies, its ranks are killed.
 ///
-/// Call it before this process starts threads: children are forked and run on. Standard output is flushed before the
-/// fork and at a rank's end; destructors of static objects do not run in the ranks. Errors: invalid_argument for np
-/// out of 1 to 4096, no_memory, system.
+/// Call it before this process starts threads: children are forked and do not exec. Standard output is flushed before
+/// the fork and at a rank's end; destructors of static objects do not run in the ranks. Errors: invalid_argument for np
+/// outside 1 to 4096, no_memory, system.
 template <class F>
 int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::check_ranks("fork_run", np);
@@ -196,18 +196,18 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   auto& header = *reinterpret_cast<detail::group_header*>(memory->data());
   for (int left = np; left != 0;) {
     bool any = false;
-    // One by one and not "any child": the caller may have others, which are the caller's to collect.
+    // One by one and not "any child": the caller may have other children, whose status it collects itself.
     for (std::size_t r = 0; r != ranks.size(); ++r) {
       int status = 0;
       const pid_t ended = ranks[r] > 0 ? ::waitpid(ranks[r], &status, WNOHANG) : 0;
       if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
-      // Without a status (somebody else has collected the rank) nobody knows how it ended.
+      // Without a status (other code has collected the rank) it is not known how it ended.
       codes[r] = ended < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       if (ended > 0 && WIFSIGNALED(status)) detail::report_killed(static_cast<int>(r), np, WTERMSIG(status));
       ranks[r] = 0;
       any = true;
       --left;
-      // A rank that ended before it joined holds no lock that would tell the others.
+      // A rank that ended before it joined holds no lock by which the others would notice.
       if (const int rank = static_cast<int>(r); !header.ready.has(rank)) {
         std::uint64_t none = 0;
         header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, -1));
@@ -225,10 +225,10 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   return 0;
 }
 
-/// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If any
-/// throws, the exception of the rank that failed first is thrown again here (the others, which then lose a peer, end
-/// with it). Errors: invalid_argument for np out of 1 to 4096, no_memory, system if a thread cannot be started (and
-/// std::bad_alloc where not even that can be said).
+/// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If any of
+/// them throws, the exception of the rank that failed first is rethrown here (the others, which then lose a peer, end
+/// with it). Errors: invalid_argument for np outside 1 to 4096, no_memory, system if a thread cannot be started (and
+/// std::bad_alloc if there is no memory to report that).
 template <class F>
 void thread_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::check_ranks("thread_run", np);

@@ -17,7 +17,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// What a built-in operation is made of: the kernel that combines two elements, and the types that have it.
+/// What a built-in operation is made of: the kernel that combines two elements, and the types it is defined for.
 template <class Kernel, bool OfOrdered, bool DividesByRanks = false>
 struct builtin_op {
   using kernel = Kernel;
@@ -52,7 +52,7 @@ struct product_t : detail::builtin_op<detail::multiply, false> {
 
 namespace detail {
 
-/// All of them. Their places, from 1, travel between ranks.
+/// All built-in operations. Their numbers, from 1, travel between ranks.
 using builtin_ops = std::tuple<sum_t, average_t, min_t, max_t, product_t>;
 
 }  // namespace detail
@@ -146,7 +146,7 @@ constexpr std::uint32_t find_builtin_op(std::index_sequence<I...>) noexcept {
 }
 using builtin_places = std::make_index_sequence<std::tuple_size_v<builtin_ops>>;
 
-/// The place of Op among builtin_ops, from 1; 0 if it is none of them.
+/// The number of Op in builtin_ops, from 1; 0 if it is none of them.
 template <class Op>
 inline constexpr std::uint32_t builtin_place = find_builtin_op<Op>(builtin_places());
 template <class Op>

@@ -13,8 +13,8 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-// Each default reads its own variable alone, so that a mistake elsewhere in the environment does not stop a program
-// that gives everything else itself.
+// Each default reads only its own variable, so that a mistake elsewhere in the environment does not stop a program that
+// sets everything else itself.
 template <class Value, class Parse>
 Value from_variable(const char* name, Value fallback, Parse parse) {
   const char* const text = std::getenv(name);
@@ -23,16 +23,16 @@ Value from_variable(const char* name, Value fallback, Parse parse) {
 
 }  // namespace detail
 
-/// How a rank waits for another: it loads, then loads with pauses, then yields its CPU, then sleeps on a futex
-/// with a time limit. The writer makes no fence for sleepers: a wake-up can be lost, and the limit bounds what
-/// that costs. Where there are more ranks than usable CPUs only `oversubscribed_loads` loads come before yielding.
+/// The spin policy: how a rank waits for another. It loads, then loads with pauses, then yields its CPU, then sleeps on
+/// a futex with a time limit. The writer issues no fence for sleepers: a wake-up can be lost, and the limit bounds what
+/// that costs. Oversubscribed ranks (more than usable CPUs) yield after `oversubscribed_loads` loads.
 struct waiting_policy {
   /// Loads before the first pause: a line comes from another core in 20 to 200 ns, about 10 ns a load.
   int loads = 64;
-  /// Loads with pauses (10 to 140 cycles each) before the first yield: together about 20 us. Longer would burn the
-  /// time of a peer that waits for this CPU; a yield on a CPU that nobody else wants costs 0.5 us.
+  /// Loads with pauses (10 to 140 cycles each) before the first yield: together about 20 us. Longer would take CPU time
+  /// from a peer that waits for this CPU; a yield on a CPU that no other thread wants costs 0.5 us.
   int pauses = 512;
-  /// Loads before yielding where ranks outnumber CPUs: the awaited rank is probably not running.
+  /// Loads before yielding where ranks are oversubscribed: the awaited rank is probably not running.
   int oversubscribed_loads = 16;
   /// Yields before sleeping.
   int yields = 256;
@@ -42,8 +42,8 @@ struct waiting_policy {
 
 /// Where shared memory comes from, and how much of it.
 struct memory_policy {
-  /// Staging memory that each rank adds to the group, in bytes, control structures included. At least 64 KiB;
-  /// of 1 MiB the staging ring takes what fits into a second-level cache.
+  /// Staging memory that each rank adds to the group, in bytes, control structures included. At least 64 KiB. Up to
+  /// 1 MiB the staging ring takes no more than fits into a second-level cache; above, it takes all.
   std::size_t staging_bytes = std::size_t{1} << 20;
   /// A directory, on a memory file system if it is to be fast.
   std::string directory = detail::from_variable("HVD_SHM_DIR", std::string("/dev/shm"), parse_directory);
@@ -58,7 +58,7 @@ struct failure_policy {
   /// For the other ranks to join.
   seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(30),
                                                 [](auto name, auto text) { return parse_seconds(name, text); });
-  /// How often a waiting rank looks whether its peer lives and nobody has given up.
+  /// How often a waiting rank checks that its peer lives and that no rank has given up.
   std::chrono::microseconds look_every{1000};
   /// Compare every collective's operation, count, type, op, root and algorithm between ranks before data moves. Costs
   /// one exchange of a cache line per call; mismatches become errors on all ranks and the transport stays usable.

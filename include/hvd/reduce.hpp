@@ -6,7 +6,7 @@
 namespace hvd::inline HVD_ABI {
 
 /// out[i] = op over all ranks of in[i], on `root`. Elsewhere `out` is not touched and may be empty. In place on the
-/// root if `in` and `out` are the same memory. Errors and ranks' agreement as for allreduce, also on the root.
+/// root if `in` and `out` are the same memory. Errors, and what ranks must agree on, as for allreduce; also on `root`.
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void reduce(T& comm, const In& in, Out&& out, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
@@ -35,7 +35,7 @@ void reduce(T& comm, B&& inout, const Op& op = {}, int root = 0, const Algorithm
   reduce(comm, s, s, op, root, how);
 }
 
-/// Pointers with a count of elements; `out` may be null but on the root.
+/// Pointers with a count of elements; `out` may be null except on the root.
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce(T& comm, In&& in, Out&& out, std::size_t count, const Op& op = {}, int root = 0,
             const Algorithm& how = {}) {

@@ -10,7 +10,7 @@ namespace hvd::inline HVD_ABI {
 /// compiling: the ranks have prefixes of different lengths.
 ///
 /// Errors as for allreduce. Cost in shared memory: each rank stages its input once and reads those of the ranks below
-/// it, p - 1 of them at the most; by messages ceil(log2 p) of the whole vector.
+/// it, at most p - 1; by messages: ceil(log2 p) messages of the whole vector.
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {

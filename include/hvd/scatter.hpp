@@ -33,7 +33,7 @@ void scatter(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& ho
   const auto to = as_output(out);
   detail::arguments check(operation::scatter, comm.rank(), comm.size());
   check.root(root).buffer("output", to);
-  // Also where it is not touched, so that all ranks refuse alike.
+  // Also on ranks that do not touch it, so that all ranks refuse alike.
   check.addressable("input", detail::blocks_of(to.size(), comm.size()), sizeof(element_of<In>));
   detail::scatter_blocks(comm, as_span(in), to, partition(comm.size(), to.size(), sizeof(element_of<In>)), root, check,
                          how);

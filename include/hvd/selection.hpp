@@ -1,4 +1,4 @@
-// hvd/selection.hpp: which algorithm for which message: by rule, by cost, or by the user's word.
+// hvd/selection.hpp: which algorithm for which message: by rule, by cost, or by the user's table.
 //
 // Everything here is a pure function of what is the same on all ranks, so that all choose alike.
 #pragma once
@@ -21,17 +21,17 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What a choice may depend on: nothing but what is the same on all ranks, or they would choose differently.
+/// What a choice may depend on: only what is the same on all ranks, or they would choose differently.
 struct workload {
   operation kind{};
-  std::size_t bytes = 0;    ///< of the longest message that the collective is about: the whole vector, or all blocks
+  std::size_t bytes = 0;    ///< of the whole vector, or of all blocks together
   int ranks = 1;            ///< of the group
   bool commutative = true;  ///< whether a reduction may combine ranks in any order
   bool uniform = true;      ///< whether all blocks have one length
   bool native = false;      ///< whether the transport has this collective of its own
 };
 
-/// What can be chosen, each named as the algorithm.
+/// The algorithms that can be chosen, by name.
 enum class choice : unsigned char {
   ring,
   tree,
@@ -45,7 +45,7 @@ inline constexpr std::array all_choices{
     choice::ring,  choice::tree,  choice::recursive_doubling, choice::halving_doubling, choice::double_tree,
     choice::bruck, choice::native};
 
-/// As it is called: "ring".
+/// The name of the algorithm: "ring".
 constexpr std::string_view name(choice c) noexcept {
   constexpr std::string_view names[] = {"ring",  "tree",  "recursive_doubling", "halving_doubling", "double_tree",
                                         "bruck", "native"};
@@ -58,7 +58,7 @@ template <class... Kinds>
 constexpr std::uint32_t bits_of(Kinds... kinds) noexcept {
   return (std::uint32_t{0} | ... | (std::uint32_t{1} << static_cast<unsigned>(kinds)));
 }
-/// What each choice does, in their order: the calls that the algorithm of its name has an operator for.
+/// The operations of each choice, in the order of all_choices: those for which the algorithm has a call operator.
 inline constexpr std::array operations_of{
     bits_of(operation::allreduce, operation::reduce_scatter, operation::allgather, operation::broadcast,
             operation::alltoall),  // ring
@@ -69,26 +69,26 @@ inline constexpr std::array operations_of{
             operation::broadcast),                                           // halving_doubling
     bits_of(operation::allreduce, operation::reduce, operation::broadcast),  // double_tree
     bits_of(operation::allgather, operation::alltoall),                      // bruck
-    std::uint32_t{0},                                                        // native: asked of the transport
+    std::uint32_t{0},                                                        // native: the transport decides
 };
 static_assert(operations_of.size() == all_choices.size());
 
 }  // namespace detail
 
-/// Whether an algorithm can do it at all.
+/// Whether an algorithm supports the workload at all.
 constexpr bool possible(choice c, const workload& w) noexcept {
   if (c == choice::native) return w.native;
   if ((detail::operations_of[static_cast<std::size_t>(c)] & detail::bits_of(w.kind)) == 0) return false;
   return (c != choice::ring || w.commutative) && (c != choice::bruck || w.uniform);
 }
 
-/// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same member. The
-/// crossovers are those of Thakur, Rabenseifner and Gropp (2005) for short and long messages; ranks with common memory
-/// never come here, they use `direct`.
+/// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same call operator. The
+/// crossovers are those of Thakur, Rabenseifner and Gropp (2005) for short and long messages. Ranks with common memory
+/// do not use it: they run `direct`.
 struct default_tuning {
-  /// Up to here latency counts: log p messages of the whole vector.
+  /// Up to this size latency dominates: log p messages of the whole vector.
   std::size_t short_bytes = std::size_t{8} << 10;
-  /// From here bandwidth counts, and neighbours only: p - 1 messages of a p-th each.
+  /// Above this size bandwidth dominates: p - 1 messages of a p-th each, between neighbours only.
   std::size_t long_bytes = std::size_t{512} << 10;
 
   [[nodiscard]] constexpr choice operator()(const workload& w) const noexcept {
@@ -111,10 +111,10 @@ struct default_tuning {
 
 /// What messages between the ranks of one group cost, in integers, so that ranks can agree on them to the bit.
 struct link_costs {
-  std::uint64_t latency_ns = 0;  ///< of a message with nothing in it; 0: not measured
-  std::uint64_t byte_fs = 0;     ///< each byte of a message more, in femtoseconds (10^-15 s): 10^6 is 1 GB/s
-  std::uint64_t reduce_fs = 0;   ///< each byte of a result that two operands are combined to
-  /// The transport's own collectives: with nothing in them, and each byte more. 0: not measured.
+  std::uint64_t latency_ns = 0;  ///< of an empty message; 0: not measured
+  std::uint64_t byte_fs = 0;     ///< each further byte of a message, in femtoseconds (10^-15 s): 10^6 is 1 GB/s
+  std::uint64_t reduce_fs = 0;   ///< each byte of the result when two operands are combined
+  /// The transport's own collectives: an empty one, and each further byte. 0: not measured.
   struct own {
     std::uint64_t latency_ns = 0, byte_fs = 0;
     friend constexpr bool operator==(const own&, const own&) = default;
@@ -127,7 +127,7 @@ struct link_costs {
 
 /// Predicts times by the closed formulas of each algorithm (alpha + beta n: R. Hockney, 1994; Thakur, Rabenseifner and
 /// Gropp, 2005), and chooses the least. Ties go to what default_tuning chooses, then to the first of `all_choices`. The
-/// transport's own collective, where it was not measured, is taken at its word.
+/// transport's own collective is chosen without a prediction if it was not measured.
 struct cost_model {
   link_costs costs{};
 
@@ -169,7 +169,7 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
   const double down = std::bit_width(ranks) - 1, up = w.ranks > 1 ? std::bit_width(ranks - 1) : 0;  // log2 p, rounded
   const double acting = std::bit_floor(ranks);
   const bool odd = acting != p;
-  const double part = (p - 1) / p;  // what goes around, of S
+  const double part = (p - 1) / p;  // the share of S that goes around
   switch (c) {
     case choice::ring:
       switch (w.kind) {
@@ -229,13 +229,13 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
   return std::numeric_limits<double>::infinity();
 }
 
-/// What the user wants in place of the model: "allreduce:0-4k=recursive_doubling,4k-inf=ring;broadcast:0-inf=tree". A
+/// The user's choices in place of the model's: "allreduce:0-4k=recursive_doubling,4k-inf=ring;broadcast:0-inf=tree". A
 /// range is from its first number of bytes up to below its second; k, m and g stand for 2^10, 2^20 and 2^30. Where no
 /// range matches, or the algorithm cannot do it (a ring with an operation that does not commute), the model chooses.
 class tuning_table {
  public:
   tuning_table() = default;
-  /// Reads one. invalid_argument names `source`, the character at which it stops to make sense, and what is allowed.
+  /// Reads `text`. An invalid_argument error names `source`, the first character that is wrong, and what is allowed.
   explicit tuning_table(std::string_view text, std::string_view source = "HVD_TUNING");
 
   /// The first rule that matches, if it is possible; nullptr if there is none.
@@ -258,7 +258,7 @@ class tuning_table {
 
 namespace detail {
 
-/// Those that an algorithm can be chosen for.
+/// The operations that an algorithm can be chosen for.
 inline std::vector<operation> tuned_operations() {
   std::vector<operation> found;
   for (unsigned k = 0; name(static_cast<operation>(k)) != "unknown"; ++k) {
@@ -343,8 +343,8 @@ inline tuning_table::tuning_table(std::string_view text, std::string_view source
   }
 }
 
-/// What a transport keeps for `automatic`: the model of its links, and the user's word. Fixed from the first collective
-/// on, so that a program's results do not change while it runs.
+/// What a transport keeps for `automatic`: the model of its links, and the user's table. Fixed from the first
+/// collective on, so that a program's results do not change while it runs.
 struct selector {
   cost_model model{};
   tuning_table table{};
@@ -356,7 +356,7 @@ struct selector {
   }
 };
 
-/// A transport that keeps one.
+/// A transport with a selector.
 template <class T>
 concept Selecting = PointToPoint<T> && requires(T& t) {
   { t.selection() } -> std::same_as<selector&>;

@@ -6,10 +6,10 @@
 namespace hvd::inline HVD_ABI {
 
 /// Sends a buffer to one rank, which calls `recv` with as many bytes. Messages between two ranks arrive in order; there
-/// are no tags. May block until the receiver takes the message: two ranks that both send first may wait for each
-/// other up to the time limit; the transport's `exchange` does both at once. Collectives that travel as messages (all
-/// on a transport without common memory; `ring`, `tree` and the like by name) share the channel: receive what was sent
-/// before the next one, or it ends in mismatch. Errors: invalid_argument, peer_lost, timeout, aborted.
+/// are no tags. May block until the receiver takes the message: two ranks that both send first may wait for each other
+/// up to the time limit; the transport's `exchange` does both at once. Collectives that travel as messages (all on a
+/// transport without common memory; `ring`, `tree` and the like by name) share the channel: receive all messages before
+/// the next collective, or it ends in mismatch. Errors: invalid_argument, peer_lost, timeout, aborted.
 template <PointToPoint T, Buffer B>
 void send(T& comm, const B& buffer, int peer) {
   const auto s = as_span(buffer);

@@ -24,7 +24,7 @@ class shared_array {
   using value_type = T;
 
   shared_array() = default;
-  /// For transports: `owner` keeps the memory.
+  /// For transports: `owner` keeps the memory alive.
   shared_array(T* data, std::size_t size, std::shared_ptr<void> owner)
       : data_(data), size_(size), owner_(std::move(owner)) {}
   shared_array(shared_array&& other) noexcept

@@ -26,7 +26,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// Ascending, and each once.
+/// Sorts ascending, and removes duplicates.
 inline void put_in_order(std::vector<int>& cpus) {
   std::sort(cpus.begin(), cpus.end());
   cpus.erase(std::unique(cpus.begin(), cpus.end()), cpus.end());
@@ -34,10 +34,10 @@ inline void put_in_order(std::vector<int>& cpus) {
 
 }  // namespace detail
 
-/// The CPUs in the kernel's list format ("0-3,8"), ascending and each once; none for an empty text. Anything
-/// else is invalid_argument, which names the text and the place in it.
+/// The CPUs in the kernel's list format ("0-3,8"), ascending and each once; none for an empty text. Anything else is
+/// invalid_argument, which names the text and the position in it.
 inline std::vector<int> parse_cpu_list(std::string_view text) {
-  constexpr int most = (1 << 20) - 1;  // far above what Linux can have, and a bound for what a typing error costs
+  constexpr int most = (1 << 20) - 1;  // far above what Linux can have; bounds the cost of a typing error
   std::vector<std::pair<int, int>> ranges;
   const char* at = text.data();
   const char* const end = at + text.size();
@@ -67,7 +67,7 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
     if (*at != ',') refuse("neither ',' nor '-'");
     if (++at == end) refuse("nothing after ','");
   }
-  // In order, so that ranges that are named again and again cost no memory.
+  // Sorted, so that ranges that are repeated cost no memory.
   std::sort(ranges.begin(), ranges.end());
   std::vector<int> cpus;
   for (const auto& [first, last] : ranges) {
@@ -76,8 +76,8 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
   return cpus;
 }
 
-/// What one process may use of its host. Whatever the host does not tell is 0, empty or infinity, as said
-/// below; making one throws nothing but std::bad_alloc.
+/// What one process may use of its host. What the host does not report is 0, empty or infinity, as documented below;
+/// making one throws nothing but std::bad_alloc.
 struct topology {
   struct numa_node {
     int id;  ///< the kernel's number; -1 where it names no node
@@ -85,9 +85,9 @@ struct topology {
     bool operator==(const numa_node&) const = default;
   };
 
-  /// How many it can use at once: the number of cpu_ids or the quota rounded up, what is less; at least 1.
+  /// How many CPUs it can use at once: the number of cpu_ids or the quota rounded up, whichever is less; at least 1.
   int cpus = 1;
-  /// What it may run on, ascending; empty if unknown.
+  /// The CPUs it may run on, ascending; empty if unknown.
   std::vector<int> cpu_ids;
   /// CPUs' worth of time that its control groups grant; infinity if there is no limit.
   double quota = std::numeric_limits<double>::infinity();
@@ -101,9 +101,9 @@ struct topology {
   /// unknown.
   int l3_sharers = 0;
 
-  /// The usable CPUs by last-level cache, by first CPU. CPUs of unknown cache are together in one, the last.
+  /// The usable CPUs of each last-level cache, ordered by first CPU. CPUs of unknown cache are in one group, the last.
   std::vector<std::vector<int>> l3_domains;
-  /// The usable CPUs by NUMA node, by id, nodes without any left out.
+  /// The usable CPUs of each NUMA node, ordered by id; nodes without any are left out.
   std::vector<numa_node> numa_nodes;
 
   /// Reads some 40 of the kernel's files: 0.25 ms with one last-level cache, 0.14 ms more for each further
@@ -171,8 +171,8 @@ inline double parse_quota(std::string_view quota, std::string_view period) {
   return limited ? limit / length : std::numeric_limits<double>::infinity();
 }
 
-/// The least quota of the groups from `path` up to the mount's root. Above a container's own group there is
-/// nothing to see, and its path may be one that only the host knows: what does not exist limits nothing.
+/// The least quota of the groups from `path` up to the mount's root. In a container nothing above its own group is
+/// visible, and its path may be one of the host: what does not exist limits nothing.
 inline double least_quota(std::string_view mount, std::string_view path, bool unified) {
   double least = std::numeric_limits<double>::infinity();
   if (path.find("/..") != std::string_view::npos) path = {};  // a group outside of this namespace's root
@@ -207,7 +207,7 @@ struct group_mount {
   bool unified;
 };
 
-/// What a line of mountinfo says, if it is a hierarchy that can limit CPU time; else one without a point.
+/// The mount in a line of mountinfo, if it is a hierarchy that can limit CPU time; else one without a point.
 inline group_mount parse_mount(std::string_view line) noexcept {
   group_mount mount{};
   std::string_view field;
@@ -258,8 +258,8 @@ inline double read_quota(std::string_view root) {
   return least;
 }
 
-/// What sched_getaffinity says of one thread, with a mask that grows until the kernel's fits: a cpu_set_t
-/// ends at 1024. `get(pid, bytes, words)` is the call itself; no CPU if it fails.
+/// What sched_getaffinity returns for one thread, with a mask that grows until the kernel's fits: a cpu_set_t ends at
+/// 1024. `get(pid, bytes, words)` is the call itself; no CPU if it fails.
 template <class Get>
 std::vector<int> read_affinity(int thread, Get&& get) {
   constexpr std::size_t bits = std::numeric_limits<unsigned long>::digits;
@@ -278,8 +278,8 @@ std::vector<int> read_affinity(int thread, Get&& get) {
   return {};
 }
 
-/// The CPUs of the calling and of the main thread together: either may have been pinned to one before anybody
-/// asked, by an OpenMP runtime for instance, and that says nothing about the process.
+/// The CPUs of the calling and of the main thread together: either may already be pinned to one, by an OpenMP runtime
+/// for instance, which is no limit of the process.
 inline std::vector<int> process_affinity() {
   const auto get = [](int thread, std::size_t bytes, unsigned long* words) {
     return sched_getaffinity(thread, bytes, reinterpret_cast<cpu_set_t*>(words));
@@ -292,7 +292,7 @@ inline std::vector<int> process_affinity() {
   return both;
 }
 
-/// Takes the CPUs that are in `which`, too, out of `rest` and returns them; both are in order.
+/// Removes the CPUs in `which` from `rest` and returns those removed; both are in order.
 inline std::vector<int> take_out(std::vector<int>& rest, const std::vector<int>& which) {
   std::vector<int> taken, left;
   for (const int cpu : rest) (std::binary_search(which.begin(), which.end(), cpu) ? taken : left).push_back(cpu);
@@ -340,7 +340,7 @@ inline void read_caches(topology& host, std::string_view cpu_folder) {
   if (!unknown.empty()) host.l3_domains.push_back(unknown);
 }
 
-/// Linux numbers them below this (CONFIG_NODES_SHIFT is at most 10): whatever a file says, no more are looked for.
+/// Linux numbers them below this (CONFIG_NODES_SHIFT is at most 10): higher numbers in a file are ignored.
 inline constexpr int max_numa_nodes = 1024;
 
 inline void read_nodes(topology& host, std::string_view node_folder) {
@@ -371,8 +371,7 @@ inline topology topology::of(std::vector<int> cpu_ids, const std::string& root) 
 
 inline topology topology::of_this_process() { return of(detail::process_affinity()); }
 
-/// The topology as it was when it was first asked for. Safe from any thread; after the first call it costs a
-/// load.
+/// The topology of this process, read at the first call. Safe from any thread; later calls cost a load.
 inline const topology& host() {
   static const topology found = topology::of_this_process();
   return found;

@@ -1,8 +1,8 @@
 // hvd/transport.hpp: the concepts of transports, and of the algorithms that run on them.
 //
-// Transports and algorithms never see each other. A transport says by the concepts below what it can do; an
-// algorithm is a struct with one call operator for each call (call.hpp) that it can answer, constrained by a
-// concept. They meet here, in call.hpp and in op.hpp.
+// Transports and algorithms do not depend on each other. A transport states by the concepts below what it can do; an
+// algorithm is a struct with one call operator for each call (call.hpp) that it can answer, constrained by a concept.
+// They meet here, in call.hpp and in op.hpp.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -38,11 +38,11 @@ concept PointToPoint =
       t.exchange(out, bytes, peer, in, bytes, peer);
     };
 
-/// A rank can look without waiting: `arrived(peer)` says whether the next message from this rank is there, or its
-/// beginning, so that `recv` would not wait for the peer to start; `check()` throws what a wait would throw if a rank
-/// of the group is known to be gone or anybody has given up. It costs about a microsecond a rank, for waits outside of
-/// the transport to call now and then; where nothing can be known it does nothing. It does not ask whether messages
-/// from the rank that is gone are still to be received: ask `arrived` first.
+/// A rank can probe without waiting. `arrived(peer)` is true if the next message from this rank is there, or its
+/// beginning, so that `recv` would not wait for the peer to start. `check()` throws what a wait would throw if a rank
+/// of the group is known to be gone or has given up. It costs about a microsecond a rank, for occasional calls in waits
+/// outside of the transport; where nothing can be known it does nothing. It ignores messages from the rank that is gone
+/// which are still to be received: call `arrived` first.
 template <class T>
 concept Probing = PointToPoint<T> && requires(T& t, int peer) {
   { t.arrived(peer) } -> std::same_as<bool>;
@@ -57,13 +57,13 @@ concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {
 };
 
 /// The backend has this collective of its own. `native` runs it, or returns false before anything is sent, where the
-/// backend cannot do it: for a reason that all ranks see alike, such as the type or the operation.
+/// backend cannot do it: for a reason that is the same on all ranks, such as the type or the operation.
 template <class T, class Call>
 concept Native = Transport<T> && requires(T& t, const Call& call) {
   { t.native(call) } -> std::same_as<bool>;
 };
 
-/// What a new group can be agreed over.
+/// A transport over which ranks can agree on a new group.
 template <class T>
 concept Bootstrap = PointToPoint<T>;
 

@@ -1,4 +1,4 @@
-// hvd/algorithm/adasum.hpp: allreduce that adds what is orthogonal and averages what is parallel.
+// hvd/algorithm/adasum.hpp: allreduce that adds orthogonal vectors and averages parallel ones.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -16,9 +16,9 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// What adasum does with elements of one type. Sums are those of eight columns, whatever vectors the CPU has.
+/// The kernels of adasum for one element type. They sum in eight columns, whatever the vector width of the CPU.
 struct adasum_kernels {
-  /// Adds to `sums`: the dot product of a and b, and the squares of a and of b.
+  /// Adds to `sums`: the dot product of a and b, the square of a, and the square of b.
   void (*measure)(double* sums, const std::byte* a, const std::byte* b, std::size_t count);
   /// out[i] = fa a[i] + fb b[i]; `out` may be a or b.
   void (*mix)(std::byte* out, double fa, const std::byte* a, double fb, const std::byte* b, std::size_t count);
@@ -78,7 +78,7 @@ void mix_vectors(std::byte* out_bytes, double fa, const std::byte* a_bytes, doub
 template <class T>
 inline constexpr adasum_kernels adasum_of{&measure_products<T>, &mix_vectors<T>};
 
-/// Null where the type is none of those that adasum is for.
+/// Null for types that adasum does not support.
 constexpr const adasum_kernels* find_adasum(dtype type) noexcept {
   switch (type) {
     case dtype::float16: return &adasum_of<half>;
@@ -95,18 +95,19 @@ constexpr const adasum_kernels* find_adasum(dtype type) noexcept {
 ///
 ///   A(a, b) = (1 - a.b / (2 |a|^2)) a  +  (1 - a.b / (2 |b|^2)) b
 ///
-/// which is their sum if they are orthogonal, their average if they are parallel, and the other one if one is zero.
-/// (S. Maleki et al., "Scaling distributed training with adaptive summation", 2021.) It commutes and does not
-/// associate, so the order belongs to the definition. A power of two ranks forms a balanced tree of neighbours: of 4
-/// ranks A(A(x0, x1), A(x2, x3)). On other numbers, p - 2^floor(log2 p) pairs of the first ranks come before that: of 5
-/// ranks A(A(A(x0, x1), x2), A(x3, x4)), of 6 A(A(A(x0, x1), A(x2, x3)), A(x4, x5)).
+/// which is their sum if they are orthogonal, their average if they are parallel, and the other one if one is zero (S.
+/// Maleki et al., "Scaling distributed training with adaptive summation", 2021). It is commutative but not associative,
+/// so the order is part of the definition. A power of two ranks form a balanced tree of neighbours: 4 ranks compute
+/// A(A(x0, x1), A(x2, x3)). For other numbers, the first p - 2^floor(log2 p) pairs of ranks come before that: 5 ranks
+/// compute A(A(A(x0, x1), x2), A(x3, x4)), 6 compute A(A(A(x0, x1), A(x2, x3)), A(x4, x5)).
 ///
-/// `op` must be `sum`, also `scaled`: inputs are multiplied by prescale before, the result by postscale. Elements are
-/// half, bfloat16, float or double. Else it is an `error` of kind unsupported, on all ranks before anything is sent.
+/// `op` must be `sum`, which may be `scaled`: inputs are multiplied by prescale first, the result by postscale last.
+/// Elements must be half, bfloat16, float or double. Else all ranks throw an `error` of kind unsupported before
+/// anything is sent.
 ///
 /// Products are computed and added in double, and each A is rounded once to the type; all ranks get the same bits, in
-/// every run. NaN or infinity in an input gives NaN in all of its tensor. Doubles should have squares within the range
-/// of double: vectors of smaller ones count as orthogonal to all others, larger ones may give NaN.
+/// every run. A NaN or infinity in an input gives NaN in all of its tensor. The squares of doubles should be within the
+/// range of double: a vector with smaller ones counts as orthogonal to all others, one with larger ones may give NaN.
 ///
 /// Vector halving, distance doubling as in `halving_doubling`. With S the bytes of the whole vector, k tensors and L =
 /// log2 p, one rank's cost is
@@ -115,14 +116,14 @@ constexpr const adasum_kernels* find_adasum(dtype type) noexcept {
 /// |--------------------------------|------------------|------------------|
 /// | 2 S (p-1)/p + 12 k L (L+1)     | 2 L + L (L+1)/2  | S/2 + 48 k       |
 ///
-/// The second terms are the products: those of each level are added over the ranks that share its vectors. If p is no
-/// power of two, then L = floor(log2 p), and a rank of a pair sends three messages more, of at most 3/2 S + 24 k bytes.
+/// The second terms are the products: at each level they are added over the ranks that share its vectors. If p is not a
+/// power of two, L = floor(log2 p), and a rank of a pair sends three messages more, at most 3/2 S + 24 k bytes.
 struct adasum {
   static constexpr bool rank_ordered = false;
 
-  /// How many elements each of the tensors has that lie one after the other in the buffer: each has factors of its own.
-  /// None: the whole buffer is one tensor. Equal on all ranks, and valid during the call. Counts that do not add up to
-  /// that of the buffer are an `error` of kind invalid_argument.
+  /// The number of elements of each tensor. Tensors lie one after the other in the buffer, and each has its own
+  /// factors. Empty: the whole buffer is one tensor. Must be equal on all ranks, and valid during the call. Counts that
+  /// do not add up to that of the buffer are an `error` of kind invalid_argument.
   std::span<const std::size_t> tensors{};
 
   friend bool operator==(const adasum& a, const adasum& b) { return std::ranges::equal(a.tensors, b.tensors); }
@@ -176,13 +177,13 @@ struct adasum {
     std::vector<double> sums(3 * counts.size()), others(sums);
     const auto raw = [](std::vector<double>& v) { return reinterpret_cast<std::byte*>(v.data()); };
 
-    // Begins as this rank's input, and is then the part of its group's vector that this rank keeps, in `out`.
+    // First this rank's input; later the part of its group's vector that this rank keeps, in `out`.
     const std::byte* own = c.in;
     if (c.op.prepares()) {
       c.op.prepare(c.out, c.in, c.count);
       own = c.out;
     }
-    // Gets what `peer` has of the elements that this rank keeps, and measures both.
+    // Receives the elements of `peer` that this rank keeps, and computes the products of both.
     const auto swap = [&](std::size_t keep, std::size_t keep_end, std::size_t give, std::size_t give_end, int peer) {
       t.exchange(own + give * unit, (give_end - give) * unit, peer, received.data(), (keep_end - keep) * unit, peer);
       std::fill(sums.begin(), sums.end(), 0.0);
@@ -192,7 +193,7 @@ struct adasum {
         kernels.measure(&sums[3 * tensor], rank < peer ? mine : theirs, rank < peer ? theirs : mine, end - begin);
       });
     };
-    // The lower ranks' sums stand on the left.
+    // The sums of the lower ranks are the left operands.
     const auto add_up = [&](int peer) {
       t.exchange(raw(sums), sums_bytes, peer, raw(others), sums_bytes, peer);
       for (std::size_t i = 0; i != sums.size(); ++i) sums[i] = rank < peer ? sums[i] + others[i] : others[i] + sums[i];
@@ -210,7 +211,7 @@ struct adasum {
     };
 
     if (group.paired(rank)) {
-      // Each of the two reduces a half; then the one that acts gets the other's.
+      // Each rank of the pair reduces one half; then the acting rank receives the other half.
       const int peer = rank ^ 1;
       const bool upper = rank > peer;
       const std::size_t half = c.count / 2;
@@ -252,7 +253,7 @@ struct adasum {
     if (group.paired(rank)) t.send(c.out, c.count * unit, rank + 1);
   }
 
-  /// f(number, begin, end) for what each tensor has of the elements from `first` to `last`.
+  /// Calls f(number, begin, end) for each tensor that has elements from `first` to `last`.
   template <class F>
   static void each_tensor(std::span<const std::size_t> counts, std::size_t first, std::size_t last, const F& f) {
     std::size_t start = 0;

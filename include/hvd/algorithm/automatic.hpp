@@ -1,4 +1,4 @@
-// hvd/algorithm/automatic.hpp: chooses the algorithm from what is to be done, the same on all ranks.
+// hvd/algorithm/automatic.hpp: chooses the algorithm for a call, the same on all ranks.
 #pragma once
 
 #include <hvd/algorithm/bruck.hpp>
@@ -19,10 +19,10 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The default of every collective: `direct` where ranks have common memory; else what the tuning says. Where no tuning
-/// is given and the transport keeps a `selector`, that decides: by the user's word (HVD_TUNING), or by what messages
-/// and the transport's own collectives cost, which is measured at the first collective and holds till the end. Else
-/// `default_tuning` decides, which takes the transport's own collective where it has one.
+/// The default of every collective: `direct` where ranks have common memory; else the tuning decides. If no tuning is
+/// given and the transport has a `selector`, the selector decides: by the user's HVD_TUNING, or by the costs of
+/// messages and of the transport's own collectives, which are measured at the first collective and then fixed. Else
+/// `default_tuning` decides, which takes the transport's own collective where there is one.
 template <class Tuning = default_tuning>
 struct automatic {
   static constexpr bool rank_ordered = true;
@@ -41,7 +41,7 @@ struct automatic {
       if constexpr (Native<T, Call>) {
         if (what == choice::native) {
           if (t.native(call)) return;
-          w.native = false;  // not this type or operation
+          w.native = false;  // not for this type or operation
           what = choose_for(t, w);
         }
       }
@@ -57,8 +57,8 @@ struct automatic {
     }
   }
 
-  /// What it will run; `native` may still turn out to be impossible for the type or the operation. Collective the first
-  /// time, as any call is.
+  /// The algorithm that will run; `native` may still turn out not to support the type or the operation. The first call
+  /// is collective, as it may measure costs.
   template <PointToPoint T, class Call>
   [[nodiscard]] choice choose(T& t, const Call& call) const {
     return choose_for(t, describe(t, call));
@@ -70,7 +70,7 @@ struct automatic {
     const detail::extent whole = detail::extent_of(call);
     workload w{.kind = Call::kind, .bytes = whole.bytes(), .ranks = t.size(), .native = Native<T, Call>};
     if constexpr (Reducing<Call>) w.commutative = call.op.commutative;
-    // Uneven blocks of an alltoall differ between ranks, which could then choose differently: 0 bytes on all.
+    // The blocks of alltoall_v differ between ranks, which must still choose alike: `bytes` is 0 on all of them.
     if constexpr (requires { call.send; }) w.uniform = whole.uniform;
     return w;
   }

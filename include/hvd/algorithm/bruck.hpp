@@ -19,12 +19,12 @@ namespace hvd::inline HVD_ABI {
 /// | allgather | S - a block     | L               | S, except on rank 0                  |
 /// | alltoall  | L S/2 at most   | L               | S, and twice the blocks of a message |
 ///
-/// allgather sends the bytes of every other algorithm, in one message a step where `recursive_doubling` sends two if
-/// the ranks are no power of two; the price is one copy. (If blocks are uneven: a rank sends its own one L times.)
-/// alltoall trades bytes for messages: that of step k has the blocks whose distance to their receiver has bit k, so a
-/// block travels as often as its distance has bits. Blocks must be uniform there, since nobody knows the length of what
-/// it passes on. (J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby,
-/// "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997.)
+/// allgather sends as many bytes as every other algorithm, in one message per step where `recursive_doubling` sends two
+/// if p is not a power of two; the price is one copy. (With uneven blocks there are more bytes: a rank sends its own
+/// block L times.) alltoall trades bytes for messages: the message of step k has the blocks whose distance to their
+/// receiver has bit k set, so a block is sent once for each bit set in its distance. Its blocks must be uniform,
+/// because a rank does not know the lengths of blocks that it passes on. (J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D.
+/// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997.)
 struct bruck {
   friend constexpr bool operator==(const bruck&, const bruck&) = default;
 
@@ -32,7 +32,7 @@ struct bruck {
   void operator()(T& t, const allgather_call& c) const {
     const int p = t.size();
     const int rank = t.rank();
-    // The blocks rank, rank + 1, ... around the group, one after the other: on rank 0 they are in their place.
+    // The blocks rank, rank + 1, ... around the group, one after the other: on rank 0 this is their order in `out`.
     const detail::temporary around(rank == 0 ? 0 : c.blocks.total_bytes());
     std::byte* const mine = rank == 0 ? c.out : around.data();
     if (mine != c.in) detail::copy_bytes(mine, c.in, c.blocks.bytes(rank));
@@ -62,7 +62,7 @@ struct bruck {
     }
     const std::size_t each = c.send.bytes(0);
     const auto at = [&](int block) { return static_cast<std::size_t>(block) * each; };
-    // Block d is what has to go d ranks further.
+    // Block d has to go d ranks further.
     const detail::temporary blocks(at(p));
     detail::copy_bytes(blocks.data(), c.in + at(rank), at(p - rank));
     detail::copy_bytes(blocks.data() + at(p - rank), c.in, at(rank));
@@ -80,7 +80,7 @@ struct bruck {
         if ((d & bit) != 0) detail::copy_bytes(blocks.data() + at(d), arriving.data() + at(n++), each);
       }
     }
-    // What came from d ranks before this one.
+    // Block d has come from the rank d before this one.
     for (int d = 0; d != p; ++d) {
       detail::copy_bytes(c.out + at(detail::around(rank - d, p)), blocks.data() + at(d), each);
     }

@@ -12,37 +12,38 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Where `direct` changes its protocol. Zeros in its tunables stand for what `derive` finds.
+/// The sizes at which `direct` changes its protocol. A zero in its tunables stands for the value from `derive`.
 struct direct_sizes {
-  std::size_t one_shot_bytes = 0;   ///< the largest reduction that every rank does whole
-  std::size_t chunk_bytes = 0;      ///< what a rank stages at a time
-  std::size_t mapped_bytes = 0;     ///< buffers from alloc_shared are used in place from here
-  std::size_t streaming_bytes = 0;  ///< output above this, and out of place, goes past the caches
-  bool touch = true;                ///< who reads what goes one way touches it
+  std::size_t one_shot_bytes = 0;   ///< the largest reduction that every rank computes whole
+  std::size_t chunk_bytes = 0;      ///< bytes that a rank stages at a time
+  std::size_t mapped_bytes = 0;     ///< from this size on buffers from alloc_shared are not staged
+  std::size_t streaming_bytes = 0;  ///< larger outputs, out of place, bypass the caches
+  bool touch = true;                ///< the reader touches lines that go one way: see line_costs
 
   friend constexpr bool operator==(const direct_sizes&, const direct_sizes&) = default;
 
-  /// From the number of ranks, whether they are more than CPUs, the sizes of the caches (0 if unknown) and what lines
-  /// cost. A pure function: all ranks of a group find the same. The measurements are in docs/performance.md, section
-  /// "How the sizes were chosen".
+  /// From the number of ranks, whether they are oversubscribed, the sizes of the caches (0 if unknown) and the costs of
+  /// cache lines. A pure function: all ranks of a group get the same sizes. The measurements are in
+  /// docs/performance.md, section "How the sizes were chosen".
   [[nodiscard]] static constexpr direct_sizes derive(int ranks, bool oversubscribed, std::size_t l2, std::size_t l3,
                                                      const line_costs& lines = {}) noexcept {
     const auto p = static_cast<std::size_t>(ranks);
     direct_sizes s;
-    // One shot saves two synchronisations. On two ranks it reads as many lines of the peer as two shots, but each rank
-    // reduces all of them: the longer a line is under way, the larger the message that gains. On more ranks each reads
-    // p - 1 inputs instead of 2 - 2/p. Where a synchronisation has to wait for a CPU it counts more.
+    // One shot saves two synchronisations. On two ranks it reads as many lines of the peer as two shots do, but each
+    // rank reduces all of them: the longer a line takes from core to core, the larger the messages that gain. On more
+    // ranks each rank reads p - 1 inputs instead of 2 - 2/p. If ranks are oversubscribed, a synchronisation waits for a
+    // CPU and costs more.
     const std::size_t pair =
         lines.known() ? std::clamp<std::size_t>(std::size_t{lines.transfer} / 2, 16384, 49152) : 32768;
     s.one_shot_bytes = p <= 2 ? pair : 4928 * p / ((p - 1) * (p - 2));
     if (oversubscribed) s.one_shot_bytes = std::max<std::size_t>(s.one_shot_bytes, 4096);
-    // The reader's second-level cache gives lines away for half of what its first-level cache takes, so a chunk is
-    // larger than that, and small against the second-level one.
+    // Lines come from the reader's second-level cache for half of what they cost from its first-level cache, so a chunk
+    // is larger than the latter and small compared to the former.
     s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / 32, p * 4096});
     // One synchronisation more than staging, and no copy.
     s.mapped_bytes = 4096;
-    // All outputs together against three quarters of the cache that they would fill (the rule of YHCCL, SC'23). The
-    // last level that a virtual machine tells of is the host's: no more than 32 MiB of it are counted on.
+    // All outputs together may fill three quarters of the cache (the rule of YHCCL, SC'23). A virtual machine reports
+    // the last-level cache of its host, so at most 32 MiB of it are counted.
     const std::size_t outputs = std::clamp<std::size_t>(l3, std::size_t{16} << 20, std::size_t{32} << 20) / 4 * 3;
     s.streaming_bytes = p == 2 ? outputs / 2 : outputs / p;  // no division in the usual case
     s.touch = lines.touching_pays();
@@ -54,9 +55,9 @@ struct direct_sizes {
   }
 };
 
-/// The algorithm for ranks with common memory. Inputs of all ranks are reduced at once by one n-ary kernel, in rank
-/// order: the same bits on every rank and in every run, and 16-bit floats are rounded once. By size and kind of buffer:
-///  * an exchange: what fits into 2,168 bytes. One synchronisation (algorithm/direct/staged.hpp).
+/// The algorithm for ranks with common memory. One n-ary kernel reduces the inputs of all ranks at once, in rank order:
+/// the same bits on every rank and in every run, and 16-bit floats are rounded once. Size and kind of buffer decide:
+///  * an exchange: for up to 2,168 bytes. One synchronisation (algorithm/direct/staged.hpp).
 ///  * one shot: every rank reads what it needs of its peers' staged inputs; one synchronisation for the first chunk.
 ///  * two shots: large reductions in private buffers. Each rank reduces a slice for all; 6 - 4/p accesses for each byte
 ///    of an allreduce on p ranks (algorithm/direct/two_shot.hpp).
@@ -65,10 +66,10 @@ struct direct_sizes {
 struct direct {
   static constexpr bool rank_ordered = true;  ///< inputs are combined in the order of ranks
 
-  std::size_t one_shot_bytes = 0;   ///< reductions up to this are done whole by every rank that has the result
+  std::size_t one_shot_bytes = 0;   ///< up to this size every rank that gets the result reduces all of it
   std::size_t chunk_bytes = 0;      ///< staged at a time; at most a third of the staging ring
-  std::size_t mapped_bytes = 0;     ///< buffers from alloc_shared are used in place from here
-  std::size_t streaming_bytes = 0;  ///< larger outputs, out of place, go past the caches
+  std::size_t mapped_bytes = 0;     ///< from this size on buffers from alloc_shared are not staged
+  std::size_t streaming_bytes = 0;  ///< larger outputs, out of place, bypass the caches
 
   friend constexpr bool operator==(const direct&, const direct&) = default;
 
@@ -155,7 +156,7 @@ struct direct {
   }
 
  private:
-  /// The tunables, with derived values for zeros, within what the group's memory can hold.
+  /// The tunables, with derived values in place of zeros.
   [[nodiscard]] direct_sizes sizes(const detail::peer_memory& m) const noexcept {
     direct_sizes s = direct_sizes::derive(m);
     if (one_shot_bytes != 0) s.one_shot_bytes = one_shot_bytes;
@@ -167,7 +168,7 @@ struct direct {
   [[nodiscard]] static std::size_t one_way_chunk(const direct_sizes& limits, std::size_t bytes) noexcept {
     return detail::one_way_chunk(limits.chunk_bytes, bytes);
   }
-  /// Of blocks for every rank.
+  /// The chunk size where a rank stages a block for every rank.
   [[nodiscard]] static std::size_t pairwise_chunk(const detail::peer_memory& m, const direct_sizes& limits) noexcept {
     return limits.chunk_bytes * static_cast<std::size_t>(m.size());
   }
@@ -186,7 +187,8 @@ struct direct {
       return b.all_inputs() && (root < 0 ? b.all_outputs() : b.output_of(root)) &&
              detail::run_mapped(m, b, c.count, c.op, root, how);
     };
-    // To a root one shot moves half of what two do, but one rank alone reduces, from lines that go one way.
+    // One shot to a root moves half as many bytes as two shots, but one rank alone reduces, from lines that go one way.
+    // Above one_shot_bytes it is used on two ranks only, where touching does not pay.
     if (bytes <= limits.one_shot_bytes || (root >= 0 && m.size() == 2 && !limits.touch)) {
       detail::reduce_form form(m, in, out, c.count, c.op, root, staged);
       const std::size_t chunk = root < 0 ? limits.chunk_bytes : one_way_chunk(limits, bytes);
@@ -201,7 +203,7 @@ struct direct {
     }
   }
 
-  /// Runs a form through an exchange or the ring, unless `mapped` runs it in the buffers themselves.
+  /// Runs a form by an exchange or through the staging ring, unless `mapped` runs it directly in shared buffers.
   template <class Call, class Form, class Mapped>
   static void run(detail::peer_memory& m, const Call& c, Form& form, const direct_sizes& limits, std::size_t chunk,
                   detail::output how, const std::byte* in, std::size_t in_bytes, Mapped&& mapped,
@@ -219,7 +221,7 @@ struct direct {
     }
     scope.leave();
   }
-  /// Ranks compare their calls, those with private buffers having staged their first chunk.
+  /// Ranks compare their calls; those with private buffers stage their first chunk before.
   template <class Run, class Mapped>
   static void compare_and_run(detail::peer_memory& m, detail::descriptor& d, detail::peer_memory::scope& scope,
                               Run& run, Mapped&& mapped) {

@@ -14,9 +14,9 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// A binary tree leaves half of its ranks, the leaves, without work, so there are two: who is inside of one is a leaf
-/// of the other, and each carries half of the vector, in chunks. With S the bytes of the whole vector and m the
-/// chunks in half of it, one rank's cost is
+/// In a binary tree half of the ranks, the leaves, have no work. So there are two trees: an inner rank of one is a leaf
+/// of the other, and each carries half of the vector, in chunks. With S the bytes of the whole vector and m the chunks
+/// in half of it, one rank's cost is
 ///
 /// | call      | bytes sent at most | steps at most (L = ceil(log2 p)) | temporary memory         |
 /// |-----------|--------------------|----------------------------------|--------------------------|
@@ -24,20 +24,20 @@ namespace hvd::inline HVD_ABI {
 /// | reduce    | S                  | 2 m + 2 L                        | three chunks (see below) |
 /// | allreduce | 2 S                | 4 m + 4 L                        | one chunk                |
 ///
-/// A step is one chunk sent and one received at the same time. So bytes are those of the ring, and steps grow with
-/// log p only: for vectors that are large, but not against the number of ranks. (P. Sanders, J. Speck, J. L. Träff,
-/// "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; here the second tree is the first one
-/// moved by a place, on any number of ranks.)
+/// In a step a rank sends one chunk and receives one at the same time. So bytes are those of the ring, and steps grow
+/// with log p only: for vectors that are large, but not large compared to the number of ranks. (P. Sanders, J. Speck,
+/// J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; here the second tree is
+/// the first one shifted by one rank, on any number of ranks.)
 ///
 /// A rank combines its left subtree, its own input and its right subtree, in this order: the same bits on all ranks and
-/// in every run, and operations need not commute. One that does not is reduced to rank 0, which has memory for all of
-/// it (S) and sends it to the root at last: S bytes more.
+/// in every run, and operations need not commute. One that does not is reduced to rank 0, which needs memory for all of
+/// it (S) and then sends it to the root: S bytes more.
 struct double_tree {
   static constexpr bool rank_ordered = true;
 
-  /// What travels at once; equal on all ranks. (Allreduce of 16 MiB: between 2 threads all from 16 KiB on are equal
-  /// within 15 %; between 3 and 4 threads 64 KiB to 1 MiB are equal within what runs differ by, 16 KiB takes a quarter
-  /// more time at 3, and no chunks half more.) At least one element is taken, whatever is set.
+  /// Bytes that travel at once; equal on all ranks. (Allreduce of 16 MiB: on 2 threads all sizes from 16 KiB on are
+  /// equal within 15 %; on 3 and 4 threads 64 KiB to 1 MiB are equal within the variation of runs, 16 KiB takes a
+  /// quarter more time on 3, and no chunks take half more.) At least one element is taken, whatever is set.
   std::size_t chunk_bytes = std::size_t{64} << 10;
 
   friend constexpr bool operator==(const double_tree&, const double_tree&) = default;
@@ -77,7 +77,7 @@ struct double_tree {
         : halves(2, count, element_bytes), unit(element_bytes),
           chunk(detail::chunk_elements(chunk_bytes, element_bytes, (count + 1) / 2)) {}
 
-    /// A half without elements is a message, too: ranks that disagree on counts find out.
+    /// A half without elements is sent as a message, too, so that ranks that disagree on counts find out.
     [[nodiscard]] std::size_t chunks(int half) const {
       return std::max<std::size_t>(1, halves.count(half) / chunk + (halves.count(half) % chunk != 0 ? 1 : 0));
     }
@@ -87,15 +87,15 @@ struct double_tree {
     std::size_t chunk;
   };
 
-  /// An edge to another rank; a chunk passes down it in step `arrival`, the next two steps later.
+  /// An edge to another rank. The first chunk passes down it in step `arrival`, one more every two steps.
   struct link {
     int peer;
     int tree;
     int arrival;
     bool left = false;  // the child's subtree stands on the left
-    bool last = true;   // of the children in this tree that a chunk goes down to
+    bool last = true;   // the last child of this tree that a chunk goes down to
   };
-  /// What an edge does in a step: the chunk that is on its way, if there is one.
+  /// What passes an edge in one step: a chunk, or nothing.
   struct passing {
     const link* along = nullptr;
     std::size_t offset = 0;  // in bytes
@@ -132,7 +132,7 @@ struct double_tree {
     }
 
     [[nodiscard]] std::size_t steps(const pieces& cut) const { return depth_ + 2 * cut.chunks(1); }
-    /// Of edges, of which one is busy at most; upwards they are busy in the reverse order.
+    /// The one of `links` that is busy in a step: at most one is. Upwards the order of steps is reversed.
     [[nodiscard]] passing busy(std::span<const link> links, bool upwards, std::size_t step, const pieces& cut) const {
       for (const link& l : links) {
         const auto arrival = static_cast<std::size_t>(l.arrival);
@@ -147,7 +147,7 @@ struct double_tree {
     }
 
    private:
-    // Places other than the top have two parents, and two children in one tree; the top has a child in each.
+    // A place other than the top has two parents, and up to two children in one tree; the top has a child in each.
     std::array<link, 2> parents_{};
     std::array<link, 2> children_{};
     std::size_t nparents_ = 0;
@@ -167,7 +167,7 @@ struct double_tree {
     }
   }
 
-  /// Down both trees: `data` on the top, received into `out` elsewhere.
+  /// Broadcasts down both trees: `data` on the top; the other ranks receive into `out`.
   template <PointToPoint T>
   static void spread(T& t, const neighbours& here, const std::byte* data, std::byte* out, const pieces& cut) {
     for (std::size_t step = 0; step != here.steps(cut); ++step) {
@@ -177,7 +177,7 @@ struct double_tree {
     }
   }
 
-  /// Up both trees. On the top `out` receives the finished result; elsewhere it is memory for partial ones, or null.
+  /// Reduces up both trees. On the top `out` receives the result; elsewhere it is memory for partial ones, or null.
   template <PointToPoint T>
   static void collect(T& t, const neighbours& here, const std::byte* in, std::byte* out, const reduction& op,
                       const pieces& cut) {
@@ -204,7 +204,7 @@ struct double_tree {
       if (to.along != nullptr) sent = here.inside(to.along->tree) ? memory(to) : own(to);
       move(t, to, sent, from, received.data(), cut.unit);
       if (from.along == nullptr) continue;
-      // Who is last on the way down is first on the way up.
+      // The child that is last on the way down is first on the way up.
       std::byte* const reduced = memory(from);
       const std::byte* const mine = from.along->last ? own(from) : reduced;
       const bool left = from.along->left;

@@ -14,9 +14,9 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Rabenseifner's algorithm. On the way in, rank distances double and the part of the vector that a rank is
-/// responsible for halves; on the way out the reverse. With S the bytes of the whole vector, p a power of
-/// two, one rank's cost is
+/// Rabenseifner's algorithm. In the first phase, rank distances double and the part of the vector that a rank is
+/// responsible for halves with each step; the second phase is the reverse. With S the bytes of the whole vector, p a
+/// power of two, one rank's cost is
 ///
 /// | call           | bytes sent          | steps    | temporary memory              |
 /// |----------------|---------------------|----------|-------------------------------|
@@ -25,17 +25,17 @@ namespace hvd::inline HVD_ABI {
 /// | reduce_scatter | S (p-1)/p           | log2 p   | S, and the larger half of S   |
 /// | broadcast      | 2 S (p-1)/p         | 2 log2 p | none                          |
 ///
-/// On other numbers of ranks, p - 2^floor(log2 p) pairs of ranks act as one: first two steps more, in which a
-/// rank sends at most S bytes, and last one step in which the other rank gets its result (S bytes in
-/// allreduce, a block in reduce_scatter). (R. Rabenseifner, "Optimization of collective reduction
-/// operations", 2004; the order of blocks in reduce_scatter after M. Bernaschi, G. Iannello, M. Lauria,
-/// "Efficient implementation of reduce-scatter in MPI", 2003.)
+/// On other numbers of ranks, p - 2^floor(log2 p) pairs of ranks act as one: two more steps at the start, in which a
+/// rank sends at most S bytes, and one more at the end, in which the other rank of the pair gets its result (S bytes in
+/// allreduce, a block in reduce_scatter). (R. Rabenseifner, "Optimization of collective reduction operations", 2004;
+/// the order of blocks in reduce_scatter after M. Bernaschi, G. Iannello, M. Lauria, "Efficient implementation of
+/// reduce-scatter in MPI", 2003.)
 ///
 /// broadcast scatters the vector and gathers it again, in 2 ceil(log2 p) steps on any number of ranks. (M. Barnett, L.
 /// Shuler, R. van de Geijn et al., "Interprocessor collective communication library (InterCom)", 1994.)
 ///
-/// Neighbours come first and the lower ranks' part stands on the left: all ranks get the same bits, in every
-/// run, and operations need not commute.
+/// Neighbours combine first, and the lower ranks' part is the left operand: all ranks get the same bits, in every run,
+/// and operations need not commute.
 struct halving_doubling {
   static constexpr bool rank_ordered = true;
 
@@ -94,7 +94,7 @@ struct halving_doubling {
     const int acting = group.acting();
     const std::size_t unit = c.op.element_bytes;
     const std::size_t own_bytes = c.blocks.bytes(rank);
-    // Acting rank i ends with part reversed(i): let that be the blocks of the ranks that it stands for.
+    // Acting rank i ends with part reversed(i), so that part is made of the blocks of the ranks that it stands for.
     const detail::temporary reduced(c.blocks.total_bytes());
     std::vector<std::size_t> starts{0};
     starts.reserve(static_cast<std::size_t>(acting) + 1);
@@ -117,12 +117,12 @@ struct halving_doubling {
   template <PointToPoint T>
   void operator()(T& t, const broadcast_call& c) const {
     const int p = t.size();
-    const int place = detail::around(t.rank() - c.root, p);  // whose part is the one of this number
+    const int place = detail::around(t.rank() - c.root, p);  // from the root; the number of this rank's part
     const detail::even_blocks parts(p, c.bytes, 1);
     const auto rank_of = [&](int v) { return detail::around(c.root + v, p); };
     const std::byte* const data = place == 0 ? c.in : c.out;
 
-    // Down the binomial tree: to a place the parts of its subtree.
+    // Scatters down the binomial tree: a place receives the parts of its subtree.
     const int span = place == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(p))) : place & -place;
     if (place != 0) {
       const detail::block_run mine = run_of(parts, p, place, std::min(span, p - place));
@@ -134,7 +134,7 @@ struct halving_doubling {
       const detail::block_run theirs = run_of(parts, p, child, std::min(half, p - child));
       t.send(data + theirs.offset, theirs.bytes, rank_of(child));
     }
-    // A place has as many parts as it had, and those of the place so far ahead. The root needs none.
+    // Gathers: in each step a place adds to its parts those of the place `have` further on. The root needs none.
     for (int have = 1; have < p; have *= 2) {
       const int n = std::min(have, p - have);
       const int to = detail::around(place - have, p);
@@ -155,7 +155,7 @@ struct halving_doubling {
   }
 
  private:
-  /// The `n` parts from `first` on, around.
+  /// The `n` parts from `first` on, counted around the group.
   static detail::block_run run_of(const detail::even_blocks& parts, int p, int first, int n) {
     const int end = std::min(first + n, p);
     return {parts.offset(first), parts.offset(end) - parts.offset(first), parts.offset(first + n - end)};
@@ -175,9 +175,9 @@ struct halving_doubling {
     return result;
   }
 
-  /// Reduces the vector `own` into `reduced` (they may be the same), cut into as many parts as ranks act;
-  /// part k starts at element start(k). Returns which part of `reduced` this rank has whole: the reverse of
-  /// its index. Ranks that do not act have none.
+  /// Reduces the vector `own` into `reduced` (they may be the same), cut into one part for each acting rank; part k
+  /// starts at element start(k). Returns the part of `reduced` that is complete on this rank: its index with the bits
+  /// reversed. Ranks that do not act have none (-1).
   template <PointToPoint T, class Start>
   static int halve(T& t, const detail::pairing& group, const reduction& op, const std::byte* own, std::byte* reduced,
                    const Start& start) {
@@ -205,7 +205,7 @@ struct halving_doubling {
     };
 
     if (group.paired(rank)) {
-      // Each of the two reduces a half; then the one that acts gets the other's.
+      // Each rank of the pair reduces one half; then the acting rank receives the other half.
       const int peer = rank ^ 1;
       const std::size_t keep = upper ? half : 0;
       const std::size_t give = half - keep;

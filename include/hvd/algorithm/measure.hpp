@@ -18,10 +18,10 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// As HVD_COSTS takes it: "latency_ns=1200,byte_fs=95000,...".
+/// The text that HVD_COSTS takes: "latency_ns=1200,byte_fs=95000,...".
 std::string to_string(const link_costs& costs);
 
-/// Reads what to_string writes. invalid_argument names `source`, what is wrong and what is allowed.
+/// Reads what to_string writes. An invalid_argument error names `source`, what is wrong and what is allowed.
 link_costs parse_costs(std::string_view text, std::string_view source = "HVD_COSTS");
 
 namespace detail {
@@ -54,7 +54,7 @@ void agree_on_largest(T& t, numbers& values) {
   recursive_doubling{}(t, allreduce_call{bytes, bytes, values.size(), largest});
 }
 
-/// Nanoseconds that `times` calls take on the slowest rank, each.
+/// Nanoseconds for each of `times` calls, on the slowest rank.
 template <class T, class F>
 std::uint64_t slowest(T& t, int times, const F& f) {
   const auto start = std::chrono::steady_clock::now();
@@ -68,16 +68,16 @@ std::uint64_t slowest(T& t, int times, const F& f) {
 /// What f(bytes) costs, from two points: 8 bytes, and `bytes`.
 template <class T, class F>
 link_costs::own two_points(T& t, std::size_t bytes, const F& f) {
-  f(8);  // connections are made, buffers are allocated
+  f(8);  // not measured: makes connections, allocates buffers
   const std::uint64_t little = slowest(t, 2, [&] { f(8); });
   f(bytes);
   const std::uint64_t much = slowest(t, 1, [&] { f(bytes); });
   return {little, much > little ? (much - little) * 1000000 / bytes : 0};
 }
 
-/// Messages around the ring of all ranks, a reduction of one rank, and the transport's own collectives; all ranks get
-/// the same. Cost: some 60 messages and collectives, which take at most about 20 ms: where messages are slow (ranks
-/// outnumber CPUs), the transport's own collectives are not measured, which means that they are used.
+/// Measures messages around the ring of all ranks, a reduction of one rank, and the transport's own collectives; all
+/// ranks get the same costs. Cost: some 60 messages and collectives, which take at most about 20 ms: where messages are
+/// slow (oversubscribed ranks), the transport's own collectives are not measured, which means that they are used.
 template <PointToPoint T>
 link_costs measure(T& t) {
   constexpr std::size_t sample = std::size_t{64} << 10;
@@ -157,8 +157,8 @@ inline link_costs parse_costs(std::string_view text, std::string_view source) {
   return costs;
 }
 
-/// Makes a transport's selector ready; collective, at the first collective that `automatic` runs. HVD_COSTS gives costs
-/// that hvd-bench --explain printed, in place of measuring; HVD_TUNING is a tuning_table. Errors, on all ranks:
+/// Makes a transport's selector ready. Collective; `automatic` calls it at its first collective. HVD_COSTS gives costs
+/// that hvd-bench --explain printed, instead of measuring; HVD_TUNING is a tuning_table. Errors, on all ranks:
 /// invalid_argument for a text that cannot be read, mismatch if ranks have different texts.
 template <Selecting T>
 void make_ready(T& t) {

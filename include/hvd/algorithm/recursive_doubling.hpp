@@ -1,4 +1,4 @@
-// hvd/algorithm/recursive_doubling.hpp: everybody has everything after log2 p exchanges; for small messages.
+// hvd/algorithm/recursive_doubling.hpp: all ranks have all data after log2 p exchanges; for small messages.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -25,11 +25,11 @@ namespace hvd::inline HVD_ABI {
 /// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
 /// 2005; for allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for
 /// all-to-all communications in multiport message-passing systems", 1997, without its final rotation: blocks
-/// are received in their place, and a run of them that wraps around is sent as two messages; for scan: W. D. Hillis
+/// are received directly into `out`, and a run that wraps around is sent as two messages; for scan: W. D. Hillis
 /// and G. L. Steele, "Data parallel algorithms", 1986.)
 ///
-/// Both ranks of an exchange combine the lower ranks' part on the left: all ranks get the same bits, in every
-/// run, and operations need not commute.
+/// Both ranks of an exchange take the lower ranks' part as the left operand: all ranks get the same bits, in every run,
+/// and operations need not commute.
 struct recursive_doubling {
   static constexpr bool rank_ordered = true;
 

@@ -1,4 +1,4 @@
-// hvd/algorithm/ring.hpp: collectives in which every rank talks to its neighbours only; for large messages.
+// hvd/algorithm/ring.hpp: collectives by messages between neighbours in a ring; for large messages.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -22,20 +22,19 @@ namespace hvd::inline HVD_ABI {
 /// | alltoall       | S - own block  | p-1             | none; in place: S           |
 /// | broadcast      | S              | p-2 + S/chunk   | none                        |
 ///
-/// A step is one message, or one for each chunk where data is reduced. Optimal in bytes for allreduce: P.
-/// Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps
-/// grow with p, so small messages want another algorithm.
+/// A step is one message, or one for each chunk where data is reduced. Bytes are optimal for allreduce: P. Patarasuk,
+/// X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps grow with p, so small
+/// messages need another algorithm.
 ///
 /// The sum of a block starts at the rank after its owner and goes around: the same bits on all ranks and in
 /// every run, but not in rank order.
 struct ring {
   static constexpr bool rank_ordered = false;
 
-  /// What is received before it is reduced; equal on all ranks. Small enough that a chunk, the rank's own
-  /// data for it and the result are in the second-level cache together; while a rank reduces a chunk, its
-  /// predecessor already sends the next as far as the transport buffers. (16 MiB between 2 threads: 64 KiB to
-  /// 1 MiB are equal within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken,
-  /// whatever is set.
+  /// Bytes that are received before they are reduced; equal on all ranks. Small enough that a chunk, the rank's own
+  /// data for it and the result fit into the second-level cache together; while a rank reduces a chunk, its predecessor
+  /// already sends the next one, as far as the transport buffers. (16 MiB between 2 threads: 64 KiB to 1 MiB are equal
+  /// within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken, whatever is set.
   std::size_t chunk_bytes = std::size_t{256} << 10;
 
   friend constexpr bool operator==(const ring&, const ring&) = default;
@@ -50,7 +49,7 @@ struct ring {
   template <PointToPoint T>
   void operator()(T& t, const reduce_scatter_call& c) const {
     const int rank = t.rank();
-    // A block on its way around; `in` must stay as it is.
+    // Memory for a block on its way around: `in` must not change.
     const detail::temporary partial(t.size() > 2 || c.op.prepares() ? c.blocks.max_bytes() : 0);
     reduce_around(t, c.in, c.blocks, c.op, [&](int block) { return block == rank ? c.out : partial.data(); });
   }
@@ -120,7 +119,7 @@ struct ring {
     const std::size_t unit = op.element_bytes;
     const std::size_t chunk = detail::chunk_elements(chunk_bytes, unit, blocks.max_bytes() / unit);
     const detail::temporary received(p > 1 ? chunk * unit : 0);
-    // This rank's input, each part of which is asked for once.
+    // This rank's input, prepared if it has to be; each part is requested once.
     const auto own = [&](int block, std::size_t at, std::size_t n) -> const std::byte* {
       const std::byte* const part = in + blocks.offset(block) + at * unit;
       if (!op.prepares()) return part;

@@ -26,14 +26,14 @@ namespace hvd::inline HVD_ABI {
 /// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
 /// 2005.) Messages are cut into chunks, so that the levels of the tree work at once on different chunks.
 ///
-/// A node adds its children in rank order: the same bits in every run. An operation that is not commutative
-/// is reduced to rank 0, which sends the result to the root: one hop more.
+/// A node combines its children in rank order: the same bits in every run. An operation that is not commutative is
+/// reduced to rank 0, which sends the result to the root: one hop more.
 struct tree {
   static constexpr bool rank_ordered = true;
 
-  /// What travels up or down at once in broadcast, reduce and allreduce; equal on all ranks. (Allreduce of
-  /// 16 MiB: between 2 threads 16 KiB takes 70 % more time than 64 KiB, and more is no gain; between 3
-  /// threads 1 MiB takes 20 % more and no chunks 60 %.) At least one element is taken, whatever is set.
+  /// Bytes that travel up or down at once in broadcast, reduce and allreduce; equal on all ranks. (Allreduce of 16 MiB:
+  /// on 2 threads 16 KiB takes 70 % more time than 64 KiB, and larger chunks are no faster; on 3 threads 1 MiB takes
+  /// 20 % more and no chunks 60 %.) At least one element is taken, whatever is set.
   std::size_t chunk_bytes = std::size_t{64} << 10;
 
   friend constexpr bool operator==(const tree&, const tree&) = default;
@@ -53,7 +53,7 @@ struct tree {
     const bool at_root = t.rank() == c.root;
     const bool forwards = !c.op.commutative && c.root != 0;
     const bool writes_out = here.is_top() && at_root;
-    // Ranks other than the root may have no `out`; a leaf sends what it has.
+    // Ranks other than the root may have no `out`; a leaf sends its input directly.
     const detail::temporary sums(!writes_out && (here.children() || c.op.prepares()) ? chunk * unit : 0);
     const detail::temporary received(here.children() ? chunk * unit : 0);
     for (std::size_t at = 0; at == 0 || at < c.count; at += chunk) {
@@ -83,7 +83,7 @@ struct tree {
     const node here(t.rank(), t.size(), c.root);
     const std::size_t own_bytes = c.blocks.bytes(t.rank());
     const detail::block_run mine = here.run(c.blocks);
-    // The root receives into place, a leaf sends from place, and nodes between collect their subtree.
+    // The root receives into `out`, a leaf sends from `in`, and nodes in between collect their subtree.
     const detail::temporary collected(!here.is_top() && here.children() ? mine.total() : 0);
     if (here.is_top()) {
       std::byte* const own = c.out + c.blocks.offset(t.rank());
@@ -161,8 +161,8 @@ struct tree {
     }
   };
 
-  /// One chunk up the tree. On the top `reduced` receives the finished result; elsewhere it is memory for
-  /// that of the subtree (a leaf needs none unless the operation prepares).
+  /// Reduces one chunk up the tree. On the top `reduced` receives the finished result; elsewhere it is memory for that
+  /// of the subtree (a leaf needs none unless the operation prepares).
   template <PointToPoint T>
   static void collect(T& t, const node& here, const std::byte* in, std::byte* reduced, std::byte* received,
                       std::size_t n, const reduction& op) {
@@ -182,7 +182,7 @@ struct tree {
     op.finish(reduced, n);
   }
 
-  /// Down the tree: `data` on the top, received into `out` elsewhere.
+  /// Broadcasts down the tree: `data` on the top; the other ranks receive into `out`.
   template <PointToPoint T>
   static void spread(T& t, const std::byte* data, std::byte* out, std::size_t bytes, std::size_t chunk, int top) {
     const node here(t.rank(), t.size(), top);

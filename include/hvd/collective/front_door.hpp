@@ -36,20 +36,20 @@ inline bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b,
   return a_bytes != 0 && b_bytes != 0 && at_a < at_b + b_bytes && at_b < at_a + a_bytes;
 }
 
-/// Whether p is `offset` bytes behind `base`: also where that is too far for a pointer, which `arguments` refuses.
+/// Whether p is `offset` bytes behind `base`. Also defined if that is too far for a pointer, which `arguments` refuses.
 inline bool lies_at(const std::byte* p, const std::byte* base, std::size_t offset) noexcept {
   return reinterpret_cast<std::uintptr_t>(p) == reinterpret_cast<std::uintptr_t>(base) + offset;
 }
 
-/// `ranks` blocks of `each` elements, or the largest number: more than `arguments` lets through.
+/// The elements of `ranks` blocks of `each`; on overflow the largest number, which `arguments` refuses.
 inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
   std::size_t all = 0;
   const bool wraps = __builtin_mul_overflow(each, static_cast<std::size_t>(ranks), &all);
   return wraps ? std::numeric_limits<std::size_t>::max() : all;
 }
 
-/// Whether calls are compared between ranks that have no common memory, which could say it for all: HVD_CHECK, the same
-/// on all ranks. Not in a simulation whose messages carry no bytes.
+/// Whether ranks compare their calls where no common memory holds this setting for all: HVD_CHECK, which must be the
+/// same on all ranks. Not in a simulation whose messages carry no bytes.
 template <class T>
 bool checks_messages(T& comm) {
   static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
@@ -60,7 +60,7 @@ bool checks_messages(T& comm) {
   }
 }
 
-/// What each rank has to say, in rank order; log p messages, whatever else the transport could do.
+/// The values of all ranks, in rank order; by log p messages, whatever else the transport can do.
 template <PointToPoint T, class Value>
 std::vector<Value> share_by_messages(T& comm, const Value& own) {
   std::vector<Value> all(static_cast<std::size_t>(comm.size()));
@@ -93,7 +93,7 @@ class arguments {
     if (s.data() == nullptr && s.size() != 0) refuse({name, " is null but has ", s.size(), " elements"});
     return *this;
   }
-  /// Before anything is computed from the number of elements: products with it, and pointers, could wrap around.
+  /// Called before anything is computed from the number of elements: products with it, and pointers, could wrap around.
   [[gnu::noinline]] arguments& addressable(const char* name, std::size_t count, std::size_t element_bytes) {
     if (count > most(element_bytes)) {
       refuse({name, " has ", count, " elements of ", element_bytes, element_bytes == 1 ? " byte" : " bytes",
@@ -107,7 +107,7 @@ class arguments {
     }
     return *this;
   }
-  /// As many for each rank.
+  /// The same number of elements for each rank.
   arguments& multiple(const char* what, std::size_t got) {
     if (got % static_cast<std::size_t>(size_) != 0) {
       refuse({what, " has ", got, " elements; allowed: a multiple of ", size_, ", the number of ranks"});
@@ -126,7 +126,7 @@ class arguments {
       refuse({what, " has ", c.size(), " entries; allowed: one for each of the ", size_, " ranks"});
     }
     std::size_t total = 0;
-    for (const std::size_t n : c) {  // or blocks with a sum that fits could lie anywhere
+    for (const std::size_t n : c) {  // one by one: a sum that wraps around could fit
       if (n > most(element_bytes) - total) {
         refuse({what, " add up to more than ", most(element_bytes), " elements of ", element_bytes,
                 element_bytes == 1 ? " byte" : " bytes", ", the most that can be addressed (a negative count?)"});
@@ -136,7 +136,7 @@ class arguments {
     }
     return *this;
   }
-  /// Input and output may overlap only `in_place`: as the collective documents it.
+  /// Input and output may overlap only if `in_place`: where the collective documents it.
   arguments& apart(const std::byte* in, std::size_t in_bytes, const std::byte* out, std::size_t out_bytes,
                    bool in_place) {
     if (!in_place && overlap(in, in_bytes, out, out_bytes)) {
@@ -184,7 +184,7 @@ class arguments {
     try {
       agree_by_messages(comm, invalid_call());
     } catch (const error& e) {
-      if (e.kind() != error_kind::invalid_argument) throw;  // a peer that is lost, say
+      if (e.kind() != error_kind::invalid_argument) throw;  // such as a lost peer
     }
   }
   void tell(peer_memory& m) const {
@@ -235,8 +235,8 @@ constexpr bool keeps_rank_order() {
   }
 }
 
-/// Of the algorithm and its tunables, so that ranks can compare them; 0 for the default on common memory. Without a
-/// `name` the type is all that is known.
+/// A hash of the algorithm and its tunables, so that ranks can compare them; 0 for the default on common memory. For an
+/// algorithm without a `name` the hash is that of its type.
 template <class T, class A>
 std::uint16_t algorithm_hash(const A& how) {
   if constexpr (is_automatic<A> && PeerMemory<T>) {
@@ -297,8 +297,8 @@ void run(T& comm, const Call& call, const A& how) {
   }
 }
 
-/// What a pointer stands for where counts tell the length: the blocks of all ranks, or one of them. (That there is a
-/// count for each rank is checked later.)
+/// The span of a pointer where counts give the length: the blocks of all ranks, or one of them. (That there is a count
+/// for each rank is checked later.)
 template <class E>
 std::span<E> all_blocks(E* data, std::span<const std::size_t> counts) {
   return {data, partition(counts, 1).total_count()};

@@ -12,9 +12,9 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that
-/// are never written cost nothing. An `error` of kind no_memory if there are none; algorithms allocate before
-/// their first message where they can.
+/// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that are never
+/// written cost nothing. An `error` of kind no_memory if they cannot be allocated; algorithms allocate before their
+/// first message where they can.
 class temporary {
  public:
   temporary() = default;
@@ -99,9 +99,9 @@ void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, st
   }
 }
 
-/// Makes a power of two of any number of ranks: the first ranks form pairs (2i, 2i+1) of which only one acts,
-/// so that the acting ranks, numbered in rank order by their index, are a power of two. (R. Thakur, R.
-/// Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.)
+/// Reduces any number of ranks to a power of two: the first ranks form pairs (2i, 2i+1) of which only one acts, so that
+/// the acting ranks, numbered in rank order by their index, are a power of two. (R. Thakur, R. Rabenseifner, W. Gropp,
+/// "Optimization of collective communication operations in MPICH", 2005.)
 class pairing {
  public:
   /// In each pair the lower rank acts, unless the other one is `must_act`.

@@ -1,4 +1,4 @@
-// hvd/detail/cpu.hpp: what this CPU can do: vector width, pause.
+// hvd/detail/cpu.hpp: what depends on the CPU: vector width, pause, copies, ownership of lines.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -45,9 +45,9 @@ inline void cpu_pause() noexcept {
 #endif
 }
 
-/// For a target that begins, in its page, up to 31 bytes behind where the source begins in its own: an EPYC (Zen 4)
-/// takes the loads that follow a store for loads of what was stored, and copies 2 to 27 times as slowly. Backwards no
-/// load follows such a store. (Memory from malloc begins 16 bytes behind a page if it is large.)
+/// For a target whose offset within its page is 1 to 31 bytes above that of the source: an EPYC (Zen 4) mistakes the
+/// loads that follow a store for loads of what was stored, and copies 2 to 27 times as slowly. Backwards no load
+/// follows such a store. (Large memory from malloc begins 16 bytes behind the start of a page.)
 inline void copy_backwards(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   for (; bytes >= cache_line; bytes -= cache_line) {
     std::memcpy(to + bytes - cache_line, from + bytes - cache_line, cache_line);
@@ -63,8 +63,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-/// Makes the lines of a copy's source this core's own, changed, by a store of what is there: for who writes them next.
-/// See line_costs::touched.
+/// Stores into the lines of a copy's source what they already have, so that this core owns them, modified: cheaper for
+/// the rank that writes them next. See line_costs::touched.
 inline void touch_lines(const std::byte* lines, std::size_t bytes) noexcept {
   for (std::size_t at = 0; at < bytes; at += cache_line) {
     const std::atomic_ref first(const_cast<std::byte&>(lines[at]));

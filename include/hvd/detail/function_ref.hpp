@@ -1,4 +1,4 @@
-// hvd/detail/function_ref.hpp: what std::function is for parameters that are called and not kept.
+// hvd/detail/function_ref.hpp: a reference to a function object, for parameters that are called and not kept.
 #pragma once
 
 #include <hvd/version.hpp>

@@ -1,4 +1,4 @@
-// hvd/detail/inform.hpp: what is worth a line to those who ask for it.
+// hvd/detail/inform.hpp: lines of information on standard error, for users who ask for them.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -11,8 +11,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A line on standard error if HOROVOD_LOG_LEVEL is info, debug or trace, in small letters or capitals. Not for errors,
-/// which are thrown.
+/// Prints a line on standard error if HOROVOD_LOG_LEVEL is info, debug or trace, in lower or upper case. Not for
+/// errors, which are thrown.
 inline void inform(std::initializer_list<piece> what) {
   const char* const level = std::getenv("HOROVOD_LOG_LEVEL");
   if (level == nullptr) return;

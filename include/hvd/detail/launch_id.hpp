@@ -1,4 +1,4 @@
-// hvd/detail/launch_id.hpp: what tells one start of a job from another start under the same name.
+// hvd/detail/launch_id.hpp: an identifier of one launch of a job, different in another launch under the same name.
 #pragma once
 
 #include <hvd/detail/function_ref.hpp>
@@ -18,8 +18,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The nearest ancestor of this process that starts MPI programs, as its number and the time of its start; empty if
-/// there is none.
+/// The nearest ancestor of this process that launches MPI programs, as process number and start time; empty if there is
+/// none.
 inline std::string mpi_launcher_process() {
   for (long pid = ::getppid(); pid > 1;) {
     std::string text(1024, '\0');
@@ -47,9 +47,8 @@ inline std::string mpi_launcher_process() {
   return {};
 }
 
-/// Equal on all ranks of one launch, and different in another one, even of a job with the same name: what Open MPI,
-/// Slurm, torchrun or MPICH's launcher says of itself, if it has started just these ranks. Empty where none of them
-/// has.
+/// Equal on all ranks of one launch, and different in another one, even of a job with the same name: made of what Open
+/// MPI, Slurm, torchrun or MPICH's launcher reports of itself, if it has started exactly these ranks. Else empty.
 inline std::string launch_id(const function_ref<std::optional<std::string>(const char* name)>& variable, int rank,
                              int size) {
   struct launcher {
@@ -77,8 +76,8 @@ inline std::string launch_id(const function_ref<std::optional<std::string>(const
   return {};
 }
 
-/// HVD_JOB with HVD_LAUNCH, as job_of_launch has them: for ranks that need no name to meet, because an MPI brings them
-/// together, but whose files hvdrun finds by it. `fallback` where HVD_JOB is not set.
+/// HVD_JOB and HVD_LAUNCH as "job@launch", or HVD_JOB alone; `fallback` if HVD_JOB is not set. For ranks that need no
+/// name to meet, because an MPI connects them, but whose files hvdrun finds by it.
 inline std::string job_of_environment(std::string_view fallback) {
   const char* const job = std::getenv("HVD_JOB");
   const char* const launch = std::getenv("HVD_LAUNCH");

@@ -1,4 +1,4 @@
-// hvd/detail/random_word.hpp: 64 bits that nobody can guess.
+// hvd/detail/random_word.hpp: 64 bits that cannot be guessed.
 #pragma once
 
 #include <hvd/error.hpp>

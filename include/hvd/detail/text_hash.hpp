@@ -1,4 +1,4 @@
-// hvd/detail/text_hash.hpp: a number for a text, by which ranks tell whether they have the same one, and its digits.
+// hvd/detail/text_hash.hpp: a hash by which ranks compare texts, and its hexadecimal digits.
 #pragma once
 
 #include <hvd/version.hpp>

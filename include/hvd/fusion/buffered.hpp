@@ -1,6 +1,6 @@
 // hvd/fusion/buffered.hpp: batches of tensors through a buffer: pack, one collective, unpack.
 //
-// For all transports but those with common memory, and there for what is small, or sent as messages (Adasum).
+// For transports without common memory; on ranks with common memory for small batches, and for messages (Adasum).
 #pragma once
 
 #include <hvd/algorithm/adasum.hpp>
@@ -17,8 +17,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// As many tensors as fit into the buffer make a round. One that does not fit by itself, or is alone, goes without it,
-/// where nothing is to be converted.
+/// A round is as many tensors as fit into the buffer. A tensor that does not fit, or is alone in its round, travels
+/// without the buffer if it is not converted.
 template <Transport T>
 class fusion_rounds {
  public:
@@ -164,7 +164,7 @@ class fusion_rounds {
   }
 
  private:
-  /// Conversions go through at least as many bytes at once.
+  /// A tensor that is converted in pieces has pieces of at least so many bytes.
   static constexpr std::size_t least_piece = std::size_t{64} << 10;
 
   static partition partition_of(const std::vector<std::size_t>& counts, std::size_t unit) {
@@ -172,8 +172,9 @@ class fusion_rounds {
     return even ? partition(static_cast<int>(counts.size()), counts.front(), unit) : partition(counts, unit);
   }
 
-  /// In memory of all ranks where the transport has such, but for ranks with common memory, which only use it for
-  /// messages and small collectives. Doubles up to the threshold; more is for one tensor that must be packed whole.
+  /// The buffer is memory from alloc_shared where the transport has it, but not on ranks with common memory, which use
+  /// it only for messages and small collectives. It doubles up to the threshold; it grows beyond only for one tensor
+  /// that must be packed whole.
   std::byte* reserve(std::size_t bytes) {
     if (bytes <= buffer_.size()) return buffer_.data();
     const std::size_t wanted = std::min(std::max(threshold, bytes), std::bit_ceil(bytes));
@@ -187,7 +188,7 @@ class fusion_rounds {
     return buffer_.data();
   }
 
-  /// f(first, last) for as many of n things as fit into the buffer together, and for each that does not by itself.
+  /// Calls f(first, last) for as many of n items as fit into the buffer together; an item that does not fit goes alone.
   template <class Bytes, class F>
   void each_round(std::size_t n, const Bytes& bytes, const F& f) {
     for (std::size_t i = 0, j = 0; i != n; i = j) {
@@ -206,7 +207,7 @@ class fusion_rounds {
         v.parts.size(), [&](std::size_t i) { return v.parts[i].count * v.unit; }, f);
   }
 
-  /// Parts [first, last) to and from the buffer. Gaps become zeros: they are reduced with the rest.
+  /// Copies parts [first, last) to and from the buffer. Gaps become zeros: they are reduced with the rest.
   void pack(const fused_vector& v, std::size_t first, std::size_t last, std::byte* buffer,
             const reduction* op = nullptr) {
     std::size_t at = v.parts[first].start;

@@ -1,4 +1,4 @@
-// hvd/fusion/convert.hpp: copies that change the type of floating-point numbers on their way, in vectors.
+// hvd/fusion/convert.hpp: copies in vectors that convert between floating-point types.
 #pragma once
 
 #include <hvd/detail/kernel.hpp>

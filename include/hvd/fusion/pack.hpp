@@ -1,4 +1,4 @@
-// hvd/fusion/pack.hpp: tensors as parts of one vector, copied in and out with scale and conversion.
+// hvd/fusion/pack.hpp: tensors as parts of one vector, copied in and out with scaling and conversion.
 #pragma once
 
 #include <hvd/collective/front_door.hpp>
@@ -18,11 +18,11 @@ namespace hvd::inline HVD_ABI {
 
 /// A tensor of a batch, on this rank.
 struct fused {
-  const std::byte* in = nullptr;  ///< null only without elements
-  std::byte* out = nullptr;       ///< as `in`, or no common byte with it, nor with other tensors of the batch
+  const std::byte* in = nullptr;  ///< null only if it has no elements
+  std::byte* out = nullptr;       ///< equal to `in`, or without overlap with it; no overlap with other tensors
   std::size_t count = 0;          ///< elements of `in`
   dtype type{};
-  /// As which it travels and is reduced: float16 or bfloat16 for float32, float32 for float64; else its own type.
+  /// The type it travels and is reduced in: float16 or bfloat16 for float32, float32 for float64; else its own type.
   dtype wire = type;
 };
 
@@ -45,8 +45,8 @@ inline conversions find_conversions(dtype type, dtype wire) noexcept {
   return {};
 }
 
-/// A reduction in two: what packing and unpacking do, and what the collective does. Where kernels see all inputs at
-/// once, scaling costs nothing there, and rounds once; but what is converted is scaled before it is rounded.
+/// A reduction in two parts: `outer` in packing and unpacking, `inner` in the collective. Where kernels read all inputs
+/// at once, they scale at no cost and round once; but values to be converted are scaled before they are rounded.
 struct fused_reduction {
   reduction outer, inner;
 
@@ -74,7 +74,7 @@ struct fused_part {
 };
 
 /// Tensors of one type one after the other, as one vector in which they travel. Each starts on a cache line of the
-/// vector, so there may be gaps; nobody looks at what is in them.
+/// vector, so there may be gaps; their contents are never used.
 struct fused_vector {
   dtype type{}, wire{};
   std::size_t unit = 1;       ///< bytes of an element where it travels
@@ -94,7 +94,7 @@ struct fused_vector {
     parts.push_back({in, out, count, round_up(length, std::max<std::size_t>(1, alignment / unit)), index});
     length = parts.back().end();
   }
-  /// f(part, first element within it, place in the vector, elements) for all parts of [first, last).
+  /// Calls f(part, first element within it, index in the vector, elements) for all parts of [first, last).
   template <class F>
   void each(std::size_t first, std::size_t last, const F& f) const {
     auto p = std::upper_bound(parts.begin(), parts.end(), first,
@@ -104,7 +104,7 @@ struct fused_vector {
       f(*p, begin - p->start, begin, end - begin);
     }
   }
-  /// Elements [first, first + n) of a part to where they travel from, and from there. `op` scales, if there is one.
+  /// Copy elements [first, first + n) of a part to the memory in which they travel, and back. `op`, if given, scales.
   void pack(std::byte* to, const fused_part& p, std::size_t first, std::size_t n, const reduction* op = nullptr) const {
     const std::byte* const from = p.in + first * side_unit;
     const scaling part{op != nullptr ? op->scale.pre : 1.0, 1.0, 1};
@@ -130,7 +130,7 @@ struct fused_vector {
   }
 };
 
-/// One vector for each pair of types, in their order; `add(vector, tensor's number)` puts tensors in.
+/// One vector for each pair of types, in order of appearance; `add(vector, i)` puts tensor i in.
 template <class Add>
 std::vector<fused_vector> by_type(std::span<const fused> tensors, const Add& add) {
   std::vector<fused_vector> all;
@@ -144,7 +144,7 @@ std::vector<fused_vector> by_type(std::span<const fused> tensors, const Add& add
   return all;
 }
 
-/// Of the first `ranks` blocks.
+/// The sum of the first `ranks` counts.
 inline std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t ranks) noexcept {
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(ranks), std::size_t{0});
 }
@@ -195,7 +195,7 @@ class fused_arguments : public arguments {
     }
     return *this;
   }
-  /// That tensor i has length(i) elements.
+  /// Checks that tensor i has length(i) elements.
   template <class Length>
   fused_arguments& lengths(std::span<const fused> all, const char* what, const Length& length) {
     for (std::size_t i = 0; i != all.size(); ++i) {

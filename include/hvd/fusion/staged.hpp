@@ -2,9 +2,9 @@
 //
 // The vector in which a batch travels never exists as a whole. Chunks of it are packed into the staging ring
 // (algorithm/direct/staged.hpp) straight from the tensors, reduced there, and unpacked straight into the tensors, while
-// the next chunk is packed: all between reading a tensor and writing it happens in the cache. (A buffer of the batch's
-// size costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from
-// alloc_shared are reduced where they are.
+// the next chunk is packed: everything between reading a tensor and writing it happens in the cache. (A buffer of the
+// batch's size costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from
+// alloc_shared are reduced without staging.
 #pragma once
 
 #include <hvd/fusion/pack.hpp>
@@ -21,7 +21,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// What `direct` derives for the group.
 inline direct_sizes fused_sizes(const peer_memory& m) noexcept { return direct_sizes::derive(m); }
 
-/// Allreduce of a vector in parts: in two shots, as algorithm/direct/two_shot.hpp has it.
+/// Two-shot allreduce (algorithm/direct/two_shot.hpp) of a vector in parts.
 class fused_allreduce {
  public:
   fused_allreduce(peer_memory& m, const fused_vector& v, const fused_reduction& op, std::size_t chunk_bytes, output how)
@@ -36,7 +36,7 @@ class fused_allreduce {
   friend class two_shot_run<fused_allreduce>;
   using order = two_shot_run<fused_allreduce>;
 
-  /// f(part, first element within it, elements, byte within the slice) for what slice q of chunk k has of each part.
+  /// Calls f(part, first element within it, elements, byte within the slice) for each part in slice q of chunk k.
   template <class F>
   void each(std::uint64_t k, int q, const F& f) const {
     const auto s = slices_.slice(k, q);
@@ -104,8 +104,8 @@ class fused_allreduce {
   order run_;
 };
 
-/// Parts that lie at the same place of the same shared blocks on all ranks: this rank's slice of them, of all inputs to
-/// all outputs, as run_mapped does it.
+/// Reduces parts that lie at the same offsets of the same shared blocks on all ranks: this rank's slice of all inputs
+/// to all outputs, as in run_mapped.
 inline void reduce_mapped(peer_memory& m, const fused_vector& v, const reduction& op, output how) {
   const auto ranks = static_cast<std::size_t>(m.size());
   const std::size_t each = round_up((v.length + ranks - 1) / ranks, 128);
@@ -123,7 +123,7 @@ inline void reduce_mapped(peer_memory& m, const fused_vector& v, const reduction
   });
 }
 
-/// Takes the parts in shared blocks out of `v`, and adds to `hash` where they are.
+/// Moves the parts in shared blocks out of `v`, and mixes their blocks and offsets into `hash`.
 inline fused_vector take_mapped(const peer_memory& m, fused_vector& v, std::uint64_t& hash) {
   fused_vector mapped(v.type, v.wire), rest(v.type, v.wire);
   for (const fused_part& p : v.parts) {
@@ -141,7 +141,7 @@ inline fused_vector take_mapped(const peer_memory& m, fused_vector& v, std::uint
   return mapped;
 }
 
-/// The batch as other ranks need to know it; `hash` is of what else must be equal.
+/// The descriptor by which ranks compare batches; `hash` is of what else must be equal.
 inline descriptor describe_fused(operation kind, std::span<const fused> batch, std::uint64_t hash, int root = -1) {
   descriptor d;
   d.kind = kind;
@@ -162,7 +162,7 @@ inline std::size_t longest(std::span<const fused_vector> blocks) noexcept {
   return most;
 }
 
-/// The slices of all ranks, to all; blocks[r] is rank r's vector of bytes, of which only this rank's has inputs.
+/// Allgather of the vectors of all ranks; blocks[r] is rank r's vector of bytes, and only this rank's has inputs.
 struct fused_gather_form : staged_form {
   peer_memory& m;
   std::span<const fused_vector> blocks;
@@ -194,7 +194,7 @@ struct fused_gather_form : staged_form {
   }
 
  private:
-  /// f(part, first byte within it, byte within the chunk, bytes) for what chunk k has of rank q's vector.
+  /// Calls f(part, first byte within it, byte within the chunk, bytes) for each part in chunk k of rank q's vector.
   template <class F>
   void part(std::uint64_t k, std::size_t each, int q, const F& f) const {
     blocks[static_cast<std::size_t>(q)].each(
@@ -203,7 +203,7 @@ struct fused_gather_form : staged_form {
   }
 };
 
-/// The root's vector of bytes, to all.
+/// Broadcast of the root's vector of bytes.
 struct fused_broadcast_form : staged_form {
   peer_memory& m;
   const fused_vector& v;
@@ -233,7 +233,7 @@ struct fused_broadcast_form : staged_form {
   }
 };
 
-/// Reduces what goes to each rank. blocks[q] is for rank q; this rank's has its outputs.
+/// Reduce_scatter: blocks[q] is the vector for rank q; this rank's has its outputs.
 struct fused_scatter_form : staged_form {
   peer_memory& m;
   std::span<const fused_vector> blocks;
@@ -310,7 +310,7 @@ inline void run_fused_allreduce(peer_memory& m, std::span<const fused> batch, st
   }
   d.in_offset = places;
   const auto all = agree(m, d, scope);
-  m.check_abort(-1, phase::enter);  // a rank that comes late must not write into memory whose owners have left
+  m.check_abort(-1, phase::enter);  // a late rank must not write into memory whose owners have left
   const bool agreed = std::all_of(all.begin(), all.end(), [&](const descriptor& x) { return x.in_offset == places; });
   for (std::size_t i = 0; i != vectors.size(); ++i) {
     const fused_reduction op(ops[i], vectors[i].converts(), true);
@@ -318,7 +318,7 @@ inline void run_fused_allreduce(peer_memory& m, std::span<const fused> batch, st
     fused_allreduce(m, agreed ? rest[i] : vectors[i], op, chunk, how)
         .run(i == 0 && !agreed ? all : std::span<const descriptor>());
   }
-  if (agreed) mapped_exit(m, how);  // nobody reads or writes the shared blocks any more
+  if (agreed) mapped_exit(m, how);  // from here on no rank reads or writes the shared blocks
   scope.leave();
 }
 
@@ -377,7 +377,7 @@ inline void run_fused_reduce_scatter(peer_memory& m, std::span<const fused> batc
     const fused_reduction op(ops[i], v.converts(), true);
     const output how = fused_output(m, own.length * own.unit);
     fused_scatter_form form(m, blocks, op, how);
-    if (i != 0) meet(m, d);  // nobody reads any more what the vector before has left in the ring
+    if (i != 0) meet(m, d);  // from here on no rank reads what the vector before left in the ring
     staged_run run(m, form, fused_sizes(m).chunk_bytes * blocks.size(), how);
     run.run(i == 0 ? stage_and_agree(m, d, scope, run) : std::span<const descriptor>());
   }

@@ -1,7 +1,7 @@
 // hvd/hierarchical/calls.hpp: collectives on two levels, ranks of one host and hosts; a part of hierarchical.hpp.
 //
-// A lane is the group of the ranks with one local rank, one of each host. All lanes work at once, each on a slice of
-// the data: every byte crosses between hosts once, and no rank alone is the way out of its host.
+// A lane is the group of the ranks that have one local rank, one of each host. All lanes work at once, each on a slice
+// of the data: every byte crosses between hosts once, and no single rank sends all data of its host.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -20,7 +20,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What one rank needs of its two levels, and the collectives on them. `lane` is null where no lane has this rank.
+/// What one rank needs of its two levels, and the collectives on them. `lane` is null if this rank is in no lane.
 template <class Local, class Cross>
 class two_levels {
  public:
@@ -79,7 +79,7 @@ class two_levels {
         });
   }
 
-  /// On the root's host to all ranks, of which each sends its slice on; elsewhere an allgather.
+  /// A broadcast on the root's host, whose ranks then send their slices in the lanes; elsewhere then an allgather.
   void operator()(const broadcast_call& c) const {
     if (flat(c, true)) return;
     const int root_host = host_of(c.root), root = local_of(c.root);
@@ -107,7 +107,7 @@ class two_levels {
         });
   }
 
-  /// Slices of every host's part of the vector are reduced there, then in the lanes to the host that they are for.
+  /// Each host reduces slices of every host's part of the vector; then each lane reduces them to the host they are for.
   void operator()(const reduce_scatter_call& c) const {
     if (flat(c, map_.consecutive)) return;
     const auto [before, after] = stages(c.op);
@@ -136,7 +136,7 @@ class two_levels {
     copy_bytes(c.out, ours.data() + mine.offset(local_.rank()), mine.bytes(local_.rank()));
   }
 
-  /// On each host, then slices of it in the lanes, then again on each host.
+  /// An allgather on each host, then of slices of it in the lanes, then again on each host.
   void operator()(const allgather_call& c) const {
     if (flat(c, map_.consecutive)) return;
     const regions hosts(map_, c.blocks, host_);
@@ -164,7 +164,7 @@ class two_levels {
     }
   }
 
-  /// On each host to the neighbour in the root's lane, then in that lane.
+  /// A gather on each host to the rank in the root's lane, then in that lane.
   void operator()(const gather_call& c) const {
     if (flat(c, map_.consecutive && local_of(c.root) < map_.lanes)) return;
     const regions hosts(map_, c.blocks, host_);
@@ -177,7 +177,7 @@ class two_levels {
     if (leads) there(gather_call{ours, c.out, partition(hosts.counts(), c.blocks.element_bytes()), host_of(c.root)});
   }
 
-  /// In the root's lane, then on each host.
+  /// A scatter in the root's lane, then on each host.
   void operator()(const scatter_call& c) const {
     if (flat(c, map_.consecutive && local_of(c.root) < map_.lanes)) return;
     const regions hosts(map_, c.blocks, host_);
@@ -191,7 +191,7 @@ class two_levels {
     here(scatter_call{ours.data(), c.out, mine, leader});
   }
 
-  /// Every pair of ranks has its own block: what crosses cannot be less.
+  /// On one level: every pair of ranks has its own block, so two levels would not send less between hosts.
   void operator()(const alltoall_call& c) const { flat(c, false); }
 
   void barrier() const {
@@ -238,7 +238,7 @@ class two_levels {
   void there(const Call& c) const {
     on_lane([&] { run(*lane_, c, automatic<>{}); });
   }
-  /// Errors of the levels name the rank at fault as the whole group counts it.
+  /// Errors of the levels name the rank at fault by its rank in the whole group.
   template <class F>
   void on_host(const F& f) const {
     host_map::on_level(f, [&](int local) { return map_.rank_of(host_, local); });
@@ -248,7 +248,7 @@ class two_levels {
     host_map::on_level(f, [&](int host) { return map_.rank_of(host, local_.rank()); });
   }
 
-  /// Runs the call on one level where there are no two, or where two do not help it.
+  /// Runs the call on one level, and returns true, where there are no two levels or two do not help it.
   template <class Call>
   bool flat(const Call& c, bool helped) const {
     const bool one_host = map_.hosts() == 1 && map_.consecutive;
@@ -284,13 +284,13 @@ class two_levels {
     const auto lanes = static_cast<std::size_t>(map_.lanes);
     return chunk_elements(std::min(sizes_.chunk_bytes, SIZE_MAX / lanes) * lanes, unit, count);
   }
-  /// All local ranks get the slices of all.
+  /// Gives the slices of all local ranks to each of them.
   void join(std::byte* out, const slices& s) const {
     here(allgather_call{out + s.offset(local_.rank()), out, s.blocks()});
   }
 
-  /// For each chunk `begin` on the host, which returns what the lane does next, and `end` on the host after that; the
-  /// next chunk begins while one is on its way. Both get where the chunk starts, its slices, and 0 or 1 in turns.
+  /// For each chunk: `begin` on the host returns the call for the lane, and `end` on the host follows it; the next
+  /// chunk begins while one is on its way. Both get where the chunk starts, its slices, and 0 and 1 in turn.
   template <class Call, class Begin, class End>
   void in_chunks(std::size_t count, std::size_t unit, const Begin& begin, const End& end) const {
     const std::size_t each = chunk(count, unit);

@@ -12,16 +12,16 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Where one rank of a group is: the lowest rank of its host, its number there, and of how many.
+/// Where one rank of a group is: the leader of its host (local rank 0), its local rank, and the local number of ranks.
 struct host_place {
   int leader = 0;
   int local_rank = 0;
   int local_size = 0;
 };
 
-/// What all ranks have said must fit together before anything is computed from it. Errors: invalid_argument, the same
-/// on all ranks, unless those that name one leader are the ranks 0 to n-1 of a local group of n that the leader is in.
-/// `rank` is for messages.
+/// Checks that the places of all ranks fit together, before anything is computed from them. Errors: invalid_argument,
+/// the same on all ranks, unless the ranks that name one leader are the ranks 0 to n-1 of a local group of n that
+/// includes the leader. `rank` is for messages.
 inline void check_places(std::span<const host_place> places, int rank) {
   const auto refuse = [&](std::size_t r, std::initializer_list<piece> why) {
     fail(error_kind::invalid_argument,
@@ -37,7 +37,7 @@ inline void check_places(std::span<const host_place> places, int rank) {
     }
     ++ranks[leader_of(r)];
   }
-  std::vector<std::size_t> first(places.size() + 1);  // place of each leader's local rank 0 among all
+  std::vector<std::size_t> first(places.size() + 1);  // index in `taken` of each host's local rank 0
   for (std::size_t r = 0; r != places.size(); ++r) {
     if (ranks[leader_of(r)] != places[r].local_size) {
       refuse(r,
@@ -54,13 +54,12 @@ inline void check_places(std::span<const host_place> places, int rank) {
   }
 }
 
-/// The ranks of a group, host by host, from places that check_places has passed. Hosts are numbered in the order of
-/// their lowest ranks.
+/// The ranks of a group, host by host, from places that check_places has passed. Hosts are ordered by their leaders.
 struct host_map {
   std::vector<int> host_of, local_of;  ///< of each rank
-  std::vector<int> first, ranks;       ///< of each host: its lowest rank, and how many it has
+  std::vector<int> first, ranks;       ///< of each host: its leader, and its number of ranks
   int lanes = 0;                       ///< local ranks that every host has
-  bool consecutive = true;             ///< hosts one after the other have consecutive ranks, in local order
+  bool consecutive = true;             ///< each host has consecutive ranks, in local order
 
   explicit host_map(std::span<const host_place> places) : host_of(places.size()), local_of(places.size()) {
     for (std::size_t r = 0; r != places.size(); ++r) {
@@ -79,14 +78,14 @@ struct host_map {
   }
 
   [[nodiscard]] int hosts() const noexcept { return static_cast<int>(first.size()); }
-  /// The rank with this place, or -1.
+  /// The rank with this host and local rank, or -1.
   [[nodiscard]] int rank_of(int host, int local) const noexcept {
     for (std::size_t r = 0; r != host_of.size(); ++r) {
       if (host_of[r] == host && local_of[r] == local) return static_cast<int>(r);
     }
     return -1;
   }
-  /// Runs f on a level whose rank r is rank `whole(r)` of the whole group: an error has that number as well.
+  /// Runs f on a level whose rank r is rank `whole(r)` of the whole group: an error then names that rank as well.
   template <class F, class Whole>
   static auto on_level(const F& f, const Whole& whole) -> decltype(f()) {
     try {

@@ -16,11 +16,11 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Where `Hierarchical` changes what it does; equal on all ranks.
+/// The sizes at which `Hierarchical` changes its protocol; equal on all ranks.
 struct hierarchy_sizes {
-  /// Up to here one rank of each host talks to other hosts, for all: fewer messages, and no slices to put together.
+  /// Up to this size one rank of each host sends for all to other hosts: fewer messages, and no slices to put together.
   std::size_t leader_bytes = std::size_t{16} << 10;
-  /// What a lane carries at a time, while the host works on the chunks before and after.
+  /// Bytes that a lane carries at a time, while the host works on the chunks before and after.
   std::size_t chunk_bytes = std::size_t{1} << 20;
 
   friend constexpr bool operator==(const hierarchy_sizes&, const hierarchy_sizes&) = default;
@@ -28,8 +28,8 @@ struct hierarchy_sizes {
 
 namespace detail {
 
-/// A collective in a lane that goes on while the caller does something else, where the transport can start its own and
-/// that is what the lane would run; else it has already run.
+/// A collective in a lane. With `overlap` it goes on in the background, if the transport can start its own collective
+/// and the lane would run that; else the constructor runs it to its end.
 template <class Cross, class Call>
 class in_flight {
  public:
@@ -37,8 +37,8 @@ class in_flight {
     if constexpr (startable) {
       if (automatic<>{}.choose(lane, call) == choice::native) {
         if constexpr (Call::kind == operation::allreduce) {
-          // Libraries give the hosts above a power of two to others, which then send up to 2 S; a ring is even. Short
-          // vectors would pay for its steps, and who asks for the library gets it.
+          // Libraries pair hosts above a power of two with others, which then send up to 2 S; a ring is even. Short
+          // vectors would pay for its steps, and a user who asks for the library (HVD_TUNING) gets it.
           const bool even = std::has_single_bit(static_cast<unsigned>(lane.size()));
           const bool long_enough = call.count * call.op.element_bytes > default_tuning{}.long_bytes;
           if (!even && long_enough && call.op.commutative && !has_table(lane)) {
@@ -48,7 +48,7 @@ class in_flight {
         }
         if (overlap) request_.emplace(lane.start(call));
         if (request_ && *request_) return;
-        request_.reset();  // not this type or operation
+        request_.reset();  // not for this type or operation
       }
     }
     run(lane, call, automatic<>{});

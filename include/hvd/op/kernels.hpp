@@ -1,5 +1,4 @@
-// hvd/op/kernels.hpp: the kernel of an operation on elements of one type: vectors where there is a form of them, or
-// tiles.
+// hvd/op/kernels.hpp: the kernel of an operation on one element type: by vectors where possible, else by tiles.
 #pragma once
 
 #include <hvd/detail/kernel.hpp>
@@ -42,7 +41,7 @@ consteval auto find_builtin() {
     return std::type_identity<found>{};
   }
 }
-/// The type whose built-in operations T has: T itself, or what a specialisation of `dtype_of` says that it is.
+/// The type whose built-in operations T has: T itself, or the type that a specialisation of `dtype_of` names.
 template <class T>
 using builtin_of = typename decltype(find_builtin<T>())::type;
 

@@ -1,4 +1,4 @@
-// errors.hpp: hvd::error as exceptions of Python.
+// errors.hpp: hvd::error as Python exceptions.
 #pragma once
 
 #include "gil.hpp"
@@ -11,21 +11,21 @@
 
 namespace hvd_python {
 
-/// What an operation that had been submitted ended with: always HorovodInternalError.
+/// The error of a submitted operation: always becomes HorovodInternalError.
 struct failed_operation {
   hvd::error why;
 };
 
-/// A call of a job that this process has left.
+/// A call on a job that this process has left.
 struct closed_job {};
 
-/// Raises what a function of hvd.basics returns. With the GIL.
+/// Raises the exception that `function` of hvd.basics returns. Needs the GIL.
 template <class... A>
 void raise(const char* function, const char* format, const A&... arguments) {
   stay_if_python_ends([&] {
     PyObject* const basics = PyImport_ImportModule("hvd.basics");
     PyObject* const value = basics != nullptr ? PyObject_CallMethod(basics, function, format, arguments...) : nullptr;
-    // Without a value another exception is there, perhaps that of a signal which came in between.
+    // Without a value another exception is set already, perhaps by a signal handler that ran meanwhile.
     if (value != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     Py_XDECREF(value);
     Py_XDECREF(basics);

@@ -1,4 +1,4 @@
-// gil.hpp: the interpreter's lock, which other threads than the one that ends Python may never get again.
+// gil.hpp: the interpreter's lock, which other threads may never get again once one ends Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,9 +7,9 @@
 
 namespace hvd_python {
 
-/// Calls f, which throws nothing itself, but in which a thread may want the GIL. Once the interpreter ends, Python
-/// before 3.14 ends such a thread by pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so that
-/// the process would be aborted. The thread stays here instead, as from 3.14 on, until the process is gone.
+/// Calls f, which throws nothing itself but may take the GIL. Once the interpreter ends, Python before 3.14 ends a
+/// thread that takes the GIL by pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so the process
+/// would abort. The thread stays here instead until the process is gone, as Python itself does from 3.14 on.
 template <class F>
 void stay_if_python_ends(const F& f) {
   try {

@@ -13,7 +13,7 @@
 
 namespace hvd_python {
 
-/// Functions are called with the GIL, and run without it. Not in an unnamed namespace: two modules know it.
+/// All functions are called with the GIL; run and close release it. Not in an unnamed namespace: two modules use it.
 class job {
  public:
   explicit job(std::shared_ptr<session> s) : session_(std::move(s)) {}
@@ -28,8 +28,8 @@ class job {
     return f(*s);
   }
 
-  /// Other ranks that wait for this one learn of it. Other threads that are in a call get an error, and then let go of
-  /// the session.
+  /// Shuts the session down. Other ranks that wait for this one get an error; so do other threads that are in a call,
+  /// which then release the session.
   void close() {
     std::shared_ptr<session> last = std::move(session_);
     {
@@ -40,7 +40,7 @@ class job {
     released_objects::instance().drain();
   }
 
-  /// In the child of a fork, which has no part in the job: no thread, no place among the ranks. Nothing is destroyed.
+  /// For a forked child, which has none of the job's threads and is no rank. Leaks the session: nothing is destroyed.
   void forget() { new std::shared_ptr<session>(std::move(session_)); }
 
  private:

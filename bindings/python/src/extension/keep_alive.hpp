@@ -1,4 +1,4 @@
-// keep_alive.hpp: Python objects that threads of the engine let go of.
+// keep_alive.hpp: Python objects whose references threads of the engine drop.
 #pragma once
 
 #include "gil.hpp"
@@ -12,11 +12,11 @@
 
 namespace hvd_python {
 
-/// Where references wait until a thread that has the GIL passes by. A thread of the engine never takes the GIL: it
-/// would wait for whoever computes in Python, and for ever once the interpreter is gone.
+/// References that wait for a thread with the GIL to drop them. A thread of the engine never takes the GIL: it would
+/// wait for any thread that computes in Python, and for ever once the interpreter has ended.
 class released_objects {
  public:
-  /// Never destroyed: threads may still come while the process ends.
+  /// Never destroyed: threads may still use it while the process ends.
   static released_objects& instance() {
     static auto* const all = new released_objects;
     return *all;
@@ -27,7 +27,7 @@ class released_objects {
     objects_.push_back(object);
   }
 
-  /// With the GIL.
+  /// Drops the references. Needs the GIL.
   void drain() {
     std::vector<PyObject*> objects;
     {
@@ -44,7 +44,7 @@ class released_objects {
   std::vector<PyObject*> objects_;
 };
 
-/// A reference that any thread may drop. With the GIL.
+/// A reference that any thread may drop. Needs the GIL.
 inline std::shared_ptr<void> keep_alive(nanobind::handle object) {
   return {object.inc_ref().ptr(), [](void* p) { released_objects::instance().add(static_cast<PyObject*>(p)); }};
 }

@@ -1,4 +1,4 @@
-// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is known here.
+// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is needed here.
 
 #include "errors.hpp"
 #include "gil.hpp"
@@ -63,14 +63,14 @@ hvd::tensor read_tensor(nb::tuple description) {
   return t;
 }
 
-/// A tuple of Python, from lengths.
+/// Lengths as a Python tuple.
 nb::tuple to_tuple(const std::vector<std::size_t>& lengths) {
   nb::list list;
   for (const std::size_t length : lengths) list.append(length);
   return nb::tuple(list);
 }
 
-/// Waits without the GIL, and looks now and then whether somebody pressed Ctrl-C.
+/// Waits without the GIL, and checks every 0.1 s for signals such as Ctrl-C.
 void wait(const hvd::handle& h, std::optional<double> limit) {
   using clock = std::chrono::steady_clock;
   constexpr seconds slice(0.1);
@@ -90,7 +90,7 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
     released_objects::instance().drain();
     if (!problem) return;
     if (h.poll()) {
-      // It may have ended just after the slice was over: the end itself counts.
+      // It may have ended just after the slice: then its own result or error counts.
       try {
         h.wait();
         return;
@@ -175,7 +175,7 @@ void define_job(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   namespace nb = nanobind;
-  // What lives until the process ends is no leak, and who meets a report of it can do nothing.
+  // What lives until the process ends is no leak, and a user can do nothing about a report of it.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(&hvd_python::translate);
   hvd_python::define_handle(m);

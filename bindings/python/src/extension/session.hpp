@@ -11,7 +11,7 @@
 
 namespace hvd_python {
 
-/// See hvd::Engine for each function. Any thread may call any of them, but for the destructor.
+/// See hvd::Engine for each function. Any thread may call any of them except the destructor.
 class session {
  public:
   session() = default;

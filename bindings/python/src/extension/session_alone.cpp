@@ -1,4 +1,4 @@
-// session_alone.cpp: one process.
+// session_alone.cpp: a job of one process.
 
 #include "session_of.hpp"
 

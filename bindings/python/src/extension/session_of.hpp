@@ -1,4 +1,4 @@
-// session_of.hpp: a session over one transport. Each is instantiated in a file of its own, to be compiled side by side.
+// session_of.hpp: a session over one transport. Each has a file of its own, so that they compile in parallel.
 #pragma once
 
 #include "session.hpp"

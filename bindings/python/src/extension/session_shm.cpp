@@ -1,4 +1,4 @@
-// session_shm.cpp: processes of one host.
+// session_shm.cpp: a job of processes of one host.
 
 #include "session_of.hpp"
 

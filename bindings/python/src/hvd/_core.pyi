@@ -13,7 +13,7 @@ dtypes: Dict[str, int]
 operations: Dict[str, int]
 
 class Memory:
-    """A result that the engine has allocated: a writable buffer of bytes, which lives as long as somebody looks at it."""
+    """A result that the engine allocated: a writable buffer of bytes, which lives as long as any view of it."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -22,19 +22,19 @@ class Handle:
     """An operation in flight, or done."""
 
     def poll(self) -> bool:
-        """Whether it is done, well or not."""
+        """Whether it is done, successfully or not."""
 
     def wait(self, limit: Optional[float] = None) -> None:
-        """Waits without the GIL. Raises HorovodInternalError, TimeoutError after ``limit`` seconds, KeyboardInterrupt."""
+        """Waits without the GIL. Raises HorovodInternalError, KeyboardInterrupt, TimeoutError after ``limit`` s."""
 
     def output(self, i: int) -> Tuple[Memory, Tuple[int, ...]]:
-        """Memory and shape of result ``i`` of what is done, where the engine allocated it."""
+        """Memory and shape of result ``i`` of a finished operation, where the engine allocated it."""
 
     def received_splits(self, i: int) -> Tuple[int, ...]:
         """Of an alltoall: rows from each rank."""
 
     def last_joined(self) -> int:
-        """Of a join: the rank that came last."""
+        """Of a join: the rank that joined last."""
 
 class Job:
     """A group of ranks with its engine."""
@@ -66,7 +66,7 @@ class Job:
     def add_process_set(self, ranks: Sequence[int], /) -> int: ...
     def remove_process_set(self, id: int, /) -> None: ...
     def alloc_bucket(self, bytes: int, /) -> Memory:
-        """Memory, zero at first, that is reduced where it lies. Collective over all ranks; waits."""
+        """Memory, zero at first, whose tensors are reduced without a copy. Collective over all ranks; waits."""
 
     def start_timeline(self, path: str, mark_cycles: bool, /) -> None: ...
     def stop_timeline(self) -> None: ...

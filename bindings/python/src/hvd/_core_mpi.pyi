@@ -3,7 +3,7 @@
 from hvd._core import Job
 
 def connect_mpi(communicator: int = 0) -> Job:
-    """All processes of the launch, or those of the MPI_Comm at an address."""
+    """Connects the processes of the MPI_Comm at address ``communicator``; 0: all processes of the launch."""
 
 def library() -> str:
     """Name and version of the MPI."""

@@ -1,4 +1,4 @@
-"""The job that this process is part of: joining it, leaving it, and where the process stands in it.
+"""The job that this process is part of: joining it, leaving it, and the place of the process in it.
 
 All frameworks of a process share one job and one engine.
 """
@@ -45,7 +45,7 @@ class _State:
 
     def __init__(self) -> None:
         self.job: Optional[_core.Job] = None
-        self.launch = placement.Place()  # as the launcher has it
+        self.launch = placement.Place()  # the one that the launcher gave
         self.place = placement.Place()
         self.homogeneous = True
         self.over_mpi = False
@@ -56,12 +56,12 @@ class _State:
 
 
 _state = _State()
-# Called without arguments when the process leaves its job: what other modules have to forget.
+# Called without arguments when the process leaves its job, so that other modules forget its state.
 _at_shutdown: list[Callable[[], None]] = []
 
 
 def at_shutdown(function: Callable[[], None]) -> Callable[[], None]:
-    """Has ``function`` called when the process leaves its job."""
+    """Registers ``function`` to be called when the process leaves its job."""
     _at_shutdown.append(function)
     return function
 
@@ -76,18 +76,18 @@ def current_job() -> _core.Job:
 
 
 def outside_job() -> BaseException:
-    """What a call raises that needs a job."""
+    """The exception for a call that needs a job, where there is none."""
     return SystemExit() if _is_left_behind() else ValueError(NOT_INITIALIZED)
 
 
 def internal_error(message: str, kind: str, rank: int) -> BaseException:
-    """What an operation raises that has failed with this ``hvd::error``."""
+    """The exception for an operation that failed with this ``hvd::error``."""
     return SystemExit() if _is_left_behind() else HorovodInternalError(message, kind, rank)
 
 
 def _is_left_behind() -> bool:
-    """Whether this is a daemon thread that runs on although the interpreter ends. Python is about to end it without a
-    word, and so does SystemExit: an error from a job that was left meanwhile would be no fault of the program.
+    """Whether this is a daemon thread that still runs while the interpreter ends. Python is about to end it silently,
+    and so does SystemExit: an error about the job, which was left meanwhile, would not be the program's fault.
     """
     return _state.ending not in (0, threading.get_ident())
 
@@ -102,16 +102,16 @@ def refuse_forked() -> None:
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]] = None) -> None:
-    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one. Collective; does nothing in a
-    job.
+    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one process. Collective; does
+    nothing if the process is in a job.
 
-    ``comm``: None, the ranks of the launch that form the job (this one must be among them), or an mpi4py communicator.
-    ``process_sets``: sets of ranks to be made at once, the same on all ranks, or "dynamic"; sets can be added later in
-    either case.
+    ``comm``: None, the ranks of the launch that form the job (on one host only; this one must be among them), or an
+    mpi4py communicator. ``process_sets``: process sets to add at once, the same on all ranks, or "dynamic"; sets can be
+    added later in either case.
 
     Errors: ValueError for an environment or arguments that can never work; HorovodInternalError where the ranks did not
-    come together within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The
-    threads that it starts run on the CPU that HOROVOD_THREAD_AFFINITY has for this rank. Cost: some milliseconds.
+    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The threads
+    that it starts run on the CPU that HOROVOD_THREAD_AFFINITY gives this rank. Cost: some milliseconds.
     """
     from hvd import connect, native, process_sets as sets
 
@@ -138,7 +138,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
 
 
 def engine_cpu() -> Optional[int]:
-    """Where threads of the engine have to run, if anywhere."""
+    """The CPU that the threads of the engine have to run on; None: any."""
     from hvd import native
 
     return native.affinity(_state.place.local_rank, _state.place.local_size)
@@ -160,10 +160,10 @@ def shutdown() -> None:
 
 @atexit.register
 def _shutdown_at_exit() -> None:
-    """As shutdown(), but forgets nothing, for daemon threads may still be in calls."""
+    """As shutdown(), but resets no other state, because daemon threads may still be in calls."""
     _state.ending = threading.get_ident()
     while not _state.lock.acquire(timeout=0.1):
-        if _state.joining:  # another thread waits for ranks in init(), for long
+        if _state.joining:  # another thread is in init() and may wait long for other ranks
             return
     try:
         if _state.job is not None:
@@ -196,7 +196,7 @@ def _place() -> placement.Place:
 
 
 def rank() -> int:
-    """This process in the job, from 0."""
+    """The rank of this process in the job, from 0."""
     return _place().rank
 
 
@@ -206,7 +206,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process among those of the job on its host, from 0: the one to choose a device by."""
+    """The rank of this process among those of the job on its host, from 0; used to choose a device."""
     return _place().local_rank
 
 
@@ -216,12 +216,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This process among those of its local rank on all hosts, from 0."""
+    """The rank of this process among those with its local rank on all hosts, from 0."""
     return _place().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """How many hosts have a process with this local rank."""
     return _place().cross_size
 
 
@@ -232,11 +232,10 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to write a trace that can be opened in a browser (chrome://tracing, Perfetto); all ranks write into one
-    file.
+    """Begins to write a trace that a browser can open (chrome://tracing, Perfetto); all ranks write to one file.
 
-    ``mark_cycles`` also marks each turn of the engine. The file that is written already goes on; another one takes its
-    place. Errors: ValueError for a path that cannot be written.
+    ``mark_cycles`` also marks each round of negotiation. Does nothing if the trace is written to this file already; a
+    trace to another file is ended first. Errors: ValueError for a path that cannot be written.
     """
     path = os.fsdecode(file_path)
     if "\0" in path:
@@ -273,14 +272,14 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether this job runs over shared memory, which stands for Gloo: every job that does not run over MPI. False
-    outside a job.
+    """Whether this job runs over shared memory, the counterpart of Gloo: true of every job that does not run over MPI,
+    false outside a job.
     """
     return _state.job is not None and not _state.over_mpi
 
 
 def gloo_built() -> bool:
-    """Whether jobs can run without an MPI, as Horovod's do over Gloo: over shared memory, which needs no more than the
+    """Whether jobs can run without MPI, as Horovod's do over Gloo: here over shared memory, which needs only the
     compiled extension. So this or ``mpi_built`` is true wherever a job can run.
     """
     import importlib.util

@@ -1,4 +1,4 @@
-"""What the package has found: its extensions, launchers, libraries and this machine."""
+"""The report on an installation: its extensions, launchers, libraries and machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The collectives without a framework: what the functions of each framework have in common.
 
-A framework is described by a few functions on its tensors, see ``Framework``; ``Collectives`` makes operations on them,
-and ``synchronize`` gives their results. A handle is an int, as in Horovod.
+A framework is described by a few functions on its tensors, see ``Framework``; ``Collectives`` begins operations on
+them, and ``synchronize`` returns their results. A handle is an int, as in Horovod.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _BARRIER = _core.operations["barrier"]
 
 
 class Framework(Protocol[T]):
-    """What has to be known about the tensors of a framework."""
+    """What hvd needs to know about the tensors of a framework."""
 
     def describe(self, tensor: T, written: bool) -> Tuple[int, int, Shape]:
-        """Address, number of the dtype (``_core.dtypes``) and shape; ``written``: results will be stored in it.
+        """Address, number of the dtype (``_core.dtypes``) and shape; ``written``: the result is stored in the tensor.
 
-        Raises ValueError for what cannot be sent: no tensor, device, layout, type, read-only memory.
+        Raises ValueError for what cannot be sent: no tensor, or its device, layout, type or read-only memory.
         """
 
     def hold(self, tensor: T, exposed: bool) -> object:
-        """What keeps the memory of ``tensor`` as long as it is referenced, whatever becomes of the tensor.
+        """An object that, while referenced, keeps the memory of ``tensor`` alive, whatever becomes of the tensor.
 
-        ``exposed``: the program goes on meanwhile; it is kept from changing the size of that memory.
+        ``exposed``: the program runs on meanwhile; it is prevented from resizing that memory.
         """
 
     def is_at(self, tensor: T, address: int, shape: Shape) -> bool:
-        """Whether it still has this memory and this shape."""
+        """Whether the tensor still has this memory and this shape."""
 
     def empty_like(self, tensor: T) -> T:
         """Memory for a result like ``tensor``."""
@@ -57,7 +57,7 @@ class Framework(Protocol[T]):
 
 
 class _Pending:
-    """An operation in flight and how to make its result."""
+    """An operation in flight, and the function that makes its result."""
 
     __slots__ = ("handle", "finish")
 
@@ -68,8 +68,8 @@ class _Pending:
 
 _pending: dict[int, _Pending] = {}
 _numbers = itertools.count(1)
-# For operations without a name: (prefix, process set) -> how many there were. Ranks of a set count alike, whatever
-# other sets do.
+# (prefix, process set) -> number of operations without a name so far. The ranks of a set count alike, whatever other
+# sets do.
 _unnamed: dict[Tuple[str, int], int] = {}
 
 
@@ -80,7 +80,7 @@ def _forget() -> None:
 
 
 def _forget_in_child() -> None:
-    """What is in flight is the parent's. Nothing is destroyed: threads that are not here may hold locks of it."""
+    """Operations in flight are the parent's. Nothing is destroyed: threads of the parent may hold its locks."""
     global _pending
     _left_behind.append(_pending)
     _pending = {}
@@ -137,7 +137,7 @@ def _begin(
     try:
         handle = job.submit(kind, name, tensors, op, prescale, postscale, root, priority, process_set, keep, wake)
     except (TypeError, ValueError) as e:
-        if given is None:  # nothing has begun: the next call is the one that the other ranks wait for
+        if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
             _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
         if isinstance(e, TypeError):
             raise TypeError(
@@ -163,7 +163,7 @@ def synchronize(handle: int) -> Any:
     """Waits for an operation, and returns its result; None for a handle that was synchronized before.
 
     Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost, ValueError where
-    the result was to replace a tensor that was given other memory or another shape meanwhile.
+    the result should replace a tensor whose memory or shape has changed meanwhile.
     """
     pending = _pending.get(handle)
     if pending is None:
@@ -172,7 +172,7 @@ def synchronize(handle: int) -> Any:
     try:
         pending.handle.wait()
     except KeyboardInterrupt:
-        raise  # it is in flight still
+        raise  # the operation is still in flight
     except BaseException:
         _pending.pop(handle, None)
         raise
@@ -187,14 +187,14 @@ def join() -> int:
     """
     handle = basics.current_job().join()
     handle.wait()
-    # Ranks have had different numbers of operations until now, and have equally many from now on.
+    # Until now ranks have made different numbers of operations; from here on they make the same, so count anew.
     for key in [key for key in _unnamed if key[1] == 0]:
         del _unnamed[key]
     return handle.last_joined()
 
 
 def barrier(process_set: ProcessSet) -> None:
-    """Returns when all ranks of the set have come."""
+    """Returns when all ranks of the set have called it."""
     number = _number_of(process_set)
     synchronize(_begin(_BARRIER, "barrier", None, (), (), lambda _: None, number, wake=False))
 
@@ -202,10 +202,10 @@ def barrier(process_set: ProcessSet) -> None:
 class Collectives(Generic[T]):
     """The asynchronous collectives on the tensors of one framework. Each returns a handle.
 
-    Operations on lists of tensors are ready and done together. Names are prefixed by the operation; without one, calls
-    are counted, so that ranks have to make them in the same order. Without ``wake`` the caller waits at once: its
-    thread does the work, which saves that of the engine to be woken. ``exposed``: the handle goes to the program, which
-    may resize or replace the tensors meanwhile; it does not come to that, or is told.
+    The tensors of a list are ready and done together. Names are prefixed by the operation; calls without a name are
+    counted, so ranks have to make them in the same order. Without ``wake`` the caller waits at once: its thread does
+    the work, so the engine's thread need not be woken. ``exposed``: the handle goes to the program, which may try to
+    resize or replace the tensors meanwhile: that is prevented, or ``synchronize`` raises ValueError.
     """
 
     def __init__(self, framework: Framework[T]) -> None:
@@ -222,7 +222,7 @@ class Collectives(Generic[T]):
     def _with_outputs(
         self, tensors: Sequence[T], outputs: Optional[Sequence[T]]
     ) -> Tuple[List[_core.Tensor], Sequence[T]]:
-        """Descriptions, and where the results come; ``outputs`` may be ``tensors``, and None for new ones."""
+        """Descriptions, and the tensors for the results; ``outputs`` may be ``tensors``, or None for new ones."""
         describe = self._framework.describe
         described: List[_core.Tensor] = []
         results: List[T] = []
@@ -241,7 +241,7 @@ class Collectives(Generic[T]):
     def _in_place(
         self, tensors: Sequence[T], described: Sequence[_core.Tensor], result: Any
     ) -> Callable[[_core.Handle], Any]:
-        """The result is where the tensors were: one that is elsewhere by now has not got it."""
+        """The results lie where the tensors were when submitted: a tensor that has moved since lacks its result."""
 
         def finish(_: _core.Handle) -> Any:
             for tensor, submitted in zip(tensors, described):
@@ -277,7 +277,7 @@ class Collectives(Generic[T]):
         wake: bool = True,
         exposed: bool = False,
     ) -> int:
-        """Elementwise over ranks; ``outputs`` may be ``tensors``, and None for new ones."""
+        """Reduces elementwise over ranks; ``outputs`` may be ``tensors``, or None for new ones."""
         number = _number_of(process_set)
         described, results = self._with_outputs(tensors, outputs)
         result: Any = results[0] if single else results
@@ -292,7 +292,7 @@ class Collectives(Generic[T]):
         self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet, wake: bool = True,
         exposed: bool = False,
     ) -> int:
-        """Concatenated over ranks along dimension 0, which may differ between ranks."""
+        """Concatenates over ranks along dimension 0, whose length may differ between ranks."""
         number = _number_of(process_set)
         described = self._plain(tensors)
         results = self._results(tensors)
@@ -305,7 +305,7 @@ class Collectives(Generic[T]):
         self, tensor: T, output: Optional[T], root_rank: int, name: Optional[str], process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
-        """The root's; ``root_rank`` is counted in the job."""
+        """Gives all ranks the root's tensor; ``root_rank`` is a rank of the job."""
         number = _number_of(process_set)
         ranks = process_set.ranks or []
         if root_rank not in ranks:
@@ -321,8 +321,8 @@ class Collectives(Generic[T]):
         self, tensor: T, splits: Optional[Sequence[int]], name: Optional[str], process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
-        """``splits[r]`` rows to rank r, without splits equal parts. The result is (rows from all ranks, how many of
-        each).
+        """Sends ``splits[r]`` rows to rank r, without splits equal parts. The result is a pair: the rows from all
+        ranks, and how many came from each.
         """
         number = _number_of(process_set)
         address, dtype, shape = self._framework.describe(tensor, False)
@@ -347,8 +347,8 @@ class Collectives(Generic[T]):
         wake: bool = True,
         exposed: bool = False,
     ) -> int:
-        """Elementwise over ranks, of which each gets its rows: equal numbers, the first ranks one more where need
-        be.
+        """Reduces elementwise over ranks, and gives each its rows: equal numbers, or one more for the first ranks
+        where the rows do not divide.
         """
         number = _number_of(process_set)
         op = ReduceOp(op)

@@ -6,11 +6,11 @@ from typing import Any, Tuple
 
 
 class Compressor:
-    """Makes tensors smaller for the way: two static functions."""
+    """Makes tensors smaller for sending: two static functions."""
 
     @staticmethod
     def compress(tensor: Any) -> Tuple[Any, Any]:
-        """The tensor to send, and what ``decompress`` has to know."""
+        """The tensor to send, and what ``decompress`` needs to know."""
         raise NotImplementedError
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Bringing the ranks of a job together: over shared memory on one host, over MPI across hosts."""
+"""Connects the ranks of a job: over shared memory on one host, over MPI across hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Joined = Tuple["_core.Job", placement.Place, bool, bool]
 def join(comm: Any, place: placement.Place) -> Joined:
     """The job, this process's place in it, whether all hosts have as many ranks, and whether it runs over MPI.
 
-    ``place``: what the launcher says.
+    ``place``: the place that the launcher gave.
     """
     from hvd import _core
 
@@ -93,7 +93,7 @@ def _boot_id() -> str:
 
 
 def _join_mpi(place: placement.Place, comm: Any) -> Joined:
-    """Over MPI, and shared memory within each host; ranks tell each other where they are."""
+    """Over MPI, and shared memory within each host; ranks exchange the names of their hosts."""
     try:
         from hvd import _core_mpi
     except ImportError as e:
@@ -102,7 +102,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
             f" which this package was built without or which is gone ({e}); install MPICH or Open MPI and build the"
             " package again"
         ) from e
-    if comm is None:  # on this thread: an MPI may want to be ended by the one that began it
+    if comm is None:  # on this thread: an MPI may have to be finalised by the thread that initialised it
         job = _core_mpi.connect_mpi()
     elif hasattr(comm, "Get_rank"):
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
@@ -128,7 +128,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
 
 
 def _gather_hosts(job: "_core.Job") -> List[bytes]:
-    """What stands for the host of each rank."""
+    """A digest that identifies the host of each rank, by rank."""
     import ctypes
 
     from hvd import _core

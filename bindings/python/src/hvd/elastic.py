@@ -15,8 +15,8 @@ from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class State:
-    """What a training function goes on from. Subclasses say how it is saved, restored and made the same on all
-    ranks.
+    """The state from which a training function continues. Subclasses define how it is saved, restored and made the
+    same on all ranks.
     """
 
     def __init__(
@@ -27,19 +27,19 @@ class State:
         self._reset_callbacks: List[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
-        """Has functions called after the ranks have joined again, to adapt a rate to the number of ranks for
-        instance.
+        """Registers functions to call after the ranks have joined again, for instance to adapt the learning rate to
+        the number of ranks.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """By ``run``, after the ranks have joined again."""
+        """Called by ``run`` after the ranks have joined again."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Saves: what is lost by a failure is what came after."""
+        """Saves the state: a failure loses only what came after."""
         self.save()
         self.check_host_updates()
 
@@ -47,23 +47,23 @@ class State:
         """Does nothing: the hosts of a job do not change."""
 
     def save(self) -> None:
-        """Keeps the state as it is."""
+        """Saves the state as it is."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Back to what was kept."""
+        """Returns to the saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes it that of rank 0 on all ranks. Collective."""
+        """Gives all ranks the state of rank 0. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """After the ranks have joined again."""
+        """Called by ``on_reset`` after the ranks have joined again."""
 
 
 class ObjectState(State):
-    """Values that are attributes; ``ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, epoch=0)``."""
+    """Values as attributes: ``ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, epoch=0)``."""
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -72,16 +72,16 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self) -> None:
-        """Keeps copies of the values."""
+        """Saves copies of the values."""
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
     def restore(self) -> None:
-        """Sets the attributes to the values that were kept."""
+        """Sets the attributes to the saved values."""
         for name, value in self._saved.items():
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Takes the values of rank 0, and keeps them."""
+        """Takes the values of rank 0, and saves them."""
         if self._saved:
             values = {name: getattr(self, name) for name in self._saved}
             for name, value in self._bcast_object(values, root_rank=0, name="elastic_state").items():
@@ -93,7 +93,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates ``func(state, ...)``: it starts from the state of rank 0, and again from the last commit after an
     error.
 
-    Errors: those of ``func`` but for HorovodInternalError, and those of ``init`` where the ranks cannot join again.
+    Errors: those of ``func`` except HorovodInternalError and HostsUpdatedInterrupt, and those of ``init`` where the
+    ranks cannot join again.
     """
     return run_fn(func, _join_again)
 
@@ -104,7 +105,7 @@ def _join_again() -> None:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """As ``run``; ``reset()`` has the ranks join again."""
+    """As ``run``; ``reset()`` makes the ranks join again."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can go wrong in a job, as exceptions."""
+"""The exceptions of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Optional
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation that had been submitted could not be done; a restart of the job from its last state may help.
+    """A submitted operation failed; a restart of the job from its last state may help.
 
     ``kind`` is the kind of the ``hvd::error`` behind it ("mismatch", "peer_lost", "timeout", "aborted", "no_memory",
     "unsupported", "system", "invalid_argument"; "" where there is none), ``rank`` the rank that caused it, or -1. After
@@ -20,7 +20,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Elastic jobs: hosts came or went. ``skip_sync`` says that the state of all ranks is the same still."""
+    """Elastic jobs: hosts were added or removed. ``skip_sync``: the state is still the same on all ranks."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")
@@ -28,12 +28,12 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def get_version_mismatch_message(name: str, version: Optional[str], installed_version: Optional[str]) -> str:
-    """What HorovodVersionMismatchError says: ``name`` is there as ``version``, and was as ``installed_version``."""
+    """The text of HorovodVersionMismatchError: ``name`` has ``version``, Horovod is for ``installed_version``."""
     return f"{name} has version {version}, and Horovod was installed for {installed_version}; install it again"
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The package and what it was built for do not fit. Never raised by hvd, which is built for no framework."""
+    """The package does not fit what it was built for. Never raised by hvd, which is built for no framework."""
 
     def __init__(self, name: str, version: Optional[str], installed_version: Optional[str]) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version), name=name)

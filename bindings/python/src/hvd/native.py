@@ -1,4 +1,4 @@
-"""Calls of the engine that wait for other ranks, and where its threads run."""
+"""Calls of the engine that wait for other ranks, and the CPUs of its threads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ R = TypeVar("R")
 
 
 def interruptible(call: Callable[[], R]) -> R:
-    """``call()``, on a thread of its own, so that the main thread answers to Ctrl-C at once. The call itself then goes
-    on, and what it returns is dropped.
+    """Runs ``call()`` on a thread of its own, so that the main thread responds to Ctrl-C at once. The call itself then
+    runs on, and its result is dropped.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -35,12 +35,12 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def affinity(local_rank: int, local_size: int) -> Optional[int]:
-    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) has for the engine of this rank.
+    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) gives the engine of this rank.
 
-    None where the variable is not set. Raises ValueError for what is no such list.
+    None where the variable is not set. Raises ValueError for anything but such a list.
     """
     text = os.environ.get("HOROVOD_THREAD_AFFINITY", "")
-    if not text or local_size == 1 and "," in text:  # a process alone may have it from a job's environment
+    if not text or local_size == 1 and "," in text:  # a single process may have inherited it from a job
         return None
     cpus = text.split(",")
     if len(cpus) < local_size or not all(re.fullmatch(r" *[0-9]{1,6} *", cpu) for cpu in cpus):
@@ -53,9 +53,9 @@ def affinity(local_rank: int, local_size: int) -> Optional[int]:
 
 @contextlib.contextmanager
 def threads_moved_to(cpu: Callable[[], Optional[int]]) -> Iterator[None]:
-    """Threads that start within the block get the CPU that ``cpu()``, called at its end, says; None leaves them.
+    """Binds threads that start within the block to the CPU that ``cpu()`` returns at its end; None leaves them.
 
-    Raises ValueError for a CPU that this process cannot have.
+    Raises ValueError for a CPU that this process may not use.
     """
     before = set(_threads())
     yield

@@ -1,8 +1,8 @@
 """The collectives on NumPy arrays, and on whatever has the buffer protocol or DLPack. Results are NumPy arrays.
 
-All functions are collective over the ranks of ``process_set``, and the same on all of them are: name, dtype, operation,
-scales and root. Errors: ValueError for what this rank alone can see (a dtype without meaning here, a name in flight,
-bad splits), HorovodInternalError on all ranks where they disagree. Waiting never holds the interpreter's lock.
+All functions are collective over the ranks of ``process_set``. Name, dtype, operation, scales and root have to be the
+same on all of them. Errors: ValueError for what this rank alone can see (an unsupported dtype, a name in flight, bad
+splits), HorovodInternalError on all ranks where they disagree. Waiting never holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ops: collectives.Collectives[Array] = collectives.Collectives(_NumPy())
 
 
 def _array(value: ArrayLike) -> Array:
-    """Without a copy where that is possible."""
+    """The value as an array, without a copy where possible."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -99,7 +99,7 @@ class _Fp16Compressor(Compressor):
 
 
 class Compression:
-    """What tensors are sent as."""
+    """How tensors are compressed for sending."""
 
     none = NoneCompressor
     fp16 = _Fp16Compressor
@@ -109,8 +109,8 @@ def allreduce_async(
     tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change
-    before.
+    """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change until
+    the operation is done.
     """
     return _ops.allreduce(
         [_input(tensor)], None, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
@@ -123,7 +123,7 @@ def allreduce(
     compression: type[Compressor] = Compression.none, op: Optional[Op] = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """The elementwise ``op`` (default: Average) over ranks of arrays of one shape; a new array.
+    """Reduces arrays of one shape elementwise over ranks by ``op`` (default: Average). Returns a new array.
 
     Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average`` is an
     older form of ``op``: True for Average, False for Sum.
@@ -179,7 +179,7 @@ def grouped_allreduce(
     compression: type[Compressor] = Compression.none, op: Optional[Op] = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> List[Array]:
-    """``allreduce`` of each of some arrays, together: all or none."""
+    """``allreduce`` of several arrays, together: all or none."""
     pairs = [compression.compress(t) for t in tensors]
     handle = grouped_allreduce_async(
         [sent for sent, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
@@ -218,7 +218,7 @@ def allgather_async(
 
 
 def allgather(tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Array:
-    """The arrays of all ranks, one after the other along dimension 0, in which alone they may differ."""
+    """Concatenates the arrays of all ranks along dimension 0, the only one whose length may differ between ranks."""
     result: Array = synchronize(_ops.allgather([_input(tensor)], True, name, process_set, wake=False))
     return result
 
@@ -233,7 +233,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Sequence[ArrayLike], name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Array]:
-    """``allgather`` of each of some arrays, together: all or none."""
+    """``allgather`` of several arrays, together: all or none."""
     result: List[Array] = synchronize(grouped_allgather_async(tensors, name, process_set))
     return result
 
@@ -248,7 +248,7 @@ def broadcast_async(
 def broadcast(
     tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """The array of ``root_rank`` (counted in the job), as a new one; the others give arrays of its shape and dtype."""
+    """Returns the array of ``root_rank`` (a rank of the job), as a new one; all ranks pass its shape and dtype."""
     result: Array = synchronize(_ops.broadcast(_input(tensor), None, root_rank, name, process_set, wake=False))
     return result
 
@@ -283,7 +283,7 @@ def alltoall(
     tensor: ArrayLike, splits: Optional[ArrayLike] = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Union[Array, Tuple[Array, Array]]:
-    """``splits[r]`` rows of this array go to rank r, in order; without splits equal parts. The rows that come, by rank.
+    """Sends ``splits[r]`` rows to rank r, in order; without splits equal parts. Returns the received rows, by rank.
 
     With splits the result is a pair: the array, and how many rows came from each rank (int32).
     """
@@ -305,9 +305,9 @@ def reducescatter(
     tensor: ArrayLike, name: Optional[str] = None, compression: type[Compressor] = Compression.none, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Array:
-    """The elementwise Average or Sum over ranks, of which this rank gets its rows of dimension 0.
+    """Reduces elementwise over ranks by Average or Sum; this rank gets its rows of dimension 0 of the result.
 
-    Rows are dealt out in order and evenly; where they do not divide, the first ranks get one more.
+    Rows are distributed in order and evenly; where they do not divide, the first ranks get one more.
     """
     sent, ctx = compression.compress(tensor)
     handle = reducescatter_async(sent, name, op, process_set, prescale_factor, postscale_factor)
@@ -330,7 +330,7 @@ def grouped_reducescatter(
     op: Op = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> List[Array]:
-    """``reducescatter`` of each of some arrays, together: all or none."""
+    """``reducescatter`` of several arrays, together: all or none."""
     pairs = [compression.compress(t) for t in tensors]
     handle = grouped_reducescatter_async(
         [sent for sent, _ in pairs], name, op, process_set, prescale_factor, postscale_factor
@@ -341,13 +341,13 @@ def grouped_reducescatter(
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in their allreduce with zeros.
 
-    Returns the rank that joined last, the same on all ranks. ``device`` is there for scripts that pass it.
+    Returns the rank that joined last, the same on all ranks. ``device`` is ignored; scripts pass it.
     """
     return collectives.join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks have come."""
+    """Returns when all ranks of the set have called it."""
     collectives.barrier(process_set)
 
 

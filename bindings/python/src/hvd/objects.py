@@ -23,8 +23,8 @@ def _dump(obj: Any) -> Any:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object on every rank; ``root_rank`` is counted in the job. What cannot be pickled raises on the
-    root.
+    """Returns the root's object on every rank; ``root_rank`` is a rank of the job. An object that cannot be pickled
+    raises on all ranks: its own error on the root, HorovodInternalError on the others.
     """
     import numpy as np
 
@@ -37,7 +37,7 @@ def broadcast_object(
     if root:
         try:
             data = _dump(obj)
-        except Exception as e:  # the others wait for the length: they get one that says so
+        except Exception as e:  # the others wait for the length: -1 means a failure
             failure = e
     length = np.array([-1 if failure else data.size], dtype=np.int64)
     length = numpy_ops.broadcast(length, root_rank, f"{name}.length", process_set)
@@ -59,7 +59,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Any]:
-    """The objects of all ranks, in order of rank. What cannot be pickled raises on all ranks."""
+    """The objects of all ranks, in order of rank. An object that cannot be pickled raises on all ranks."""
     import numpy as np
 
     from hvd import numpy_ops

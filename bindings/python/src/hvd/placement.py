@@ -1,4 +1,4 @@
-"""Where this process stands among those of its job, as its launcher says it in the environment."""
+"""The place of this process in its job, read from the environment that its launcher set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Place:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
-    job: str = ""  # under which ranks of one host find each other, as "name@launch" where something tells launches apart;
-    # "" where only an MPI brings them together
+    job: str = ""  # the name under which ranks of one host meet: "name@launch" where the launch is known;
+    # "" where only MPI connects the ranks
     launcher: str = "none"
 
     @property
@@ -29,14 +29,14 @@ class Place:
         return self.local_size == self.size
 
 
-# A launcher that hvd knows: its variables for rank and size in the job, and on the host; ranks are its children.
+# The launchers that hvd knows: variables for rank and size in the job, and on the host. Ranks are their children.
 _LAUNCHERS = {
     "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "OMPI": (
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
 }
-# A launcher that has started just the ranks of this job says so by rank and size; the third must be there as well.
+# A launcher has started exactly the ranks of this job if its rank and size are theirs; the third must be set, too.
 _RANKS = {
     "OMPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"),
@@ -51,7 +51,7 @@ _PARENTS = ("hydra_pmi_proxy", "mpiexec.hydra", "prterun", "prted", "orted", "mp
 
 
 def find_place(environment: Optional[Mapping[str, str]] = None) -> Place:
-    """The first that is there of HOROVOD_*, PMI_*, OMPI_COMM_WORLD_* and srun's variables; else this process is alone.
+    """From the first set of variables that is present: HOROVOD_*, PMI_*, OMPI_COMM_WORLD_*, srun's; else a job of one.
 
     Raises ValueError for variables that contradict each other or are no numbers, and where several ranks have no name
     under which to meet.
@@ -62,7 +62,7 @@ def find_place(environment: Optional[Mapping[str, str]] = None) -> Place:
     for launcher, (rank_name, size_name, local_rank_name, local_size_name) in _LAUNCHERS.items():
         if rank_name in env and size_name in env:
             if local_size_name not in env and "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
-                return _by_slurm(env)  # srun with a PMI of its own, which says nothing of hosts
+                return _by_slurm(env)  # srun with a PMI of its own, which does not describe hosts
             rank, size = _pair(env, rank_name, size_name)
             local = _pair(env, local_rank_name, local_size_name, size) if local_size_name in env else (rank, size)
             return _complete(rank, size, local, _name_of_launch(env, launcher), launcher)
@@ -108,7 +108,7 @@ def _by_slurm(env: Mapping[str, str]) -> Place:
     rank, size = _pair(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     text = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "2(x3),1": three hosts with two ranks, one with one
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", part) for part in text.split(",")]
-    runs = [(int(part[1]), int(part[2] or 1)) for part in parts if part]  # ranks on each of so many hosts
+    runs = [(int(part[1]), int(part[2] or 1)) for part in parts if part]  # (ranks on each host, number of such hosts)
     if None in parts or sum(count * hosts for count, hosts in runs) != size:
         raise ValueError(f'hvd: SLURM_STEP_TASKS_PER_NODE="{text[:80]}" does not list the {size} ranks as in 2(x3),1')
     hosts_in_all = sum(hosts for _, hosts in runs)
@@ -123,14 +123,16 @@ def _by_slurm(env: Mapping[str, str]) -> Place:
 
 
 def _complete(rank: int, size: int, local: tuple[int, int], job: str, launcher: str) -> Place:
-    """Hosts are taken to have equal numbers of consecutive ranks; over several hosts ranks find out when they meet."""
+    """Assumes equal numbers of consecutive ranks on all hosts; across hosts ranks find out when they connect."""
     local_rank, local_size = local
     cross = (rank // local_size, -(-size // local_size)) if local_size != size else (0, 1)
     return Place(rank, size, local_rank, local_size, *cross, job, launcher)
 
 
 def _launch_of(env: Mapping[str, str], rank: int, size: int) -> str:
-    """What tells this launch of a job from another one of the same name, as detail/launch_id.hpp has it; "" if nothing does."""
+    """What distinguishes this launch from others of the same job name, by the variables that detail/launch_id.hpp uses;
+    "" if nothing does.
+    """
     given = env.get("HVD_LAUNCH")
     if given is not None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given):
@@ -144,12 +146,12 @@ def _launch_of(env: Mapping[str, str], rank: int, size: int) -> str:
 
 
 def _name_of_launch(env: Mapping[str, str], launcher: str) -> str:
-    """A name that is the same on all ranks of this host that one launcher has started, and that no other launch has."""
+    """A name that all ranks of one launch on this host have, and no other launch."""
     return f"{env.get('HVD_JOB') or launcher.lower()}@{env.get('HVD_LAUNCH') or _identity(env, launcher)}"
 
 
 def _identity(env: Mapping[str, str], launcher: str) -> str:
-    """32 digits that are the same on all ranks of one launch."""
+    """32 hexadecimal digits that are the same on all ranks of one launch."""
     if launcher == "OMPI" and "PMIX_NAMESPACE" in env:
         identity = env["PMIX_NAMESPACE"]
     elif launcher in _IDENTITIES:
@@ -160,7 +162,7 @@ def _identity(env: Mapping[str, str], launcher: str) -> str:
 
 
 def _launcher_process() -> str:
-    """The nearest ancestor that is a launcher of MPI, or the parent, as number and time of its start."""
+    """The nearest ancestor that is an MPI launcher, else the parent: its process number and start time."""
     pid, parent = os.getppid(), ""
     while pid > 1:
         try:

@@ -11,7 +11,7 @@ from hvd.native import interruptible, threads_moved_to
 class ProcessSet:
     """Ranks of the job that do collectives among themselves; given to ``init`` or to ``add_process_set``.
 
-    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are found out when the set is
+    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are determined when the set is
     added. A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
     """
 
@@ -36,8 +36,8 @@ class ProcessSet:
         return None if self._unknown() else len(self.ranks or ())
 
     def rank(self) -> Optional[int]:
-        """This process within the set; None if the job does not know the set. Raises ValueError if it is not part of
-        it.
+        """The rank of this process within the set; None if the job does not know the set. Raises ValueError if the
+        process is not part of it.
         """
         if self._unknown():
             return None
@@ -47,7 +47,7 @@ class ProcessSet:
         return (self.ranks or []).index(mine)
 
     def included(self) -> Optional[bool]:
-        """Whether this process is part of it; None if the job does not know it."""
+        """Whether this process is part of the set; None if the job does not know the set."""
         return None if self._unknown() else basics.rank() in (self.ranks or ())
 
     def _unknown(self) -> bool:
@@ -59,7 +59,7 @@ class ProcessSet:
         self.process_set_id = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy, also one in another process, is the set of these ranks that is known there."""
+        """A copy or unpickled set is the set of these ranks that its process knows, or a new one if there is none."""
         if self is global_process_set:
             return "global_process_set"
         return (_of_ranks, (self.ranks,)) if self.mpi_comm is None else super().__reduce_ex__(protocol)
@@ -79,7 +79,7 @@ def _of_ranks(ranks: list[int]) -> ProcessSet:
 
 
 def begin(sets: Sequence[ProcessSet]) -> None:
-    """By init: makes the sets in the order given."""
+    """Called by init: adds the sets in the order given."""
     global_process_set.ranks = list(range(basics.size()))
     for one in sets:
         add_process_set(one)
@@ -95,9 +95,9 @@ def _forget() -> None:
 
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
-    """Makes a set known to the job. Collective over all ranks of the job, those outside the set as well; blocks.
+    """Adds a set to the job. Collective over all ranks of the job, those outside the set as well; blocks.
 
-    Errors: ValueError for ranks that the job does not have or a set that it knows already, HorovodInternalError (on all
+    Errors: ValueError for ranks that the job does not have or a set that it has already, HorovodInternalError (on all
     ranks) where they do not agree.
     """
     job = basics.current_job()
@@ -123,7 +123,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Has the job forget a set; collective over all ranks of the job. False for the global set and unknown ones."""
+    """Removes a set from the job; collective over all its ranks. False for the global set and unknown ones."""
     job = basics.current_job()
     number = process_set.process_set_id
     if number is None or number == 0 or number not in _known:

@@ -1,4 +1,4 @@
-"""Helpers of Horovod that scripts take from its modules."""
+"""Helpers of Horovod that scripts import from its modules."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_installed_version(name: str, version: str, exception: Optional[BaseException] = None) -> None:
-    """Nothing to warn of, and no HorovodVersionMismatchError: hvd is built for no framework, so every version fits."""
+    """Neither warns nor raises HorovodVersionMismatchError: hvd is built for no framework, so every version fits."""

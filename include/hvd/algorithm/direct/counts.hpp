@@ -1,4 +1,4 @@
-// hvd/algorithm/direct/counts.hpp: for alltoall with blocks of different sizes: all ranks learn all counts.
+// hvd/algorithm/direct/counts.hpp: all ranks learn all counts of an alltoall with blocks of different sizes.
 #pragma once
 
 #include <hvd/algorithm/direct/forms.hpp>
@@ -9,7 +9,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What every rank sends to every other, for alltoall with blocks of different sizes.
+/// How many elements every rank sends to every other, for alltoall with blocks of different sizes.
 struct count_matrix {
   int size = 0;
   std::vector<std::size_t> sends, receives;  // elements, [from * size + to] and [to * size + from]
@@ -38,7 +38,7 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
   staged_run run(m, form, 2 * p * sizeof(std::size_t), output::cached);
   descriptor d = describe(c);
   run.run(stage_and_agree(m, d, scope, run));
-  meet(m, d);  // nobody reads counts any more where the blocks go
+  meet(m, d);  // from here on no rank reads counts where the blocks go
 
   count_matrix counts{m.size(), std::vector<std::size_t>(p * p), std::vector<std::size_t>(p * p)};
   for (std::size_t q = 0; q != p; ++q) {

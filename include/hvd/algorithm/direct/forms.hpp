@@ -8,9 +8,9 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// One-shot reduction: every rank's input to all ranks (root < 0) or to the root, where they are reduced in rank order.
-/// Of an allreduce on p ranks each reads p - 1 inputs whole: for what is small, and for a reduction on two ranks. A
-/// scan combines those up to its own alone, `inputs` of them.
+/// One-shot reduction: every rank's input goes to all ranks (root < 0) or to the root, where the inputs are reduced in
+/// rank order. In an allreduce on p ranks each rank reads p - 1 whole inputs: for small vectors, and for reductions on
+/// two ranks. A scan combines only the inputs up to its own rank, `inputs` of them.
 struct reduce_form : staged_form {
   peer_memory& m;
   const std::byte* in;
@@ -36,7 +36,7 @@ struct reduce_form : staged_form {
     const std::byte** const ins = m.inputs();
     const std::size_t tile = touches ? std::max(touched_tile / element_bytes, std::size_t{1}) : part.count;
     std::size_t done = 0;
-    do {  // for no elements, too: `from` waits for the peers
+    do {  // once even without elements: `from` waits for the peers
       const std::size_t n = std::min(tile, part.count - done), at = done * element_bytes;
       for (int q = 0; q != m.size(); ++q) ins[q] = (q == m.rank() ? in + part.first * element_bytes : from(q)) + at;
       std::byte* to = out + part.first * element_bytes + at;
@@ -49,7 +49,7 @@ struct reduce_form : staged_form {
   }
 };
 
-/// A block for each rank, from every rank: reduced (reduce_scatter) or only copied (alltoall).
+/// Every rank stages a block for each other rank; the receiver reduces its blocks. (alltoall_form copies them.)
 struct reduce_scatter_form : staged_form {
   peer_memory& m;
   const reduce_scatter_call& c;
@@ -74,7 +74,7 @@ struct reduce_scatter_form : staged_form {
     std::byte* to = c.out + part.first * element_bytes;
     complete_to(to == ins[m.rank()] ? output::cached : how, c.op, &to, 1, ins, m.size(), part.count);
   }
-  /// Part k of the blocks for all peers.
+  /// Stages part k of the blocks for all peers.
   template <class Slot>
   static void stage_blocks(const peer_memory& m, const std::byte* in, const partition& blocks, std::uint64_t k,
                            std::size_t each, Slot&& slot) {
@@ -118,7 +118,7 @@ struct alltoall_form : staged_form {
   }
 };
 
-/// Blocks of every rank to all (allgather, root < 0) or to the root (gather).
+/// Every rank's block goes to all ranks (allgather, root < 0) or to the root (gather).
 struct gather_form : staged_form {
   peer_memory& m;
   const std::byte* in;

@@ -1,9 +1,9 @@
-// hvd/algorithm/direct/mapped.hpp: buffers from alloc_shared: ranks load and store in each other's memory.
+// hvd/algorithm/direct/mapped.hpp: collectives on buffers from alloc_shared, by loads and stores in peers' memory.
 //
 // Nothing is staged. In allreduce each rank reads its slice of all inputs and writes it to all outputs: every input
 // byte is read once and every output byte written once, which is the lower bound. The other collectives read their
-// peers' inputs directly. `agree` before it proves that all inputs are ready; a barrier after it that nobody reads
-// or writes the caller's buffers any more.
+// peers' inputs directly. The `agree` before a collective proves that all inputs are ready; the barrier after it proves
+// that no rank reads or writes the caller's buffers any more.
 #pragma once
 
 #include <hvd/algorithm/direct/output.hpp>
@@ -18,7 +18,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// The buffers of all ranks, as `agree` found them.
 class mapped_buffers {
  public:
-  /// Throws if somebody has given up: a rank that comes late must not write into buffers whose owners have left.
+  /// Throws if a rank has given up: a late rank must not write into buffers whose owners have left.
   mapped_buffers(peer_memory& m, std::span<const descriptor> all) : m_(m), all_(all) {
     m.check_abort(-1, phase::enter);
   }
@@ -55,7 +55,7 @@ class mapped_buffers {
   std::span<const descriptor> all_;
 };
 
-/// Which shared blocks a call's buffers lie in, for the descriptor.
+/// Writes into the descriptor in which shared blocks a call's buffers lie.
 inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std::size_t in_bytes, const std::byte* out,
                    std::size_t out_bytes) {
   if (const shared_block* b = in_bytes == 0 ? nullptr : m.find_block(in, in_bytes)) {
@@ -68,7 +68,7 @@ inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std
   }
 }
 
-/// Ends a collective on mapped buffers: nobody leaves before everybody is done. True, which says that it has been run.
+/// Ends a collective on mapped buffers: no rank leaves before all are done. Returns true: the collective has been run.
 inline bool mapped_exit(peer_memory& m, output how) {
   output_fence(how);
   descriptor d;
@@ -78,8 +78,8 @@ inline bool mapped_exit(peer_memory& m, output how) {
   return true;
 }
 
-/// Allreduce (root < 0) or reduce: this rank's slice of all inputs, to all outputs or the root's. (In place the
-/// lines of the output are in the cache anyway.)
+/// Allreduce (root < 0) or reduce: this rank's slice of all inputs is reduced to all outputs or to the root's. (In
+/// place the output is not streamed: its lines are in the cache anyway.)
 inline bool run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
                        output how) {
   const std::size_t p = static_cast<std::size_t>(m.size());
@@ -115,7 +115,7 @@ inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const reduce_sca
 /// Allgather (root < 0) and gather.
 inline bool run_mapped(peer_memory& m, const mapped_buffers& b, std::byte* out, const partition& blocks, int root,
                        output how) {
-  // Each rank starts with its neighbour, so that not all read the same memory at once.
+  // Each rank starts with its own block, so that not all read the same memory at once.
   for (int step = 0; step != m.size() && (root < 0 || root == m.rank()); ++step) {
     const int q = (m.rank() + step) % m.size();
     std::byte* const to = out + blocks.offset(q);

@@ -1,4 +1,4 @@
-// hvd/algorithm/direct/output.hpp: output through the caches, or past them where it would only push out what is needed.
+// hvd/algorithm/direct/output.hpp: output through the caches, or past them where it would only evict needed data.
 #pragma once
 
 #include <hvd/op.hpp>
@@ -13,12 +13,12 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How a collective writes its output. `streaming`, past the caches, saves the read for ownership of every line, and
-/// asks for an `output_fence` before what is published afterwards.
+/// How a collective writes its output. `streaming` stores bypass the caches: they save the read for ownership of every
+/// line, and need an `output_fence` before the output is published.
 enum class output : bool { cached, streaming };
 
-/// Between reading and writing memory in turns: small enough that both go on at once, and that what is in between stays
-/// in the first-level cache.
+/// Bytes that are read and then written in turn: small enough that reads and writes of memory overlap, and that a tile
+/// stays in the first-level cache.
 inline constexpr std::size_t output_tile = 1024;
 
 inline void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
@@ -43,7 +43,7 @@ inline void copy_to(output how, std::byte* to, const std::byte* from, std::size_
   how == output::streaming ? copy_streaming(to, from, bytes) : copy_bytes(to, from, bytes);
 }
 
-/// As `op.complete`, where the outputs from `streamed` on go past the caches. `outs` and `ins` are moved on.
+/// As `op.complete`, but the outputs from number `streamed` on bypass the caches. May advance `outs` and `ins`.
 inline void complete_streaming(const reduction& op, std::byte** outs, int nouts, int streamed, const std::byte** ins,
                                int nins, std::size_t count) {
   if (op.element_bytes > output_tile) return op.complete(outs, nouts, ins, nins, count);
@@ -60,14 +60,14 @@ inline void complete_streaming(const reduction& op, std::byte** outs, int nouts,
   }
 }
 
-/// `op.complete`, which may move `outs` and `ins` on. `count` may be 0.
+/// As `op.complete`, but `count` may be 0, and `outs` and `ins` may be advanced.
 inline void complete_to(output how, const reduction& op, std::byte** outs, int nouts, const std::byte** ins, int nins,
                         std::size_t count) {
   if (how == output::streaming) return complete_streaming(op, outs, nouts, 0, ins, nins, count);
   if (count != 0) op.complete(outs, nouts, ins, nins, count);
 }
 
-/// Orders all that went past the caches before later stores. (A fence for each piece would wait for memory.)
+/// Orders all streaming stores before later stores. (Once at the end: a fence for each piece would wait for memory.)
 inline void output_fence([[maybe_unused]] output how) noexcept {
 #if defined(__x86_64__)
   if (how == output::streaming) _mm_sfence();

@@ -1,19 +1,19 @@
 // hvd/algorithm/direct/staged.hpp: collectives on private buffers, by an exchange or through the staging ring.
 //
-// A collective is a form: who stages what, and what a reader does with it. Two protocols run any form:
+// A form describes a collective: which ranks stage what, and what a reader does with it. Two protocols run any form:
 //  * an exchange: a payload that fits into a mailbox travels with the sequence number that announces it.
 //  * the ring: chunk k+1 is staged while chunk k is read. The first chunk is staged before ranks compare their calls
-//    (`agree`) where its place is known to be free, so that a collective of one chunk takes one exchange as well.
+//    (`agree`) if its staging place is known to be free, so a collective of one chunk takes one exchange as well.
 //
-// Who writes a line is, where a collective allows it, the rank that last read it: a read of a changed line takes it
-// over, after which this core writes it for a fifth of what the old owner would pay (docs/performance.md has the
-// measurements). So what all ranks send to all goes around the windows each time around the ring, and pairs of ranks
-// that send to each other swap their places. Where data goes one way only, a line is written again after all others of
-// the ring, when it has left the reader's first-level cache; and the only reader of a line touches it, where that pays
-// (line_costs).
+// Where a collective allows it, the rank that last read a line writes it next. Reading a changed line takes it over;
+// the reader's core then writes it for a fifth of what the old owner would pay (docs/performance.md has the
+// measurements). So the blocks that all ranks send to all move on by one window with each turn of the ring, and pairs
+// of ranks that send to each other swap slots with each turn. Where data goes one way only, a line is written again
+// after all others of the ring, when it has left the reader's first-level cache; and the only reader of a line touches
+// it, where that pays (line_costs).
 //
-// tests/model/ has the proof by exhaustion for 2 and 3 ranks. What is never read need not be ordered: ranks in
-// different calls may stage at one place at once, and learn from `agree` that nobody may read it.
+// tests/model/ has the proof by exhaustion for 2 and 3 ranks. Data that is never read need not be ordered: ranks in
+// different calls may stage at one address at once; `agree` then fails on all of them, so that no rank reads it.
 #pragma once
 
 #include <hvd/algorithm/direct/output.hpp>
@@ -29,14 +29,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Copies into a place of the ring.
+/// Copies into the staging ring.
 inline void stage_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
 #if defined(__SANITIZE_THREAD__)
-  // Two ranks in different calls may do this at once: see above.
+  // Two ranks in different calls may write the same bytes at once: see above.
   for (std::size_t i = 0; i != bytes; ++i) std::atomic_ref(to[i]).store(from[i], std::memory_order_relaxed);
 #else
-  // A page at once is what C libraries leave to the CPU's own copy of strings. An EPYC (Zen 4) takes 0.1 us longer for
-  // it where another core has the lines.
+  // C libraries copy a page at once by the CPU's string instructions. On an EPYC (Zen 4) that takes 0.1 us longer where
+  // another core has the lines.
   for (constexpr std::size_t piece = 1024; bytes <= 2 * staging_page && bytes > piece; bytes -= piece) {
     copy_bytes(to, from, piece);
     to += piece;
@@ -53,7 +53,7 @@ inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_byt
   const std::size_t most = m.staging().largest_place();
   std::size_t room = std::min(chunk_bytes, most) / static_cast<std::size_t>(parts) / cache_line * cache_line;
   if (room < element_bytes) room = most / static_cast<std::size_t>(parts) / cache_line * cache_line;
-  // Their greatest common divisor: a line is a power of two, so the powers of two in an element count.
+  // The greatest common divisor of element and line: a line is a power of two, so an element's powers of two count.
   const std::size_t common = std::min(element_bytes & (~element_bytes + 1), cache_line);
   const std::size_t line_of_elements = element_bytes / common * cache_line;
   if (room >= line_of_elements) return room / line_of_elements * line_of_elements / element_bytes;
@@ -79,35 +79,36 @@ inline std::size_t even_part(const peer_memory& m, std::size_t count, std::size_
   return std::min(most, round_up((count + chunks - 1) / chunks, unit));
 }
 
-/// Where data goes one way only, ranks overlap by chunks: at least four, of at most 32 KiB, or sixteen of any size.
+/// The chunk size where data goes one way only and ranks overlap chunk by chunk: a quarter of the data within 4 to
+/// 32 KiB, or a sixteenth if that is more; at most `chunk_bytes`.
 inline std::size_t one_way_chunk(std::size_t chunk_bytes, std::size_t bytes) noexcept {
   const std::size_t few = std::clamp<std::size_t>(round_up(bytes / 4, 4096), 4096, std::size_t{32} << 10);
   return std::min(chunk_bytes, std::max(few, bytes / 16));
 }
 
-/// Part k of a block of `count` elements when `each` go at once.
+/// Part k of a block of `block_count` elements that travels in parts of `each`.
 struct part_of_block {
   std::size_t first, count;
   part_of_block(std::size_t block_count, std::uint64_t k, std::size_t each)
       : first(std::min<std::size_t>(block_count, k * each)), count(std::min(block_count - first, each)) {}
 };
 
-/// Blocks of a rank in a group of p, for all others and perhaps itself; and which of them is for `to`.
+/// Slots of a rank in a group of p, one for each other rank and, if `own`, for itself; and which slot is for `to`.
 inline int slot_count(int p, bool own) noexcept { return std::max(p - 1, 1) + (own ? 1 : 0); }
 inline std::size_t slot_of(int from, int to, int p) noexcept {
   return static_cast<std::size_t>(to == from ? p - 1 : to > from ? to - 1 : to);
 }
 
-/// What every form says of itself. Each rank that sends has a block of at most `count` elements for all readers, or one
-/// for each of them.
+/// What all forms have in common. Each rank that sends has one block of at most `count` elements for all readers, or
+/// one for each of them.
 struct staged_form {
-  int source = -1;        ///< the rank that alone sends, or -1
-  int target = -1;        ///< the rank that alone reads, or -1
+  int source = -1;        ///< the only rank that sends, or -1
+  int target = -1;        ///< the only rank that reads, or -1
   bool pairwise = false;  ///< a block for each reader
-  bool own_slot = false;  ///< and one for what a rank has for itself
+  bool own_slot = false;  ///< and one for the rank itself
   std::size_t count = 0;
   std::size_t element_bytes = 1;
-  bool touches = false;  ///< the only reader of a line makes it its own: see line_costs
+  bool touches = false;  ///< the only reader of a line takes it over: see line_costs
 
   [[nodiscard]] bool sends(int r) const noexcept { return source >= 0 ? r == source : r != target; }
   [[nodiscard]] bool reads(int r) const noexcept { return target >= 0 ? r == target : r != source; }
@@ -125,24 +126,24 @@ struct staged_form {
       touch_lines(from + at, n);
     }
   }
-  static constexpr std::size_t touched_tile = 4096;  // is in the first-level cache still
+  static constexpr std::size_t touched_tile = 4096;  // is still in the first-level cache
 };
 
-/// Whether a form's blocks fit into a mailbox, without a descriptor of the call.
+/// Whether a form's blocks fit into a mailbox. (An exchange carries a signature of the call, no descriptor.)
 inline bool fits_mailbox(const staged_form& f, int p) noexcept {
   return f.count <= mailbox::capacity &&
          f.count * f.element_bytes * static_cast<std::size_t>(f.slots(p)) <= mailbox::capacity;
 }
 
-/// Where data goes one way, and a line to one rank.
+/// True where data goes one way, each line has one reader, and touching pays.
 inline bool shall_touch(const peer_memory& m, const staged_form& f) noexcept {
   return !f.symmetric() && (m.size() == 2 || f.pairwise || f.target >= 0) && m.costs().touching_pays();
 }
 
-/// Runs a form by one exchange. `signature` is of the call. A form has, besides what staged_form says,
-///   stage(part, slot): stores this rank's part of each block; slot(q) is where that of slot q goes;
-///   own(part):         what this rank does with its own data;
-///   read(part, from):  reads what others have sent; from(q) waits for rank q and returns its block for this rank.
+/// Runs a form by one exchange. `signature` is that of the call. Besides the members of staged_form, a form has
+///   stage(k, each, slot): stores part k of this rank's blocks; slot(q) is where the block for rank q goes;
+///   own(k, each):         what this rank does with part k of its own data;
+///   read(k, each, from):  reads part k of what others have sent; from(q) waits for rank q and returns its block.
 template <class Form>
 void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   const std::size_t stride = f.count * f.element_bytes;
@@ -161,7 +162,7 @@ void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   m.end();
 }
 
-/// Ranks compare their calls, this one having staged the first chunk of `run` where its place is free.
+/// Ranks compare their calls. Before that, this rank stages the first chunk of `run` if its staging place is free.
 template <class Run>
 std::span<const descriptor> stage_and_agree(peer_memory& m, descriptor d, peer_memory::scope& scope, Run& run) {
   if (run.begin()) d.flags |= descriptor::staged;
@@ -179,20 +180,20 @@ class staged_run {
     f.touches = shall_touch(m, f);
   }
 
-  /// Before ranks compare their calls: stages the first chunk if its place is free. Whether it did.
+  /// Called before ranks compare their calls: stages the first chunk if its place is free. True if it did.
   bool begin() {
     if (!f_.sends(m_.rank()) || !m_.staging().is_free(plan_)) return false;
     stage(0);
     return begun_ = true;
   }
 
-  /// While ranks compare their calls.
+  /// Called while ranks compare their calls.
   void meanwhile() {
     if (!begun_ || own_last()) return;
     f_.own(0, each_);
     owned_ = 1;
   }
-  /// After it. `all`: the calls of all ranks, which say who has staged the first chunk; none if nobody has.
+  /// Called after that. `all` are the calls of all ranks, which show where the first chunk is staged; empty if nowhere.
   void run(std::span<const descriptor> all) {
     m_.staging().take(plan_);
     const bool sends = f_.sends(m_.rank()), reads = f_.reads(m_.rank());
@@ -221,9 +222,9 @@ class staged_run {
  private:
   static constexpr std::size_t own_tile = 4 * staging_page;  // half of a first-level cache
 
-  /// The only sender copies to its own output last, if that keeps nobody waiting for room.
+  /// The only sender copies to its own output last, if no chunk has to wait for room in the ring.
   [[nodiscard]] bool own_last() const noexcept { return !f_.reads(m_.rank()) && plan_.chunks <= plan_.lap; }
-  /// Waits until all readers have done with what was in the place of chunk k.
+  /// Waits until all readers are done with the chunk whose staging place chunk k reuses.
   void await_room(std::uint64_t k) {
     if (k < plan_.lap) return;
     for (int q = 0; q != m_.size(); ++q) {
@@ -235,8 +236,8 @@ class staged_run {
   void stage(std::uint64_t k) {
     f_.stage(k, each_, [&](int q) { return block(m_.rank(), q, plan_[k]); });
   }
-  /// In long operations what goes to all is staged and copied to the own output with one reading, by tiles. In short
-  /// ones the peers would wait for it.
+  /// In long operations data for all ranks is read once, by tiles, to be both staged and copied to the rank's own
+  /// output. In short ones the peers would wait for that.
   [[nodiscard]] bool by_tiles() const noexcept {
     const std::size_t bytes = each_ * f_.element_bytes;
     return !f_.pairwise && !own_last() && plan_.chunks > 2 && bytes % own_tile == 0 && own_tile % f_.element_bytes == 0;

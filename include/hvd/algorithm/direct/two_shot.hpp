@@ -1,17 +1,16 @@
 // hvd/algorithm/direct/two_shot.hpp: large reductions: each rank reduces its slice of every chunk for all.
 //
-// A rank stages the slices of its input that others reduce, reduces its own of all inputs, and pushes the result into
-// the places where each rank staged its part, from where they copy it out. So the rank that writes a line is always the
-// one that last read it, in windows that stay where they are. While chunk k is reduced, chunk k+1 is staged and chunk
-// k-1 copied out. There are no barriers, only two words for each rank that grow with k: `staged` and `reduced`.
+// A rank stages the slices of its input that others reduce, reduces its own slice of all inputs, and writes the result
+// to where each rank staged its part; from there each rank copies it out. So the rank that last read a line always
+// writes it next, and windows need not rotate. While chunk k is reduced, chunk k+1 is staged and chunk k-1 copied out.
+// There are no barriers, only two words for each rank that grow with k: `staged` and `reduced`.
 //
 // Why a ring of three chunks suffices without a further flag: before a rank stages chunk j, it has copied chunk j-3 out
-// of the same place, for which it saw everybody's `reduced` pass j-3, so nobody else uses it any more. In a reduction
-// to a root the others do not copy out, and staging waits instead. `agree` has shown that all earlier operations are
-// over.
+// of the same memory. For that it waited until the `reduced` of every rank passed j-3, so no other rank uses that
+// memory any more. In a reduction to a root the other ranks do not copy out, and staging waits for `reduced` instead.
+// `agree` has shown that all earlier operations are over.
 //
-// The reduction follows YHCCL (Peng et al., SC'23) in moving little: a rank does not stage its own slice. 6 - 4/p
-// accesses for each byte.
+// As in YHCCL (Peng et al., SC'23), a rank does not stage its own slice: 6 - 4/p memory accesses for each byte.
 #pragma once
 
 #include <hvd/algorithm/direct/staged.hpp>
@@ -26,7 +25,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// What the two-shot reductions share: chunks of `count` elements, cut into a slice for each rank.
 class two_shot_slices {
  public:
-  /// `own`: there shall be a place for this rank's slice, too.
+  /// `own`: this rank's slice gets a slot, too.
   two_shot_slices(const peer_memory& m, std::size_t count, std::size_t element_bytes, std::size_t chunk_bytes,
                   bool own = false)
       : ranks_(static_cast<std::size_t>(m.size())), count_(count), element_bytes_(element_bytes),
@@ -49,7 +48,7 @@ class two_shot_slices {
     const std::size_t from = std::min(left, each * static_cast<std::size_t>(q));
     return {first + from, std::min(left - from, each)};
   }
-  /// Where slice q of what rank r stages of chunk k lies.
+  /// Where rank r stages slice q of chunk k.
   [[nodiscard]] std::byte* staged(const peer_memory& m, int r, std::uint64_t k, int q) const noexcept {
     return m.at(r, plan_[k]) + slot_of(r, q, m.size()) * stride_;
   }
@@ -66,15 +65,15 @@ class two_shot_slices {
   staging_plan plan_;
 };
 
-/// The order of steps. `Parts` has put(k), which stages, reduce(k) and copy_out(k), which wait for peers through
-/// await_staged and await_reduced.
+/// Runs the steps in order. `Parts` has put(k), which stages, and reduce(k, run) and copy_out(k, run), which wait for
+/// peers through await_staged and await_reduced.
 template <class Parts>
 class two_shot_run {
  public:
   two_shot_run(peer_memory& m, const staging_plan& plan, Parts& parts, int root = -1)
       : m_(m), plan_(plan), parts_(parts), root_(root) {}
 
-  /// Before ranks compare their calls: stages the first chunk if its place is free. Whether it did.
+  /// Called before ranks compare their calls: stages the first chunk if its place is free. True if it did.
   bool begin() {
     if (!m_.staging().is_free(plan_)) return false;
     parts_.put(0);
@@ -148,8 +147,8 @@ class two_shot_reduction {
     }
   }
 
-  /// Reduces this rank's slice, and puts the result where each rank staged its part of it. (Also where nobody will read
-  /// it, in a reduction to a root: that leaves the lines with the rank that does not write them next.)
+  /// Reduces this rank's slice, and writes the result to where each rank staged its part of it. (Also in a reduction to
+  /// a root, where only the root reads its part: elsewhere the stores touch the lines, see line_costs.)
   void reduce(std::uint64_t k, order& run) {
     const int r = m_.rank();
     const auto s = slices_.slice(k, r);

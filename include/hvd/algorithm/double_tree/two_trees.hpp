@@ -1,4 +1,4 @@
-// hvd/algorithm/double_tree/two_trees.hpp: two binary trees over the same ranks, and when which edge of them is busy.
+// hvd/algorithm/double_tree/two_trees.hpp: two binary trees over the same ranks, and the steps in which edges are busy.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -9,18 +9,17 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Two binary trees over the places 0 .. size - 1, both with place 0 on top, in which no other place has children
-/// twice. Tree 0 is place 0 above a tree over all others in symmetric order (left subtree < place < right subtree),
-/// where odd places are leaves; tree 1 is place 0 above 1 above such a tree over the rest, where even places are
-/// leaves.
+/// Two binary trees over the places 0 .. size - 1, both with place 0 on top. No other place has children in both trees.
+/// Tree 0 is place 0 above a tree over all others in symmetric order (left subtree < place < right subtree), where odd
+/// places are leaves; tree 1 is place 0 above 1 above such a tree over the rest, where even places are leaves.
 ///
-/// Edges are coloured 0 and 1 so that those down to the children of a place differ, and those down to a place from its
-/// two parents: in steps that alternate between the colours everybody receives and sends one message at most. It is the
-/// colouring of a graph without odd cycles; all places find the same one. Cost: O(size).
+/// Edges are coloured 0 and 1 so that the edges down to the children of a place differ, and so do the edges down to a
+/// place from its two parents: in steps that alternate between the colours, each place receives and sends at most one
+/// message. This is the colouring of a graph without odd cycles; all places compute the same one. Cost: O(size).
 class two_trees {
  public:
   struct children {
-    int left = 0;  ///< 0 where there is none: place 0 is nobody's child
+    int left = 0;  ///< 0 where there is none: place 0 has no parent
     int right = 0;
   };
 
@@ -52,7 +51,7 @@ class two_trees {
     }
   }
 
-  /// Of a place that is not 0.
+  /// The parent of a place that is not 0.
   [[nodiscard]] int parent(int tree, int place) const noexcept {
     const int i = place - tree;
     if (i == 0) return 0;
@@ -69,7 +68,7 @@ class two_trees {
     while (i + right > last) right /= 2;
     return {i == 0 || half == 0 ? 0 : place - half, right == 0 ? 0 : place + right};
   }
-  /// In which step the first chunk comes down to a place that is not 0; the next ones come in every other step.
+  /// The step in which the first chunk comes down to a place that is not 0; the next ones come in every other step.
   [[nodiscard]] int arrival(int tree, int place) const {
     const int above = parent(tree, place);
     const int own = colours_[index(tree, place)];

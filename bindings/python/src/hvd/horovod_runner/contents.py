@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/contents.py: what is pickled along with an object: what of it cannot be, and what is large."""
+"""hvd/horovod_runner/contents.py: finds what is pickled along with an object: what cannot be, and what is large."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
 _SEARCH_SECONDS = 10.0  # for the search for what cannot be pickled
-_NAMED = 3  # so many such objects are named
+_NAMED = 3  # the most objects that an error names
 
 
 class Culprit:
-    """An object that cannot be pickled: the way to it as text and as the objects passed, and what pickling said."""
+    """An object that cannot be pickled: the path to it as text and as the objects on it, and the error of pickling."""
 
     def __init__(self, path: str, chain: tuple[Any, ...], error: Exception) -> None:
         self.path, self.chain, self.error = path, chain, error
 
 
 class _Counter:
-    """A file that only counts."""
+    """A file that only counts bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -55,8 +55,8 @@ def _error(value: Any) -> Exception | None:
 def find_culprits(value: Any, what: str) -> list[Culprit]:
     """The objects inside `value` that cannot be pickled though everything inside them can, nearest first.
 
-    Breadth first, because objects may refer to each other in circles: then an object fails only for the sake of one
-    that was seen already, and is not the cause.
+    Breadth first, because objects may refer to each other in cycles: then an object fails only because of one that was
+    seen already, and is not the cause.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
     first = Culprit("" if isinstance(value, functools.partial) else what, (value,), _error(value) or TypeError())
@@ -64,7 +64,7 @@ def find_culprits(value: Any, what: str) -> list[Culprit]:
     found: list[Culprit] = []
     while queue and len(found) < _NAMED and time.monotonic() < deadline:
         node = queue.popleft()
-        too_deep = "recursion" in str(node.error)  # then all on the way down fails, and nothing of it is to blame
+        too_deep = "recursion" in str(node.error)  # then everything below fails, too, and is not the cause
         failing = [] if too_deep else _failing(list(_children(node.chain[-1])), deadline)
         if not failing:
             found.append(node)
@@ -80,7 +80,7 @@ def _join(path: str, label: str) -> str:
 
 
 def _failing(children: list[tuple[str, Any]], deadline: float) -> list[tuple[str, Any]]:
-    """Those of `children` that cannot be pickled, by halves: one among a million is found in twenty steps."""
+    """Those of `children` that cannot be pickled, by bisection: one among a million is found in twenty steps."""
     if not children or _error([child for _, child in children]) is None:
         return []
     if len(children) == 1:
@@ -92,7 +92,7 @@ def _failing(children: list[tuple[str, Any]], deadline: float) -> list[tuple[str
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """What pickling `value` pickles, each with its place; `.name` and `[key]` follow the path of the owner at once."""
+    """The objects that pickling `value` pickles, with labels; `.name` and `[key]` directly follow the owner's path."""
     if isinstance(value, functools.partial):
         yield describe(value.func), value.func
         yield from ((f"argument {i}", item) for i, item in enumerate(value.args))
@@ -151,7 +151,7 @@ def _children_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reducer = copyreg.dispatch_table.get(type(value))
         reduced: Any = reducer(value) if reducer else value.__reduce_ex__(4)
-    except Exception:  # it refuses: there is nothing inside to blame
+    except Exception:  # it refuses by itself: nothing inside is the cause
         return
     if isinstance(reduced, str):
         return
@@ -175,7 +175,7 @@ def _short(value: Any) -> str:
 
 
 def describe(function: Any) -> str:
-    """How messages call a function: `train()`, `<lambda>`, or its class where it is an object."""
+    """How messages name a function: `train()`, `<lambda>`, or its class where it is an object."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -184,9 +184,9 @@ def describe(function: Any) -> str:
 
 
 def largest(value: Any, at_least: int) -> list[tuple[str, int]]:
-    """The objects of `at_least` so many bytes in the pickled `value`, by place; the largest first, at most five.
+    """The objects in `value` of `at_least` bytes or more when pickled, by path; the largest first, at most five.
 
-    Functions, their arguments and modules are looked into, other objects are not. Costs as much as pickling.
+    Looks into functions, their arguments and modules, not into other objects. Costs at least as much as pickling.
     """
     sizes: dict[str, int] = {}
     seen: dict[int, Any] = {}

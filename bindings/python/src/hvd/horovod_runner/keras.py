@@ -12,7 +12,7 @@ from hvd.horovod_runner.log import log_to_driver
 
 
 def _keras_callback() -> type:
-    """Keras' Callback: of TensorFlow's Keras, if there is TensorFlow, which may be another one; `object` without."""
+    """Keras' Callback: from TensorFlow's Keras, which may be another one, if there is TensorFlow; `object` without."""
     if find_spec("tensorflow") is not None:
         from tensorflow.keras.callbacks import Callback  # type: ignore[import, unused-ignore]
     elif find_spec("keras") is not None:
@@ -25,7 +25,7 @@ def _keras_callback() -> type:
 class LogCallback(_keras_callback()):  # type: ignore[misc]
     """A Keras callback that logs each epoch, and with `per_batch_log` each batch, with its metrics by `log_to_driver`.
 
-    Give it to `fit` on every rank: it logs on the first one only.
+    Pass it to `fit` on every rank: it logs on rank 0 only.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""hvd/horovod_runner/local.py: a function on several processes of this machine, started by the launcher.
+"""hvd/horovod_runner/local.py: calls a function in several processes of this machine, started by the launcher.
 
-What goes to a rank and what comes back lies in files in memory that only these processes have (memfd): no thread feeds
-a pipe, nothing listens, nothing is on a disk, and all ranks read one copy of what may be large.
+The call and the results lie in in-memory files that only these processes have (memfd): no thread feeds a pipe, no port
+is open, nothing is on a disk, and all ranks read one copy of a call that may be large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvd.horovod_runner import contents, pickling
 from hvd.launcher.local import RankFailed, run_local
 from hvd.launcher.output import LinePrinter
 
-FILES = "HVD_RUNNER_FILES"  # what the worker finds its files by
+FILES = "HVD_RUNNER_FILES"  # the variable with the descriptors of the worker's files
 
 _REMEDY = "create it inside the function, or pass what it is made from (numbers, arrays, a path)"
 
@@ -49,7 +49,7 @@ def call_on_ranks(
     start_timeout: float | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Calls `call()` in `np` new processes, and returns what rank 0 returned; with `every` what each did, by rank.
+    """Calls `call()` in `np` new processes, and returns what rank 0 returned; with `every` what each rank did.
 
     `python` are the words that start Python, by default this process's. `printer` gets the output, by default one that
     writes all to standard output. `start_timeout` is by default HOROVOD_START_TIMEOUT, or 30 seconds. `options` are
@@ -63,9 +63,9 @@ def call_on_ranks(
         results = [stack.enter_context(_file_in_memory(f"hvd-result-{rank}")) for rank in range(np)]
         _write_program(program, call, np, every)
         environ = dict(os.environ)
-        here = str(Path(__file__).parents[2])  # where hvd lies, which this process may know by sys.path alone
+        here = str(Path(__file__).parents[2])  # where hvd lies: perhaps only sys.path of this process has it
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
-        printer = printer or LinePrinter(sys.stdout, sys.stdout)  # one stream: the order of what a rank writes stays
+        printer = printer or LinePrinter(sys.stdout, sys.stdout)  # one stream keeps the order of a rank's output
         failed = None
         try:
             run_local(
@@ -95,8 +95,8 @@ def _start_timeout() -> float:
 
 def _check_arguments(call: functools.partial[Any]) -> None:
     try:
-        signature = inspect.signature(call.func, follow_wrapped=False)  # a decorator may take and give other arguments
-    except ValueError:  # a function in C that does not tell
+        signature = inspect.signature(call.func, follow_wrapped=False)  # a decorator may change the arguments
+    except ValueError:  # a C function without a signature
         return
     try:
         signature.bind(*call.args, **call.keywords)
@@ -111,7 +111,7 @@ def _file_in_memory(name: str) -> Iterator[Any]:
 
 
 def _write_program(file: Any, call: functools.partial[Any], np: int, every: bool = False) -> None:
-    """What worker.py reads: how to be like this process, and what to call."""
+    """Writes what worker.py reads: the settings of this process, and what to call."""
     driver = {
         "every": every,
         "path": sys.path,
@@ -148,7 +148,7 @@ def _result(results: list[Any], failed: RankFailed | None, every: bool = False) 
     size = len(results)
     records = [_record(file) for file in results]
     raised = {rank: record for rank, record in enumerate(records) if record and record["raised"]}
-    if failed and failed.rank not in raised:  # its process ended without a word
+    if failed and failed.rank not in raised:  # its process ended without a record
         failed.args = (failed.args[0] + _others(raised, failed.rank, size),)
         raise failed
     if raised:
@@ -156,7 +156,7 @@ def _result(results: list[Any], failed: RankFailed | None, every: bool = False) 
         record = raised[rank]
         what = f"could not {record['doing']}" if record["doing"] else f"raised {record['summary']}"
         cause = None
-        with contextlib.suppress(Exception):  # an exception need not survive pickling
+        with contextlib.suppress(Exception):  # an exception may not survive pickling
             cause = pickle.loads(record["exception"])
         error = RankError(rank, size, f"{what}\n\n{record['traceback']}" + _others(raised, rank, size))
         raise error from (cause if isinstance(cause, BaseException) else None)
@@ -170,7 +170,7 @@ _RECORD = {"raised": bool, "when": int, "doing": str, "summary": str, "traceback
 
 
 def _record(file: Any) -> dict[str, Any] | None:
-    """What a worker has said about its end; None if it was ended before, or has written something else there."""
+    """A worker's record of its end; None if it ended without one, or if something else is in the file."""
     file.seek(0)
     try:
         record = dict(pickle.load(file))
@@ -184,7 +184,7 @@ def _value(file: Any, rank: int, size: int) -> Any:
     """What a rank returned, which follows the record."""
     try:
         return pickle.load(file)
-    except Exception as error:  # objects raise what they like when they are unpickled
+    except Exception as error:  # unpickling may raise any exception
         what = f"{type(error).__name__}: {error}"
         raise RankError(rank, size, f"returned what cannot be unpickled here, or only half of it ({what})") from error
 

@@ -1,6 +1,6 @@
-"""hvd/horovod_runner/pickling.py: a function and its arguments for other processes, and what is in the way by name.
+"""hvd/horovod_runner/pickling.py: pickles a function and its arguments for other processes, and names what cannot be.
 
-cloudpickle does the work. This module decides which modules travel with the function, and says what is in the way.
+cloudpickle does the work. This module decides which modules are pickled along, and names what cannot be pickled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 from hvd.horovod_runner import contents
 
 LARGE = 10 << 20
-"""Bytes of a pickled function with its arguments from which on a warning names the largest objects in it."""
+"""From this many bytes of a pickled function with its arguments a warning names the largest objects in it."""
 
-# Installed wherever ranks run, in whatever folder.
+# Installed wherever ranks run, whatever folder they are in here.
 _NEVER_BY_VALUE = {"hvd", "horovod", "sparkdl", "cloudpickle", "pyspark"}
 
 _AFRESH = (
@@ -32,7 +32,7 @@ _AFRESH = (
 
 
 class NotPicklable(TypeError):
-    """An object that other processes need cannot be pickled; says where it is and what to do."""
+    """An object that other processes need cannot be pickled; the text has the path to it and a remedy."""
 
 
 def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[types.ModuleType] = ()) -> int:
@@ -40,10 +40,10 @@ def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[t
 
     `what` names the value in errors; `remedy` ends them where the kind of object suggests none.
 
-    `modules` (see `local_modules`) are pickled by value. One of which something cannot be pickled is left to be
-    imported by the reader, with a warning.
+    `modules` (see `local_modules`) are pickled by value. A module with an object that cannot be pickled is left for the
+    reader to import, with a warning.
 
-    Raises NotPicklable, which names up to three objects that are in the way, with the path to each.
+    Raises NotPicklable, which names up to three objects that cannot be pickled, with the path to each.
     """
     start = file.tell()
     afresh: list[tuple[types.ModuleType, contents.Culprit]] = []
@@ -52,7 +52,7 @@ def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[t
             with by_value(modules):
                 cloudpickle.dump(value, file)
             break
-        except Exception as error:  # objects raise what they like when they are pickled
+        except Exception as error:  # pickling may raise any exception
             with by_value(modules):
                 found = contents.find_culprits(value, what)
             owner = _owner(found[0], modules)
@@ -96,7 +96,7 @@ def _below(file: str, folders: Iterable[str]) -> bool:
 
 @contextlib.contextmanager
 def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
-    """Until the block ends, cloudpickle takes functions and classes of `modules` as it takes those of a notebook."""
+    """Within the block cloudpickle pickles functions and classes of `modules` by value, as those of a notebook."""
     before = cloudpickle.list_registry_pickle_by_value()
     mine = [module for module in modules if module.__name__ not in before]
     for module in mine:
@@ -109,7 +109,7 @@ def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
 
 
 def _owner(found: contents.Culprit, modules: Sequence[types.ModuleType]) -> types.ModuleType | None:
-    """The last module on the way to the object, of those that are pickled by value."""
+    """The last module on the path to the object, if it is one of `modules`."""
     by_name = {module.__name__: module for module in modules}
     for value in reversed(found.chain):
         if isinstance(value, types.ModuleType):

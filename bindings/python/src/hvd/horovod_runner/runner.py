@@ -24,12 +24,12 @@ class HorovodRunner:
     ```
 
     `np`: how many processes.
-        -1: none is started: the function is called here, and sees and changes what is here.
+        -1: none is started: the function is called in this process, and sees and changes its state.
         -n (n of 2 or more): n processes on this machine, over shared memory. Nothing else is needed.
-        0 or more: as many tasks of a Spark job, which hvd does not start yet: `run` says so.
+        0 or more: as many tasks of a Spark job, which hvd does not start yet: `run` raises NotImplementedError.
 
-    `driver_log_verbosity`: "log_callback_only" or "all", which of the output of Spark tasks comes to the driver. What
-    processes on this machine print comes to this process's standard output in any case, each line with its rank.
+    `driver_log_verbosity`: "log_callback_only" or "all": which output of Spark tasks goes to the driver. What
+    processes on this machine print goes to this process's standard output in any case, each line with its rank.
 
     Raises TypeError for an `np` that is not an integer, ValueError for a verbosity of another name.
     """
@@ -50,11 +50,11 @@ class HorovodRunner:
     def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
         """Calls `main(**kwargs)` on every rank and returns what it returned on rank 0.
 
-        Where processes are started, `main`, `kwargs` and the result travel by cloudpickle: what `main` changes outside
-        of itself is changed on the ranks only. Modules that lie beside the notebook or script (imported Python files
-        below the working directory, the script's directory or `sys.path[0]`, that are not installed) travel along, as
-        they are here in memory. Imports inside of `main` and of what it calls are resolved on the ranks, with the same
-        `sys.path`.
+        Where processes are started, `main`, `kwargs` and the result are pickled by cloudpickle: what `main` changes
+        outside of itself is changed on the ranks only. Modules that lie beside the notebook or script (imported Python
+        files below the working directory, the script's directory or `sys.path[0]`, that are not installed) are sent
+        along, as they are in memory here. Imports inside of `main` and of what it calls are resolved on the ranks, with
+        the same `sys.path`.
 
         Raises what `main` raises if np is -1. Else, once all processes have ended:
             NotPicklable (a TypeError) before any is started, with the path to each object that cannot be pickled;
@@ -62,7 +62,7 @@ class HorovodRunner:
             RankError (a RankFailed) if `main` raised: its text has the rank and the traceback there, its __cause__ is
             the exception itself where it can be pickled;
             RankFailed (a RuntimeError) if a process was killed, with the signal and its last lines;
-            KeyboardInterrupt if that came here;
+            KeyboardInterrupt if this process was interrupted;
             NotImplementedError if np is 0 or more.
 
         Warns, with names and sizes, if more than `hvd.horovod_runner.pickling.LARGE` bytes go to each process.

@@ -1,8 +1,8 @@
 """hvd/horovod_runner/worker.py: a rank of HorovodRunner, `python -m hvd.horovod_runner.worker`.
 
-It has two files in memory from the process that started it: what to call, which all ranks share, and its own for the
-result. Their numbers stand in the environment variable HVD_RUNNER_FILES, which it takes away. Nothing listens, and what
-is unpickled comes from the parent only.
+It inherits two in-memory files from the process that started it: what to call, which all ranks share, and its own for
+the result. Their descriptors are in the environment variable HVD_RUNNER_FILES, which it removes. No port is open, and
+what is unpickled comes from the parent only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 from hvd.horovod_runner import contents, pickling
 from hvd.horovod_runner.local import FILES
 
-_LAST_SECONDS = 5.0  # after main has raised, for what runs at the end of a process: other ranks wait for this one
+_LAST_SECONDS = 5.0  # after main has raised, for exit handlers: other ranks wait for this one
 _REMEDY = "return numbers, arrays, a state_dict or a path"
 
 
 def main() -> int:
-    """Calls what the parent wants, and writes what came of it; returns the exit code."""
+    """Calls the parent's function, and writes its result; returns the exit code."""
     program, result = (int(number) for number in os.environ.pop(FILES).split(","))
     for number in (program, result):
         os.set_inheritable(number, False)
@@ -34,7 +34,7 @@ def main() -> int:
     doing = "load what it was to call"
     with os.fdopen(result, "wb") as answer:
         try:
-            with open(f"/proc/self/fd/{program}", "rb") as file:  # opened anew: a position in it of its own
+            with open(f"/proc/self/fd/{program}", "rb") as file:  # opened anew, for a position of its own
                 os.close(program)
                 driver = pickle.load(file)
                 _prepare(driver)
@@ -44,10 +44,10 @@ def main() -> int:
             doing = f"return the result of {contents.describe(call)}"
             pickle.dump({"raised": False}, answer)
             if rank == 0 or driver["every"]:
-                # No module by value: the driver takes its own, of the same path.
+                # No module by value: the driver has its own, from the same path.
                 where = f" on rank {rank}" if driver["every"] else ""
                 pickling.dump(value, answer, f"what {contents.describe(call)} returned{where}", _REMEDY)
-        except BaseException as error:  # SystemExit as well: main was to return
+        except BaseException as error:  # SystemExit as well: main should return
             answer.seek(0)
             pickle.dump(_report(error, doing), answer)
             answer.flush()
@@ -72,12 +72,12 @@ def _prepare(driver: dict[str, Any]) -> None:
 
 
 def _report(error: BaseException, doing: str) -> dict[str, Any]:
-    """What the driver gets to know about an exception."""
+    """The record of an exception for the driver."""
     when = time.monotonic_ns()  # the same clock in all processes: the first to fail is the cause
     frames = error.__traceback__ and error.__traceback__.tb_next  # without this file's
     text = "".join(traceback.format_exception(type(error), error, frames))
     if isinstance(error, pickling.NotPicklable):
-        text = f"{error}\n"  # says all, and not where this package noticed it
+        text = f"{error}\n"  # the text is complete without the traceback in this package
     try:
         pickled = cloudpickle.dumps(error)
     except Exception:

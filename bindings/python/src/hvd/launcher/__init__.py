@@ -1,4 +1,4 @@
-"""hvd.launcher: starts ranks. It needs neither the extension nor a framework, and imports nothing of a third party."""
+"""hvd.launcher: starts ranks. It needs neither the extension nor a framework, and imports no third-party package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""hvd/launcher/call.py: a rank of hvd.run where an MPI connects the ranks, `python -m hvd.launcher.call`.
+"""hvd/launcher/call.py: a rank of hvd.run where MPI connects the ranks, `python -m hvd.launcher.call`.
 
-Rank 0 finds on its standard input what to call, as the worker of HorovodRunner reads it, and all get it by a broadcast.
-What came of it goes into the file in memory that the guard of the rank has made, and sends to the launcher.
+Rank 0 reads from its standard input what to call, in the format of HorovodRunner's worker, and broadcasts it. Each rank
+writes its result to the in-memory file that its guard has made; the guard sends it to the launcher.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hvd.launcher.guard import RESULT
 
 
 def main() -> int:
-    """Calls what the launcher wants; returns the exit code."""
+    """Calls the function that the launcher sent; returns the exit code."""
     result = int(os.environ.pop(RESULT))
     program = os.memfd_create("hvd-program")
     basics.init()
     with os.fdopen(os.dup(program), "wb") as file:
         file.write(objects.broadcast_object(_received() if basics.rank() == 0 else None, 0, "hvd.run"))
-    basics.shutdown()  # what is called finds a process that has not been initialised, as on one host
+    basics.shutdown()  # the function runs in a process outside any job, as on one host
     from hvd.horovod_runner import local, worker
 
     os.environ[local.FILES] = f"{program},{result}"
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _received() -> bytes:
-    """What comes on standard input: its length in a line, and itself."""
+    """The bytes on standard input, after a line with their number."""
     length = int(sys.stdin.buffer.readline())
     text = sys.stdin.buffer.read(length)
     if len(text) != length:

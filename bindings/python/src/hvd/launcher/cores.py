@@ -1,4 +1,4 @@
-"""hvd/launcher/cores.py: which CPUs each rank of a host gets: whole cores, as many for each, none shared."""
+"""hvd/launcher/cores.py: which CPUs each rank of a host gets: whole cores, the same number for each, none shared."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def share_out(ranks: int, cores_each: int | None = None, root: str = "/") -> tuple[list[list[int]] | None, str]:
-    """The CPUs of each rank, or None where ranks are better left to the kernel; and a sentence that says what and why.
+    """The CPUs of each rank, or None where ranks are better left to the kernel; and a sentence with the choice and why.
 
-    Counted are the cores that this process may run on, but no more than its control group's quota grants. Ranks get
-    neighbouring cores, in the order of sockets and NUMA nodes. `cores_each`: so many instead of an equal share.
+    The cores are those that this process may run on, but no more than its control group's quota grants. Ranks get
+    neighbouring cores, in the order of sockets and NUMA nodes. `cores_each`: cores for a rank, not an equal share.
     """
     cores = usable_cores(os.sched_getaffinity(0), root)
     threads = max(len(core) for core in cores)
@@ -34,7 +34,7 @@ def share_out(ranks: int, cores_each: int | None = None, root: str = "/") -> tup
 
 
 def usable_cores(allowed: Iterable[int], root: str = "/") -> list[list[int]]:
-    """The CPUs in `allowed` by core; neighbours are on one socket and NUMA node where that can be."""
+    """The CPUs in `allowed` by core; neighbours are on one socket and NUMA node where possible."""
     groups: dict[tuple[int, int, int], list[int]] = {}
     for cpu in sorted(allowed):
         folder = Path(root, f"sys/devices/system/cpu/cpu{cpu}")

@@ -1,9 +1,9 @@
 """hvd/launcher/function.py: hvd.run, a function on several ranks, with horovod.run's signature.
 
-On one host, what to call and what came of it lie in files in memory that only these processes have, as for
-HorovodRunner, whose worker the ranks are: nothing listens, and nothing is on a disk. Across hosts the call goes through
-mpiexec's standard input to rank 0, which sends it to the others as any data, and results come through the ranks' error
-streams, marked by a secret of this job: on the way that hvdrun's ranks and their output take, and as safe as that.
+On one host, the call and its results lie in in-memory files that only these processes have, as for HorovodRunner, whose
+worker the ranks run: no port is open, and nothing is on a disk. Across hosts the call goes through mpiexec's standard
+input to rank 0, which broadcasts it, and results come through the ranks' error streams, marked by a secret of this job:
+the same channels as those of hvdrun, and as safe.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on `num_proc` new processes, and returns what each returned, by rank.
 
-    func, args and kwargs are pickled by value where they are from __main__ or beside it; results as well. Output of
+    func, args and kwargs are pickled, by value where they are from __main__ or beside it; so are results. Output of
     ranks is printed with the rank before each line. `np` is an older name of num_proc. `executable` is the Python of
     the ranks, `output_filename` a folder for rank.N/stdout and stderr, start_timeout 30 s or HOROVOD_START_TIMEOUT.
 
     All ranks are on this host, over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
-    (run once, `slots` for each host where it prints none) name others: then as with hvdrun -H over MPI, to which belong
-    ssh_port, ssh_identity_file, mpi_args and network_interfaces. `use_mpi` takes MPI on one host, too. What has no
-    effect is accepted, as horovodrun's flags are, with a sentence to standard error.
+    (run once, `slots` for each host where it prints none) name others: then they run over MPI as with hvdrun -H, and
+    ssh_port, ssh_identity_file, mpi_args and network_interfaces apply. `use_mpi` selects MPI on one host, too.
+    Arguments without effect are accepted, as horovodrun's flags are, with a warning on standard error.
 
-    ValueError: fewer than one rank, too few slots, hosts that are none, an elastic job (min_num_proc or max_num_proc
+    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job (min_num_proc or max_num_proc
     other than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host that cannot be
     reached, or what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func
     raised an exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's
@@ -123,7 +123,7 @@ def run(
 
 
 def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
-    """The arguments that change nothing, and why."""
+    """The given arguments that have no effect, and why."""
     elastic = "reset_limit cooldown_range".split()
     across = "ssh_port ssh_identity_file mpi_args network_interface network_interfaces".split()
     reasons = dict.fromkeys(elastic, "no job is elastic")
@@ -144,7 +144,7 @@ def _call_on_hosts(
     transport: str | None,
     **options: Any,
 ) -> list[Any]:
-    """What `call()` returned on each rank of these hosts; errors as call_on_ranks."""
+    """What `call()` returned on each rank of these hosts; errors as in call_on_ranks."""
     from hvd.horovod_runner import local
 
     local._check_arguments(call)
@@ -154,7 +154,7 @@ def _call_on_hosts(
     environ = dict(os.environ)
     if transport:
         environ.setdefault("HVD_TRANSPORT", transport)
-    here = str(Path(__file__).parents[2])  # where hvd lies, which this process may know by sys.path alone
+    here = str(Path(__file__).parents[2])  # where hvd lies: perhaps only sys.path of this process has it
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
     printer = LinePrinter()
     results = Results()
@@ -181,7 +181,7 @@ def _call_on_hosts(
 
 
 def _result_of(results: Results, rank: int) -> io.BytesIO:
-    """The file of a rank, in which the time is this host's; empty where nothing, or half of it, has come."""
+    """The result file of a rank, with times of this host's clock; empty where nothing, or half of it, has come."""
     from hvd.horovod_runner import local
 
     file = io.BytesIO(results.written.get(rank, b""))

@@ -1,17 +1,17 @@
 """hvd/launcher/guard.py: the process that is the parent of all that a job runs on a host.
 
-It exists so that nothing is left behind, however the launcher or the ranks end. It has one thread when it starts them,
-so that it may do in a new process, before the program begins, what a launcher inside a notebook may not. It adopts what
-ranks leave behind (PR_SET_CHILD_SUBREAPER), and is at its end only when it has no child any more, which the kernel
-tells it. It learns by the end of a pipe that the launcher is gone, and by PR_SET_PDEATHSIG the ranks learn that it is
-gone itself.
+It exists so that nothing is left behind, however the launcher or the ranks end. It has one thread when it starts the
+ranks, so it may run code in a new process before the program begins, which a launcher inside a notebook may not. It
+adopts the processes that ranks leave behind (PR_SET_CHILD_SUBREAPER), and ends only when the kernel reports that it has
+no child left. The end of a pipe shows it that the launcher is gone; PR_SET_PDEATHSIG kills the ranks when the guard
+itself is gone.
 
-It is run by its path, with the standard library alone: `python -I -S guard.py CONTROL REPORT`, two numbers of pipes, or
-where mpiexec starts the ranks, one for each: `python -I -S guard.py rank COMMAND...`; see keep_rank.
-CONTROL brings first what to start, as a JSON document with its length in a line before it, then lines `stop SIGNAL
-SECONDS`. REPORT takes lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code]
-in the order in which it happened (code as subprocess has it: below zero for signals), ["left", pid...] for what even
-SIGKILL does not end, and at last ["done"].
+It is run by its path, with the standard library alone: `python -I -S guard.py CONTROL REPORT`, the numbers of two
+pipes, or, where mpiexec starts the ranks, one for each: `python -I -S guard.py rank COMMAND...`; see keep_rank.
+CONTROL carries first what to start, a JSON document after a line with its length, then lines `stop SIGNAL SECONDS`.
+REPORT carries lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code] in the
+order of the events (code as in subprocess: negative for signals), ["left", pid...] for processes that even SIGKILL does
+not end, and at last ["done"].
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from typing import Any, Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which a process that waits for a device takes late or never
+KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which ends a process that waits for a device late or never
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MARK = "\x1ehvd:"  # before what the guard of a rank says among the rank's output; then the job's token and words
-OPTIONS = "HVD_RANK_GUARD"  # the variable that brings them to it: everybody can read a command line
-RESULT = "HVD_RANK_RESULT"  # the variable that has the number of a rank's file for its result
-WINDOW = 1 << 15  # bytes of input on the way through mpiexec, which fails where a rank does not take what a pipe holds
-PIECE = 2880  # bytes of a result in one line, which a pipe takes in one piece (PIPE_BUF)
+MARK = "\x1ehvd:"  # begins a line of a rank's guard among the rank's output; the job's token and words follow
+OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard: all users can read a command line
+RESULT = "HVD_RANK_RESULT"  # the variable with the descriptor of a rank's file for its result
+WINDOW = 1 << 15  # bytes of input in flight through mpiexec, which fails when the pipe to a rank is full
+PIECE = 2880  # bytes of a result in one line, so that a pipe takes the line in one piece (PIPE_BUF)
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class Guard:
-    """Starts programs, tells how they end, and ends them."""
+    """Starts programs, reports how they end, and ends them."""
 
     grace = 0.0  # seconds for programs to end when the other end of CONTROL is gone
 
@@ -54,11 +54,11 @@ class Guard:
         self.report = report
         self.commands = b""
         self.running: dict[int, int] = {}  # process number: index of the program
-        self.alone: set[int] = set()  # numbers of those that pass signals on to their children themselves
+        self.alone: set[int] = set()  # processes that pass signals on to their children themselves
         self.started: list[subprocess.Popen[bytes]] = []
-        self.deadline: float | None = None  # when all is killed; None while nothing is to end
+        self.deadline: float | None = None  # when all is killed; None while nothing has to end
         self.grace = 5.0
-        self.cleared = False  # whether what the programs left behind has been told to end
+        self.cleared = False  # whether processes that the programs left behind have got SIGTERM
         self.pid = os.getpid()
         self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -69,14 +69,14 @@ class Guard:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def tell(self, *words: Any) -> None:
-        """To the launcher, if it is still there."""
+        """Sends a line to the launcher, if it is still there."""
         line = json.dumps(words).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[os.write(self.report, line) :]
 
     def read_order(self) -> dict[str, Any] | None:
-        """What to start; None if the launcher ended before it had said it."""
+        """What to start; None if the launcher ended before it had sent it."""
         while b"\n" not in self.commands:
             if not self.read_more():
                 return None
@@ -89,7 +89,7 @@ class Guard:
         return order
 
     def read_more(self) -> bool:
-        """More of what the launcher says; False at its end."""
+        """Reads more from the launcher; False at the end of the pipe."""
         data = os.read(self.control, 1 << 16)
         self.commands += data
         return bool(data)
@@ -118,7 +118,7 @@ class Guard:
                 self.tell("refused", index, getattr(error, "errno", None) or 0, str(error))
                 well = False
                 break
-            self.started.append(process)  # kept, for at its end Popen would wait for the process itself
+            self.started.append(process)  # kept, because the destructor of Popen would wait for the process
             self.running[process.pid] = index
             self.alone.update([process.pid] if program["alone"] else [])
             self.tell("started", index)
@@ -132,20 +132,20 @@ class Guard:
         def prepare() -> None:
             os.setpgid(0, 0)
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != self.pid:  # it was gone before this process had asked to be told
+            if os.getppid() != self.pid:  # the guard ended before the line above took effect
                 os._exit(1)
             if cpus:
-                with contextlib.suppress(OSError):  # a CPU has gone off line; running anywhere is better than not
+                with contextlib.suppress(OSError):  # a CPU has gone offline; running anywhere is better than not
                     os.sched_setaffinity(0, cpus)
 
         return prepare
 
     def run(self) -> None:
-        """Until there is no process any more."""
-        sources = select.poll()  # not select(), which knows only numbers below 1024
+        """Runs until no process is left."""
+        sources = select.poll()  # not select(), which takes only descriptors below 1024
         sources.register(self.woken, select.POLLIN)
         sources.register(self.control, select.POLLIN)
-        self.obey()  # what came together with the order
+        self.obey()  # commands that came together with the order
         while self.reap():
             if not self.running and not self.cleared:
                 self.cleared = True
@@ -172,13 +172,13 @@ class Guard:
                     self.stop(signal.SIGKILL, 0.0)
 
     def await_end(self) -> None:
-        """What is ending by itself is told as such, and not as what is then made to end."""
+        """Waits for programs that are ending by themselves, so that they are not reported as killed by the guard."""
         until = time.monotonic() + self.grace
         while self.reap() and self.running and time.monotonic() < until:
             time.sleep(0.005)
 
     def reap(self) -> bool:
-        """Tells which programs have ended; False if no process is left."""
+        """Reports which programs have ended; False if no process is left."""
         ended = []
         left = True
         while left:
@@ -193,7 +193,7 @@ class Guard:
             if index is not None:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
                 self.started[index].returncode = ended[-1][1]
-        # Of several that ended at once a killed one was the cause: it ends the others, and cannot itself be ended.
+        # Of several that ended at once one killed by a signal is the cause: its end makes others fail, not the reverse.
         for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
             self.tell("exited", index, code)
         if any(code != 0 for _, code in ended) and self.deadline is None:
@@ -201,14 +201,14 @@ class Guard:
         return left
 
     def obey(self) -> None:
-        """Does what whole lines of the launcher say."""
+        """Executes the complete lines that the launcher has sent."""
         while b"\n" in self.commands:
             line, _, self.commands = self.commands.partition(b"\n")
             _, number, seconds = line.split()
             self.stop(int(number), float(seconds))
 
     def stop(self, number: int, seconds: float) -> None:
-        """A signal to all that is there; what is still there after so many seconds is killed."""
+        """Sends a signal to all processes; those that are left after `seconds` are killed."""
         for pid in self.running:
             send = os.kill if pid in self.alone else os.killpg
             with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ class Guard:
         self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
 
     def below(self) -> set[int]:
-        """All processes below this one, whatever group or session they have made for themselves."""
+        """All descendants of this process, whatever group or session they have made for themselves."""
         found = parents()
         below: set[int] = set()
         more = {self.pid}
@@ -233,14 +233,14 @@ class Guard:
         return below
 
     def kill_all(self) -> None:
-        """Ends what has not ended when it was told to."""
+        """Kills all descendants that have not ended after a signal."""
         for pid in self.below():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def parents() -> dict[int, int]:
-    """Of each process that can be seen, the parent."""
+    """The parent of each process that can be seen."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -251,7 +251,7 @@ def parents() -> dict[int, int]:
 
 
 def processes_of(identity: dict[str, str]) -> list[int]:
-    """All that runs on this host with these variables in its environment, whoever has started it; zombies have none."""
+    """All processes of this host with these variables in their environment, whatever started them; not zombies."""
     wanted = {f"{name}={value}".encode() for name, value in identity.items()}
     found = []
     for name in os.listdir("/proc"):
@@ -263,7 +263,7 @@ def processes_of(identity: dict[str, str]) -> list[int]:
 
 
 def segment_prefix(identity: dict[str, str]) -> str:
-    """What the names of all shared memory of a job begin with; include/hvd/shared_memory/segment.hpp makes them."""
+    """The prefix of the names of a job's shared memory, which include/hvd/shared_memory/segment.hpp makes."""
     return f"hvd-{os.geteuid()}-{identity['HVD_JOB']}"
 
 
@@ -284,8 +284,8 @@ def sweep(directory: str, prefix: str) -> None:
 class RankGuard(Guard):
     """The guard of one rank where mpiexec starts it, on any host; its launcher reads it from the rank's output."""
 
-    # A rank that dies closes what it has of MPI's before it has ended. mpiexec's proxy sees that, and at once kills all
-    # that it has started on this host.
+    # A rank that dies closes its connection for MPI before it has ended. mpiexec's proxy sees that, and at once kills
+    # all processes that it has started on this host.
     grace = 0.5
 
     def __init__(self, control: int, options: dict[str, Any]) -> None:
@@ -295,19 +295,19 @@ class RankGuard(Guard):
         self.result = os.memfd_create("hvd-result") if options["results"] else None
 
     def tell(self, *words: Any) -> None:
-        """In one write, so that nothing comes between; with the time, by which the launcher compares clocks."""
+        """In one write, so that no output comes between; with the time, by which the launcher compares clocks."""
         if words[0] == "exited":
             self.code = words[2]
             self.tell_result()
-            # Whether it was made to end, because another has failed.
+            # Whether the guard killed it, because another rank has failed.
             words = (*words, self.deadline is not None and self.code == -signal.SIGKILL)
         line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
         with contextlib.suppress(OSError):
             os.write(self.report, line.encode())
 
     def feed(self, pipe: int) -> None:
-        """Passes standard input on to the rank, as fast as that takes it, until its end."""
-        with contextlib.suppress(OSError):  # the rank does not listen any more
+        """Passes standard input on to the rank until its end, as fast as the rank reads."""
+        with contextlib.suppress(OSError):  # the rank no longer reads
             while data := os.read(0, WINDOW):
                 rest = data
                 while rest:
@@ -316,7 +316,7 @@ class RankGuard(Guard):
         os.close(pipe)
 
     def tell_result(self) -> None:
-        """What the rank has left in its file."""
+        """Sends what the rank has written to its file."""
         if self.result is None:
             return
         place = 0
@@ -326,7 +326,7 @@ class RankGuard(Guard):
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
-    """What tells a rank where it is, on hosts with so many ranks each; include/hvd/config.hpp reads it."""
+    """The variables with a rank's place, on hosts with `counts` ranks; include/hvd/config.hpp reads them."""
     host, local = 0, rank
     while local >= counts[host]:
         local -= counts[host]
@@ -347,8 +347,9 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
     `options`: token, counts and names of hosts, bind, results, env, grace and farewell in seconds. mpiexec's proxy may
-    kill the process that it has started at any time. The guard therefore is another one, which sees that by the end of
-    a pipe. With `results` the rank has a file in memory, RESULT, whose bytes go to the launcher when it has ended.
+    kill the process that it has started at any time. So the guard is a child of that process, and the end of a pipe
+    shows it that its parent is gone. With `results` the rank has an in-memory file, RESULT, whose bytes go to the
+    launcher when the rank has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
@@ -367,8 +368,8 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
         os.setsid()
         os.close(orders)
         return guard_rank(control, options, command)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # where the proxy is gone
-    os.closerange(3, orders)  # above all what MPI talks through, which is the rank's
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the proxy is gone
+    os.closerange(3, orders)  # above all the connection of MPI, which is the rank's
     os.closerange(orders + 1, 1024)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -388,9 +389,9 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     pmi = os.environ.get("PMI_FD", "")
     passed = [int(pmi)] if pmi.isdigit() else []
     if guard.result is not None:
-        own[RESULT] = str(os.dup(guard.result))  # which is closed here when the rank has been started
+        own[RESULT] = str(os.dup(guard.result))  # closed here once the rank has been started
         passed.append(int(own[RESULT]))
-    # For all but rank 0 mpiexec leaves open a pipe into which nobody writes.
+    # For all ranks but 0 mpiexec leaves a pipe open that has no writer.
     stdin, feed = os.pipe2(os.O_CLOEXEC) if rank == 0 else (os.open(os.devnull, os.O_RDONLY), None)
     program = {
         "argv": command,
@@ -406,7 +407,7 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
         threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
     guard.run()
     identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
-    if not processes_of(identity):  # the last rank of this host; others may be about to open what has such a name
+    if not processes_of(identity):  # the last rank of this host: others might still open such files
         sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))
     return guard.code if guard.code >= 0 else 128 - guard.code
 

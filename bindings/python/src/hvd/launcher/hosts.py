@@ -15,7 +15,7 @@ _WORDS = re.compile(r"([^\s:=]+)(?:\s*:\s*(\S+))?((?:\s+[\w-]+\s*=\s*\S+)*)\Z")
 
 
 def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
-    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names come once."""
+    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names are unique."""
     found = []
     for word in text.split(","):
         name, colon, slots = word.strip().partition(":")
@@ -26,7 +26,7 @@ def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
 def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Hosts from a file, one on a line: `h1 slots=2` as Horovod and Open MPI have it, `h1:2` as MPICH, or `h1`.
 
-    From # on it is a comment; other settings of Open MPI (max-slots=4) are left alone. ValueError names file and line.
+    A # begins a comment; other settings of Open MPI (max-slots=4) are ignored. ValueError names file and line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -40,7 +40,7 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
 def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
     """Hosts as Horovod's discovery script prints them, `host:slots` or, where `slots` is given, `host` on each line.
 
-    `script`: a file, or as with horovodrun any command line of the shell.
+    `script`: a file or, as with horovodrun, any command line of the shell.
     """
     shell = not os.path.isfile(script)
     command: str | list[str] = script if shell else [os.path.abspath(script)]
@@ -90,7 +90,7 @@ def merged(hosts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
-    """The first hosts with so many ranks on each that there are np; ValueError if there are fewer slots."""
+    """The first hosts, each with its number of ranks, np in all; ValueError if there are fewer slots."""
     available = sum(slots for _, slots in hosts)
     if np > available:
         listed = ", ".join(f"{name}:{slots}" for name, slots in hosts)
@@ -110,9 +110,9 @@ def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
 def named_hosts(
     np: int, listed: str | None, file: str | None, script: str | None, slots: int | None, where: str = "-H"
 ) -> list[tuple[str, int]] | None:
-    """Hosts with so many ranks on each that there are np, named in one of three ways, or None where none are named.
+    """Hosts, each with its number of ranks, np in all, named in one of three ways; None where none are named.
 
-    `slots`: of hosts for which the script prints none. ValueError for what are no hosts, and where slots are too few.
+    `slots`: of hosts for which the script prints none. ValueError for invalid hosts, and where slots are too few.
     """
     if listed is not None:
         found = parse_hosts(listed, where)
@@ -126,7 +126,7 @@ def named_hosts(
 
 
 def this_host_only(places: Sequence[tuple[str, int]]) -> bool:
-    """Whether all ranks are here, whatever this host is called."""
+    """Whether all ranks are on this host, by whatever name."""
     return all(is_local(name) for name, _ in places)
 
 
@@ -137,6 +137,6 @@ def is_local(name: str) -> bool:
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
-                trial.bind(address)  # which only an address of this host allows
+                trial.bind(address)  # succeeds only for an address of this host
                 return True
     return False

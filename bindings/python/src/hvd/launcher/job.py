@@ -30,7 +30,7 @@ PAUSE = 0.2  # seconds after which the beginning of a line is shown without its 
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started: what is wrong with what was asked for, and what would be right."""
+    """The ranks could not be started; the text has what is wrong with the request and what would be right."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -45,9 +45,9 @@ class Interrupted(KeyboardInterrupt):
 class Program:
     """One process to start. `env` goes on top of the job's; stdin is /dev/null where it is None.
 
-    `index`: under which its output is passed on and its end is told, by default its place among the programs. `alone`:
-    it passes signals on itself, so that they are for it and not for its process group. `window`: at most so many bytes
-    of its input are on their way to it; Job.took says what has arrived.
+    `index`: the number for its output and its end, by default its position among the programs. `alone`: it passes
+    signals on itself, so they are sent to it and not to its process group. `window`: the most bytes of its input that
+    may be in flight; Job.took counts those that have arrived.
     """
 
     argv: Sequence[str]
@@ -63,7 +63,7 @@ class Program:
 
 @dataclass
 class Outcome:
-    """How a job ended: the first program that failed with its code (below zero: a signal), None where all went well."""
+    """How a job ended: the first program that failed, None if none did, and its code (negative: a signal)."""
 
     failed: int | None = None
     code: int = 0
@@ -111,7 +111,7 @@ class Job:
     """Runs programs under a guard and passes on what they write.
 
     `on_line(index, stream, piece)` gets what is written, on the thread that calls run(); `tee(index, stream, data)` the
-    same as the bytes that they were; `notify(sentence)` what a person may want to know while it happens.
+    same as bytes; `notify(sentence)` gets messages for the user while the job runs.
     """
 
     def __init__(
@@ -133,36 +133,36 @@ class Job:
         self._splitters: dict[tuple[int, str], Splitter] = {}
         self._input: _Input | None = None
         self._control = self._report = -1
-        self._told = b""  # by the guard, up to a line's end that has not come
+        self._told = b""  # the last line of the guard, which is not complete yet
         self._signals: list[int] = []
         self._started = 0
         self._done = False
         self._refusal = ""
         self._outcome = Outcome()
-        self._codes: dict[int, int] = {}  # of those that have ended
+        self._codes: dict[int, int] = {}  # of the programs that have ended
 
     def add(self, program: Program) -> None:
-        """One more program, before run()."""
+        """Adds a program, before run()."""
         self.programs.append(program)
         self.expected += 1
 
     def listen(self, fd: int, index: int, stream: str, only: Callable[[bytes], bytes] | None = None) -> None:
-        """One more source of output, a pipe that stays the caller's; before run(). `only` takes out what is none."""
+        """Adds a source of output, a pipe that stays the caller's; before run(). `only` filters what is read."""
         os.set_blocking(fd, False)
         splitter = self._splitters.setdefault((index, stream), Splitter())
         self._outputs[fd] = _Output(fd, index, stream, splitter, time.monotonic(), only)
 
     def begun(self) -> None:
-        """One of those that are expected has been started."""
+        """Counts one of the expected processes as started."""
         self._started += 1
 
     def took(self, count: int) -> None:
-        """So many bytes of the input have arrived at the program with a window."""
+        """Counts bytes of input that have arrived at the program with a window."""
         if self._input and self._input.credit is not None:
             self._input.credit += count
 
     def last_lines(self, index: int) -> list[str]:
-        """What a program has written last: to its standard error, or to its output if nothing went there."""
+        """The last lines that a program wrote to its standard error, or to its output if it wrote none there."""
         for stream in ("stderr", "stdout"):
             splitter = self._splitters.get((index, stream))
             if splitter and any(line.strip() for line in splitter.last_lines):
@@ -170,11 +170,11 @@ class Job:
         return []
 
     def stop(self, number: int, seconds: float) -> None:
-        """Signals all programs; what has not ended after so many seconds is killed."""
+        """Signals all programs; those that have not ended after `seconds` are killed."""
         self._tell(f"stop {int(number)} {seconds}\n".encode())
 
     def fail(self, index: int, code: int) -> None:
-        """Counts a program as failed, of which the guard cannot know, and ends the others."""
+        """Counts a program as failed, whose end the guard cannot see, and ends the others."""
         if self._blame(index, code):
             self.stop(signal.SIGTERM, self.grace)
 
@@ -185,7 +185,7 @@ class Job:
         return first
 
     def refuse(self, sentence: str) -> None:
-        """Something could not be started; ends all, and run() throws it."""
+        """Ends all because something could not be started; run() raises LaunchError with the sentence."""
         if not self._refusal and self._outcome.failed is None and self._outcome.interrupted is None:
             self._refusal = sentence
             self.stop(signal.SIGTERM, self.grace)
@@ -200,12 +200,12 @@ class Job:
         signals: Sequence[int] = (signal.SIGINT,),
         identity: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Starts all, and returns when nothing of them is left.
+        """Starts all programs, and returns when no process of them is left.
 
-        `signals` that come, if this is the main thread, are passed on to the programs. `sweep`: directory and beginning
-        of the names of what is to be removed at the end. `identity`: variables that all processes of the job have and
-        no other has, by which they are found and ended if the guard is killed. LaunchError if a program could not be
-        started, or if that happens.
+        `signals` are passed on to the programs if this is the main thread. `sweep`: directory and name prefix of the
+        files to remove at the end. `identity`: variables that all processes of the job have and no other process has,
+        by which they are found and killed if the guard is killed. LaunchError if a program could not be started, or if
+        the guard was killed.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -223,7 +223,7 @@ class Job:
                     self._tell(order)
                     self._attend(selector, start_timeout)
                 except BaseException:
-                    # Something that was called here has failed. End the ranks first, and then tell.
+                    # A function that was called here has failed. End the ranks first, then raise its error.
                     self._on_line, self._tee = lambda *_: None, None
                     self.stop(signal.SIGTERM, self.grace)
                     self._attend(selector, start_timeout)
@@ -243,7 +243,7 @@ class Job:
         return self._outcome
 
     def _end_without_guard(self, identity: dict[str, str]) -> None:
-        """Ends what the guard would have. The ranks are killed when it is, but not what they have started."""
+        """Ends what the guard would have ended. The ranks die with it, but processes that they started do not."""
         until = time.monotonic() + guard_.KILL_TIMEOUT
         while left := guard_.processes_of(identity):
             if time.monotonic() > until:
@@ -258,7 +258,7 @@ class Job:
         self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, pids))}")
 
     def _find_cause(self) -> None:
-        """A rank whose last words are that another one is lost may have ended first, but has not failed first."""
+        """Finds the rank that failed first: one that reports another as lost is not it, even if it ended first."""
         for _ in range(len(self._splitters)):
             failed = self._outcome.failed
             lost = _LOST.findall("\n".join(self.last_lines(failed))) if failed is not None else []
@@ -266,13 +266,13 @@ class Job:
             if cause is None or cause == failed or self._codes.get(cause) == 0 or not self.last_lines(cause):
                 return
             self._outcome.failed = cause
-            if self._codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here, while it was ending
+            if self._codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here while it was ending
                 self._outcome.code = self._codes[cause]
 
     def _prepare(
         self, stack: contextlib.ExitStack, sweep: tuple[str, str] | None
     ) -> tuple[subprocess.Popen[bytes], bytes]:
-        """Starts the guard with all pipes; and what it is to be told."""
+        """Starts the guard with all pipes; returns it, and the order to send to it."""
         with contextlib.ExitStack() as theirs:
 
             def pipe(to_them: bool) -> tuple[int, int]:
@@ -289,9 +289,9 @@ class Job:
                 fds = [null]
                 terminal = program.stdin is not None and os.isatty(program.stdin)
                 if program.stdin is not None and not terminal and program.window is None:
-                    fds = [os.dup(program.stdin)]  # not 0, which is another thing in the guard
+                    fds = [os.dup(program.stdin)]  # not 0, which is /dev/null in the guard
                     theirs.callback(os.close, fds[0])
-                # A terminal stops those in the background who read from it, as all programs of the job are.
+                # A terminal stops background processes that read from it, and all programs of the job are such.
                 elif program.stdin is not None and (not terminal or _in_foreground(program.stdin)):
                     mine, other = pipe(to_them=True)
                     self._input, fds = _Input(program.stdin, mine, program.window), [other]
@@ -327,14 +327,14 @@ class Job:
         return guard, b"%d\n" % len(order) + order
 
     def _tell(self, data: bytes) -> None:
-        """To the guard, if it is still there."""
+        """Sends data to the guard, if it is still there."""
         with contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[os.write(self._control, data) :]
 
     @contextlib.contextmanager
     def _passing_on(self, selector: selectors.BaseSelector, signals: Sequence[int]) -> Iterator[None]:
-        """Signals are handled between two pieces of output, never within one."""
+        """Passes signals on while the block runs: between two pieces of output, never within one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -353,7 +353,7 @@ class Job:
         before = {}
         try:
             for number in signals:
-                # Ignored ones stay ignored, as under nohup; None is a handler that cannot be put back.
+                # Ignored ones stay ignored, as under nohup; None is a handler that cannot be restored.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     before[number] = signal.signal(number, note)
             selector.register(read, selectors.EVENT_READ, take)
@@ -376,7 +376,7 @@ class Job:
             self.stop(signal.SIGKILL, 0.0)
 
     def _attend(self, selector: selectors.BaseSelector, start_timeout: float) -> None:
-        """Until the guard has ended."""
+        """Handles output, input, reports and signals until the guard has ended."""
         deadline = time.monotonic() + start_timeout
         known = {key.fd for key in selector.get_map().values()}
         for fd, output in self._outputs.items():
@@ -406,14 +406,14 @@ class Job:
                     self._pass(output, output.splitter.flush())
             if starting and time.monotonic() > deadline:
                 self.refuse(f"{self.late()} within {start_timeout:g} s (start_timeout)")
-        # What is still in the pipes. Their writers are gone, but for what got away; nobody waits for that.
+        # Reads what is left in the pipes. Their writers are gone, except for processes that escaped: no wait for those.
         for output in list(self._outputs.values()):
             while self._receive(output):
                 pass
             self._pass(output, output.splitter.feed(b"", final=True))
 
     def _receive(self, output: _Output) -> bool:
-        """Passes on what there is; False where there is nothing now. At its end the output is forgotten."""
+        """Passes on what there is; False if there is nothing now, or at the end, where the output is removed."""
         try:
             data = os.read(output.fd, 1 << 16)
         except BlockingIOError:
@@ -432,7 +432,7 @@ class Job:
             self._on_line(output.index, output.stream, piece)
 
     def _heed(self) -> bool:
-        """What the guard tells; False at its end."""
+        """Handles reports of the guard; False at its end."""
         data = os.read(self._report, 1 << 16)
         *lines, self._told = (self._told + data).split(b"\n")
         for line in lines:
@@ -460,7 +460,7 @@ def _in_foreground(terminal: int) -> bool:
     """Whether this process may read from a terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # it is not the one that controls this process, and stops nobody
+    except OSError:  # it is not this process's controlling terminal, and stops no reader
         return True
 
 
@@ -472,12 +472,12 @@ class _Output:
     index: int
     stream: str
     splitter: Splitter
-    since: float  # when something came last
+    since: float  # when data came last
     only: Callable[[bytes], bytes] | None = None
 
 
 class _Input:
-    """What is typed, or comes from a file, on its way to a program that cannot read it itself."""
+    """Passes input from a terminal or a file on to a program that cannot read it itself."""
 
     def __init__(self, source: int, pipe: int, window: int | None = None) -> None:
         self.source = source
@@ -489,13 +489,13 @@ class _Input:
         os.set_blocking(pipe, False)
 
     def wanted(self) -> int:
-        """The side whose turn it is, or -1."""
+        """The descriptor to wait for next, or -1."""
         if self.over:
             return -1
         return self.pipe if self.text else self.source if self.credit != 0 else -1
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Waits for the side whose turn it is."""
+        """Registers the descriptor to wait for next."""
         while (wanted := self.wanted()) != self.registered:
             if self.registered >= 0:
                 selector.unregister(self.registered)
@@ -508,30 +508,30 @@ class _Input:
                 else:
                     selector.register(wanted, selectors.EVENT_READ, self.read)
                 self.registered = wanted
-            except PermissionError:  # a file, for which nobody has to wait
+            except PermissionError:  # a file, which is always ready
                 self.read()
         if self.over and self.pipe >= 0:
-            # The end of what is typed. The number stays taken, for somebody closes it at the end of the job.
+            # The end of the input. The descriptor stays in use, because it is closed at the end of the job.
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, self.pipe, inheritable=False)
             os.close(null)
             self.pipe = -1
 
     def read(self) -> None:
-        """From where it comes."""
+        """Reads from the source."""
         try:
             self.text = os.read(self.source, 4096 if self.credit is None else self.credit)
-        except OSError:  # it was hung up
+        except OSError:  # the terminal was hung up
             self.text = b""
         self.over = not self.text
         if self.credit is not None:
             self.credit -= len(self.text)
 
     def write(self) -> None:
-        """To the program."""
+        """Writes to the program."""
         try:
             self.text = self.text[os.write(self.pipe, self.text) :]
         except BlockingIOError:
             pass
-        except OSError:  # the program does not listen any more
+        except OSError:  # the program no longer reads
             self.text, self.over = b"", True

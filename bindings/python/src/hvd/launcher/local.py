@@ -1,4 +1,4 @@
-"""hvd/launcher/local.py: a command on several ranks of this host."""
+"""hvd/launcher/local.py: runs a command on several ranks of this host."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RankFailed(RuntimeError):
 
 
 def how_it_ended(returncode: int) -> str:
-    """In words, for a code as subprocess has it."""
+    """A return code of subprocess in words."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     words = signal.strsignal(-returncode)
@@ -71,25 +71,26 @@ def run_local(
     verbose: Callable[[str], None] | None = None,
     hosts: Sequence[tuple[str, int]] = (),
 ) -> None:
-    """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have ended well.
+    """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have succeeded.
 
     command: a list of words, the program first. Ranks get HOROVOD_RANK, HOROVOD_SIZE and the rest of their place, and
         HVD_JOB, a random name; PYTHONUNBUFFERED=1 unless it is set, so that output comes when it is printed.
-    env: what ranks find besides, by default this process's environment. rank_env(rank) goes on top of all.
-    on_line(rank, stream, piece): what ranks write, stream being "stdout" or "stderr", on this thread. A piece keeps its
-        line's end; see hvd/launcher/output.py for "\\r" and pieces without one. By default it is printed, prefixed.
-    stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, find /dev/null.
+    env: the ranks' other variables, by default this process's environment. rank_env(rank) overrides all others.
+    on_line(rank, stream, piece): called on this thread with what ranks write; stream is "stdout" or "stderr". A piece
+        keeps its line's end; see hvd/launcher/output.py for "\\r" and pieces without one. By default: LinePrinter.
+    stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, get /dev/null.
     pass_fds(rank): file descriptors that the rank inherits, by the same numbers. They stay the caller's to close.
-    bind: True gives each rank its own cores where there are enough, a number so many cores, False none.
+    bind: True gives each rank its own cores where there are enough, a number that many; False does not bind.
     start_timeout: seconds for all to be started, and for ranks to find each other (HOROVOD_START_TIMEOUT).
-    signals: are passed on to the ranks where this is called on the main thread, and come back as Interrupted, which is
-        a KeyboardInterrupt, when all ranks are gone. They have 30 s; a second signal kills them.
+    signals: passed on to the ranks where this is called on the main thread; Interrupted, a KeyboardInterrupt, is raised
+        when all ranks are gone. They have 30 s to end; a second signal kills them.
     output_dir: a folder for rank.N/stdout and rank.N/stderr, the bytes as they were written.
-    notify, verbose: called with sentences for a person about what happens, and about what was decided.
-    hosts: names of this host, each with its ranks, as they were listed: HOROVOD_HOSTNAME, by default "localhost".
+    notify, verbose: called with sentences for the user about events, and about decisions.
+    hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
 
-    When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. What ranks have started ends with them. RankFailed
-    for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a bad np.
+    When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes that ranks started end with them.
+    RankFailed for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a
+    bad np.
     If this process is killed, all ranks are. Cost: one process besides the ranks, which starts before them.
     """
     if isinstance(np, bool) or not isinstance(np, int) or not 1 <= np <= MOST_RANKS:
@@ -134,27 +135,27 @@ def run_local(
 
 
 def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """What all ranks find. Python would keep what it prints into a pipe until there is much of it."""
+    """The environment of all ranks. PYTHONUNBUFFERED: else Python buffers what it prints into a pipe."""
     base = dict(os.environ if env is None else env)
     base.setdefault("PYTHONUNBUFFERED", "1")
     return base
 
 
 def check_timeout(seconds: float) -> None:
-    """ValueError for a time to start in that is none."""
+    """Raises ValueError for an invalid start_timeout."""
     if not 1e-3 <= seconds <= 1e9:
         raise ValueError(f"start_timeout is {seconds!r}; allowed: 0.001 to 1000000000 seconds")
 
 
 def new_identity() -> dict[str, str]:
-    """What tells the ranks of this launch from all others: the name under which they meet, and a number of the launch.
-    Neither is a secret.
+    """The variables that distinguish the ranks of this launch from all others: the name under which they meet, and a
+    number of the launch. Neither is a secret.
     """
     return {"HVD_JOB": secrets.token_hex(16), "HVD_LAUNCH": secrets.token_hex(16)}
 
 
 def place(rank: int, size: int, host: str, start_timeout: float) -> dict[str, str]:
-    """What tells a rank where it is, in a job on one host; include/hvd/config.hpp reads it."""
+    """The variables with a rank's place in a job on one host; include/hvd/config.hpp reads them."""
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
@@ -169,7 +170,7 @@ def place(rank: int, size: int, host: str, start_timeout: float) -> dict[str, st
 
 @contextlib.contextmanager
 def files_of_ranks(folder: str | os.PathLike[str], np: int) -> Iterator[Callable[[int, str, bytes], None]]:
-    """What writes the bytes of each rank to FOLDER/rank.N/stdout and stderr; N has zeros before it, as in Horovod."""
+    """Yields what writes each rank's bytes to FOLDER/rank.N/stdout and stderr; N has leading zeros, as in Horovod."""
     files: dict[tuple[int, str], BinaryIO] = {}
     with contextlib.ExitStack() as stack:
         for rank in range(np):

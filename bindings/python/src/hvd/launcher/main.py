@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads any more. Python would say so once more when it ends.
+        # The reader is gone. Python would report that once more when it ends.
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(null, stream.fileno())
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_streams() -> None:
-    """Input and output are there: pipes of the job cannot get their numbers, and nothing need look whether they are."""
+    """Opens standard streams that are closed: no pipe of the job gets their numbers, and no code has to check them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -49,7 +49,7 @@ def open_streams() -> None:
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """The same, where somebody reads what it says."""
+    """Runs hvdrun with open standard streams; raises BrokenPipeError if the reader of its output is gone."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupt)
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def interrupt(number: int, _: Any) -> NoReturn:
-    """A signal while there are no ranks to pass it on to: what was begun is cleared away."""
+    """Handles signals while there are no ranks to pass them on to: the exception cleans up what was begun."""
     raise Interrupted(number)
 
 
@@ -149,7 +149,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
 
 
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
-    """What --binding-args asks for on this host: as for mpiexec -bind-to none, core or core:N."""
+    """What --binding-args asks for on this host, as in mpiexec -bind-to none, core or core:N."""
     text = " ".join(arguments or [])
     match = re.fullmatch(r"--?bind-to[ =](none|core)(?::([0-9]{1,9}))?( --?map-by \S+)?", text)
     if text and not match:
@@ -160,7 +160,7 @@ def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
 
 
 def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speech: Speech) -> None:
-    """Takes HOROVOD_THREAD_AFFINITY out where it has fewer CPUs than a host has ranks: as in Horovod, none is used."""
+    """Removes HOROVOD_THREAD_AFFINITY where it has fewer CPUs than a host has ranks: as in Horovod, none is used."""
     most = max(count for _, count in places)
     text = env.get("HOROVOD_THREAD_AFFINITY")
     if text and len(text.split(",")) < most:
@@ -172,7 +172,7 @@ def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speec
 
 
 def float_or(text: str | None, otherwise: float) -> float:
-    """A number in a variable."""
+    """The number in HOROVOD_START_TIMEOUT, or `otherwise` if it is not set."""
     if not text:
         return otherwise
     try:
@@ -182,7 +182,7 @@ def float_or(text: str | None, otherwise: float) -> float:
 
 
 def version() -> str:
-    """Of the installed package."""
+    """The version of the installed package."""
     from importlib import metadata
 
     try:
@@ -192,7 +192,7 @@ def version() -> str:
 
 
 def check_build() -> int:
-    """What `python -m hvd` prints."""
+    """Prints what `python -m hvd` prints; returns the exit code."""
     try:
         from hvd.__main__ import main as report
 

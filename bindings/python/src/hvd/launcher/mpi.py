@@ -1,8 +1,8 @@
-"""hvd/launcher/mpi.py: a command on ranks of several hosts, which MPICH's mpiexec.hydra starts.
+"""hvd/launcher/mpi.py: runs a command on ranks of several hosts, which MPICH's mpiexec.hydra starts.
 
-mpiexec writes what each rank writes to a pipe of its own (-outfile-pattern), so nothing has to be taken apart. It does
-not notice ranks that end with an error, nor hosts that never answer: the guard that each rank has (guard.py) tells how
-it began and ended, in marked lines among the rank's errors, which are taken out here.
+mpiexec writes the output of each rank to a pipe of its own (-outfile-pattern), so nothing has to be separated. It does
+not notice ranks that end with an error, nor hosts that never answer: so the guard of each rank (guard.py) reports how
+the rank began and ended, in marked lines in the rank's standard error, which are taken out here.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from hvd.launcher.local import (
 )
 from hvd.launcher.output import LinePrinter, OnLine
 
-MPIEXEC = -1  # its index among ranks
+MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
 
 
 @dataclass
 class Results:
-    """What ranks leave in the files in memory that they find by guard.RESULT, as bytes by rank."""
+    """What ranks write to their in-memory files (see guard.RESULT), as bytes by rank."""
 
     written: dict[int, bytearray] = field(default_factory=dict)
-    behind: dict[int, int] = field(default_factory=dict)  # so many ns is a rank's monotonic clock behind this host's
+    behind: dict[int, int] = field(default_factory=dict)  # ns by which a rank's monotonic clock is behind this host's
 
 
 def run_mpi(
@@ -70,12 +70,12 @@ def run_mpi(
     waiting: Callable[[str], ContextManager[Any]] | None = None,
     results: Results | None = None,
 ) -> None:
-    """Runs a command on hosts with so many ranks each, `places`; parameters and errors are those of run_local.
+    """Runs a command on `places`, hosts with their numbers of ranks; other parameters and errors as in run_local.
 
     Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of MPI. Python, hvd, the command and
-    the working directory have the same paths on all hosts. Hosts are reached by ssh without a password, or as
-    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC say. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts.
-    `results` gets what ranks leave behind, also where they fail. LaunchError for a host that cannot be reached within
+    the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
+    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts.
+    `results` gets the ranks' results, also where ranks fail. LaunchError for a host that cannot be reached within
     start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
     listed = [name for name, _ in places]
@@ -108,7 +108,7 @@ def run_mpi(
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
-        # Hydra puts names into patterns and into the command lines of other hosts as they are: this one has only
+        # Hydra puts paths into patterns and into the command lines of other hosts without quoting: this one has only
         # letters, digits and slashes, whatever TMPDIR is.
         opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, opened)
@@ -126,7 +126,7 @@ def run_mpi(
                 said.append(piece.rstrip())
 
         job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != MPIEXEC else None, notify)
-        job.grace = 2 * GRACE  # within which the guards of the ranks end those
+        job.grace = 2 * GRACE  # time for the guards of the ranks to end them
         missing = set(range(size))
         job.expected = size
         kept = results or Results()
@@ -135,7 +135,7 @@ def run_mpi(
             for stream in ("stdout", "stderr"):
                 path = os.path.join(folder, f"{stream}.{rank}")
                 os.mkfifo(path, 0o600)
-                # For writing as well, or it would be at its end before mpiexec has opened it.
+                # Opened for writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 only = GuardLines(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
@@ -143,7 +143,7 @@ def run_mpi(
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
-        # The guards end what has to end; Hydra, which is faster, would end others before the first is known.
+        # The guards end ranks; Hydra, which is faster, would end others before the first that failed is known.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
@@ -162,7 +162,7 @@ def run_mpi(
 
 
 class GuardLines:
-    """Takes the marked lines of a rank's guard out of what the rank writes, however it arrives in parts."""
+    """Takes the marked lines of a rank's guard out of the rank's output, in whatever parts that arrives."""
 
     def __init__(self, token: str, handle: Callable[[list[Any]], None]) -> None:
         self._mark = f"{guard.MARK}{token} ".encode()
@@ -194,7 +194,7 @@ class GuardLines:
 
 
 def _parsed(text: bytes) -> list[Any] | None:
-    """What a guard says; None where a rank has written into the middle of it."""
+    """The words in a guard's line; None where a rank has written into the middle of it."""
     try:
         words = json.loads(text)
     except ValueError:
@@ -203,10 +203,10 @@ def _parsed(text: bytes) -> list[Any] | None:
 
 
 def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[list[Any]], None]:
-    """What to do with what the guard of a rank tells, with the time there as the last word."""
+    """Returns a function that handles the reports of a rank's guard, whose last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
-        # The line that came fastest knows best.
+        # The line with the least delay gives the best estimate.
         behind = time.monotonic_ns() - int(words[-1])
         results.behind[rank] = min(behind, results.behind.get(rank, behind))
         if words[0] == "result":
@@ -246,12 +246,12 @@ def reach(
     limit: float,
     verbose: Callable[[str], None] | None,
 ) -> list[str]:
-    """The options that tell mpiexec how to reach hosts, after they have been tried; LaunchError for those that fail."""
+    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached."""
     launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
     agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
     ssh_options = ssh_port is not None or ssh_identity is not None
     if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
-        return []  # Hydra asks the one who has given the hosts
+        return []  # Hydra uses the resource manager that allocated the hosts
     if launcher not in ("", "ssh", "rsh"):
         return []
     others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
@@ -280,10 +280,10 @@ def reach(
 
 
 def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
-    """Runs a small script on all hosts at once, which looks for what the ranks will need."""
+    """Runs a small script on all hosts at once, which looks for the files that the ranks need."""
     proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
     wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
-    # Answers have numbers, not names, which may have any character in them.
+    # Answers have numbers, not paths, which may have any character in them.
     script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
     deadline = time.monotonic() + limit
     problems = []

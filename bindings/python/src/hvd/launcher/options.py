@@ -21,15 +21,15 @@ On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra s
 The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
 """
 
-# What elastic jobs are told of hosts that come and go.
+# The options of elastic jobs for hosts that come and go.
 RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 
 
 class Parser(argparse.ArgumentParser):
-    """One that names what was meant."""
+    """A parser whose errors name the option that was meant."""
 
     def error(self, message: str) -> NoReturn:
-        """One sentence, and where to read more; exit code 2."""
+        """Prints one sentence, and where to read more; exits with code 2."""
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown:
             word = unknown[1].partition("=")[0]
@@ -46,7 +46,7 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """A number of a TCP port."""
+    """The number of a TCP port."""
     try:
         return settings.whole(text, 1, 65535)
     except argparse.ArgumentTypeError:
@@ -54,7 +54,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time of which something is left to wait."""
+    """A time of at least 0.001 seconds."""
     value = settings.number(text)
     if value < 1e-3:
         raise argparse.ArgumentTypeError(f"{text!r} is too short; allowed: from 0.001 seconds")
@@ -62,7 +62,7 @@ def seconds(text: str) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Arguments in one text, as a shell would take it apart."""
+    """Arguments in one text, split as by a shell."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -70,12 +70,12 @@ def words(text: str) -> list[str]:
 
 
 def program_name() -> str:
-    """What this command was called: scripts written for Horovod say horovodrun."""
+    """The name that this command was called by: scripts written for Horovod use horovodrun."""
     return "horovodrun" if os.path.basename(sys.argv[0]) == "horovodrun" else "hvdrun"
 
 
 def make_parser() -> Parser:
-    """All options."""
+    """The parser of all options."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog=program_name(),
@@ -118,8 +118,8 @@ def make_parser() -> Parser:
 
 
 def full_name(parser: argparse.ArgumentParser, word: str) -> str:
-    """An option of which only the beginning was said, as argparse would have it (but that also takes options of the
-    command for its own).
+    """The full name of an abbreviated option, as argparse would find it (but argparse also takes options of the command
+    for its own).
     """
     name, equals, value = word.partition("=")
     known = parser._option_string_actions
@@ -132,7 +132,7 @@ def full_name(parser: argparse.ArgumentParser, word: str) -> str:
 
 
 def joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The same with full names, and `--mpi-args=-x` for `--mpi-args -x`, which argparse would take for two options."""
+    """The arguments with full names, and `--mpi-args=-x` for `--mpi-args -x`, which argparse takes for two options."""
     result: list[str] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -150,7 +150,7 @@ def joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[st
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """The options with those of the configuration file, and warnings; leaves with exit code 2 where they are wrong."""
+    """The options with those of the configuration file, and warnings; exits with code 2 where they are wrong."""
     parser = make_parser()
     options = parser.parse_args(joined(parser, sys.argv[1:] if arguments is None else arguments))
     if options.command[:1] == ["--"]:

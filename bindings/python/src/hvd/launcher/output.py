@@ -1,8 +1,8 @@
-"""hvd/launcher/output.py: what ranks write, cut into lines and printed with the rank before each.
+"""hvd/launcher/output.py: cuts what ranks write into lines and prints each with its rank.
 
 A piece is what a rank has written up to the end of a line, the end included: a line ("text\\n"), the state of a
-progress bar ("12%\\r"), or, where a rank has paused in the middle of a line, what there is of it ("name? "), to which
-the next piece is the continuation.
+progress bar ("12%\\r"), or, where a rank has paused in the middle of a line, the part so far ("name? "), which the next
+piece continues.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Callable, TextIO
 
 OnLine = Callable[[int, str, str], None]
 
-LONGEST = 1 << 16  # characters of a piece; what has no line's end at all is passed on in parts
-KEPT = 40  # lines of each stream for who asks why a rank failed
+LONGEST = 1 << 16  # characters of a piece; longer text without a line's end is passed on in parts
+KEPT = 40  # last lines kept of each stream, to explain why a rank failed
 
-_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of one
+_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of a line's end
 
 
 class Splitter:
@@ -29,11 +29,11 @@ class Splitter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._line = ""
-        self._overwrite = False  # what comes replaces it
+        self._overwrite = False  # the text that comes next replaces the line
         self.last_lines: deque[str] = deque(maxlen=KEPT)
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """The pieces that are complete now. `final`: nothing comes any more, so all that there is."""
+        """The pieces that are complete now. `final`: the stream has ended, so the rest is a piece, too."""
         text = self._rest + self._decoder.decode(data, final)
         pieces, begin = [], 0
         for end in _END.finditer(text):
@@ -49,17 +49,17 @@ class Splitter:
         return pieces
 
     def waiting(self) -> bool:
-        """Whether there is a part of a line that nobody has seen."""
+        """Whether there is a part of a line that was not passed on yet."""
         return self._rest not in ("", "\r")
 
     def flush(self) -> list[str]:
-        """That part, as a piece: its rank has paused, perhaps with a question."""
+        """That part, as a piece: its rank has paused, perhaps after a prompt."""
         pieces = self.pause()
         self._remember(pieces)
         return pieces
 
     def pause(self, final: bool = False) -> list[str]:
-        """That part, which is none any more; a carriage return waits, for it may be half of a line's end."""
+        """Takes that part out; a carriage return at its end stays, because it may be half of a line's end."""
         half = "\r" if self._rest.endswith("\r") and not final else ""
         rest, self._rest = self._rest[: len(self._rest) - len(half)], half
         return [rest] if rest else []
@@ -78,15 +78,15 @@ class _Place:
     """Where the cursor of an output is."""
 
     def __init__(self) -> None:
-        self.source: tuple[int, str] | None = None  # whose unfinished line it stands in
+        self.source: tuple[int, str] | None = None  # the rank and stream whose unfinished line it is in
         self.overwriting = False  # that line ends with a carriage return
 
 
 class LinePrinter:
     """Prints pieces of several ranks, each line with its rank before it: `[1]<stdout>: text`.
 
-    Where a line is unfinished, as with a progress bar, and another rank writes, the other one begins a new line. It is
-    what `on_line` of run_local may be; `out` and `err` are where the two streams go, by default this process's own.
+    If another rank writes while a line is unfinished, as with a progress bar, it begins a new line. An object may be
+    the `on_line` of run_local; `out` and `err` are where the two streams go, by default this process's own.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class LinePrinter:
             place.source = None
         if place.source is None or place.overwriting:
             if end == "\r" and not text:
-                return  # to the beginning of a line that nothing stands in
+                return  # a return to the beginning of an empty line
             written += self._before(rank, stream)
         written += text + end
         if end == "\r" and _is_terminal(file):
-            written = written[:-1] + "\x1b[K\r"  # nothing of a longer line before it
+            written = written[:-1] + "\x1b[K\r"  # clears the rest of a longer line before it
         place.source = None if end == "\n" else source
         place.overwriting = end == "\r"
         _write(file, written)

@@ -1,6 +1,6 @@
-"""hvd/launcher/settings.py: what horovodrun can set for the ranks: flag, variable, and place in a configuration file.
+"""hvd/launcher/settings.py: what horovodrun can set for the ranks: flag, variable, and key in a configuration file.
 
-One table, from which come the options of the command line, the keys of the YAML file and the variables of the ranks.
+One table defines the options of the command line, the keys of the YAML file and the variables of the ranks.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def share(text: str) -> float:
 
 
 def truth(text: str) -> bool:
-    """In a file; the command line has --x and --no-x."""
+    """A truth value in a file; the command line has --x and --no-x."""
     if text.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
     return text.lower() in ("true", "1", "yes", "on")
 
 
 def level(text: str) -> str:
-    """What the ranks log."""
+    """The least level that the ranks log."""
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
     if text.upper() not in levels:
         raise argparse.ArgumentTypeError(f"{text!r} is no level; allowed: {', '.join(levels)}")
@@ -73,7 +73,7 @@ _META: dict[Callable[[str], Any], str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be set. `idle`: why it changes nothing here, where it does not."""
+    """One setting. `idle`: why it has no effect in hvd; empty where it has one."""
 
     flag: str
     kind: Callable[[str], Any]
@@ -211,7 +211,7 @@ POSITIVE = {"log-with-timestamp": ["--no-log-hide-timestamp"]}
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """The options of all settings; None stands for what is not said."""
+    """Adds the options of all settings; None means not given."""
     for title, group in GROUPS.items():
         section = parser.add_argument_group(title)
         for setting in group:
@@ -229,7 +229,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def variables(options: Mapping[str, Any]) -> dict[str, str]:
-    """What the ranks find in their environment."""
+    """The environment variables of the ranks for the settings that are given."""
     said = {name: options.get(name) for name in ALL}
     return {
         ALL[name].variable: ALL[name].encode(value)
@@ -239,9 +239,9 @@ def variables(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def elasticity(np: int | None, least: int | None, most: int | None, restarts: Sequence[str], script: str | None) -> str:
-    """Why a job cannot be started that may have other numbers of ranks than `np`, or change hosts; "" for any other.
+    """Why an elastic job (other numbers of ranks than `np`, or changing hosts) cannot be started; "" for any other job.
 
-    `restarts`: names of what was said about hosts that come and go, to which belongs a script that finds them.
+    `restarts`: names of the given options for changing hosts, which count only together with a discovery `script`.
     """
     asked = ""
     if least is not None and least != np:
@@ -257,7 +257,7 @@ def elasticity(np: int | None, least: int | None, most: int | None, restarts: Se
 
 
 def warnings(options: Mapping[str, Any]) -> list[str]:
-    """A sentence for each thing that was set and that changes nothing."""
+    """A sentence for each setting that is given and has no effect."""
     idle = [setting for name, setting in ALL.items() if setting.idle and options.get(name) is not None]
     return [f"--{setting.flag} has no effect here: {setting.idle}" for setting in idle]
 
@@ -271,7 +271,7 @@ def read_file(path: str) -> dict[str, Any]:
             content = yaml.safe_load(file)
     except OSError as error:
         raise ValueError(f"--config-file {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:  # of values such as 2001-99-99, too
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:  # also for values such as 2001-99-99
         raise ValueError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -296,7 +296,7 @@ def read_file(path: str) -> dict[str, Any]:
                 raise ValueError(f"--config-file {path}: {place} is unknown; allowed: {known or sections}")
             if value is None:
                 continue
-            if isinstance(value, (dict, list, set)):  # of which aliases make texts of any length
+            if isinstance(value, (dict, list, set)):  # aliases can make their texts arbitrarily long
                 raise ValueError(f"--config-file {path}: {place} has several values, and takes one")
             try:
                 found[setting.name] = setting.kind(str(value))

@@ -1,4 +1,4 @@
-"""hvd/launcher/speech.py: what hvdrun says to a person, on standard error; in colours on a terminal."""
+"""hvd/launcher/speech.py: messages of hvdrun for the user, on standard error; in colours on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd.launcher.local import SHOWN
 
 
 class Speech:
-    """Sentences with the program's name before them."""
+    """Prints sentences with the program's name before them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class Speech:
                 self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def say(self, sentence: str, style: str = "") -> None:
-        """One sentence."""
+        """Prints one sentence."""
         if self._console:
             from rich.text import Text
 
@@ -32,11 +32,11 @@ class Speech:
             print(f"{self.name}: {sentence}", file=sys.stderr, flush=True)
 
     def warn(self, sentence: str) -> None:
-        """What may not be as it was meant."""
+        """Prints a warning."""
         self.say(sentence, "yellow")
 
     def error(self, sentence: str, lines: Sequence[str] = (), title: str = "its last lines") -> None:
-        """What went wrong, and what was written before."""
+        """Prints an error, and the lines that were written before it."""
         shown = list(lines)[-SHOWN:]
         if not shown:
             self.say(sentence, "bold red")
@@ -51,5 +51,5 @@ class Speech:
             print("".join(f"  {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
 
     def waiting(self, sentence: str) -> ContextManager[Any]:
-        """Shows on a terminal that something lasts."""
+        """Shows on a terminal that hvdrun waits for something."""
         return self._console.status(sentence) if self._console else contextlib.nullcontext()

@@ -1,6 +1,6 @@
 """hvd for PyTorch: the functions of ``horovod.torch``, on CPU tensors of all types, bfloat16 included.
 
-Nothing here was compiled for PyTorch: tensors are passed as addresses, so any version before or after works.
+Nothing here is compiled for PyTorch: tensors are passed as addresses, so no particular version is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 
 def _check_has_gpu() -> bool:
-    """Whether PyTorch sees a GPU; scripts ask it."""
+    """Whether PyTorch sees a GPU; scripts call this."""
     return _torch.cuda.is_available()
 
 

@@ -18,10 +18,10 @@ from hvd.torch.wrapper import Wrapper
 
 
 class AdasumOptimizer(Wrapper):
-    """Comes before the class of the user's optimizer; see DistributedOptimizer."""
+    """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """This rank's own step, from which all ranks go on by the adaptive sum of all steps."""
+        """Makes this rank's own step, then replaces its change of the parameters by the adaptive sum of all ranks'."""
         self._hvd_stepped()
         ranks = self.process_set.ranks or []
         if basics.current_job() is None or len(ranks) < 2 or basics.rank() not in ranks:
@@ -39,17 +39,17 @@ class AdasumOptimizer(Wrapper):
                 p.copy_(start.add_(self._compression.decompress(sent, ctx)))
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls the hooks of steps around the optimizer's own
+    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay each rank's own."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Raises AssertionError: there is nothing that could be skipped."""
+        """Raises AssertionError: there is nothing to skip."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """For scripts that call it: how often ``step`` is called decides."""
+        """For scripts that call it; changes no behaviour: each call of ``step`` combines."""
         self.backward_passes_per_step = passes

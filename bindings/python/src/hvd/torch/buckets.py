@@ -1,4 +1,4 @@
-"""How gradients travel: how many together, and where they lie: in memory that all ranks of a host share, if one likes,
+"""How many gradients are submitted together, and where they lie: optionally in memory that all ranks of a host share,
 where they are reduced without being copied to it.
 """
 
@@ -15,9 +15,9 @@ from hvd.native import interruptible
 from hvd.torch.tensors import DTYPES
 
 _ALIGNMENT = 64  # bytes: a cache line
-# Bytes of gradients that the backward pass leaves behind before the engine gets them. Right after the pass of a layer
-# the caches are full of that layer: one submission then takes as long as many that follow each other. Where a rank has
-# one CPU, what overlaps gains nothing, and each batch costs switches between threads.
+# Bytes of gradients that are collected before they are submitted to the engine. Right after the backward pass of a
+# layer the caches are full of that layer's data: one submission then takes as long as many in a row. Where a rank has
+# one CPU, overlap gains nothing, and each batch costs switches between threads.
 _TOGETHER = 1 << 20
 _TOGETHER_OVERSUBSCRIBED = 16 << 20
 _FUSION_THRESHOLD = 128 << 20  # the default of HOROVOD_FUSION_THRESHOLD
@@ -26,14 +26,14 @@ _FUSION_THRESHOLD = 128 << 20  # the default of HOROVOD_FUSION_THRESHOLD
 def bytes_together() -> int:
     """How many bytes of gradients to collect before they are submitted."""
     cpus = len(os.sched_getaffinity(0))
-    if cpus * basics.local_size() > (os.cpu_count() or 1):  # ranks are not bound, and share them
+    if cpus * basics.local_size() > (os.cpu_count() or 1):  # ranks are not bound, and share the CPUs
         cpus //= basics.local_size()
     limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))  # which the engine has checked
     return min(limit, _TOGETHER if cpus > 1 else _TOGETHER_OVERSUBSCRIBED)
 
 
 class _Place(NamedTuple):
-    """Of one gradient, twice: in the shape and strides of its parameter, and flat."""
+    """The memory of one gradient as two tensors: in the shape and strides of its parameter, and flat."""
 
     shaped: torch.Tensor
     flat: torch.Tensor
@@ -87,10 +87,10 @@ class Buckets:
         self._said = False
 
     def place(self, p: torch.Tensor, name: str) -> Optional[torch.Tensor]:
-        """Has p.grad, which is dense or None, lie in shared memory, and returns it, flat; None where it cannot.
+        """Moves p.grad, which is dense or None, to shared memory, and returns it, flat; None where it cannot lie there.
 
-        It is copied there once. When it has been taken away since, as by ``zero_grad(set_to_none=True)``, it is left
-        alone for good: to copy each new tensor of the backward pass costs more than to reduce it where it is.
+        It is copied there once. If it has been removed since, as by ``zero_grad(set_to_none=True)``, it is left alone
+        for good: to copy each new tensor of the backward pass costs more than to reduce it where it is.
         """
         place = self._places.get(p)
         if place is None:

@@ -1,4 +1,4 @@
-"""What gradients are sent as."""
+"""How gradients are compressed for sending."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class FP16Compressor(Compressor):
-    """Sends float32 and float64 as float16: half the bytes, 11 bits of precision, nothing above 65504."""
+    """Sends float32 and float64 as float16: 2 bytes each, 11 bits of precision, nothing above 65504."""
 
     @staticmethod
     def compress(tensor: Any) -> Tuple[Any, Any]:
@@ -24,7 +24,7 @@ class FP16Compressor(Compressor):
 
 
 class BF16Compressor(Compressor):
-    """Sends float32 and float64 as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+    """Sends float32 and float64 as bfloat16: 2 bytes each, 8 bits of precision, the range of float32."""
 
     @staticmethod
     def compress(tensor: Any) -> Tuple[Any, Any]:

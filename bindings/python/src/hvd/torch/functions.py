@@ -1,4 +1,4 @@
-"""What a training script does with whole models, optimizers and objects."""
+"""Collectives on whole models, optimizers and objects."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def broadcast_parameters(
     """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some
     tensors.
 
-    Names and shapes are the same on all ranks; what is no tensor in a dictionary is left alone. Raises ValueError for
-    anything but a dictionary or an iterable of tensors.
+    Names and shapes are the same on all ranks; values of a dictionary that are no tensors are left alone. Raises
+    ValueError for anything but a dictionary or an iterable of tensors.
     """
-    if isinstance(params, torch.nn.Module):  # some can be iterated over, and then give other modules
+    if isinstance(params, torch.nn.Module):  # some are iterable, and yield modules
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict()")
     if isinstance(params, dict):
         named: List[Tuple[Optional[str], torch.Tensor]] = sorted(params.items())
@@ -40,7 +40,7 @@ def broadcast_parameters(
 
 
 def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """All at once; tensors that are not contiguous take a way through a copy."""
+    """Broadcasts all at once; tensors that are not contiguous go through a copy."""
     begun = []
     for name, tensor in named:
         tensor = tensor.detach()
@@ -53,7 +53,7 @@ def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, 
 
 
 class _Tensor:
-    """Stands for a tensor in the structure of an optimizer's state."""
+    """A placeholder for a tensor in the structure of an optimizer's state."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype = tensor.shape, tensor.dtype
@@ -72,7 +72,7 @@ def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
 
 
 def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
-    """The opposite; new tensors are appended to ``tensors``."""
+    """The opposite of ``_take_tensors``; new tensors are appended to ``tensors``."""
     if isinstance(value, _Tensor):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         return tensors[-1]
@@ -87,12 +87,12 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks the root's state of an optimizer: options such as the rate, and momenta.
+    """Gives all ranks the root's state of an optimizer: options such as the learning rate, and momenta.
 
-    The optimizers have the same parameters in the same groups. Values are stored into the groups, and into the tensors
-    among their options, that are there, so that schedulers and whoever else holds them go on with the root's. Gradients
-    that an optimizer without any state does not have yet are zero afterwards, as after Horovod's. Raises ValueError for
-    LBFGS. ``model`` is there for scripts that pass it.
+    The optimizers have the same parameters in the same groups. Values are stored into the existing groups, and into
+    existing tensors among their options, so that schedulers and other holders of these see the root's values. If an
+    optimizer has no state yet, its missing gradients become zero, as with Horovod's function. Raises ValueError for
+    LBFGS. ``model`` is ignored; scripts pass it.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -108,7 +108,7 @@ def broadcast_optimizer_state(
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Of an optimizer without state, where there are none: programs go on to scale or clip them."""
+    """Makes missing gradients of an optimizer without state zero, because programs scale or clip them next."""
     if optimizer.state:
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):
@@ -118,7 +118,7 @@ def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """load_state_dict, which alone would put other dictionaries into the place of the groups."""
+    """As load_state_dict, which alone would replace the dictionaries of the groups; this one keeps them."""
     groups = optimizer.param_groups
     optimizer.load_state_dict(state)
     for group, loaded in zip(groups, optimizer.param_groups):

@@ -1,4 +1,4 @@
-"""How an optimizer gets to know what the backward pass does."""
+"""Hooks by which an optimizer follows the backward pass."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hvd.torch.optimizer_arguments import Parameter
 
 
 def remove(hooks: List[object]) -> None:
-    """Takes back what ``after_gradient`` has returned."""
+    """Removes the hooks that ``after_gradient`` has returned."""
     for hook in hooks:
         if hasattr(hook, "remove"):
             hook.remove()
 
 
 def after_gradient(p: Parameter, function: Callable[[Parameter], None]) -> object:
-    """Has ``function(p)`` called whenever a backward pass has added to p.grad; returns what keeps it so."""
+    """Calls ``function(p)`` whenever a backward pass has added to p.grad, while the object it returns is kept."""
     if hasattr(p, "register_post_accumulate_grad_hook"):
         register: Any = p.register_post_accumulate_grad_hook
         return cast(object, register(function))
-    # Before PyTorch 2.1: the node that accumulates lives as long as somebody holds it.
+    # Before PyTorch 2.1: the node that accumulates lives only while it is referenced.
     node = p.expand_as(p).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     node.register_hook(lambda *_: function(p))  # type: ignore[union-attr]
     return node
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Within a hook: has ``function`` called when the backward pass ends."""
+    """To be called within a hook: calls ``function`` when the backward pass ends."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(function)

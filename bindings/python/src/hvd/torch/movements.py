@@ -1,4 +1,4 @@
-"""allgather, broadcast and alltoall on tensors; see mpi_ops, from where programs take them."""
+"""allgather, broadcast and alltoall on tensors; programs import them from mpi_ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: Pro
 
 
 def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> List[Tensor]:
-    """Of averaged gradients of concatenations, the parts that this rank had put in."""
+    """Averages gradients of concatenations over ranks, and returns the rows that this rank contributed."""
     averaged = grouped_allreduce([g.contiguous() for g in grads], op=Average, process_set=process_set)
     counts = allgather(torch.tensor([rows], dtype=torch.int64), process_set=process_set)
     before = counts[: process_set.rank() or 0].sum(0).tolist()
@@ -43,8 +43,8 @@ class HorovodAllgather(torch.autograd.Function):
 
 
 def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """The tensors of all ranks, one after the other along dimension 0, in which alone they may differ. Has a
-    gradient.
+    """Concatenates the tensors of all ranks along dimension 0, the only one whose length may differ between ranks. Has
+    a gradient.
     """
     if wants_gradient(tensor):
         result: Tensor = apply(HorovodAllgather, tensor, name, process_set)
@@ -77,7 +77,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 def grouped_allgather(
     tensors: Sequence[Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Tensor]:
-    """``allgather`` of each of some tensors, together: all or none. Has gradients."""
+    """``allgather`` of several tensors, together: all or none. Has gradients."""
     return list(apply(HorovodGroupedAllgather, name, process_set, *tensors))
 
 
@@ -122,7 +122,7 @@ class HorovodBroadcast(torch.autograd.Function):
 def broadcast(
     tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """The tensor of ``root_rank`` (counted in the job), as a new one; the others give tensors of its shape and type.
+    """Returns the tensor of ``root_rank`` (a rank of the job), as a new one; all ranks pass its shape and type.
 
     Has a gradient.
     """
@@ -144,7 +144,7 @@ def _rows(splits: Splits) -> Optional[List[int]]:
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """alltoall; its gradient goes back the way the rows came."""
+    """alltoall; its gradient is the alltoall back to the ranks that the rows came from."""
 
     @staticmethod
     def forward(
@@ -159,7 +159,7 @@ class HorovodAlltoall(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         received, process_set, rows = ctx.how
         back, _ = alltoall(grad.contiguous(), received, process_set=process_set)
-        if back.shape[0] < rows:  # rows that were sent to nobody
+        if back.shape[0] < rows:  # rows that were sent to no rank
             back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
         return back, None, None, None
 
@@ -167,8 +167,7 @@ class HorovodAlltoall(torch.autograd.Function):
 def alltoall(
     tensor: Tensor, splits: Splits = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """``splits[r]`` rows of this tensor go to rank r, in order; without splits equal parts. The rows that come, by
-    rank.
+    """Sends ``splits[r]`` rows to rank r, in order; without splits equal parts. Returns the received rows, by rank.
 
     With splits the result is a pair: the tensor, and how many rows came from each rank (int32). Has a gradient.
     """

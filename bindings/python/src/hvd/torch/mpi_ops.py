@@ -1,10 +1,10 @@
 """The collectives on tensors.
 
-All functions are collective over the ranks of ``process_set``, and the same on all of them are: name, dtype, operation,
-scales and root. Tensors are on the CPU and contiguous. Errors: ValueError for what this rank alone can see (device,
+All functions are collective over the ranks of ``process_set``. Name, dtype, operation, scales and root have to be the
+same on all of them. Tensors are on the CPU and contiguous. Errors: ValueError for what this rank alone can see (device,
 layout, type, a name in flight, bad splits), HorovodInternalError on all ranks where they disagree; the job goes on
 after either. Waiting never holds the interpreter's lock. A tensor belongs to hvd until its handle is done; the memory
-of one that was given to an asynchronous function cannot be resized afterwards, as that of one given to NumPy.
+of a tensor passed to an asynchronous function cannot be resized afterwards, as with a tensor passed to NumPy.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from hvd.util import check_installed_version, gpu_available, num_rank_is_power_2
 def sparse_allreduce_async(
     tensor: Tensor, name: Optional[str], op: Op, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Begins the Average or Sum of sparse tensors (COO) of one shape, as the concatenation of their values and indices.
+    """Begins the Average or Sum of sparse tensors (COO) of one shape, by allgather of their values and indices.
 
-    Returns a function that waits and gives the result, coalesced. Raises ValueError for other operations.
+    Returns a function that waits and returns the result, coalesced. Raises ValueError for other operations.
     """
     if op not in (Average, Sum):
         raise ValueError(f"hvd: sparse_allreduce_async with op={op!r}; allowed: Average, Sum")
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
         raise ValueError("hvd: sparse_allreduce_async takes sparse tensors (COO): pass x.to_sparse(), or use allreduce")
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    # Rows of indices are made columns: ranks differ in dimension 0, the number of values.
+    # Transposed: only dimension 0 may differ between ranks, which is then the number of values.
     indices = tensor._indices().t().contiguous()
     values = tensor._values().contiguous()
     first = allgather_async(indices, None if name is None else f"{name}.indices", process_set)
@@ -81,12 +81,12 @@ def grouped_reducescatter_async(
 
 
 def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
-    """Of gradients. Every rank's loss counts for Sum; the job's loss is their average, as for the other collectives."""
+    """The factor of gradients: for Sum the number of ranks times that for Average, as with allreduce."""
     return prescale * postscale * (process_set.size() or 1 if op == Sum else 1)
 
 
 class HorovodReducescatter(torch.autograd.Function):
-    """reducescatter; its gradient is the gathered gradients, scaled as the input was."""
+    """reducescatter; its gradient is the gathered gradients, scaled by ``_factor``."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class HorovodReducescatter(torch.autograd.Function):
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
-    """grouped_reducescatter; its gradients are the gathered gradients, scaled as the inputs were."""
+    """grouped_reducescatter; its gradients are the gathered gradients, scaled by ``_factor``."""
 
     @staticmethod
     def forward(
@@ -132,9 +132,9 @@ def reducescatter(
     tensor: Tensor, name: Optional[str] = None, compression: Compressors = Compression.none, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Tensor:
-    """The elementwise Average or Sum over ranks, of which this rank gets its rows of dimension 0. Has a gradient.
+    """Reduces elementwise over ranks by Average or Sum; this rank gets its rows of dimension 0. Has a gradient.
 
-    Rows are dealt out in order and evenly; where they do not divide, the first ranks get one more.
+    Rows are distributed in order and evenly; where they do not divide, the first ranks get one more.
     """
     sent, ctx = compression.compress(tensor)
     result = apply(HorovodReducescatter, sent, name, op, process_set, prescale_factor, postscale_factor)
@@ -147,7 +147,7 @@ def grouped_reducescatter(
     op: Op = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> List[Tensor]:
-    """``reducescatter`` of each of some tensors, together: all or none. Has gradients."""
+    """``reducescatter`` of several tensors, together: all or none. Has gradients."""
     pairs = [compression.compress(t) for t in tensors]
     results = apply(
         HorovodGroupedReducescatter, name, op, process_set, prescale_factor, postscale_factor,
@@ -159,13 +159,13 @@ def grouped_reducescatter(
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in their allreduce with zeros.
 
-    Returns the rank that joined last, the same on all ranks: the one that has made all steps, from which the others take
-    the parameters that they have missed. Operations without a name are counted anew from then on. ``device`` is there
-    for scripts that pass it.
+    Returns the rank that joined last, the same on all ranks: it has made all steps, so the others take from it the
+    updates of parameters that they missed. Operations without a name are counted anew from then on. ``device`` is
+    ignored; scripts pass it.
     """
     return collectives.join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks of the set have come."""
+    """Returns when all ranks of the set have called it."""
     collectives.barrier(process_set)

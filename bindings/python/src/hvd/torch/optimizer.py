@@ -26,14 +26,14 @@ from hvd.torch.wrapper import Wrapper
 
 
 class _Slot:
-    """A parameter on its way through one step."""
+    """The state of one parameter within a step."""
 
     def __init__(self, parameter: Parameter, name: str, passes: int) -> None:
         self.parameter = parameter
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
         self.group: Optional[_Group] = None
-        # Of another order of dimensions, such as channels_last, which the gradient has, too.
+        # Dense, but in another order of dimensions such as channels_last; the gradient has the same order.
         self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
         self.sparse_dim = 0  # of its gradient, where that is sparse
         self.finish: Optional[Callable[[], None]] = None  # waits for the reduction that was begun
@@ -52,12 +52,12 @@ class _Group:
         return all(slot.remaining <= 0 for slot in self.live())
 
     def live(self) -> List[_Slot]:
-        """Without parameters that were frozen since."""
+        """The slots whose parameters have not been frozen since."""
         return [slot for slot in self.slots if slot.parameter.requires_grad]
 
 
 class _DistributedOptimizer(Wrapper):
-    """Comes before the class of the user's optimizer; see DistributedOptimizer."""
+    """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
     def _hvd_setup(self, groups: Groups, bucket_view: bool) -> None:
         self._slots: Dict[Parameter, _Slot] = {}
@@ -78,8 +78,8 @@ class _DistributedOptimizer(Wrapper):
             self._buckets = Buckets(list(self._slots), [slot.name for slot in self._slots.values()])
 
     def _look_for_parameters(self) -> None:
-        """Parameters that are new, or have gradients since: those of another group, those that were frozen."""
-        # An optimizer that nobody holds any more leaves its parameters to the next one.
+        """Registers parameters that are new or now have gradients: of a group that was added, or no longer frozen."""
+        # A weak reference: the hooks must not keep an unused optimizer alive, whose parameters another one may have.
         me = weakref.ref(self)
 
         def hook(p: Parameter) -> None:
@@ -90,7 +90,7 @@ class _DistributedOptimizer(Wrapper):
         for name, p in self._hvd_parameters():
             if p not in self._slots:
                 self._slots[p] = slot = _Slot(p, name, self.backward_passes_per_step)
-                slot.sparse_dim = int(isinstance(self, torch.optim.SparseAdam))  # takes no others
+                slot.sparse_dim = int(isinstance(self, torch.optim.SparseAdam))  # it takes sparse gradients only
                 self._hooks.append(after_gradient(p, hook))
 
     def _make_groups(self, groups: Groups) -> None:
@@ -109,13 +109,13 @@ class _DistributedOptimizer(Wrapper):
     # ---- between backward and step ------------------------------------------------------------------------------
 
     def _is_active(self) -> bool:
-        """Whether there is anybody to reduce with; found out anew where the process has joined another job."""
+        """Whether there are other ranks to reduce with; determined anew when the process has joined another job."""
         job = basics.current_job()
         if job is not self._job:
             self._job = job
             ranks = self.process_set.ranks or []
             self._active = len(ranks) > 1 and basics.rank() in ranks
-            self._buckets = None  # which were the other job's
+            self._buckets = None  # they were the other job's
             self._bytes_together = bytes_together() if self._active else 0
             self._reset()
         return self._active
@@ -153,7 +153,7 @@ class _DistributedOptimizer(Wrapper):
                 self._begin_collected()
 
     def _begin_collected(self) -> None:
-        """Begins what the backward pass has left behind, and has the engine look at it once."""
+        """Submits the gradients that the backward pass has collected, and wakes the engine once, with the last."""
         slots = self._collected
         self._collected = []
         self._collected_bytes = 0
@@ -161,12 +161,12 @@ class _DistributedOptimizer(Wrapper):
             self._begin(slot, wake=slot is slots[-1])
 
     def _gradient(self, slot: _Slot) -> torch.Tensor:
-        """What is to be reduced, in place: p.grad, or what lies behind it where that is not contiguous."""
+        """What to reduce: p.grad, made contiguous, or a flat view of it; a sparse one may become a dense copy."""
         p = slot.parameter
         if p.grad is not None:
             slot.sparse_dim = p.grad.sparse_dim() if p.grad.is_sparse else 0
         if slot.sparse_dim:
-            # This rank may have none in this step; the others' are sparse.
+            # This rank may have no gradient in this step; those of the others are sparse.
             sparse = p.grad if p.grad is not None else _nothing_in(p, slot.sparse_dim)
             return sparse.to_dense() if self.sparse_as_dense else sparse
         placed = self._buckets.place(p, slot.name) if self._buckets is not None else None
@@ -234,13 +234,13 @@ class _DistributedOptimizer(Wrapper):
         if sent is not gradient:
             gradient.copy_(self._compression.decompress(sent, ctx))
         if slot.sparse_dim:
-            # The rows that are not zero: the same on all ranks, whoever had them.
+            # Sparse again: the rows that are not zero, which are the same on all ranks.
             slot.parameter.grad = gradient.to_sparse(slot.sparse_dim)
 
     # ---- for users ----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Waits until the gradients are reduced; those that no backward pass came to on this rank count as zero.
+        """Waits until the gradients are reduced; those that no backward pass reached on this rank count as zero.
 
         Raises HorovodInternalError where a reduction failed; all others are complete then.
         """
@@ -266,9 +266,7 @@ class _DistributedOptimizer(Wrapper):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it ``step`` does not synchronize: after ``synchronize()``, and what it was called for, such as
-        clipping.
-        """
+        """Within it ``step`` does not synchronize: for use after ``synchronize()`` and, for instance, clipping."""
         self._should_synchronize = False
         try:
             yield
@@ -276,14 +274,14 @@ class _DistributedOptimizer(Wrapper):
             self._should_synchronize = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes add to the gradients before they are reduced."""
+        """Sets how many backward passes add to the gradients before they are reduced."""
         check_passes(passes)
         self.backward_passes_per_step = passes
         for slot in self._slots.values():
             slot.remaining = passes
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """As the optimizer's own, on reduced gradients; those of a closure are reduced each time it was called."""
+        """As the optimizer's own, on reduced gradients; those of a closure are reduced after each call."""
         self._hvd_stepped()
         if not self._should_synchronize:
             self._synchronized = False
@@ -311,7 +309,7 @@ class _DistributedOptimizer(Wrapper):
 
         return super().step(reduced)
 
-    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls the hooks of steps around the optimizer's own
+    step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced as well."""
@@ -328,7 +326,7 @@ class _DistributedOptimizer(Wrapper):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As the optimizer's own; gradients that were on their way are waited for and forgotten."""
+        """As the optimizer's own; reductions in flight are waited for and dropped."""
         self._begin_collected()
         for slot in self._slots.values():
             if slot.finish is not None:
@@ -340,7 +338,7 @@ class _DistributedOptimizer(Wrapper):
 
 
 def _nothing() -> None:
-    """For members of a group whose first one waits for all."""
+    """The ``finish`` of all members of a group but the first, which waits for all."""
 
 
 def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
@@ -362,25 +360,26 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     gradient_as_bucket_view: bool = False,
 ) -> Any:
-    """``optimizer`` with gradients that are reduced over ranks: of its class and with its state, in its place.
+    """Wraps ``optimizer`` to reduce its gradients over ranks: the result has its class and state and replaces it.
 
-    Gradients are on their way while the backward pass goes on; ``step`` waits for all.
+    Gradients are reduced while the backward pass still runs; ``step`` waits for all.
 
     * ``named_parameters``: ``model.named_parameters()``. With names, ranks may get their gradients in any order.
-    * ``compression``: what gradients are sent as.
+    * ``compression``: how gradients are compressed for sending.
     * ``backward_passes_per_step``: how many passes add to a gradient before it is reduced.
-    * ``op``: Average, Sum, Adasum and so on. Adasum combines what each rank's own step would change.
-    * ``gradient_predivide_factor``: with Average, gradients are divided by it before and multiplied after.
-    * ``groups``: lists of parameters, or into how many parts to divide all, that are reduced together; ``num_groups``
-      is an older form.
-    * ``sparse_as_dense``: makes sparse gradients dense before.
+    * ``op``: Average, Sum, Adasum and so on. Adasum combines the changes that each rank's own step makes.
+    * ``gradient_predivide_factor``: with Average, gradients are divided by it before the reduction and multiplied by it
+      after.
+    * ``groups``: lists of parameters that are reduced together, or into how many such groups to divide all parameters;
+      ``num_groups`` is an older form.
+    * ``sparse_as_dense``: makes sparse gradients dense before the reduction.
     * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, are reduced there, and are
-      not copied as long as they stay there: call ``zero_grad(set_to_none=False)``. It says so, once, where a gradient
-      cannot lie there or was taken away (``zero_grad()`` sets it to None), and is reduced elsewhere. All ranks make the
-      optimizer at the same time then.
+      not copied as long as they stay there: call ``zero_grad(set_to_none=False)``. A warning is given, once, where a
+      gradient cannot lie there or was removed (``zero_grad()`` sets it to None), and so is reduced elsewhere. Making
+      the optimizer is then collective over all ranks.
 
-    Small gradients do not travel alone: they are collected up to 1 MiB, to 16 MiB where each rank has one CPU only, but
-    to no more than HOROVOD_FUSION_THRESHOLD, and until the backward pass ends.
+    Small gradients are collected and submitted together: up to 1 MiB, or 16 MiB where each rank has only one CPU, but
+    no more than HOROVOD_FUSION_THRESHOLD, and at the latest when the backward pass ends.
 
     Errors: ValueError for arguments that contradict each other, and outside a job.
     """
@@ -419,7 +418,7 @@ def _wrap(
     inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups,
     several: bool, bucket_view: bool = False,
 ) -> Any:
-    """Gradients of one rank alone are nothing that Adasum has to combine."""
+    """Wraps ``inner``. With one rank alone Adasum has nothing to combine, so the ordinary wrapper is used."""
     wrapper: Any = AdasumOptimizer if settings["op"] is Adasum and several else _DistributedOptimizer
     cls = type(inner.__class__.__name__, (wrapper, inner.__class__), {})
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
@@ -432,5 +431,5 @@ def _wrap(
 def _wrap_again(
     inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups
 ) -> Any:
-    """A wrapper that was pickled or copied. Not collective: its gradients are reduced where they are."""
+    """Wraps an optimizer that was pickled or copied. Not collective: so without shared memory for gradients."""
     return _wrap(inner, named, settings, groups, not basics.is_initialized() or basics.size() > 1)

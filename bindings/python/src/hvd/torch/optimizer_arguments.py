@@ -1,4 +1,4 @@
-"""What DistributedOptimizer refuses."""
+"""Checks of the arguments of DistributedOptimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Groups = Union[None, int, Sequence[Sequence[Parameter]]]
 
 
 def check_optimizer(optimizer: Any, compression: Any) -> None:
-    """Raises ValueError for what is no optimizer, or no way to compress gradients."""
+    """Raises ValueError for what is no optimizer, or wrapped already, or no compressor."""
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"optimizer should be a torch.optim.Optimizer, and is a {type(optimizer).__name__}")
     if isinstance(optimizer, Wrapper):
@@ -34,7 +34,7 @@ def check_passes(passes: int) -> None:
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, Parameter]]]
 ) -> List[Tuple[str, Parameter]]:
-    """Names of all parameters of the optimizer; ValueError where they are no pairs, no names of one, or not for all."""
+    """The named parameters; ValueError where they are no pairs, names are not unique, or parameters have none."""
     named = [] if named_parameters is None else list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
         raise ValueError(
@@ -58,7 +58,7 @@ def check_names(
 
 
 def check_groups(groups: Groups) -> None:
-    """Raises ValueError for what is no number of groups and no lists of parameters, each in one of them."""
+    """Raises ValueError for anything but None, a number of groups, or lists of parameters without duplicates."""
     if groups is None:
         return
     if isinstance(groups, int) and not isinstance(groups, bool):

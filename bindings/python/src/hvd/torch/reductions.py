@@ -1,4 +1,4 @@
-"""allreduce on tensors; see mpi_ops, from where programs take it."""
+"""allreduce on tensors; programs import it from mpi_ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def apply(function: Type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, whose types PyTorch does not tell."""
+    """``function.apply``, which has no types in PyTorch."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call,unused-ignore]
 
 
@@ -38,7 +38,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     priority: int = 0,
 ) -> int:
-    """As ``allreduce_async``; the result replaces the input. Of what is ready together, higher priorities run first."""
+    """As ``allreduce_async``; the result replaces the input. Of those ready together, higher priorities run first."""
     both = (tensor,)
     return OPS.allreduce(
         both, both, True, name, reduction(op, average), prescale_factor, postscale_factor, process_set, priority,
@@ -94,7 +94,8 @@ def allreduce(
     compression: Compressors = Compression.none, op: Optional[Op] = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The elementwise ``op`` (default: Average) over ranks of tensors of one shape; a new tensor. Has a gradient.
+    """Reduces tensors of one shape elementwise over ranks by ``op`` (default: Average). Returns a new tensor. Has a
+    gradient.
 
     Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average`` is an
     older form of ``op``: True for Average, False for Sum.
@@ -178,7 +179,7 @@ def grouped_allreduce(
     compression: Compressors = Compression.none, op: Optional[Op] = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> List[Tensor]:
-    """``allreduce`` of each of some tensors, together: all or none. Has gradients."""
+    """``allreduce`` of several tensors, together: all or none. Has gradients."""
     pairs = [compression.compress(t) for t in tensors]
     results = apply(
         HorovodGroupedAllreduce, name, reduction(op, average), prescale_factor, postscale_factor, process_set,

@@ -17,8 +17,8 @@ class SyncBatchNorm(_BatchNorm):
     """As torch.nn.BatchNorm*d, with mean and variance of the batches of all ranks, which may differ in length.
 
     Inputs: (N, C) or (N, C, ...). One exchange of 2 C + 1 numbers in the forward pass, one of 2 C in the backward pass.
-    In evaluation, and with one rank, exactly batch normalisation. Raises ValueError for inputs of less than two
-    dimensions.
+    In evaluation, and with one rank, it is exactly batch normalisation. Raises ValueError for inputs with fewer than
+    two dimensions.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

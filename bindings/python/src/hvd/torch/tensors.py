@@ -1,4 +1,4 @@
-"""PyTorch's tensors as hvd's collectives see them."""
+"""The description of PyTorch's tensors for hvd's collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _numbers() -> dict[torch.dtype, int]:
 
 
 DTYPES = _numbers()
-_storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # before PyTorch 2 the latter
+_storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # the latter before PyTorch 2
 
 
 class _Torch:
@@ -37,8 +37,8 @@ class _Torch:
         return tensor.data_ptr(), number, tensor.shape
 
     def hold(self, tensor: torch.Tensor, exposed: bool) -> object:
-        # The storage outlives what set_() and data= do to the tensor, but resize_() frees its memory. Nothing but a
-        # view of NumPy keeps PyTorch from that, and for good: so only where the program goes on meanwhile.
+        # The storage outlives set_() and data= on the tensor, but resize_() frees its memory. Only a NumPy view
+        # prevents that, and for good: so one is made only where the program runs on meanwhile.
         storage = _storage(tensor)
         if exposed and storage.resizable():
             try:
@@ -64,7 +64,7 @@ class _Torch:
 
 
 def wants_gradient(tensor: torch.Tensor) -> bool:
-    """Whether what is done to the tensor has to be recorded. Raises ValueError for what is none."""
+    """Whether autograd has to record what is done to the tensor. Raises ValueError for what is no tensor."""
     try:
         return torch.is_grad_enabled() and tensor.requires_grad
     except AttributeError:

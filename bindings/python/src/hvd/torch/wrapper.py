@@ -1,4 +1,4 @@
-"""An optimizer that stands for another one, with which it shares everything."""
+"""An optimizer that wraps another one and shares everything with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd.process_sets import ProcessSet
 
 
 def _of_inner(name: str, what: str) -> Any:
-    """An attribute that is the inner optimizer's: one object for both, whoever assigns it."""
+    """An attribute of the inner optimizer: one object for both, whichever of them it is assigned to."""
 
     def get(self: Any) -> Any:
         return getattr(self._hvd_inner, name)
@@ -24,16 +24,16 @@ def _of_inner(name: str, what: str) -> Any:
 
 
 class Wrapper(torch.optim.Optimizer):
-    """Comes before the class of the user's optimizer, ``_hvd_inner``, whose groups of parameters and state it has.
+    """A mixin before the class of the user's optimizer, ``_hvd_inner``, whose parameter groups and state it shares.
 
-    A scheduler may be made on either, and a state be loaded into either. Pickling and copying make a new inner
-    optimizer, and wrap that in the same way.
+    A scheduler may be made for either, and a state may be loaded into either. Pickling and copying make a new inner
+    optimizer, and wrap it in the same way.
     """
 
     param_groups = _of_inner("param_groups", "The options of each group of parameters.")
     state = _of_inner("state", "What the optimizer keeps of each parameter.")
 
-    # What programs may read or set, as DistributedOptimizer was given it.
+    # The arguments of DistributedOptimizer that programs may read or set.
     backward_passes_per_step: int
     op: ReduceOp
     gradient_predivide_factor: float
@@ -45,8 +45,8 @@ class Wrapper(torch.optim.Optimizer):
         self, inner: torch.optim.Optimizer, named: List[Tuple[str, torch.Tensor]], settings: Dict[str, Any],
         again: Tuple[Callable[..., Any], Any],
     ) -> None:
-        """``settings`` become attributes; ``again`` is what wraps a copy, and what else that takes."""
-        # A step that a scheduler put into the inner optimizer would hide this one's own.
+        """``settings`` become attributes; ``again``: the function that wraps a copy, and its last argument."""
+        # A ``step`` that a scheduler set as an attribute of the inner optimizer would hide the method of this class.
         mine = {key: value for key, value in inner.__dict__.items() if key not in ("step", "param_groups", "state")}
         self.__dict__.update(mine)
         self._hvd_inner = inner
@@ -61,11 +61,11 @@ class Wrapper(torch.optim.Optimizer):
         everything = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(everything):
             if p.requires_grad:
-                # Apart from "allreduce.noname.1", which is what the first allreduce without a name is called.
+                # With its prefix "allreduce.allreduce.noname.0": not "allreduce.noname.1", the first without a name.
                 yield self._hvd_names.get(id(p)) or f"allreduce.noname.{i}", p
 
     def _hvd_stepped(self) -> None:
-        """A scheduler of the inner optimizer warns where that has not stepped."""
+        """Marks the inner optimizer as stepped, or its scheduler would warn."""
         self._hvd_inner._opt_called = True  # type: ignore[attr-defined]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from hvd import basics
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides among the ranks what is left of an epoch: after ``load_state_dict`` or ``reset`` no sample comes twice.
+    """Divides the rest of an epoch among the ranks: after ``load_state_dict`` or ``reset`` no seen sample comes again.
 
-    ``dataset``: anything with a length. All ranks have one order of the whole epoch, by ``seed`` + epoch; what has been
-    seen is its beginning, ``processed_num`` samples. Where the ranks cannot have equally many of the rest, some of its
-    first come twice. The order and the state are those of Horovod 0.28.1, whose checkpoints go on here.
+    ``dataset``: anything with a length. All ranks have the same order of the whole epoch, by ``seed`` + epoch; its
+    first ``processed_num`` samples have been seen. Where the rest does not divide evenly, some of its first samples
+    come twice. The order and the state are those of Horovod 0.28.1, whose checkpoints can be loaded here.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -29,17 +29,17 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, at its end that is: after what was seen is no longer of interest."""
+        """Begins an epoch and forgets what was seen of the last: call it at the end of an epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has seen a batch of ``batch_size`` samples. Which one it was, ``batch_idx``, does not matter."""
+        """Records that every rank has seen a batch of ``batch_size`` samples. ``batch_idx`` is ignored."""
         self.processed_num += batch_size * self.num_replicas
 
     def get_indices(self, batch_idx: int, batch_size: int) -> List[int]:
-        """The samples of this rank's batch ``batch_idx``, from 0, since the last division."""
+        """The samples of this rank's batch ``batch_idx``, counted from 0 since the last ``reset``."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> Dict[str, Any]:
@@ -47,13 +47,13 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Continues from a saved state."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left among the ranks that there are now."""
+        """Divides the rest of the epoch among the present ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

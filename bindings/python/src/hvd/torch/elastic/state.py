@@ -15,26 +15,26 @@ from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 
 class StateHandler:
-    """Knows how to keep one kind of object."""
+    """Saves, restores and synchronises one kind of object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Another object takes its place."""
+        """Replaces the object by ``value``, and saves that."""
         self.value = value
         self.save()
 
     def save(self) -> None:
-        """Keeps it as it is."""
+        """Saves the object's state."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Back to what was kept."""
+        """Returns to the saved state."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Makes it the same on all ranks, and keeps it."""
+        """Gives all ranks the state of rank 0, and saves it."""
         raise NotImplementedError
 
 
@@ -65,7 +65,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class LRSchedulerStateHandler(StateHandler):
-    """A scheduler of rates: rank 0's state. As a plain object it would be copied with the optimizer that it works on."""
+    """A learning-rate scheduler: rank 0's state. As a plain value it would be copied together with its optimizer."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -78,7 +78,7 @@ class LRSchedulerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """A sampler: what rank 0 has of the epoch."""
+    """A sampler: rank 0's progress in the epoch."""
 
     def __init__(self, value: ElasticSampler) -> None:
         super().__init__(value)
@@ -91,7 +91,7 @@ class SamplerStateHandler(StateHandler):
 
 
 _schedulers: Any = torch.optim.lr_scheduler
-# Before PyTorch 2 the first is called _LRScheduler, and the second is none of it.
+# Before PyTorch 2 the first is called _LRScheduler, and the second does not derive from it.
 _SCHEDULERS = (getattr(_schedulers, "LRScheduler", _schedulers._LRScheduler), _schedulers.ReduceLROnPlateau)
 Registry = List[Tuple[type, Type[StateHandler]]]
 _registry: Registry = [
@@ -102,12 +102,12 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Which class keeps which kind of object: pairs, of which the first that fits counts."""
+    """Pairs of a kind of object and the class that handles it; the first that fits counts."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Sets it."""
+    """Replaces the registry."""
     global _registry
     _registry = registry
 
@@ -119,8 +119,8 @@ def _handler_of(value: Any) -> Optional[StateHandler]:
 class TorchState(ObjectState):
     """``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)``: all are attributes.
 
-    Models, optimizers, schedulers and ElasticSamplers are kept by their own state, other values as copies. ``model`` and
-    ``optimizer`` are None where they are not given.
+    Models, optimizers, schedulers and ElasticSamplers are saved by their own state, other values as copies. ``model``
+    and ``optimizer`` are None where they are not given.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -143,31 +143,31 @@ class TorchState(ObjectState):
             handlers[name].set_value(value)
         elif name in self.__dict__.get("_saved", {}):
             handler = _handler_of(value)
-            if handler is not None:  # where there was None, for instance: from now on it is no plain value
+            if handler is not None:  # for instance instead of None: it is saved by its own state now
                 handlers[name] = handler
                 del self._saved[name]
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        """Keeps all."""
+        """Saves all."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Back to what was kept."""
+        """Returns to the saved state."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Makes it that of rank 0 on all ranks."""
+        """Gives all ranks the state of rank 0."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """After the ranks have joined again: samplers divide anew."""
+        """Called after the ranks have joined again: samplers divide the rest of the epoch anew."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.reset()
