@@ -15,7 +15,7 @@ inline std::string explain(const hvd::selector& selection, int ranks, bool nativ
   std::string text = "HVD_COSTS=";
   text += hvd::to_string(selection.model.costs) + "\n";
   text += "collective             bytes  choice                  model\n";
-  for (const hvd::operation kind : hvd::detail::tuned_operations) {
+  for (const hvd::operation kind : hvd::detail::tuned_operations()) {
     hvd::choice last{};
     bool first = true;
     for (std::size_t bytes = 8; bytes <= std::size_t{1} << 30; bytes *= 2) {

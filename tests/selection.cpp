@@ -81,7 +81,7 @@ TEST_CASE("latency decides for short messages, bytes for long ones") {
   CHECK(chosen(operation::alltoall, 64, 16) == choice::bruck);
   CHECK(chosen(operation::alltoall, 64 << 20, 16) == choice::ring);
   CHECK(model({.kind = operation::alltoall, .bytes = 64, .ranks = 16, .uniform = false}) == choice::ring);
-  for (const operation kind : hvd::detail::tuned_operations) {
+  for (const operation kind : hvd::detail::tuned_operations()) {
     for (const int ranks : {2, 3, 1000}) {
       for (const std::size_t bytes : {0, 1, 1 << 30}) {
         const hvd::workload w{.kind = kind, .bytes = bytes, .ranks = ranks, .commutative = false, .uniform = false};

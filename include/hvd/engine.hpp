@@ -10,6 +10,7 @@
 #include <hvd/engine/request.hpp>
 #include <hvd/engine/validate.hpp>
 #include <hvd/engine/watch.hpp>
+#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,6 +3,7 @@
 
 #include <hvd/fusion/buffered.hpp>
 #include <hvd/fusion/staged.hpp>
+#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -7,6 +7,7 @@
 #include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
+#include <hvd/error.hpp>
 #include <hvd/hierarchical/calls.hpp>
 #include <hvd/hierarchical/host_map.hpp>
 #include <hvd/policy.hpp>

@@ -11,6 +11,7 @@
 #include <hvd/algorithm/ring.hpp>
 #include <hvd/algorithm/tree.hpp>
 #include <hvd/call.hpp>
+#include <hvd/error.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/transport.hpp>
 

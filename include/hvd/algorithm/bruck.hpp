@@ -3,6 +3,7 @@
 
 #include <hvd/call.hpp>
 #include <hvd/detail/blocks.hpp>
+#include <hvd/error.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include <hvd/algorithm/direct/forms.hpp>
 #include <hvd/algorithm/direct/mapped.hpp>
 #include <hvd/algorithm/direct/two_shot.hpp>
+#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <cstddef>

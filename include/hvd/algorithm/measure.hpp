@@ -4,6 +4,7 @@
 #include <hvd/algorithm/recursive_doubling.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/selection.hpp>
+#include <hvd/transport.hpp>
 
 #include <array>
 #include <chrono>

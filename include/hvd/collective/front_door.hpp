@@ -6,6 +6,7 @@
 #include <hvd/buffer.hpp>
 #include <hvd/call.hpp>
 #include <hvd/detail/text_hash.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/transport.hpp>
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>

@@ -9,6 +9,7 @@
 #include <hvd/call.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport.hpp>
 

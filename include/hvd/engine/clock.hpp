@@ -3,6 +3,7 @@
 
 #include <hvd/collective/front_door.hpp>
 #include <hvd/engine/options.hpp>
+#include <hvd/error.hpp>
 #include <hvd/transport.hpp>
 
 #include <array>
@@ -71,9 +72,8 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
 template <PointToPoint T>
 void agree_on_options(T& comm, const engine_options& o) {
   constexpr std::string_view names[] = {
-      "fusion_threshold", "cache_capacity",  "cycle_time (us)", "groups_alone",     "watch",
-      "autotune",         "autotune_warmup", "autotune_steps",  "autotune_samples", "thread",
-      "threshold_fixed",  "cycle_fixed"};
+      "fusion_threshold", "cache_capacity", "cycle_time (us)",  "groups_alone", "watch",           "autotune",
+      "autotune_warmup",  "autotune_steps", "autotune_samples", "thread",       "threshold_fixed", "cycle_fixed"};
   constexpr std::size_t n = std::size(names);
   using values = std::array<std::uint64_t, n>;
   const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };

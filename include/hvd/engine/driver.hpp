@@ -31,8 +31,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Any thread may submit. One thread at a time drives: it takes what is submitted, agrees with the other ranks, and
-/// runs what is ready.
+/// Any thread may submit. One at a time drives: takes what is submitted, agrees with other ranks, runs what is ready.
 template <class T>
 class driver final : public waiting_room {
  public:
@@ -52,8 +51,7 @@ class driver final : public waiting_room {
   driver& operator=(const driver&) = delete;
   ~driver() override { close(); }
 
-  /// Starts the driver's thread. `manage` runs requests of kind split, in the same order on all ranks, and returns
-  /// their answers.
+  /// Starts the driver's thread. `manage` answers requests of kind split, in the same order on all ranks.
   void start(std::function<int(const request&)> manage) {
     manage_ = std::move(manage);
     if (!opts_.thread) return;
@@ -200,8 +198,7 @@ class driver final : public waiting_room {
     return !stopped_ && (!in_flight_.empty() || joining_ != nullptr);
   }
 
-  /// Makes progress until `end` has come (null: until there is nothing to do), until `until`, or until the driver
-  /// closes.
+  /// Makes progress until `end` (null: until there is nothing to do), until `until`, or until the driver closes.
   void drive(const completion* end, clock::time_point until) {
     try {
       while (!progress_.closing() && !(end != nullptr && end->finished())) {
@@ -333,8 +330,7 @@ class driver final : public waiting_room {
     }();
   }
 
-  /// This rank may end because another one was lost, of which its program has learned elsewhere: then that is the
-  /// cause.
+  /// This rank may end because another was lost, as its program has learned elsewhere: then that is the cause.
   void look_around() noexcept {
     if constexpr (PeerMemory<T>) {
       try {

@@ -3,6 +3,7 @@
 
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/timeline.hpp>
+#include <hvd/transport.hpp>
 
 #include <cstddef>
 #include <memory>

@@ -3,6 +3,7 @@
 
 #include <hvd/call.hpp>
 #include <hvd/dynamic_op.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport.hpp>
 

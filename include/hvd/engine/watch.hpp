@@ -5,6 +5,7 @@
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport.hpp>

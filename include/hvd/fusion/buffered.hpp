@@ -6,6 +6,7 @@
 #include <hvd/algorithm/adasum.hpp>
 #include <hvd/fusion/pack.hpp>
 #include <hvd/shared_array.hpp>
+#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <bit>

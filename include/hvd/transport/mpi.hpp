@@ -3,6 +3,7 @@
 
 #include <hvd/call.hpp>
 #include <hvd/detail/inform.hpp>
+#include <hvd/error.hpp>
 #include <hvd/selection.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/topology.hpp>

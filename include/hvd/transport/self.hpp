@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 

@@ -8,6 +8,7 @@
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/messages.hpp>
+#include <hvd/transport.hpp>
 #include <hvd/transport/shm/group.hpp>
 
 #include <array>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/simulated/ranks.hpp>

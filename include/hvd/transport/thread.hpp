@@ -5,6 +5,7 @@
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/messages.hpp>
 #include <hvd/topology.hpp>
+#include <hvd/transport.hpp>
 
 #include <cerrno>
 #include <cstddef>

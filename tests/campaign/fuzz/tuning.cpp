@@ -17,7 +17,7 @@ FUZZ(in) {
     s.model.costs = hvd::parse_costs(text);
     fuzz::require(hvd::parse_costs(hvd::to_string(s.model.costs)) == s.model.costs, "costs change when read again");
   });
-  for (const hvd::operation kind : hvd::detail::tuned_operations) {
+  for (const hvd::operation kind : hvd::detail::tuned_operations()) {
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, std::size_t{1} << 20,
                                     std::numeric_limits<std::size_t>::max()}) {
       for (const int ranks : {1, 2, 3, 64}) {
