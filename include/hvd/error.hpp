@@ -70,6 +70,9 @@ class error : public std::runtime_error {
 
 namespace detail {
 
+/// After the name of a rank, in every error of kind peer_lost.
+inline constexpr std::string_view is_lost = " has exited or was killed";
+
 /// A part of a text: characters, by reference, or a number, written as short as it can be ("0.1", "30").
 class piece {
  public:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/detail/blocks.hpp>
 #include <hvd/error.hpp>
 #include <hvd/transport.hpp>
 
@@ -175,8 +176,8 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
       switch (w.kind) {
         case operation::allreduce: return 2 * (p - 1) * alpha + S * part * (2 * beta + gamma);
         case operation::reduce_scatter: return (p - 1) * alpha + S * part * (beta + gamma);
-        case operation::broadcast: {  // a chain of chunks of 256 KiB
-          const double chunk = std::min(S, 262144.0);
+        case operation::broadcast: {  // a chain of chunks
+          const double chunk = std::min(S, double{detail::ring_chunk_bytes});
           return (p - 2) * (alpha + chunk * beta) + std::max(1.0, S / chunk) * alpha + S * beta;
         }
         default: return (p - 1) * alpha + S * part * beta;
@@ -199,8 +200,8 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
                  S * (inner + (odd ? 0.5 : 0)) * gamma;
       }
     }
-    case choice::tree: {  // chunks of 64 KiB; a node with all children is the slowest
-      const double chunks = std::max(1.0, S / 65536);
+    case choice::tree: {  // a node with all children is the slowest
+      const double chunks = std::max(1.0, S / double{detail::tree_chunk_bytes});
       const double hop = alpha + S / chunks * beta;
       switch (w.kind) {
         case operation::broadcast: return chunks * up * hop;
@@ -209,8 +210,8 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
         default: return up * alpha + S * part * beta;
       }
     }
-    case choice::double_tree: {  // chunks of 64 KiB of each half of the vector, in steps of one message
-      const double chunks = std::max(1.0, std::ceil(S / 2 / 65536));
+    case choice::double_tree: {  // chunks of each half of the vector, in steps of one message
+      const double chunks = std::max(1.0, std::ceil(S / 2 / double{detail::tree_chunk_bytes}));
       const double chunk = S / 2 / chunks;
       const double once = 2 * (chunks + up) * (alpha + chunk * beta), combine = S * gamma;
       if (w.kind == operation::broadcast) return once;

@@ -32,6 +32,7 @@ struct use {
     hvd::reduce(comm, in, hvd::max);
     hvd::broadcast(comm, in);
     hvd::alltoall(comm, in, out);
+    hvd::scan(comm, in);
     comm.split(0, comm.rank()).barrier();
     auto shared = comm.template alloc_shared<float>(2);
     hvd::allreduce(comm, shared);

@@ -38,7 +38,7 @@ struct double_tree {
   /// Bytes that travel at once; equal on all ranks. (Allreduce of 16 MiB: on 2 threads all sizes from 16 KiB on are
   /// equal within 15 %; on 3 and 4 threads 64 KiB to 1 MiB are equal within the variation of runs, 16 KiB takes a
   /// quarter more time on 3, and no chunks take half more.) At least one element is taken, whatever is set.
-  std::size_t chunk_bytes = std::size_t{64} << 10;
+  std::size_t chunk_bytes = detail::tree_chunk_bytes;
 
   friend constexpr bool operator==(const double_tree&, const double_tree&) = default;
 

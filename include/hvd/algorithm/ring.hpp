@@ -36,7 +36,7 @@ struct ring {
   /// data for it and the result fit into the second-level cache together; while a rank reduces a chunk, its predecessor
   /// already sends the next one, as far as the transport buffers. (16 MiB between 2 threads: 64 KiB to 1 MiB are equal
   /// within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken, whatever is set.
-  std::size_t chunk_bytes = std::size_t{256} << 10;
+  std::size_t chunk_bytes = detail::ring_chunk_bytes;
 
   friend constexpr bool operator==(const ring&, const ring&) = default;
 

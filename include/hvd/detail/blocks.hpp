@@ -12,6 +12,11 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
+/// What a ring and a tree send at a time unless they are told otherwise. The measurements are in their headers; the
+/// cost model counts with the same numbers.
+inline constexpr std::size_t ring_chunk_bytes = std::size_t{256} << 10;
+inline constexpr std::size_t tree_chunk_bytes = std::size_t{64} << 10;
+
 /// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that are never
 /// written cost nothing. An `error` of kind no_memory if they cannot be allocated; algorithms allocate before their
 /// first message where they can.

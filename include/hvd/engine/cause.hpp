@@ -189,8 +189,8 @@ class lane_cause {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
     return with_memory(why, [&] {
       return error(why.kind(),
-                   joined({end.label(), ": ", name_of(why.rank()),
-                           " has exited or was killed, or has shut its engine down; see what it has said itself"}),
+                   joined({end.label(), ": ", name_of(why.rank()), is_lost,
+                           ", or has shut its engine down; see what it has said itself"}),
                    why.rank());
     });
   }

@@ -3,6 +3,7 @@
 
 #include <hvd/config.hpp>
 #include <hvd/error.hpp>
+#include <hvd/fusion.hpp>
 
 #include <charconv>
 #include <chrono>
@@ -21,7 +22,7 @@ namespace hvd::inline HVD_ABI {
 struct engine_options {
   using seconds = std::chrono::duration<double>;
 
-  std::size_t fusion_threshold = std::size_t{128} << 20;  ///< HOROVOD_FUSION_THRESHOLD, bytes; 0: nothing is fused
+  std::size_t fusion_threshold = default_fusion_threshold;  ///< HOROVOD_FUSION_THRESHOLD, bytes; 0: nothing is fused
   std::size_t cache_capacity = 1024;  ///< HOROVOD_CACHE_CAPACITY: signatures that are known at a time; 0: as 1
   /// HOROVOD_CYCLE_TIME, ms: a rank begins a round of agreement no sooner than this after the last one, so that more is
   /// fused; 0: at once.

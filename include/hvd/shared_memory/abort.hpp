@@ -78,7 +78,7 @@ inline std::string two_claims(int rank) {
   const bool blamed = kind == error_kind::timeout && culprit == at.rank && reporter >= 0;
   std::string text = joined({at.operation, " on ", at.label, ": "});
   switch (kind) {
-    case error_kind::peer_lost: text += joined({"rank ", culprit, " has exited or was killed"}); break;
+    case error_kind::peer_lost: text += joined({"rank ", culprit, is_lost}); break;
     case error_kind::timeout:
       text +=
           blamed

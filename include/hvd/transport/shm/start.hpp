@@ -253,9 +253,7 @@ struct group_finder {
     claim_twice(h, rank);
   }
 
-  [[noreturn]] static void refuse_lost(int who) {
-    fail(error_kind::peer_lost, {"rank ", who, " has exited or was killed"}, who);
-  }
+  [[noreturn]] static void refuse_lost(int who) { fail(error_kind::peer_lost, {"rank ", who, is_lost}, who); }
 
   /// This job's group has ended before this rank came.
   [[noreturn]] void refuse_dead(const segment& s) const {

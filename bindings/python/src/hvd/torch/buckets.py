@@ -20,7 +20,6 @@ _ALIGNMENT = 64  # bytes: a cache line
 # one CPU, overlap gains nothing, and each batch costs switches between threads.
 _TOGETHER = 1 << 20
 _TOGETHER_OVERSUBSCRIBED = 16 << 20
-_FUSION_THRESHOLD = 128 << 20  # the default of HOROVOD_FUSION_THRESHOLD
 
 
 def bytes_together() -> int:
@@ -28,8 +27,9 @@ def bytes_together() -> int:
     cpus = len(os.sched_getaffinity(0))
     if cpus * basics.local_size() > (os.cpu_count() or 1):  # ranks are not bound, and share the CPUs
         cpus //= basics.local_size()
-    limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", _FUSION_THRESHOLD))  # which the engine has checked
-    return min(limit, _TOGETHER if cpus > 1 else _TOGETHER_OVERSUBSCRIBED)
+    together = _TOGETHER if cpus > 1 else _TOGETHER_OVERSUBSCRIBED
+    limit = os.environ.get("HOROVOD_FUSION_THRESHOLD")  # which the engine has checked
+    return together if limit is None else min(int(limit), together)
 
 
 class _Place(NamedTuple):
