@@ -7,5 +7,9 @@
 int main() {
   hvd::SelfTransport comm;
   std::vector<float> v(4);
+#ifdef BAD
   hvd::scan(comm, v, hvd::average);
+#else
+  hvd::scan(comm, v, hvd::sum);
+#endif
 }

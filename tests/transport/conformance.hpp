@@ -344,7 +344,8 @@ void conformance_probing() {
       const int rank = comm.rank(), p = comm.size();
       const std::vector<std::size_t> lengths{7, 0, 300007};
       for (int from = 0; from != p; ++from) {
-        // The next sender may have received from others already; after the last round there may be messages of a barrier.
+        // The next sender may have received from others already; after the last round there may be messages of a
+        // barrier.
         const bool quiet = rank != from + 1 && from + 1 != p;
         require(!comm.arrived(rank), "a message to itself that was never sent");
         if (rank == from) {
