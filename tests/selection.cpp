@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 using namespace hvd::test;
@@ -50,6 +51,33 @@ struct on_messages {
 static_assert(hvd::Selecting<MessagesOnly> && !hvd::PeerMemory<MessagesOnly>);
 
 }  // namespace
+
+namespace {
+
+/// The operations that an algorithm has a call operator for.
+template <class A>
+std::uint32_t answered() {
+  const auto one = []<class Call>(std::type_identity<Call>) {
+    return hvd::Answers<A, hvd::SimulatedTransport, Call> ? hvd::detail::bits_of(Call::kind) : 0;
+  };
+  return one(std::type_identity<hvd::allreduce_call>()) | one(std::type_identity<hvd::reduce_call>()) |
+         one(std::type_identity<hvd::reduce_scatter_call>()) | one(std::type_identity<hvd::allgather_call>()) |
+         one(std::type_identity<hvd::broadcast_call>()) | one(std::type_identity<hvd::alltoall_call>()) |
+         one(std::type_identity<hvd::gather_call>()) | one(std::type_identity<hvd::scatter_call>()) |
+         one(std::type_identity<hvd::scan_call>());
+}
+
+}  // namespace
+
+TEST_CASE("what can be chosen is what the algorithms do") {
+  const auto listed = [](choice c) { return hvd::detail::operations_of[static_cast<std::size_t>(c)]; };
+  CHECK(listed(choice::ring) == answered<hvd::ring>());
+  CHECK(listed(choice::tree) == answered<hvd::tree>());
+  CHECK(listed(choice::recursive_doubling) == answered<hvd::recursive_doubling>());
+  CHECK(listed(choice::halving_doubling) == answered<hvd::halving_doubling>());
+  CHECK(listed(choice::double_tree) == answered<hvd::double_tree>());
+  CHECK(listed(choice::bruck) == answered<hvd::bruck>());
+}
 
 TEST_CASE("the model follows the formulas") {
   const hvd::cost_model model{network};

@@ -80,7 +80,9 @@ static_assert(operations_of.size() == all_choices.size());
 constexpr bool possible(choice c, const workload& w) noexcept {
   if (c == choice::native) return w.native;
   if ((detail::operations_of[static_cast<std::size_t>(c)] & detail::bits_of(w.kind)) == 0) return false;
-  return (c != choice::ring || w.commutative) && (c != choice::bruck || w.uniform);
+  if (c == choice::ring && (w.kind == operation::allreduce || w.kind == operation::reduce_scatter))
+    return w.commutative;
+  return c != choice::bruck || w.kind != operation::alltoall || w.uniform;
 }
 
 /// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same call operator. The

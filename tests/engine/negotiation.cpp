@@ -202,7 +202,7 @@ TEST_CASE("engine signatures: what no rank can have submitted is refused") {
     std::string_view rest = text;
     CHECK_THROWS_AS(take_announcement(rest), hvd::error);
   };
-  refused([](signature& s) { s.kind = static_cast<operation>(13); });
+  refused([](signature& s) { s.kind = static_cast<operation>(14); });
   refused([](signature& s) { s.kind = static_cast<operation>(255); });
   refused([](signature& s) { s.op = static_cast<reduce_op>(6); });
   refused([](signature& s) { s.types[0] = dtype::user; });

@@ -24,7 +24,7 @@ inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expec
   ::syscall(SYS_futex, &at, FUTEX_WAIT, expected, &t, nullptr, 0);
 }
 
-/// Sleeps: std::this_thread::sleep_for, without the rest of <thread>.
+/// Sleeps: std::this_thread::sleep_for, without the rest of its header.
 inline void nap(std::chrono::microseconds time) noexcept {
   const timespec t{static_cast<std::time_t>(time.count() / 1'000'000),
                    static_cast<long>(time.count() % 1'000'000 * 1000)};
