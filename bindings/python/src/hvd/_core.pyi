@@ -1,16 +1,17 @@
 """The engine of hvd: tensors are addresses, types and shapes. Everything here is for hvd's own modules."""
 
-from typing import Dict, Optional, Sequence, Tuple, Union
+from typing import Union
+from collections.abc import Sequence
 
 # (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank])
 Tensor = Union[
-    Tuple[int, int, int, Tuple[int, ...]],
-    Tuple[int, int, int, Tuple[int, ...], Sequence[int]],
+    tuple[int, int, int, tuple[int, ...]],
+    tuple[int, int, int, tuple[int, ...], Sequence[int]],
 ]
 
 version: str
-dtypes: Dict[str, int]
-operations: Dict[str, int]
+dtypes: dict[str, int]
+operations: dict[str, int]
 
 class Memory:
     """A result that the engine allocated: a writable buffer of bytes, which lives as long as any view of it."""
@@ -24,13 +25,13 @@ class Handle:
     def poll(self) -> bool:
         """Whether it is done, successfully or not."""
 
-    def wait(self, limit: Optional[float] = None) -> None:
+    def wait(self, limit: float | None = None) -> None:
         """Waits without the GIL. Raises HorovodInternalError, KeyboardInterrupt, TimeoutError after ``limit`` s."""
 
-    def output(self, i: int) -> Tuple[Memory, Tuple[int, ...]]:
+    def output(self, i: int) -> tuple[Memory, tuple[int, ...]]:
         """Memory and shape of result ``i`` of a finished operation, where the engine allocated it."""
 
-    def received_splits(self, i: int) -> Tuple[int, ...]:
+    def received_splits(self, i: int) -> tuple[int, ...]:
         """Of an alltoall: rows from each rank."""
 
     def last_joined(self) -> int:

@@ -9,7 +9,8 @@ import atexit
 import enum
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 from hvd import placement
 from hvd.exceptions import HorovodInternalError
@@ -44,7 +45,7 @@ class _State:
     """What init() has set up; all of it is None or empty while the process is in no job."""
 
     def __init__(self) -> None:
-        self.job: Optional[_core.Job] = None
+        self.job: _core.Job | None = None
         self.launch = placement.Place()  # the one that the launcher gave
         self.place = placement.Place()
         self.homogeneous = True
@@ -101,7 +102,7 @@ def refuse_forked() -> None:
         )
 
 
-def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]] = None) -> None:
+def init(comm: Any = None, process_sets: None | str | Sequence["ProcessSet"] = None) -> None:
     """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one process. Collective; does
     nothing if the process is in a job.
 
@@ -113,7 +114,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
     connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The threads
     that it starts run on the CPU that HOROVOD_THREAD_AFFINITY gives this rank. Cost: some milliseconds.
     """
-    from hvd import connect, native, process_sets as sets
+    from hvd import connect, native
+    from hvd import process_sets as sets
 
     with _state.lock:
         if _state.job is not None:
@@ -137,7 +139,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence["ProcessSet"]
             _state.joining = False
 
 
-def engine_cpu() -> Optional[int]:
+def engine_cpu() -> int | None:
     """The CPU that the threads of the engine have to run on; None: any."""
     from hvd import native
 

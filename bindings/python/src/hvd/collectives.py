@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from typing import Any, Callable, Generic, List, Optional, Protocol, Sequence, Tuple, TypeVar, Union
+from collections.abc import Sequence
+from typing import Any, Callable, Generic, Protocol, TypeVar, Union
 
 from hvd import _core, basics
 from hvd.basics import Adasum, Average, ReduceOp, Sum
@@ -17,7 +18,7 @@ from hvd.exceptions import HorovodInternalError
 from hvd.process_sets import ProcessSet
 
 T = TypeVar("T")
-Shape = Tuple[int, ...]
+Shape = tuple[int, ...]
 Op = Union[ReduceOp, int]
 
 _ALLREDUCE = _core.operations["allreduce"]
@@ -31,7 +32,7 @@ _BARRIER = _core.operations["barrier"]
 class Framework(Protocol[T]):
     """What hvd needs to know about the tensors of a framework."""
 
-    def describe(self, tensor: T, written: bool) -> Tuple[int, int, Shape]:
+    def describe(self, tensor: T, written: bool) -> tuple[int, int, Shape]:
         """Address, number of the dtype (``_core.dtypes``) and shape; ``written``: the result is stored in the tensor.
 
         Raises ValueError for what cannot be sent: no tensor, or its device, layout, type or read-only memory.
@@ -70,7 +71,7 @@ _pending: dict[int, _Pending] = {}
 _numbers = itertools.count(1)
 # (prefix, process set) -> number of operations without a name so far. The ranks of a set count alike, whatever other
 # sets do.
-_unnamed: dict[Tuple[str, int], int] = {}
+_unnamed: dict[tuple[str, int], int] = {}
 
 
 @basics.at_shutdown
@@ -86,11 +87,11 @@ def _forget_in_child() -> None:
     _pending = {}
 
 
-_left_behind: List[object] = []
+_left_behind: list[object] = []
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _name(prefix: str, name: Optional[str], process_set: int) -> str:
+def _name(prefix: str, name: str | None, process_set: int) -> str:
     if name is not None:
         return f"{prefix}.{name}"
     count = _unnamed.get((prefix, process_set), 0) + 1
@@ -108,7 +109,7 @@ def _number_of(process_set: ProcessSet) -> int:
     return number
 
 
-def reduction(op: Optional[Op], average: Optional[bool]) -> ReduceOp:
+def reduction(op: Op | None, average: bool | None) -> ReduceOp:
     """The operation that the arguments ``op`` and ``average`` (its older form) mean; the default is Average."""
     if op is not None:
         if average is not None:
@@ -120,7 +121,7 @@ def reduction(op: Optional[Op], average: Optional[bool]) -> ReduceOp:
 def _begin(
     kind: int,
     prefix: str,
-    given: Optional[str],
+    given: str | None,
     tensors: Sequence[_core.Tensor],
     keep: object,
     finish: Callable[[_core.Handle], Any],
@@ -211,21 +212,21 @@ class Collectives(Generic[T]):
     def __init__(self, framework: Framework[T]) -> None:
         self._framework = framework
 
-    def _plain(self, tensors: Sequence[T]) -> List[_core.Tensor]:
+    def _plain(self, tensors: Sequence[T]) -> list[_core.Tensor]:
         describe = self._framework.describe
-        described: List[_core.Tensor] = []
+        described: list[_core.Tensor] = []
         for tensor in tensors:
             address, dtype, shape = describe(tensor, False)
             described.append((address, 0, dtype, shape))
         return described
 
     def _with_outputs(
-        self, tensors: Sequence[T], outputs: Optional[Sequence[T]]
-    ) -> Tuple[List[_core.Tensor], Sequence[T]]:
+        self, tensors: Sequence[T], outputs: Sequence[T] | None
+    ) -> tuple[list[_core.Tensor], Sequence[T]]:
         """Descriptions, and the tensors for the results; ``outputs`` may be ``tensors``, or None for new ones."""
         describe = self._framework.describe
-        described: List[_core.Tensor] = []
-        results: List[T] = []
+        described: list[_core.Tensor] = []
+        results: list[T] = []
         for i, tensor in enumerate(tensors):
             in_place = outputs is not None and outputs[i] is tensor
             address, dtype, shape = describe(tensor, in_place)
@@ -234,7 +235,7 @@ class Collectives(Generic[T]):
             results.append(output)
         return described, results
 
-    def _hold(self, tensors: Sequence[T], exposed: bool) -> List[object]:
+    def _hold(self, tensors: Sequence[T], exposed: bool) -> list[object]:
         hold = self._framework.hold
         return [hold(tensor, exposed) for tensor in tensors]
 
@@ -255,10 +256,10 @@ class Collectives(Generic[T]):
 
         return finish
 
-    def _results(self, tensors: Sequence[T]) -> Callable[[_core.Handle], List[T]]:
+    def _results(self, tensors: Sequence[T]) -> Callable[[_core.Handle], list[T]]:
         over = self._framework.over
 
-        def finish(handle: _core.Handle) -> List[T]:
+        def finish(handle: _core.Handle) -> list[T]:
             return [over(*handle.output(i), like=tensor) for i, tensor in enumerate(tensors)]
 
         return finish
@@ -266,9 +267,9 @@ class Collectives(Generic[T]):
     def allreduce(
         self,
         tensors: Sequence[T],
-        outputs: Optional[Sequence[T]],
+        outputs: Sequence[T] | None,
         single: bool,
-        name: Optional[str],
+        name: str | None,
         op: ReduceOp,
         prescale: float,
         postscale: float,
@@ -289,7 +290,7 @@ class Collectives(Generic[T]):
         )
 
     def allgather(
-        self, tensors: Sequence[T], single: bool, name: Optional[str], process_set: ProcessSet, wake: bool = True,
+        self, tensors: Sequence[T], single: bool, name: str | None, process_set: ProcessSet, wake: bool = True,
         exposed: bool = False,
     ) -> int:
         """Concatenates over ranks along dimension 0, whose length may differ between ranks."""
@@ -302,7 +303,7 @@ class Collectives(Generic[T]):
         )
 
     def broadcast(
-        self, tensor: T, output: Optional[T], root_rank: int, name: Optional[str], process_set: ProcessSet,
+        self, tensor: T, output: T | None, root_rank: int, name: str | None, process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
         """Gives all ranks the root's tensor; ``root_rank`` is a rank of the job."""
@@ -318,7 +319,7 @@ class Collectives(Generic[T]):
         )
 
     def alltoall(
-        self, tensor: T, splits: Optional[Sequence[int]], name: Optional[str], process_set: ProcessSet,
+        self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
         """Sends ``splits[r]`` rows to rank r, without splits equal parts. The result is a pair: the rows from all
@@ -328,7 +329,7 @@ class Collectives(Generic[T]):
         address, dtype, shape = self._framework.describe(tensor, False)
         described: _core.Tensor = (address, 0, dtype, shape) if splits is None else (address, 0, dtype, shape, splits)
 
-        def finish(handle: _core.Handle) -> Tuple[T, T]:
+        def finish(handle: _core.Handle) -> tuple[T, T]:
             output = self._framework.over(*handle.output(0), like=tensor)
             return output, self._framework.integers(handle.received_splits(0))
 
@@ -339,7 +340,7 @@ class Collectives(Generic[T]):
         self,
         tensors: Sequence[T],
         single: bool,
-        name: Optional[str],
+        name: str | None,
         op: Op,
         prescale: float,
         postscale: float,
@@ -365,7 +366,7 @@ class Collectives(Generic[T]):
         )
 
 
-def read_splits(values: Any) -> List[int]:
+def read_splits(values: Any) -> list[int]:
     """Numbers of rows, from a list or an array's ``tolist()``. Raises ValueError for anything but whole numbers."""
     try:
         return [operator.index(n) for n in values]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 
 class Compressor:
     """Makes tensors smaller for sending: two static functions."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def compress(tensor: Any) -> tuple[Any, Any]:
         """The tensor to send, and what ``decompress`` needs to know."""
         raise NotImplementedError
 
@@ -23,7 +23,7 @@ class NoneCompressor(Compressor):
     """Sends tensors as they are."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def compress(tensor: Any) -> tuple[Any, Any]:
         return tensor, None
 
     @staticmethod

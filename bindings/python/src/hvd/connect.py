@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, List, Tuple
+from typing import TYPE_CHECKING, Any
 
 from hvd import placement
 from hvd.native import interruptible
@@ -16,7 +16,7 @@ from hvd.native import interruptible
 if TYPE_CHECKING:
     from hvd import _core
 
-Joined = Tuple["_core.Job", placement.Place, bool, bool]
+Joined = tuple["_core.Job", placement.Place, bool, bool]
 
 
 def join(comm: Any, place: placement.Place) -> Joined:
@@ -127,7 +127,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     return job, found, len({hosts.count(host) for host in set(hosts)}) == 1, True
 
 
-def _gather_hosts(job: "_core.Job") -> List[bytes]:
+def _gather_hosts(job: "_core.Job") -> list[bytes]:
     """A digest that identifies the host of each rank, by rank."""
     import ctypes
 

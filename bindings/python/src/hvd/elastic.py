@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 from hvd import basics
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -20,13 +20,13 @@ class State:
     """
 
     def __init__(
-        self, bcast_object: Optional[Callable[..., Any]] = None, get_rank: Optional[Callable[[], int]] = None
+        self, bcast_object: Callable[..., Any] | None = None, get_rank: Callable[[], int] | None = None
     ) -> None:
         self._bcast_object: Any = bcast_object
         self._rank = get_rank
-        self._reset_callbacks: List[Callable[[], None]] = []
+        self._reset_callbacks: list[Callable[[], None]] = []
 
-    def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
+    def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
         """Registers functions to call after the ranks have joined again, for instance to adapt the learning rate to
         the number of ranks.
         """
@@ -67,7 +67,7 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved: Dict[str, Any] = kwargs
+        self._saved: dict[str, Any] = kwargs
         for name, value in kwargs.items():
             setattr(self, name, value)
 

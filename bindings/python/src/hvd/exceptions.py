@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 
 class HorovodInternalError(RuntimeError):
     """A submitted operation failed; a restart of the job from its last state may help.
@@ -27,7 +25,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-def get_version_mismatch_message(name: str, version: Optional[str], installed_version: Optional[str]) -> str:
+def get_version_mismatch_message(name: str, version: str | None, installed_version: str | None) -> str:
     """The text of HorovodVersionMismatchError: ``name`` has ``version``, Horovod is for ``installed_version``."""
     return f"{name} has version {version}, and Horovod was installed for {installed_version}; install it again"
 
@@ -35,7 +33,7 @@ def get_version_mismatch_message(name: str, version: Optional[str], installed_ve
 class HorovodVersionMismatchError(ImportError):
     """The package does not fit what it was built for. Never raised by hvd, which is built for no framework."""
 
-    def __init__(self, name: str, version: Optional[str], installed_version: Optional[str]) -> None:
+    def __init__(self, name: str, version: str | None, installed_version: str | None) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version), name=name)
         self.version = version
         self.installed_version = installed_version

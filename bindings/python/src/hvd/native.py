@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import threading
-from typing import Callable, Iterator, List, Optional, TypeVar
+from collections.abc import Iterator
+from typing import Callable, TypeVar
 
 R = TypeVar("R")
 
@@ -17,8 +18,8 @@ def interruptible(call: Callable[[], R]) -> R:
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    results: List[R] = []
-    problems: List[BaseException] = []
+    results: list[R] = []
+    problems: list[BaseException] = []
 
     def work() -> None:
         try:
@@ -34,7 +35,7 @@ def interruptible(call: Callable[[], R]) -> R:
     return results[0]
 
 
-def affinity(local_rank: int, local_size: int) -> Optional[int]:
+def affinity(local_rank: int, local_size: int) -> int | None:
     """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) gives the engine of this rank.
 
     None where the variable is not set. Raises ValueError for anything but such a list.
@@ -52,7 +53,7 @@ def affinity(local_rank: int, local_size: int) -> Optional[int]:
 
 
 @contextlib.contextmanager
-def threads_moved_to(cpu: Callable[[], Optional[int]]) -> Iterator[None]:
+def threads_moved_to(cpu: Callable[[], int | None]) -> Iterator[None]:
     """Binds threads that start within the block to the CPU that ``cpu()`` returns at its end; None leaves them.
 
     Raises ValueError for a CPU that this process may not use.
@@ -71,5 +72,5 @@ def threads_moved_to(cpu: Callable[[], Optional[int]]) -> Iterator[None]:
             raise ValueError(f"hvd: HOROVOD_THREAD_AFFINITY: no thread can run on CPU {chosen} here: {e}") from None
 
 
-def _threads() -> List[int]:
+def _threads() -> list[int]:
     return [int(name) for name in os.listdir("/proc/self/task")]

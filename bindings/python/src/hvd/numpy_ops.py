@@ -7,7 +7,8 @@ splits), HorovodInternalError on all ranks where they disagree. Waiting never ho
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ ArrayLike = Any  # an array, or an object with __dlpack__, __array_interface__ o
 class _NumPy:
     """See collectives.Framework."""
 
-    def describe(self, tensor: Array, written: bool) -> Tuple[int, int, Tuple[int, ...]]:
+    def describe(self, tensor: Array, written: bool) -> tuple[int, int, tuple[int, ...]]:
         number = _core.dtypes.get(tensor.dtype.name)
         if number is None or not tensor.dtype.isnative:
             raise ValueError(f"hvd: arrays of {tensor.dtype!r} cannot be sent; allowed: {', '.join(_core.dtypes)}")
@@ -39,13 +40,13 @@ class _NumPy:
     def hold(self, tensor: Array, exposed: bool) -> object:
         return tensor  # which NumPy does not resize while it is referenced
 
-    def is_at(self, tensor: Array, address: int, shape: Tuple[int, ...]) -> bool:
+    def is_at(self, tensor: Array, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.shape == shape and tensor.ctypes.data == address
 
     def empty_like(self, tensor: Array) -> Array:
         return np.empty(tensor.shape, tensor.dtype)
 
-    def over(self, memory: _core.Memory, shape: Tuple[int, ...], like: Array) -> Array:
+    def over(self, memory: _core.Memory, shape: tuple[int, ...], like: Array) -> Array:
         if len(memory) == 0:
             return np.empty(shape, like.dtype)
         array: Array = np.frombuffer(memoryview(memory), dtype=like.dtype).reshape(shape)
@@ -88,7 +89,7 @@ class _Fp16Compressor(Compressor):
     """Sends float32 and float64 as float16."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def compress(tensor: Any) -> tuple[Any, Any]:
         array = _array(tensor)
         narrow = array.dtype in (np.float32, np.float64)
         return (array.astype(np.float16), array.dtype) if narrow else (array, None)
@@ -106,7 +107,7 @@ class Compression:
 
 
 def allreduce_async(
-    tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: ArrayLike, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change until
@@ -119,8 +120,8 @@ def allreduce_async(
 
 
 def allreduce(
-    tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None,
-    compression: type[Compressor] = Compression.none, op: Optional[Op] = None,
+    tensor: ArrayLike, average: bool | None = None, name: str | None = None,
+    compression: type[Compressor] = Compression.none, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Array:
     """Reduces arrays of one shape elementwise over ranks by ``op`` (default: Average). Returns a new array.
@@ -138,7 +139,7 @@ def allreduce(
 
 
 def allreduce_async_(
-    tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: ArrayLike, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """As ``allreduce_async``; the result replaces the input, which has to be contiguous and writable."""
@@ -149,7 +150,7 @@ def allreduce_async_(
 
 
 def allreduce_(
-    tensor: ArrayLike, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: ArrayLike, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Array:
     """As ``allreduce``; the result replaces the input, which has to be contiguous and writable."""
@@ -164,7 +165,7 @@ def allreduce_(
 
 
 def grouped_allreduce_async(
-    tensors: Sequence[ArrayLike], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins a ``grouped_allreduce`` and returns its handle."""
@@ -175,10 +176,10 @@ def grouped_allreduce_async(
 
 
 def grouped_allreduce(
-    tensors: Sequence[ArrayLike], average: Optional[bool] = None, name: Optional[str] = None,
-    compression: type[Compressor] = Compression.none, op: Optional[Op] = None,
+    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None,
+    compression: type[Compressor] = Compression.none, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
-) -> List[Array]:
+) -> list[Array]:
     """``allreduce`` of several arrays, together: all or none."""
     pairs = [compression.compress(t) for t in tensors]
     handle = grouped_allreduce_async(
@@ -188,7 +189,7 @@ def grouped_allreduce(
 
 
 def grouped_allreduce_async_(
-    tensors: Sequence[ArrayLike], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """As ``grouped_allreduce_async``; the results replace the inputs."""
@@ -200,53 +201,53 @@ def grouped_allreduce_async_(
 
 
 def grouped_allreduce_(
-    tensors: Sequence[ArrayLike], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
-) -> List[Array]:
+) -> list[Array]:
     """As ``grouped_allreduce``; the results replace the inputs."""
-    result: List[Array] = synchronize(
+    result: list[Array] = synchronize(
         grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     )
     return result
 
 
 def allgather_async(
-    tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins an ``allgather`` and returns its handle."""
     return _ops.allgather([_input(tensor)], True, name, process_set, exposed=True)
 
 
-def allgather(tensor: ArrayLike, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Array:
+def allgather(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
     """Concatenates the arrays of all ranks along dimension 0, the only one whose length may differ between ranks."""
     result: Array = synchronize(_ops.allgather([_input(tensor)], True, name, process_set, wake=False))
     return result
 
 
 def grouped_allgather_async(
-    tensors: Sequence[ArrayLike], name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``grouped_allgather`` and returns its handle."""
     return _ops.allgather([_input(t) for t in tensors], False, name, process_set, exposed=True)
 
 
 def grouped_allgather(
-    tensors: Sequence[ArrayLike], name: Optional[str] = None, process_set: ProcessSet = global_process_set
-) -> List[Array]:
+    tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
     """``allgather`` of several arrays, together: all or none."""
-    result: List[Array] = synchronize(grouped_allgather_async(tensors, name, process_set))
+    result: list[Array] = synchronize(grouped_allgather_async(tensors, name, process_set))
     return result
 
 
 def broadcast_async(
-    tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast`` and returns its handle."""
     return _ops.broadcast(_input(tensor), None, root_rank, name, process_set, exposed=True)
 
 
 def broadcast(
-    tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """Returns the array of ``root_rank`` (a rank of the job), as a new one; all ranks pass its shape and dtype."""
     result: Array = synchronize(_ops.broadcast(_input(tensor), None, root_rank, name, process_set, wake=False))
@@ -254,7 +255,7 @@ def broadcast(
 
 
 def broadcast_async_(
-    tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast_`` and returns its handle."""
     array = _in_place(tensor)
@@ -262,7 +263,7 @@ def broadcast_async_(
 
 
 def broadcast_(
-    tensor: ArrayLike, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
     """As ``broadcast``; the result replaces the input."""
     array = _in_place(tensor)
@@ -271,7 +272,7 @@ def broadcast_(
 
 
 def alltoall_async(
-    tensor: ArrayLike, splits: Optional[ArrayLike] = None, name: Optional[str] = None,
+    tensor: ArrayLike, splits: ArrayLike | None = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins an ``alltoall`` and returns its handle; ``synchronize`` gives the output and the received splits."""
@@ -280,9 +281,9 @@ def alltoall_async(
 
 
 def alltoall(
-    tensor: ArrayLike, splits: Optional[ArrayLike] = None, name: Optional[str] = None,
+    tensor: ArrayLike, splits: ArrayLike | None = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Union[Array, Tuple[Array, Array]]:
+) -> Array | tuple[Array, Array]:
     """Sends ``splits[r]`` rows to rank r, in order; without splits equal parts. Returns the received rows, by rank.
 
     With splits the result is a pair: the array, and how many rows came from each rank (int32).
@@ -292,7 +293,7 @@ def alltoall(
 
 
 def reducescatter_async(
-    tensor: ArrayLike, name: Optional[str] = None, op: Op = Average, process_set: ProcessSet = global_process_set,
+    tensor: ArrayLike, name: str | None = None, op: Op = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``reducescatter`` and returns its handle."""
@@ -302,7 +303,7 @@ def reducescatter_async(
 
 
 def reducescatter(
-    tensor: ArrayLike, name: Optional[str] = None, compression: type[Compressor] = Compression.none, op: Op = Average,
+    tensor: ArrayLike, name: str | None = None, compression: type[Compressor] = Compression.none, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Array:
     """Reduces elementwise over ranks by Average or Sum; this rank gets its rows of dimension 0 of the result.
@@ -316,7 +317,7 @@ def reducescatter(
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[ArrayLike], name: Optional[str] = None, op: Op = Average,
+    tensors: Sequence[ArrayLike], name: str | None = None, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``grouped_reducescatter`` and returns its handle."""
@@ -326,10 +327,10 @@ def grouped_reducescatter_async(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[ArrayLike], name: Optional[str] = None, compression: type[Compressor] = Compression.none,
+    tensors: Sequence[ArrayLike], name: str | None = None, compression: type[Compressor] = Compression.none,
     op: Op = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> List[Array]:
+) -> list[Array]:
     """``reducescatter`` of several arrays, together: all or none."""
     pairs = [compression.compress(t) for t in tensors]
     handle = grouped_reducescatter_async(

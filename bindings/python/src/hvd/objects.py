@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, List, Optional
+from typing import Any
 
 from hvd import basics
 from hvd.exceptions import HorovodInternalError
@@ -21,7 +21,7 @@ def _dump(obj: Any) -> Any:
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Returns the root's object on every rank; ``root_rank`` is a rank of the job. An object that cannot be pickled
     raises on all ranks: its own error on the root, HorovodInternalError on the others.
@@ -57,8 +57,8 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
-) -> List[Any]:
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """The objects of all ranks, in order of rank. An object that cannot be pickled raises on all ranks."""
     import numpy as np
 

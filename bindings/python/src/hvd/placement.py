@@ -6,8 +6,8 @@ import hashlib
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, Optional
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ _IDENTITIES = {
 _PARENTS = ("hydra_pmi_proxy", "mpiexec.hydra", "prterun", "prted", "orted", "mpirun", "mpiexec", "slurmstepd")
 
 
-def find_place(environment: Optional[Mapping[str, str]] = None) -> Place:
+def find_place(environment: Mapping[str, str] | None = None) -> Place:
     """From the first set of variables that is present: HOROVOD_*, PMI_*, OMPI_COMM_WORLD_*, srun's; else a job of one.
 
     Raises ValueError for variables that contradict each other or are no numbers, and where several ranks have no name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hvd import basics
 from hvd.native import interruptible, threads_moved_to
@@ -15,11 +16,11 @@ class ProcessSet:
     added. A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
     """
 
-    process_set_id: Optional[int] = None
-    ranks: Optional[List[int]] = None
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
     mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Union[Iterable[int], Any]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
             self.mpi_comm = ranks_or_comm
             return
@@ -31,11 +32,11 @@ class ProcessSet:
             raise ValueError("ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object")
         self.ranks = ranks
 
-    def size(self) -> Optional[int]:
+    def size(self) -> int | None:
         """How many ranks it has; None if the job does not know it."""
         return None if self._unknown() else len(self.ranks or ())
 
-    def rank(self) -> Optional[int]:
+    def rank(self) -> int | None:
         """The rank of this process within the set; None if the job does not know the set. Raises ValueError if the
         process is not part of it.
         """
@@ -46,7 +47,7 @@ class ProcessSet:
             raise ValueError("Process is not part of provided process set.")
         return (self.ranks or []).index(mine)
 
-    def included(self) -> Optional[bool]:
+    def included(self) -> bool | None:
         """Whether this process is part of the set; None if the job does not know the set."""
         return None if self._unknown() else basics.rank() in (self.ranks or ())
 
@@ -94,7 +95,7 @@ def _forget() -> None:
     global_process_set.ranks = []
 
 
-def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a set to the job. Collective over all ranks of the job, those outside the set as well; blocks.
 
     Errors: ValueError for ranks that the job does not have or a set that it has already, HorovodInternalError (on all

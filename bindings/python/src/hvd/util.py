@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether it is 1, 2, 4, 8 and so on. hvd's Adasum takes any number of ranks."""
@@ -17,5 +15,5 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return False
 
 
-def check_installed_version(name: str, version: str, exception: Optional[BaseException] = None) -> None:
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
     """Neither warns nor raises HorovodVersionMismatchError: hvd is built for no framework, so every version fits."""

@@ -22,20 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable
 
 from hvd.launcher import guard, hosts
 from hvd.launcher.job import FAREWELL, GRACE, GUARD, Interrupted, Job, LaunchError, Program, find_program
-from hvd.launcher.local import (
-    MOST_RANKS,
-    RankFailed,
-    check_timeout,
-    files_of_ranks,
-    new_identity,
-    ranks_environment,
-)
+from hvd.launcher.local import MOST_RANKS, RankFailed, check_timeout, files_of_ranks, new_identity, ranks_environment
 from hvd.launcher.output import LinePrinter, OnLine
 
 MPIEXEC = -1  # the index of mpiexec among ranks
@@ -67,7 +61,7 @@ def run_mpi(
     ssh_identity: str | None = None,
     interfaces: Sequence[str] = (),
     mpi_args: Sequence[str] = (),
-    waiting: Callable[[str], ContextManager[Any]] | None = None,
+    waiting: Callable[[str], AbstractContextManager[Any]] | None = None,
     results: Results | None = None,
 ) -> None:
     """Runs a command on `places`, hosts with their numbers of ranks; other parameters and errors as in run_local.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any, ContextManager
+from contextlib import AbstractContextManager
+from typing import Any
 
 from hvd.launcher.local import SHOWN
 
@@ -50,6 +51,6 @@ class Speech:
             self.say(f"{sentence}; {title}:")
             print("".join(f"  {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
 
-    def waiting(self, sentence: str) -> ContextManager[Any]:
+    def waiting(self, sentence: str) -> AbstractContextManager[Any]:
         """Shows on a terminal that hvdrun waits for something."""
         return self._console.status(sentence) if self._console else contextlib.nullcontext()

@@ -6,7 +6,8 @@ Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation"
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
 
@@ -20,7 +21,7 @@ from hvd.torch.wrapper import Wrapper
 class AdasumOptimizer(Wrapper):
     """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes this rank's own step, then replaces its change of the parameters by the adaptive sum of all ranks'."""
         self._hvd_stepped()
         ranks = self.process_set.ranks or []

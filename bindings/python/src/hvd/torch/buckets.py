@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -73,20 +74,20 @@ class Buckets:
         if left_out:
             warnings.warn(f"gradient_as_bucket_view: these gradients are copied: {', '.join(left_out)}", stacklevel=4)
         chosen = [p for p, why in zip(parameters, reasons) if not why][::-1]
-        starts: List[int] = []
+        starts: list[int] = []
         end = 0
         for p in chosen:
             starts.append(end)
             end += -(-p.numel() * p.element_size() // _ALIGNMENT) * _ALIGNMENT
         memory = interruptible(lambda: basics.current_job().alloc_bucket(end)) if chosen else None
-        self._places: Dict[torch.Tensor, _Place] = {}
+        self._places: dict[torch.Tensor, _Place] = {}
         for p, start in zip(chosen, starts):
             flat = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=start)
             self._places[p] = _Place(flat.as_strided(p.shape, p.stride()), flat)
-        self._used: Set[torch.Tensor] = set()
+        self._used: set[torch.Tensor] = set()
         self._said = False
 
-    def place(self, p: torch.Tensor, name: str) -> Optional[torch.Tensor]:
+    def place(self, p: torch.Tensor, name: str) -> torch.Tensor | None:
         """Moves p.grad, which is dense or None, to shared memory, and returns it, flat; None where it cannot lie there.
 
         It is copied there once. If it has been removed since, as by ``zero_grad(set_to_none=True)``, it is left alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ class FP16Compressor(Compressor):
     """Sends float32 and float64 as float16: 2 bytes each, 11 bits of precision, nothing above 65504."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def compress(tensor: Any) -> tuple[Any, Any]:
         return (tensor.to(torch.float16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
 
     @staticmethod
@@ -27,7 +27,7 @@ class BF16Compressor(Compressor):
     """Sends float32 and float64 as bfloat16: 2 bytes each, 8 bits of precision, the range of float32."""
 
     @staticmethod
-    def compress(tensor: Any) -> Tuple[Any, Any]:
+    def compress(tensor: Any) -> tuple[Any, Any]:
         return (tensor.to(torch.bfloat16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
 
     @staticmethod

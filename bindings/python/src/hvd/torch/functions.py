@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from collections.abc import Iterable
+from typing import Any, Optional, Union
 
 import torch
 
@@ -12,7 +13,7 @@ from hvd.objects import allgather_object, broadcast_object  # noqa: F401
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.tensors import OPS
 
-Parameters = Union[Dict[str, torch.Tensor], Iterable[Union[torch.Tensor, Tuple[Optional[str], torch.Tensor]]]]
+Parameters = Union[dict[str, torch.Tensor], Iterable[Union[torch.Tensor, tuple[Optional[str], torch.Tensor]]]]
 
 
 def broadcast_parameters(
@@ -27,7 +28,7 @@ def broadcast_parameters(
     if isinstance(params, torch.nn.Module):  # some are iterable, and yield modules
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict()")
     if isinstance(params, dict):
-        named: List[Tuple[Optional[str], torch.Tensor]] = sorted(params.items())
+        named: list[tuple[str | None, torch.Tensor]] = sorted(params.items())
         named = [(name, p) for name, p in named if isinstance(p, torch.Tensor)]
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [p if isinstance(p, tuple) else (None, p) for p in params]
@@ -39,7 +40,7 @@ def broadcast_parameters(
     _broadcast(named, root_rank, process_set)
 
 
-def _broadcast(named: List[Tuple[Optional[str], torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+def _broadcast(named: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
     """Broadcasts all at once; tensors that are not contiguous go through a copy."""
     begun = []
     for name, tensor in named:
@@ -59,7 +60,7 @@ class _Tensor:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
-def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The structure of ``value`` without its tensors, which are appended to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -71,7 +72,7 @@ def _take_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
     return value
 
 
-def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
+def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The opposite of ``_take_tensors``; new tensors are appended to ``tensors``."""
     if isinstance(value, _Tensor):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
@@ -84,7 +85,7 @@ def _put_tensors(value: Any, tensors: List[torch.Tensor]) -> Any:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives all ranks the root's state of an optimizer: options such as the learning rate, and momenta.
@@ -97,7 +98,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     _zero_gradients(optimizer)
-    tensors: List[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     root = basics.rank() == root_rank
     structure = _take_tensors(optimizer.state_dict(), tensors) if root else None
     structure = broadcast_object(structure, root_rank, "broadcast_optimizer_state", process_set)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, cast
+from typing import Any, Callable, cast
 
 import torch
 
 from hvd.torch.optimizer_arguments import Parameter
 
 
-def remove(hooks: List[object]) -> None:
+def remove(hooks: list[object]) -> None:
     """Removes the hooks that ``after_gradient`` has returned."""
     for hook in hooks:
         if hasattr(hook, "remove"):

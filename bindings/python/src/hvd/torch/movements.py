@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, Union
 
 import torch
 
@@ -15,12 +16,12 @@ from hvd.torch.tensors import OPS, wants_gradient
 Splits = Union[Tensor, Sequence[int], None]
 
 
-def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> int:
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begins an ``allgather`` (without gradients) and returns its handle."""
     return OPS.allgather((tensor,), True, name, process_set, exposed=True)
 
 
-def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> List[Tensor]:
+def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
     """Averages gradients of concatenations over ranks, and returns the rows that this rank contributed."""
     averaged = grouped_allreduce([g.contiguous() for g in grads], op=Average, process_set=process_set)
     counts = allgather(torch.tensor([rows], dtype=torch.int64), process_set=process_set)
@@ -32,7 +33,7 @@ class HorovodAllgather(torch.autograd.Function):
     """allgather; its gradient is this rank's part of the average of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: Optional[str], process_set: ProcessSet) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
         result: Tensor = synchronize(OPS.allgather((tensor,), True, name, process_set, wake=False))
         ctx.how = [tensor.shape[0]], process_set
         return result
@@ -42,7 +43,7 @@ class HorovodAllgather(torch.autograd.Function):
         return _own_rows([grad], *ctx.how)[0], None, None
 
 
-def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> Tensor:
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Concatenates the tensors of all ranks along dimension 0, the only one whose length may differ between ranks. Has
     a gradient.
     """
@@ -54,7 +55,7 @@ def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSe
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``grouped_allgather`` (without gradients) and returns its handle."""
     return OPS.allgather(tensors, False, name, process_set, exposed=True)
@@ -64,7 +65,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     """grouped_allgather; its gradients are this rank's parts of the averages of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, name: Optional[str], process_set: ProcessSet, *tensors: Tensor) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> tuple[Tensor, ...]:
         results = tuple(synchronize(OPS.allgather(tensors, False, name, process_set, wake=False)))
         ctx.how = [t.shape[0] for t in tensors], process_set
         return results
@@ -75,28 +76,28 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
 
 def grouped_allgather(
-    tensors: Sequence[Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set
-) -> List[Tensor]:
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
     """``allgather`` of several tensors, together: all or none. Has gradients."""
     return list(apply(HorovodGroupedAllgather, name, process_set, *tensors))
 
 
 def broadcast_async(
-    tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast`` (without gradients) and returns its handle."""
     return OPS.broadcast(tensor, None, root_rank, name, process_set, exposed=True)
 
 
 def broadcast_async_(
-    tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins a ``broadcast_`` and returns its handle."""
     return OPS.broadcast(tensor, tensor, root_rank, name, process_set, exposed=True)
 
 
 def broadcast_(
-    tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """As ``broadcast``, without gradients; the result replaces the input, which is returned."""
     result: Tensor = synchronize(OPS.broadcast(tensor, tensor, root_rank, name, process_set, wake=False))
@@ -107,7 +108,7 @@ class HorovodBroadcast(torch.autograd.Function):
     """broadcast; its gradient on the root is the average of the gradients, and zero elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: Optional[str], process_set: ProcessSet) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
         ctx.how = root_rank, process_set
         result: Tensor = synchronize(OPS.broadcast(tensor, None, root_rank, name, process_set, wake=False))
         return result
@@ -120,7 +121,7 @@ class HorovodBroadcast(torch.autograd.Function):
 
 
 def broadcast(
-    tensor: Tensor, root_rank: int, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Returns the tensor of ``root_rank`` (a rank of the job), as a new one; all ranks pass its shape and type.
 
@@ -131,13 +132,13 @@ def broadcast(
 
 
 def alltoall_async(
-    tensor: Tensor, splits: Splits = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins an ``alltoall`` and returns its handle; ``synchronize`` gives the output and the received splits."""
     return OPS.alltoall(tensor, _rows(splits), name, process_set, exposed=True)
 
 
-def _rows(splits: Splits) -> Optional[List[int]]:
+def _rows(splits: Splits) -> list[int] | None:
     if splits is None:
         return None
     return read_splits(splits.tolist() if isinstance(splits, Tensor) else splits)
@@ -148,8 +149,8 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, splits: Splits, name: Optional[str], process_set: ProcessSet
-    ) -> Tuple[Tensor, Tensor]:
+        ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[Tensor, Tensor]:
         output, received = synchronize(OPS.alltoall(tensor, _rows(splits), name, process_set, wake=False))
         ctx.how = received, process_set, tensor.shape[0]
         ctx.mark_non_differentiable(received)
@@ -165,7 +166,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
 
 def alltoall(
-    tensor: Tensor, splits: Splits = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Sends ``splits[r]`` rows to rank r, in order; without splits equal parts. Returns the received rows, by rank.
 

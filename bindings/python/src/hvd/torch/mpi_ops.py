@@ -9,35 +9,85 @@ of a tensor passed to an asynchronous function cannot be resized afterwards, as 
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch
 
 from hvd import collectives
 from hvd.basics import (  # noqa: F401  # scripts take them from here as well
-    Adasum, Average, Max, Min, Product, ReduceOp, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
-    gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
-    mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mlsl_built,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
 )
 from hvd.collectives import Op, poll, synchronize  # noqa: F401
 from hvd.exceptions import HorovodInternalError  # noqa: F401
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
 from hvd.torch.compression import Compression
 from hvd.torch.movements import (  # noqa: F401
-    HorovodAllgather, HorovodAlltoall, HorovodBroadcast, HorovodGroupedAllgather, allgather, allgather_async, alltoall,
-    alltoall_async, broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,
+    HorovodAllgather,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
     grouped_allgather_async,
 )
 from hvd.torch.reductions import (  # noqa: F401
-    Compressors, HorovodAllreduce, HorovodGroupedAllreduce, Tensor, allreduce, allreduce_, allreduce_async,
-    allreduce_async_, apply, grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
+    Compressors,
+    HorovodAllreduce,
+    HorovodGroupedAllreduce,
+    Tensor,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    apply,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from hvd.torch.tensors import OPS
 from hvd.util import check_installed_version, gpu_available, num_rank_is_power_2  # noqa: F401
 
 
 def sparse_allreduce_async(
-    tensor: Tensor, name: Optional[str], op: Op, process_set: ProcessSet = global_process_set
+    tensor: Tensor, name: str | None, op: Op, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
     """Begins the Average or Sum of sparse tensors (COO) of one shape, by allgather of their values and indices.
 
@@ -65,7 +115,7 @@ def sparse_allreduce_async(
 
 
 def reducescatter_async(
-    tensor: Tensor, name: Optional[str] = None, op: Op = Average, process_set: ProcessSet = global_process_set,
+    tensor: Tensor, name: str | None = None, op: Op = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``reducescatter`` (without gradients) and returns its handle."""
@@ -73,7 +123,7 @@ def reducescatter_async(
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[Tensor], name: Optional[str] = None, op: Op = Average,
+    tensors: Sequence[Tensor], name: str | None = None, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:
     """Begins a ``grouped_reducescatter`` (without gradients) and returns its handle."""
@@ -90,7 +140,7 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: Optional[str] = None, op: Op = Average,
+        ctx: Any, tensor: Tensor, name: str | None = None, op: Op = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> Tensor:
         ctx.how = _factor(op, prescale_factor, postscale_factor, process_set), process_set
@@ -111,9 +161,9 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: Optional[str], op: Op, process_set: ProcessSet, prescale_factor: float,
+        ctx: Any, name: str | None, op: Op, process_set: ProcessSet, prescale_factor: float,
         postscale_factor: float, *tensors: Tensor,
-    ) -> Tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         ctx.how = _factor(op, prescale_factor, postscale_factor, process_set), process_set
         return tuple(
             synchronize(
@@ -129,7 +179,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
 
 def reducescatter(
-    tensor: Tensor, name: Optional[str] = None, compression: Compressors = Compression.none, op: Op = Average,
+    tensor: Tensor, name: str | None = None, compression: Compressors = Compression.none, op: Op = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Tensor:
     """Reduces elementwise over ranks by Average or Sum; this rank gets its rows of dimension 0. Has a gradient.
@@ -143,10 +193,10 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Tensor], name: Optional[str] = None, compression: Compressors = Compression.none,
+    tensors: Sequence[Tensor], name: str | None = None, compression: Compressors = Compression.none,
     op: Op = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> List[Tensor]:
+) -> list[Tensor]:
     """``reducescatter`` of several tensors, together: all or none. Has gradients."""
     pairs = [compression.compress(t) for t in tensors]
     results = apply(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
 
 import torch
 
@@ -32,17 +33,17 @@ class _Slot:
         self.parameter = parameter
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
-        self.group: Optional[_Group] = None
+        self.group: _Group | None = None
         # Dense, but in another order of dimensions such as channels_last; the gradient has the same order.
         self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
         self.sparse_dim = 0  # of its gradient, where that is sparse
-        self.finish: Optional[Callable[[], None]] = None  # waits for the reduction that was begun
+        self.finish: Callable[[], None] | None = None  # waits for the reduction that was begun
 
 
 class _Group:
     """Parameters whose gradients are reduced together."""
 
-    def __init__(self, slots: List[_Slot]) -> None:
+    def __init__(self, slots: list[_Slot]) -> None:
         self.slots = slots
         self.name = slots[0].name
         for slot in slots:
@@ -51,7 +52,7 @@ class _Group:
     def ready(self) -> bool:
         return all(slot.remaining <= 0 for slot in self.live())
 
-    def live(self) -> List[_Slot]:
+    def live(self) -> list[_Slot]:
         """The slots whose parameters have not been frozen since."""
         return [slot for slot in self.slots if slot.parameter.requires_grad]
 
@@ -60,16 +61,16 @@ class _DistributedOptimizer(Wrapper):
     """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
     def _hvd_setup(self, groups: Groups, bucket_view: bool) -> None:
-        self._slots: Dict[Parameter, _Slot] = {}
-        self._hooks: List[object] = []
+        self._slots: dict[Parameter, _Slot] = {}
+        self._hooks: list[object] = []
         weakref.finalize(self, remove, self._hooks)
         self._look_for_parameters()
         self._make_groups(groups)
         self._job: Any = None
         self._active = False
-        self._buckets: Optional[Buckets] = None
+        self._buckets: Buckets | None = None
         self._touched = False
-        self._collected: List[_Slot] = []
+        self._collected: list[_Slot] = []
         self._collected_bytes = 0
         self._bytes_together = 0
         self._synchronized = False
@@ -203,7 +204,7 @@ class _DistributedOptimizer(Wrapper):
         slot.finish = finish
 
     def _begin_group(self, group: _Group) -> None:
-        dense: List[Tuple[_Slot, torch.Tensor]] = []
+        dense: list[tuple[_Slot, torch.Tensor]] = []
         for slot in group.live():
             slot.remaining = 0
             gradient = self._gradient(slot)
@@ -226,7 +227,7 @@ class _DistributedOptimizer(Wrapper):
         for slot, _ in dense:
             slot.finish = finish if slot is dense[0][0] else _nothing
 
-    def _scales(self) -> Tuple[float, float]:
+    def _scales(self) -> tuple[float, float]:
         factor = self.gradient_predivide_factor if self.op == Average else 1.0
         return 1.0 / factor, factor
 
@@ -280,7 +281,7 @@ class _DistributedOptimizer(Wrapper):
         for slot in self._slots.values():
             slot.remaining = passes
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's own, on reduced gradients; those of a closure are reduced after each call."""
         self._hvd_stepped()
         if not self._should_synchronize:
@@ -311,7 +312,7 @@ class _DistributedOptimizer(Wrapper):
 
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
 
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced as well."""
         super().add_param_group(param_group)
         self._look_for_parameters()
@@ -325,7 +326,7 @@ class _DistributedOptimizer(Wrapper):
             )
         super().zero_grad(set_to_none)
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the optimizer's own; reductions in flight are waited for and dropped."""
         self._begin_collected()
         for slot in self._slots.values():
@@ -349,7 +350,7 @@ def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, Parameter]]] = None,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: Op = Average,
@@ -415,7 +416,7 @@ def DistributedOptimizer(
 
 
 def _wrap(
-    inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups,
+    inner: torch.optim.Optimizer, named: list[tuple[str, Parameter]], settings: dict[str, Any], groups: Groups,
     several: bool, bucket_view: bool = False,
 ) -> Any:
     """Wraps ``inner``. With one rank alone Adasum has nothing to combine, so the ordinary wrapper is used."""
@@ -429,7 +430,7 @@ def _wrap(
 
 
 def _wrap_again(
-    inner: torch.optim.Optimizer, named: List[Tuple[str, Parameter]], settings: Dict[str, Any], groups: Groups
+    inner: torch.optim.Optimizer, named: list[tuple[str, Parameter]], settings: dict[str, Any], groups: Groups
 ) -> Any:
     """Wraps an optimizer that was pickled or copied. Not collective: so without shared memory for gradients."""
     return _wrap(inner, named, settings, groups, not basics.is_initialized() or basics.size() > 1)

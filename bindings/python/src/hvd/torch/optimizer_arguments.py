@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
 
 import torch
 
@@ -32,8 +33,8 @@ def check_passes(passes: int) -> None:
 
 
 def check_names(
-    optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, Parameter]]]
-) -> List[Tuple[str, Parameter]]:
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None
+) -> list[tuple[str, Parameter]]:
     """The named parameters; ValueError where they are no pairs, names are not unique, or parameters have none."""
     named = [] if named_parameters is None else list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):

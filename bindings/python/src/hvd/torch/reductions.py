@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Type
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,17 +14,17 @@ from hvd.process_sets import ProcessSet, global_process_set
 from hvd.torch.compression import Compression
 from hvd.torch.tensors import OPS, wants_gradient
 
-Compressors = Type[Compressor]
+Compressors = type[Compressor]
 Tensor = torch.Tensor
 
 
-def apply(function: Type[torch.autograd.Function], *arguments: Any) -> Any:
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, which has no types in PyTorch."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def allreduce_async(
-    tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins an ``allreduce`` (without gradients) and returns its handle, for ``poll`` and ``synchronize``."""
@@ -34,7 +35,7 @@ def allreduce_async(
 
 
 def allreduce_async_(
-    tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     priority: int = 0,
 ) -> int:
@@ -47,7 +48,7 @@ def allreduce_async_(
 
 
 def allreduce_(
-    tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """As ``allreduce``, without gradients; the result replaces the input, which is returned."""
@@ -61,7 +62,7 @@ def allreduce_(
 
 
 def _allreduce(
-    tensor: Tensor, name: Optional[str], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet
+    tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Tensor:
     result: Tensor = synchronize(
         OPS.allreduce((tensor,), None, True, name, op, prescale, postscale, process_set, wake=False)
@@ -74,7 +75,7 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: Optional[str], op: ReduceOp, prescale: float, postscale: float,
+        ctx: Any, tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float,
         process_set: ProcessSet,
     ) -> Tensor:
         ctx.how = op, prescale, postscale, process_set
@@ -90,8 +91,8 @@ class HorovodAllreduce(torch.autograd.Function):
 
 
 def allreduce(
-    tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None,
-    compression: Compressors = Compression.none, op: Optional[Op] = None, prescale_factor: float = 1.0,
+    tensor: Tensor, average: bool | None = None, name: str | None = None,
+    compression: Compressors = Compression.none, op: Op | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Reduces tensors of one shape elementwise over ranks by ``op`` (default: Average). Returns a new tensor. Has a
@@ -111,7 +112,7 @@ def allreduce(
 
 
 def grouped_allreduce_async(
-    tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins a ``grouped_allreduce`` (without gradients) and returns its handle."""
@@ -121,7 +122,7 @@ def grouped_allreduce_async(
 
 
 def grouped_allreduce_async_(
-    tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:
     """As ``grouped_allreduce_async``; the results replace the inputs."""
@@ -133,12 +134,12 @@ def grouped_allreduce_async_(
 
 
 def grouped_allreduce_(
-    tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None, op: Optional[Op] = None,
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: Op | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
-) -> List[Tensor]:
+) -> list[Tensor]:
     """As ``grouped_allreduce``, without gradients; the results replace the inputs."""
     tensors = tuple(tensors)
-    result: List[Tensor] = synchronize(
+    result: list[Tensor] = synchronize(
         OPS.allreduce(
             tensors, tensors, False, name, reduction(op, average), prescale_factor, postscale_factor, process_set,
             wake=False,
@@ -152,9 +153,9 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: Optional[str], op: Op, prescale: float, postscale: float, process_set: ProcessSet,
+        ctx: Any, name: str | None, op: Op, prescale: float, postscale: float, process_set: ProcessSet,
         *tensors: Tensor,
-    ) -> Tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         ctx.how = op, prescale, postscale, process_set
         return tuple(
             synchronize(
@@ -175,10 +176,10 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
 
 def grouped_allreduce(
-    tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
-    compression: Compressors = Compression.none, op: Optional[Op] = None, prescale_factor: float = 1.0,
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None,
+    compression: Compressors = Compression.none, op: Op | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
-) -> List[Tensor]:
+) -> list[Tensor]:
     """``allreduce`` of several tensors, together: all or none. Has gradients."""
     pairs = [compression.compress(t) for t in tensors]
     results = apply(

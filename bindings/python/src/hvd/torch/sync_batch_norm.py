@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -52,8 +52,8 @@ def _by_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: Optional[torch.Tensor], bias: Optional[torch.Tensor], eps: float
-    ) -> Tuple[torch.Tensor, ...]:
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, ...]:
         # Moments of each rank's batch, combined as in T. Chan et al., "Algorithms for computing the sample variance",
         # 1983.
         exact = torch.float64 if input.dtype == torch.float64 else torch.float32

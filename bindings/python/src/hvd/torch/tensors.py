@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ _storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  
 class _Torch:
     """See collectives.Framework."""
 
-    def describe(self, tensor: torch.Tensor, written: bool) -> Tuple[int, int, Tuple[int, ...]]:
+    def describe(self, tensor: torch.Tensor, written: bool) -> tuple[int, int, tuple[int, ...]]:
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             raise _refuse(tensor)
         number = DTYPES.get(tensor.dtype)
@@ -48,13 +49,13 @@ class _Torch:
                 pass  # a PyTorch without NumPy
         return storage
 
-    def is_at(self, tensor: torch.Tensor, address: int, shape: Tuple[int, ...]) -> bool:
+    def is_at(self, tensor: torch.Tensor, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.data_ptr() == address and tensor.shape == shape
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
-    def over(self, memory: _core.Memory, shape: Tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    def over(self, memory: _core.Memory, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         if len(memory) == 0:
             return torch.empty(shape, dtype=like.dtype)
         return torch.frombuffer(memory, dtype=like.dtype).view(shape)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
 
@@ -42,8 +43,8 @@ class Wrapper(torch.optim.Optimizer):
     _compression: type[Compressor]
 
     def _hvd_wrap(
-        self, inner: torch.optim.Optimizer, named: List[Tuple[str, torch.Tensor]], settings: Dict[str, Any],
-        again: Tuple[Callable[..., Any], Any],
+        self, inner: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], settings: dict[str, Any],
+        again: tuple[Callable[..., Any], Any],
     ) -> None:
         """``settings`` become attributes; ``again``: the function that wraps a copy, and its last argument."""
         # A ``step`` that a scheduler set as an attribute of the inner optimizer would hide the method of this class.
@@ -56,7 +57,7 @@ class Wrapper(torch.optim.Optimizer):
         self.__dict__.update(settings)
         self._hvd_names = {id(p): name for name, p in named}
 
-    def _hvd_parameters(self) -> Iterator[Tuple[str, torch.Tensor]]:
+    def _hvd_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that have gradients now, with names that are the same on all ranks."""
         everything = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(everything):
@@ -68,7 +69,7 @@ class Wrapper(torch.optim.Optimizer):
         """Marks the inner optimizer as stepped, or its scheduler would warn."""
         self._hvd_inner._opt_called = True  # type: ignore[attr-defined]
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)
         for name in ("param_groups", "state"):
             if name in rest:

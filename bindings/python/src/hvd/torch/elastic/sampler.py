@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any, Dict, Iterator, List, Sized
+from collections.abc import Iterator, Sized
+from typing import Any
 
 from torch.utils.data import Sampler
 
@@ -38,15 +39,15 @@ class ElasticSampler(Sampler[int]):
         """Records that every rank has seen a batch of ``batch_size`` samples. ``batch_idx`` is ignored."""
         self.processed_num += batch_size * self.num_replicas
 
-    def get_indices(self, batch_idx: int, batch_size: int) -> List[int]:
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
         """The samples of this rank's batch ``batch_idx``, counted from 0 since the last ``reset``."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The epoch, and how many samples of it were seen."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from a saved state."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any
 
 import torch
 
@@ -93,7 +93,7 @@ class SamplerStateHandler(StateHandler):
 _schedulers: Any = torch.optim.lr_scheduler
 # Before PyTorch 2 the first is called _LRScheduler, and the second does not derive from it.
 _SCHEDULERS = (getattr(_schedulers, "LRScheduler", _schedulers._LRScheduler), _schedulers.ReduceLROnPlateau)
-Registry = List[Tuple[type, Type[StateHandler]]]
+Registry = list[tuple[type, type[StateHandler]]]
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
@@ -112,7 +112,7 @@ def set_handler_registry(registry: Registry) -> None:
     _registry = registry
 
 
-def _handler_of(value: Any) -> Optional[StateHandler]:
+def _handler_of(value: Any) -> StateHandler | None:
     return next((handler(value) for kind, handler in get_handler_registry() if isinstance(value, kind)), None)
 
 
@@ -125,7 +125,7 @@ class TorchState(ObjectState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         kwargs.update(model=model, optimizer=optimizer)
-        self._handlers: Dict[str, StateHandler] = {}
+        self._handlers: dict[str, StateHandler] = {}
         values = {}
         for name, value in kwargs.items():
             handler = _handler_of(value)
