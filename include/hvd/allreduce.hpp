@@ -15,19 +15,7 @@ namespace hvd::inline HVD_ABI {
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void allreduce(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
-  detail::same_elements<In, Out>();
-  const auto from = as_span(in);
-  const auto to = as_output(out);
-  const std::byte* const in_bytes = detail::bytes_of(from);
-  std::byte* const out_bytes = detail::writable_bytes_of(to);
-  detail::arguments(operation::allreduce, comm.rank(), comm.size())
-      .buffer("input", from)
-      .buffer("output", to)
-      .equal("output", to.size(), "as the input", from.size())
-      .apart(in_bytes, from.size_bytes(), out_bytes, to.size_bytes(), in_bytes == out_bytes)
-      .check(comm);
-  const reduction r = make_reduction<element_of<In>>(op, comm.size());
-  detail::run(comm, allreduce_call{in_bytes, out_bytes, from.size(), r}, how);
+  detail::reduce_vector<allreduce_call>(comm, in, out, op, how);
 }
 
 /// In place.

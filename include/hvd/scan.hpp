@@ -16,19 +16,7 @@ template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm 
 void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
   static_assert(!detail::divides_by_ranks<Op>,
                 "hvd: scan has no average, as each rank combines another number of ranks; use hvd::sum and divide");
-  detail::same_elements<In, Out>();
-  const auto from = as_span(in);
-  const auto to = as_output(out);
-  const std::byte* const in_bytes = detail::bytes_of(from);
-  std::byte* const out_bytes = detail::writable_bytes_of(to);
-  detail::arguments(operation::scan, comm.rank(), comm.size())
-      .buffer("input", from)
-      .buffer("output", to)
-      .equal("output", to.size(), "as the input", from.size())
-      .apart(in_bytes, from.size_bytes(), out_bytes, to.size_bytes(), in_bytes == out_bytes)
-      .check(comm);
-  const reduction r = make_reduction<element_of<In>>(op, comm.size());
-  detail::run(comm, scan_call{in_bytes, out_bytes, from.size(), r}, how);
+  detail::reduce_vector<scan_call>(comm, in, out, op, how);
 }
 
 /// In place.

@@ -317,4 +317,22 @@ constexpr void same_elements() {
                 "hvd: input and output must have the same element type; convert one of them first");
 }
 
+/// A reduction of whole vectors that every rank receives: checks, and runs it.
+template <class Call, class T, class In, class Out, class Op, class Algorithm>
+void reduce_vector(T& comm, const In& in, Out&& out, const Op& op, const Algorithm& how) {
+  same_elements<In, Out>();
+  const auto from = as_span(in);
+  const auto to = as_output(out);
+  const std::byte* const in_bytes = bytes_of(from);
+  std::byte* const out_bytes = writable_bytes_of(to);
+  arguments(Call::kind, comm.rank(), comm.size())
+      .buffer("input", from)
+      .buffer("output", to)
+      .equal("output", to.size(), "as the input", from.size())
+      .apart(in_bytes, from.size_bytes(), out_bytes, to.size_bytes(), in_bytes == out_bytes)
+      .check(comm);
+  const reduction r = make_reduction<element_of<In>>(op, comm.size());
+  run(comm, Call{in_bytes, out_bytes, from.size(), r}, how);
+}
+
 }  // namespace hvd::inline HVD_ABI::detail

@@ -46,32 +46,8 @@ class mpi_work {
   mpi_work& operator=(const mpi_work&) = delete;
 
   /// Each `start` returns false, with nothing sent, if MPI cannot do it; the same on all ranks.
-  bool start(const allreduce_call& c) {
-    const mpi_reduction r = reduction_of(c.op);
-    if (r.op == MPI_OP_NULL) return false;
-    begin(c.kind);
-    const bool in_place = !blocking_ || c.in == c.out || c.op.prepares();
-    if (in_place) c.op.prepare(c.out, c.in, c.count);
-    in_pieces(c.count, c.op, r, [&](std::size_t at, int n) {
-      issue("MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, in_place ? MPI_IN_PLACE : c.in + at, c.out + at, n, r.type,
-            r.op);
-    });
-    finish_later(c.op, c.out, c.count);
-    return true;
-  }
-
-  bool start(const scan_call& c) {
-    const mpi_reduction r = reduction_of(c.op);
-    if (r.op == MPI_OP_NULL) return false;
-    begin(c.kind);
-    const bool in_place = !blocking_ || c.in == c.out || c.op.prepares();
-    if (in_place) c.op.prepare(c.out, c.in, c.count);
-    in_pieces(c.count, c.op, r, [&](std::size_t at, int n) {
-      issue("MPI_Scan", MPI_Scan, MPI_Iscan, in_place ? MPI_IN_PLACE : c.in + at, c.out + at, n, r.type, r.op);
-    });
-    finish_later(c.op, c.out, c.count);
-    return true;
-  }
+  bool start(const allreduce_call& c) { return start_vector("MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, c); }
+  bool start(const scan_call& c) { return start_vector("MPI_Scan", MPI_Scan, MPI_Iscan, c); }
 
   bool start(const reduce_call& c) {
     const mpi_reduction r = reduction_of(c.op);
@@ -271,6 +247,21 @@ class mpi_work {
   }
 
  private:
+  /// A reduction of whole vectors that every rank receives.
+  template <class Blocking, class Started, class Call>
+  bool start_vector(const char* name, Blocking blocking, Started started, const Call& c) {
+    const mpi_reduction r = reduction_of(c.op);
+    if (r.op == MPI_OP_NULL) return false;
+    begin(c.kind);
+    const bool in_place = !blocking_ || c.in == c.out || c.op.prepares();
+    if (in_place) c.op.prepare(c.out, c.in, c.count);
+    in_pieces(c.count, c.op, r, [&](std::size_t at, int n) {
+      issue(name, blocking, started, in_place ? MPI_IN_PLACE : c.in + at, c.out + at, n, r.type, r.op);
+    });
+    finish_later(c.op, c.out, c.count);
+    return true;
+  }
+
   [[nodiscard]] int rank() const noexcept { return group_.rank(); }
   [[nodiscard]] int size() const noexcept { return group_.size(); }
   [[nodiscard]] std::size_t most() const noexcept { return group_.options().most; }
