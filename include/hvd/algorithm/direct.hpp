@@ -38,7 +38,7 @@ struct direct_sizes {
         lines.known() ? std::clamp<std::size_t>(std::size_t{lines.transfer} / 2, 16384, 49152) : 32768;
     s.one_shot_bytes = p <= 2 ? pair : 4928 * p / ((p - 1) * (p - 2));
     if (oversubscribed) s.one_shot_bytes = std::max<std::size_t>(s.one_shot_bytes, 4096);
-    // Lines come from the reader's second-level cache for half of what they cost from its first-level cache, so a chunk
+    // Lines come from another core's second-level cache for half of what they cost from its first-level one, so a chunk
     // is larger than the latter and small compared to the former.
     s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / 32, p * 4096});
     // One synchronisation more than staging, and no copy.
