@@ -95,6 +95,15 @@ TEST_CASE("the model follows the formulas") {
   CHECK(time(choice::native, operation::allreduce, 4000, 4) == std::numeric_limits<double>::infinity());
 }
 
+TEST_CASE("the model of scan: a message of the whole vector and a combination in each step") {
+  const hvd::cost_model model{{.latency_ns = 1000, .byte_fs = 1'000'000, .reduce_fs = 500'000}};
+  for (const auto& [ranks, steps] : {std::pair{2, 1}, {3, 2}, {4, 2}, {9, 4}}) {
+    const hvd::workload w{.kind = operation::scan, .bytes = 1 << 20, .ranks = ranks, .commutative = false};
+    CHECK(model(w) == choice::recursive_doubling);
+    CHECK(model.time(choice::recursive_doubling, w) == doctest::Approx(steps * (1000 + 1.5 * (1 << 20))));
+  }
+}
+
 TEST_CASE("latency decides for short messages, bytes for long ones") {
   const hvd::cost_model model{network};
   const auto chosen = [&](operation kind, std::size_t bytes, int ranks, bool commutative = true) {

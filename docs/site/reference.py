@@ -32,7 +32,7 @@ def group_of(header, internal, text):
         return "Start here"
     for start, title in (
         (("transport/", "hierarchical"), "Transports"),
-        (("algorithm/", "selection", "measure"), "Algorithms"),
+        (("algorithm/", "selection"), "Algorithms"),
     ):
         if header.startswith(start):
             return title

@@ -13,7 +13,7 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The collective operations, for messages and for the comparison of calls between ranks.
+/// The collective operations, for messages and for the comparison of calls between ranks. The numbers travel: append.
 enum class operation : unsigned char {
   barrier,         ///< no rank leaves before all have come
   allreduce,       ///< the reduction of all inputs, to all ranks
@@ -24,19 +24,19 @@ enum class operation : unsigned char {
   alltoall,        ///< a block from each rank to each
   gather,          ///< all inputs, to the root
   scatter,         ///< a block of the root's input to each rank
-  scan,            ///< the reduction of the inputs of all ranks up to this one
   split,           ///< a smaller group
   alloc_shared,    ///< memory that all ranks reach
   send,            ///< a message to one rank
   recv,            ///< a message from one rank
+  scan,            ///< the reduction of the inputs of all ranks up to this one
 };
 
 /// The name of the function, as "reduce_scatter"; "unknown" for a value that is none.
 constexpr std::string_view name(operation op) noexcept {
   constexpr std::string_view names[] = {
-      "barrier", "allreduce", "reduce", "reduce_scatter", "allgather",    "broadcast", "alltoall",
-      "gather",  "scatter",   "scan",   "split",          "alloc_shared", "send",      "recv"};
-  static_assert(std::size(names) == static_cast<std::size_t>(operation::recv) + 1, "a name for each operation");
+      "barrier", "allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall",
+      "gather",  "scatter",   "split",  "alloc_shared",   "send",      "recv",      "scan"};
+  static_assert(std::size(names) == static_cast<std::size_t>(operation::scan) + 1, "a name for each operation");
   const auto index = static_cast<std::size_t>(op);
   return index < std::size(names) ? names[index] : "unknown";
 }
@@ -207,7 +207,7 @@ struct extent {
   std::size_t count = 0;
   std::size_t element_bytes = 1;
   const partition* blocks = nullptr;  ///< how the vector is cut, if it is
-  bool uniform = true;                ///< whether all blocks have one length
+  bool uniform = true;                ///< whether all blocks have one length; of an alltoall, those sent
 
   [[nodiscard]] std::size_t bytes() const noexcept { return count * element_bytes; }
 };

@@ -47,6 +47,7 @@ namespace hvd::inline HVD_ABI {
 /// | reduce_scatter, allgather     | S (N-1)/N                    | up to L times as much      |
 /// | gather, scatter               | its ranks' blocks            | the same, in L messages    |
 /// | alltoall                      | its ranks' blocks for others | the same                   |
+/// | scan                          | as by `Cross` alone          | the same                   |
 ///
 /// There are as many lanes as the host with the fewest ranks has ranks; all lanes carry their slices of the data at the
 /// same time. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host all goes to

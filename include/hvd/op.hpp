@@ -156,7 +156,9 @@ inline constexpr bool is_builtin<scaled_op<Op>> = is_builtin<Op>;
 
 /// Whether the result is divided by the number of ranks.
 template <class Op>
-inline constexpr bool divides_by_ranks = std::is_same_v<Op, average_t>;
+inline constexpr bool divides_by_ranks = requires { requires Op::divides; };
+template <class F>
+inline constexpr bool divides_by_ranks<non_commutative_op<F>> = divides_by_ranks<F>;
 template <class Op>
 inline constexpr bool divides_by_ranks<scaled_op<Op>> = divides_by_ranks<Op>;
 

@@ -188,7 +188,7 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
       if (w.kind == operation::allgather) {  // runs of blocks that wrap around are two messages
         return odd ? 1.5 * up * alpha + 2 * S * part * beta : up * alpha + S * part * beta;
       }
-      if (w.kind == operation::scan) return up * (alpha + S * beta + 2 * S * gamma);
+      if (w.kind == operation::scan) return up * (alpha + S * beta + S * gamma);
       return (odd ? down + 2 : down) * (alpha + S * beta) + (odd ? down + 1 : down) * S * gamma;
     case choice::halving_doubling: {
       const double inner = (acting - 1) / acting;

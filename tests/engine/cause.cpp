@@ -149,7 +149,8 @@ TEST_CASE("a process set that all ranks remove is no reason to name anybody") {
 }
 
 TEST_CASE("all groups of a driver get the cause that was found in one of them") {
-  // Lanes that are driven by hand, so that rank 0 looks when rank 1 has found out and before it has looked itself.
+  // Drivers without a thread of their own, so that rank 0 looks when rank 1 has found out and before it has looked
+  // itself.
   const auto control = std::make_shared<hvd::ThreadTransport::group>(3);
   const auto data = std::make_shared<hvd::ThreadTransport::group>(3);
   verdicts all;

@@ -411,8 +411,17 @@ TEST_CASE("options that differ are an error on all ranks, and the transport stay
     o.watch = true;
     o.autotune = true;
     o.threshold_fixed = comm.rank() == 1;  // of the default value, which alone tells nothing
+    CHECK_THROWS_WITH_AS(
+        hvd::Engine(comm, o),
+        doctest::Contains("the option threshold_fixed (HOROVOD_FUSION_THRESHOLD is set) is 0 on rank 0 and "
+                          "1 on rank 1"),
+        hvd::error);
+    o.threshold_fixed = true;
+    o.cycle_fixed = comm.rank() == 2;
     CHECK_THROWS_WITH_AS(hvd::Engine(comm, o),
-                         doctest::Contains("the option threshold_fixed is 0 on rank 0 and 1 on rank 1"), hvd::error);
+                         doctest::Contains("the option cycle_fixed (HOROVOD_CYCLE_TIME is set) is 0 on rank 0 and 1 on "
+                                           "rank 2"),
+                         hvd::error);
     o.autotune = false;  // then it decides nothing
     hvd::Engine engine(comm, o);
     std::vector<float> v(3, 1.0f);

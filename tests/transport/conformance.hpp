@@ -178,7 +178,7 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
     const std::size_t n = std::min(largest, below(std::size_t{2} << bits));
     const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)), static_cast<unsigned>(below(8))};
     const auto pattern = static_cast<unsigned>(below(5));
-    const std::size_t late = below(40), delay = below(300), kind = below(15);
+    const std::size_t late = below(40), delay = below(300), kind = below(16);
     if (late == 0 && delay % p == static_cast<std::size_t>(rank)) {
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
     }
@@ -198,7 +198,8 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
       case 10: check.allgather(counts, false, v); break;
       case 11: check.alltoall(n / p, v); break;
       case 12: check.alltoall_v(n / p, pattern, v); break;
-      case 13: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
+      case 13: check.scan(n, v); break;
+      case 14: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
       default: check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
     }
   }

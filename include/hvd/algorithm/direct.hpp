@@ -90,7 +90,8 @@ struct direct {
     const detail::output how = c.in != c.out ? output_of(limits, bytes) : detail::output::cached;
     detail::reduce_form form(m, c.in, c.out, c.count, c.op, -1, how);
     form.inputs = m.rank() + 1;
-    run(m, c, form, limits, limits.chunk_bytes, how, c.in, bytes, [](const auto&) { return false; });
+    // No buffer is used where it lies, so none is located: the first chunk is staged before ranks compare their calls.
+    run(m, c, form, limits, limits.chunk_bytes, how, c.in, 0, [](const auto&) { return false; });
   }
   template <PeerMemory T>
   void operator()(T& t, const reduce_scatter_call& c) const {

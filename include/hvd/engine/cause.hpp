@@ -110,17 +110,17 @@ struct driver_members {
 
 /// Finds the cause that ends one driver, and passes it on.
 template <class T>
-class lane_cause {
+class driver_cause {
  public:
-  lane_cause(T& control, T& data, agreement<T>& words, driver_members members, std::shared_ptr<cause_board> board)
+  driver_cause(T& control, T& data, agreement<T>& words, driver_members members, std::shared_ptr<cause_board> board)
       : control_(control), data_(data), rank_(control.rank()), words_(words), members_(std::move(members)),
         board_(std::move(board)) {
     board_->add(words_.own_cause());
     if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
   }
-  lane_cause(const lane_cause&) = delete;
-  lane_cause& operator=(const lane_cause&) = delete;
-  ~lane_cause() { board_->remove(words_.own_cause()); }
+  driver_cause(const driver_cause&) = delete;
+  driver_cause& operator=(const driver_cause&) = delete;
+  ~driver_cause() { board_->remove(words_.own_cause()); }
 
   /// After an error on a transport of the driver: finds the cause, and passes it on to the other ranks. Returns the
   /// error to report here, with a rank of the whole group.

@@ -71,9 +71,18 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
 /// Collective. Throws mismatch on all ranks if an option differs that must be the same on all of them.
 template <PointToPoint T>
 void agree_on_options(T& comm, const engine_options& o) {
-  constexpr std::string_view names[] = {
-      "fusion_threshold", "cache_capacity", "cycle_time (us)",  "groups_alone", "watch",           "autotune",
-      "autotune_warmup",  "autotune_steps", "autotune_samples", "thread",       "threshold_fixed", "cycle_fixed"};
+  constexpr std::string_view names[] = {"fusion_threshold",
+                                        "cache_capacity",
+                                        "cycle_time (us)",
+                                        "groups_alone",
+                                        "watch",
+                                        "autotune",
+                                        "autotune_warmup",
+                                        "autotune_steps",
+                                        "autotune_samples",
+                                        "thread",
+                                        "threshold_fixed (HOROVOD_FUSION_THRESHOLD is set)",
+                                        "cycle_fixed (HOROVOD_CYCLE_TIME is set)"};
   constexpr std::size_t n = std::size(names);
   using values = std::array<std::uint64_t, n>;
   const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };

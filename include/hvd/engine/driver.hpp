@@ -211,7 +211,7 @@ class driver final : public waiting_room {
           if (!round(until, end != nullptr)) break;
         } else {
           if (now >= until) break;
-          phase_.store(lane_phase::waiting, std::memory_order_relaxed);
+          phase_.store(driver_phase::waiting, std::memory_order_relaxed);
           agreement_.sleep(news ? std::min(until, next_round_) : until,
                            [&] { return progress_.closing() || condemned_.load() || has_fresh(); });
         }
@@ -223,7 +223,7 @@ class driver final : public waiting_room {
       cause_.abandon();
       stop(cause_.unexpected());
     }
-    phase_.store(lane_phase::idle, std::memory_order_relaxed);
+    phase_.store(driver_phase::idle, std::memory_order_relaxed);
   }
   [[nodiscard]] bool has_fresh() {
     const std::lock_guard lock(mutex_);
@@ -246,7 +246,7 @@ class driver final : public waiting_room {
   /// Takes part in a round; false if `until` came first.
   bool round(clock::time_point until, bool awaited) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
-    phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
+    phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(std::min(until, clock::now() + std::chrono::milliseconds(100)),
                               awaited ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
       if (progress_.closing() || condemned_.load()) return true;
@@ -263,7 +263,7 @@ class driver final : public waiting_room {
     }
     for (const batch& b : batches) run(b);
     if (d.talk) {
-      phase_.store(lane_phase::negotiating, std::memory_order_relaxed);
+      phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
       for (refusal& r : negotiation_.learn(agreement_.merge(negotiation_.announce(), &merge_announcements))) {
         refuse(std::move(r));
       }
@@ -289,7 +289,7 @@ class driver final : public waiting_room {
   }
 
   void run(const batch& b) {
-    phase_.store(lane_phase::running, std::memory_order_relaxed);
+    phase_.store(driver_phase::running, std::memory_order_relaxed);
     std::vector<std::shared_ptr<submission>> mine;
     std::vector<work> works;
     for (const std::uint32_t id : b.ids) {
@@ -374,7 +374,7 @@ class driver final : public waiting_room {
   T control_;
   T data_;
   agreement<T> agreement_;
-  lane_cause<T> cause_;
+  driver_cause<T> cause_;
   negotiation negotiation_;
   executor<T> execute_;
   std::vector<shared_array<std::byte>> buckets_;
@@ -393,7 +393,7 @@ class driver final : public waiting_room {
 
   std::atomic<bool> condemned_{false};
   std::atomic<int> waited_for_{-1};
-  std::atomic<lane_phase> phase_{lane_phase::idle};
+  std::atomic<driver_phase> phase_{driver_phase::idle};
   progress progress_;
 };
 

@@ -28,7 +28,7 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// What the thread that drives the operations of a process set does.
-enum class lane_phase : std::uint8_t { idle, waiting, negotiating, running };
+enum class driver_phase : std::uint8_t { idle, waiting, negotiating, running };
 
 /// An operation that this rank has in flight.
 struct pending_operation {
@@ -38,7 +38,7 @@ struct pending_operation {
   std::chrono::steady_clock::time_point since{};
 };
 struct driver_state {
-  lane_phase phase = lane_phase::idle;
+  driver_phase phase = driver_phase::idle;
   int waiting_for = -1;  ///< a rank of the whole group; from `driver::state`, of the process set
 };
 
@@ -284,17 +284,17 @@ class stall_watch {
     return text;
   }
   static driver_state state_of(const typename message::entry& e) noexcept {
-    return {static_cast<lane_phase>(e.phase), e.waiting_for};
+    return {static_cast<driver_phase>(e.phase), e.waiting_for};
   }
   static std::string sentence_of(const driver_state& s, bool precise) {
     const std::string whom = s.waiting_for < 0 ? std::string()
                              : precise         ? joined({", waiting for rank ", s.waiting_for})
                                                : std::string(", waiting for others");
     switch (s.phase) {
-      case lane_phase::idle: return {};
-      case lane_phase::waiting: return joined({": waiting for others to submit", whom});
-      case lane_phase::negotiating: return joined({": negotiating", whom});
-      case lane_phase::running: return joined({": in a collective", whom});
+      case driver_phase::idle: return {};
+      case driver_phase::waiting: return joined({": waiting for others to submit", whom});
+      case driver_phase::negotiating: return joined({": negotiating", whom});
+      case driver_phase::running: return joined({": in a collective", whom});
     }
     return {};
   }

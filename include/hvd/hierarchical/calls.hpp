@@ -194,6 +194,9 @@ class two_levels {
   /// On one level: every pair of ranks has its own block, so two levels would not send less between hosts.
   void operator()(const alltoall_call& c) const { flat(c, false); }
 
+  /// A rank waits for all below it: two levels would take more steps, not fewer bytes.
+  void operator()(const scan_call& c) const { flat(c, false); }
+
   void barrier() const {
     on_host([&] { local_.barrier(); });
     if (local_.rank() == 0 && map_.hosts() > 1) on_lane([&] { lane_->barrier(); });

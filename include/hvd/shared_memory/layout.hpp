@@ -1,8 +1,9 @@
 // hvd/shared_memory/layout.hpp: what lies where in the memory that the ranks of a group share.
 //
-// A header, then one window for each rank, written by that rank alone (the header's abort word and the doorbells
-// aside). Each word that one rank polls while another writes it has 128 bytes of its own, because CPUs prefetch lines
-// in pairs.
+// A header, then one window for each rank. The control words and channels of a window are written by its rank alone
+// (doorbells aside); mailboxes and staging memory rotate through the windows, so that the rank that last read a line
+// writes it next. Each word that one rank polls while another writes it has 128 bytes of its own, because CPUs prefetch
+// lines in pairs.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>

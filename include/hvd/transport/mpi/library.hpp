@@ -198,7 +198,7 @@ class mpi_sound_integers {
 
  private:
   static constexpr int place(dtype type, std::uint32_t op) noexcept {
-    return static_cast<int>(type) * 6 + static_cast<int>(op);
+    return static_cast<int>(type) * static_cast<int>(std::tuple_size_v<builtin_ops> + 1) + static_cast<int>(op);
   }
   template <class T>
   void try_type() {

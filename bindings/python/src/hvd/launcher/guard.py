@@ -47,7 +47,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 class Guard:
     """Starts programs, reports how they end, and ends them."""
 
-    orphaned = 0.0  # seconds for programs to end when the other end of CONTROL is gone
+    orphan_grace = 0.0  # seconds for programs to end when the other end of CONTROL is gone
 
     def __init__(self, control: int, report: int) -> None:
         self.control = control
@@ -173,7 +173,7 @@ class Guard:
 
     def await_end(self) -> None:
         """Waits for programs that are ending by themselves, so that they are not reported as killed by the guard."""
-        until = time.monotonic() + self.orphaned
+        until = time.monotonic() + self.orphan_grace
         while self.reap() and self.running and time.monotonic() < until:
             time.sleep(0.005)
 
@@ -286,7 +286,7 @@ class RankGuard(Guard):
 
     # A rank that dies closes its connection for MPI before it has ended. mpiexec's proxy sees that, and at once kills
     # all processes that it has started on this host.
-    orphaned = 0.5
+    orphan_grace = 0.5
 
     def __init__(self, control: int, options: dict[str, Any]) -> None:
         super().__init__(control, os.dup(2))
