@@ -21,6 +21,12 @@ struct left {
   float operator()(float a, float) const { return a; }
 };
 
+// What scan refuses when compiling: compile_fail/scan_of_average.cpp.
+static_assert(hvd::detail::divides_by_ranks<hvd::average_t>);
+static_assert(hvd::detail::divides_by_ranks<hvd::scaled_op<hvd::average_t>>);
+static_assert(hvd::detail::divides_by_ranks<hvd::non_commutative_op<hvd::average_t>>);
+static_assert(!hvd::detail::divides_by_ranks<hvd::sum_t> && !hvd::detail::divides_by_ranks<left>);
+
 }  // namespace
 
 TEST_CASE("each rank has the sum of the ranks up to it") {
