@@ -219,7 +219,7 @@ TEST_CASE("a table that cannot be read names the place and what is allowed") {
   const auto refused = [](const char* text) { return message_of([&] { hvd::tuning_table table(text); }); };
   CHECK(refused("allreduc:0-4k=ring") ==
         "hvd: HVD_TUNING=\"allreduc:0-4k=ring\", character 1: allowed: allreduce, reduce, reduce_scatter, allgather, "
-        "broadcast, alltoall, gather, scatter");
+        "broadcast, alltoall, gather, scatter, scan");
   CHECK(refused("allreduce:0-4k=bruck") ==
         "hvd: HVD_TUNING=\"allreduce:0-4k=bruck\", character 16: allowed: ring, tree, recursive_doubling, "
         "halving_doubling, double_tree, native");
