@@ -60,12 +60,6 @@ class mpi_work {
       c.op.prepare(prepared, in, c.count);
       in = prepared;
     }
-    if (root && in == c.out && c.root != 0) {
-      // In MPICH 4.0.2 longer reductions in place to a root other than 0 read from the address MPI_IN_PLACE.
-      std::byte* const copy = input(c.count * c.op.element_bytes);
-      copy_bytes(copy, in, c.count * c.op.element_bytes);
-      in = copy;
-    }
     reduce_to(c.root, in, c.out, c.count, c.op, r);
     if (root) finish_later(c.op, c.out, c.count);
     return true;
@@ -293,6 +287,11 @@ class mpi_work {
   void reduce_to(int root, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
                  const mpi_reduction& r) {
     const bool receives = rank() == root;
+#ifndef OPEN_MPI
+    // In MPICH 4.0.2 MPI_Reduce of more than 2 KiB is wrong between hosts with different numbers of ranks, and reads
+    // from the address MPI_IN_PLACE at a root other than 0. MPI_Ireduce is right, and takes as long at such sizes.
+    if (count * op.element_bytes > 2048) blocking_ = false;
+#endif
     in_pieces(count, op, r, [&](std::size_t at, int n) {
       issue("MPI_Reduce", MPI_Reduce, MPI_Ireduce, receives && in == out ? MPI_IN_PLACE : in + at,
             receives ? out + at : nullptr, n, r.type, r.op, root);
