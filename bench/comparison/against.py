@@ -22,7 +22,17 @@ from pathlib import Path
 
 from comparison import children
 from comparison.measure import PROGRAM, environment, progress, without_paths
-from comparison.plan import COLLECTIVES, OVERSUBSCRIBED_SIZES, MODELS, QUICK_OVERSUBSCRIBED_SIZES, QUICK_SIZES, ROOT, SIZES, Refused, plan
+from comparison.plan import (
+    COLLECTIVES,
+    MODELS,
+    OVERSUBSCRIBED_SIZES,
+    QUICK_OVERSUBSCRIBED_SIZES,
+    QUICK_SIZES,
+    ROOT,
+    SIZES,
+    Refused,
+    plan,
+)
 from comparison.tables import size_text, time_text
 from comparison.where import commit, machine, save, shown, slug
 

@@ -207,7 +207,7 @@ struct extent {
   std::size_t count = 0;
   std::size_t element_bytes = 1;
   const partition* blocks = nullptr;  ///< how the vector is cut, if it is
-  bool uniform = true;                ///< whether all blocks have one length; of an alltoall, those sent
+  bool uniform = true;                ///< false for an alltoall whose blocks differ in length
 
   [[nodiscard]] std::size_t bytes() const noexcept { return count * element_bytes; }
 };
@@ -215,7 +215,7 @@ struct extent {
 template <class Call>
 extent extent_of(const Call& c) noexcept {
   if constexpr (requires { c.blocks; }) {
-    return {c.blocks.total_count(), c.blocks.element_bytes(), &c.blocks, c.blocks.uniform()};
+    return {c.blocks.total_count(), c.blocks.element_bytes(), &c.blocks};
   } else if constexpr (requires { c.send; }) {
     // Each pair of ranks has its own block length: totals differ between ranks although their calls match.
     const bool uniform = c.send.uniform() && c.recv.uniform();

@@ -138,33 +138,28 @@ void on_all_sizes(const F& body) {
 
 // ---- reductions -------------------------------------------------------------------------------------------
 
-/// An operation and count as below, of the ranks up to each.
-template <class T, class A, class Op>
-void check_scan(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
-  if constexpr (!std::is_same_v<Op, average_t>) {
-    const reduction r = make_reduction<T>(op, t.size());
-    const auto mine = [&](std::size_t i) { return input<T>(t.rank(), i); };
-    const auto want = [&](std::size_t i) { return expected<T>(op, i, t.rank() + 1); };
-    guarded<T> in(inputs<T>(t.rank(), count)), out(count);
-    how(t, scan_call{in.bytes(), out.bytes(), count, r});
-    judge(t, out, want, "scan");
-    judge(t, in, mine, "input of scan");
-    how(t, scan_call{in.bytes(), in.bytes(), count, r});
-    judge(t, in, want, "scan in place");
-  }
-}
-
-template <class T, class A, class Op>
-void check_allreduce(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
+/// A call that gives every rank a vector: the reduction of the first `ranks` ranks.
+template <class T, class Call, class A, class Op>
+void check_vector(QueueTransport& t, const A& how, const Op& op, std::size_t count, int ranks) {
+  const std::string what(name(Call::kind));
   const reduction r = make_reduction<T>(op, t.size());
   const auto mine = [&](std::size_t i) { return input<T>(t.rank(), i); };
-  const auto want = [&](std::size_t i) { return expected<T>(op, i, t.size()); };
+  const auto want = [&](std::size_t i) { return expected<T>(op, i, ranks); };
   guarded<T> in(inputs<T>(t.rank(), count)), out(count);
-  how(t, allreduce_call{in.bytes(), out.bytes(), count, r});
-  judge(t, out, want, "allreduce");
-  judge(t, in, mine, "input of allreduce");
-  how(t, allreduce_call{in.bytes(), in.bytes(), count, r});
-  judge(t, in, want, "allreduce in place");
+  how(t, Call{in.bytes(), out.bytes(), count, r});
+  judge(t, out, want, what);
+  judge(t, in, mine, "input of " + what);
+  how(t, Call{in.bytes(), in.bytes(), count, r});
+  judge(t, in, want, what + " in place");
+}
+template <class T, class A, class Op>
+void check_allreduce(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
+  check_vector<T, allreduce_call>(t, how, op, count, t.size());
+}
+/// But for average, which scan has not.
+template <class T, class A, class Op>
+void check_scan(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
+  if constexpr (!detail::divides_by_ranks<Op>) check_vector<T, scan_call>(t, how, op, count, t.rank() + 1);
 }
 
 template <class T, class A, class Op>

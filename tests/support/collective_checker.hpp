@@ -119,15 +119,8 @@ class checker {
   static constexpr bool answers = Answers<How, C, Call>;
 
   void allreduce(std::size_t n, const variant& v) {
-    const std::span<T> in = given(v, mine(), n);
-    const std::span<T> out = v.in_place ? in : blank(v, n);
-    if (v.in_place) {
-      hvd::allreduce(comm_, in, op_, how_);
-    } else {
-      hvd::allreduce(comm_, constant(in), out, op_, how_);
-      unchanged(in, mine(), "allreduce", v);
-    }
-    equal(out, table_.result(), "allreduce", v);
+    whole_vector("allreduce", n, v, table_.result(),
+                 [&](auto... buffers) { hvd::allreduce(comm_, buffers..., op_, how_); });
   }
 
   void reduce(std::size_t n, const variant& v) {
@@ -164,15 +157,7 @@ class checker {
 
   void scan(std::size_t n, const variant& v) {
     for (std::size_t i = prefix_.size(); i < n; ++i) prefix_.push_back(expected<T>(op_, i, rank() + 1));
-    const std::span<T> in = given(v, mine(), n);
-    const std::span<T> out = v.in_place ? in : blank(v, n);
-    if (v.in_place) {
-      hvd::scan(comm_, in, op_, how_);
-    } else {
-      hvd::scan(comm_, constant(in), out, op_, how_);
-      unchanged(in, mine(), "scan", v);
-    }
-    equal(out, prefix_.data(), "scan", v);
+    whole_vector("scan", n, v, prefix_.data(), [&](auto... buffers) { hvd::scan(comm_, buffers..., op_, how_); });
   }
 
   /// The collectives on blocks; `uniform` ones by the call without counts.
@@ -324,6 +309,20 @@ class checker {
   }
   static std::size_t count_of(const std::vector<std::size_t>& counts, int r) {
     return counts[static_cast<std::size_t>(r)];
+  }
+
+  /// A reduction of vectors that every rank receives: `call` takes the buffers, one in place.
+  template <class F>
+  void whole_vector(const char* what, std::size_t n, const variant& v, const T* want, const F& call) {
+    const std::span<T> in = given(v, mine(), n);
+    const std::span<T> out = v.in_place ? in : blank(v, n);
+    if (v.in_place) {
+      call(in);
+    } else {
+      call(constant(in), out);
+      unchanged(in, mine(), what, v);
+    }
+    equal(out, want, what, v);
   }
 
   [[nodiscard]] std::span<T> placed(std::byte* at, std::size_t n, unsigned shift) {

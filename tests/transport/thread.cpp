@@ -41,7 +41,7 @@ std::string refused(error_kind kind, F&& f) {
   return "no error";
 }
 
-hvd::sharing_options short_deadline(std::chrono::duration<double> timeout) {
+hvd::sharing_options with_timeout(std::chrono::duration<double> timeout) {
   hvd::sharing_options o;
   o.failure.timeout = timeout;
   o.failure.check = false;
@@ -68,7 +68,7 @@ TEST_CASE("ranks out of range and ranks that are taken are refused") {
 }
 
 TEST_CASE("a rank that ends is lost to those who wait for it, and to nobody else") {
-  const auto group = std::make_shared<ThreadTransport::group>(3, short_deadline(30s));
+  const auto group = std::make_shared<ThreadTransport::group>(3, with_timeout(30s));
   std::array<std::string, 3> said;
   std::array<int, 3> culprit{};
   in_threads(3, [&](int r) {
@@ -91,7 +91,7 @@ TEST_CASE("a rank that ends is lost to those who wait for it, and to nobody else
 }
 
 TEST_CASE("a rank that ends is found without a wait, but what it has sent is there") {
-  const auto group = std::make_shared<ThreadTransport::group>(3, short_deadline(30s));
+  const auto group = std::make_shared<ThreadTransport::group>(3, with_timeout(30s));
   std::atomic<int> looked{0};
   std::array<std::string, 3> said;
   in_threads(3, [&](int r) {
@@ -124,7 +124,7 @@ TEST_CASE("a rank that ends is found without a wait, but what it has sent is the
 }
 
 TEST_CASE("other threads see for whom a rank waits") {
-  const auto group = std::make_shared<ThreadTransport::group>(3, short_deadline(30s));
+  const auto group = std::make_shared<ThreadTransport::group>(3, with_timeout(30s));
   ThreadTransport comm(group, 0), other(group, 2);
   CHECK(comm.waiting_for() == -1);
   std::byte b{};
@@ -144,7 +144,7 @@ TEST_CASE("other threads see for whom a rank waits") {
 }
 
 TEST_CASE("a rank that does not come is a timeout that names it, and then stays the reason") {
-  const auto group = std::make_shared<ThreadTransport::group>(3, short_deadline(200ms));
+  const auto group = std::make_shared<ThreadTransport::group>(3, with_timeout(200ms));
   std::atomic<int> late{0};
   in_threads(3, [&](int r) {
     ThreadTransport comm(group, r);
@@ -199,7 +199,7 @@ TEST_CASE("split on threads, in all ways at once, then parts in any order") {
 // For ThreadSanitizer: what one rank hands to the others must live until they have it, also when the group fails.
 TEST_CASE("a rank that ends in the middle of split or alloc_shared leaves nobody with a dangling pointer") {
   for (int round = 0; round != 40; ++round) {
-    const auto group = std::make_shared<ThreadTransport::group>(3, short_deadline(30s));
+    const auto group = std::make_shared<ThreadTransport::group>(3, with_timeout(30s));
     std::atomic<int> lost{0};
     in_threads(3, [&](int r) {
       ThreadTransport comm(group, r);
@@ -240,8 +240,8 @@ TEST_CASE("a rank that ends in the middle of split or alloc_shared leaves nobody
 }
 
 TEST_CASE("a moved transport works, and moving onto one ends its group") {
-  const auto a = std::make_shared<ThreadTransport::group>(2, short_deadline(30s));
-  const auto b = std::make_shared<ThreadTransport::group>(2, short_deadline(30s));
+  const auto a = std::make_shared<ThreadTransport::group>(2, with_timeout(30s));
+  const auto b = std::make_shared<ThreadTransport::group>(2, with_timeout(30s));
   std::array<std::string, 2> said;
   in_threads(2, [&](int r) {
     ThreadTransport first(a, r);
@@ -265,7 +265,7 @@ TEST_CASE("split and alloc_shared without memory: no_memory on every rank, and t
 #else
   hvd::test::children one(1);
   one.start(0, [](hvd::test::report&) {
-    hvd::sharing_options opts = short_deadline(20s);
+    hvd::sharing_options opts = with_timeout(20s);
     opts.memory.staging_bytes = std::size_t{256} << 20;
     hvd::thread_run(
         3,

@@ -69,10 +69,13 @@ struct automatic {
   template <class T, class Call>
   static workload describe(T& t, const Call& call) {
     const detail::extent whole = detail::extent_of(call);
-    workload w{.kind = Call::kind, .bytes = whole.bytes(), .ranks = t.size(), .native = Native<T, Call>};
-    if constexpr (Reducing<Call>) w.commutative = call.op.commutative;
     // The blocks of alltoall_v differ between ranks, which must still choose alike: `bytes` is 0 on all of them.
-    if constexpr (requires { call.send; }) w.uniform = whole.uniform;
+    workload w{.kind = Call::kind,
+               .bytes = whole.bytes(),
+               .ranks = t.size(),
+               .uniform = whole.uniform,
+               .native = Native<T, Call>};
+    if constexpr (Reducing<Call>) w.commutative = call.op.commutative;
     return w;
   }
   template <class T>

@@ -146,7 +146,7 @@ std::span<const descriptor> agree(peer_memory& m, const descriptor& own, peer_me
   for (int q = 0; q != m.size(); ++q) {
     std::memcpy(all + q, q == m.rank() ? reinterpret_cast<const std::byte*>(&own) : m.read(q), sizeof own);
   }
-  m.read_all();
+  m.mark_all_read();
   m.end();
   if (const auto why = disagreement({all, static_cast<std::size_t>(m.size())}, m.operation_name(), m.label())) {
     scope.leave();
@@ -177,7 +177,7 @@ std::vector<T> share(peer_memory& m, const T& own, operation kind) {
       std::memcpy(&to, m.read(q), sizeof to);
     }
   }
-  m.read_all();
+  m.mark_all_read();
   m.end();
   return all;
 }
@@ -189,7 +189,7 @@ inline void meet(peer_memory& m, const descriptor& d) {
   for (int q = 0; q != m.size(); ++q) {
     if (q != m.rank()) m.read(q);
   }
-  m.read_all();
+  m.mark_all_read();
   m.end();
 }
 

@@ -180,7 +180,7 @@ class peer_memory {
   }
 
   /// States that this rank has read the payloads of all others in this exchange.
-  void read_all() noexcept {
+  void mark_all_read() noexcept {
     known_ = sequence_ - 1;
     staging_.all_began();
   }

@@ -157,7 +157,7 @@ void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   f.own(0, f.count);
   if (f.reads(m.rank())) {
     f.read(0, f.count, [&](int q) { return m.read(q) + (f.pairwise ? slot_of(q, m.rank(), m.size()) * stride : 0); });
-    if (f.source < 0) m.read_all();
+    if (f.source < 0) m.mark_all_read();
   }
   m.end();
 }
