@@ -45,14 +45,14 @@ class FusionBuffer {
  public:
   /// Uses `comm`, which must outlive it. Allocates nothing yet. `threshold`: see threshold().
   explicit FusionBuffer(T& comm, std::size_t threshold = default_fusion_threshold)
-      : comm_(comm), rounds_(comm, threshold) {}
+      : comm_(comm), fusion_(comm, threshold) {}
 
   /// How many bytes may travel together where they go through a buffer; 0: each tensor travels by itself, on all
   /// transports. A longer tensor travels alone: without a copy if it is not converted, else in pieces. (Adasum and
   /// reduce_scatter cannot cut a tensor: there the buffer grows above the threshold for one that is converted.)
-  [[nodiscard]] std::size_t threshold() const noexcept { return rounds_.threshold; }
+  [[nodiscard]] std::size_t threshold() const noexcept { return fusion_.threshold; }
   /// Only between calls, and the same on all ranks.
-  void threshold(std::size_t bytes) noexcept { rounds_.threshold = bytes; }
+  void threshold(std::size_t bytes) noexcept { fusion_.threshold = bytes; }
 
   /// out[i] = postscale x (op over all ranks of prescale x in[i]) for each tensor; `average` divides by the number of
   /// ranks, and `adasum` calls the function below. A converted tensor's result is rounded to the wire type.
@@ -64,13 +64,7 @@ class FusionBuffer {
       const auto vectors = detail::by_type(
           batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
       const auto ops = reductions(vectors, op, prescale, postscale);
-      if constexpr (PeerMemory<T>) {
-        detail::peer_memory& m = comm_.peers();
-        if (pays(vectors)) {
-          return detail::run_fused_allreduce(m, batch, vectors, ops);
-        }
-      }
-      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.allreduce(vectors[i], ops[i]);
+      fusion_.allreduce(batch, vectors, ops);
     });
   }
 
@@ -90,7 +84,7 @@ class FusionBuffer {
       });
       const auto ops = reductions(vectors, reduce_op::sum, prescale, postscale);
       if constexpr (PointToPoint<T>) {
-        for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.adasum(vectors[i], ops[i]);
+        fusion_.adasum(vectors, ops);
       } else {
         detail::fail(error_kind::unsupported, {"adasum on rank ", comm_.rank(), " of ", comm_.size(),
                                                ": it needs messages, which this transport does not have"});
@@ -111,13 +105,7 @@ class FusionBuffer {
     each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
       detail::fused_vector v;
       for (const fused& t : batch) v.add(t.in, t.out, t.count * size_of(t.type), 0);
-      if constexpr (PeerMemory<T>) {
-        detail::peer_memory& m = comm_.peers();
-        if (pays({&v, 1})) {
-          return detail::run_fused_broadcast(m, batch, v, root);
-        }
-      }
-      rounds_.broadcast(v, root);
+      fusion_.broadcast(batch, v, root);
     });
   }
 
@@ -138,23 +126,7 @@ class FusionBuffer {
         .lengths(tensors, "its count for this rank", [&](std::size_t i) { return counts[i][own]; })
         .check(comm_);
     each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
-      const auto here = counts.subspan(at, batch.size());
-      if constexpr (PeerMemory<T>) {
-        std::vector<detail::fused_vector> blocks(ranks);
-        for (std::size_t i = 0; i != batch.size(); ++i) {
-          std::byte* to = batch[i].out;
-          for (std::size_t r = 0; r != ranks; ++r) {
-            const std::size_t bytes = here[i][r] * size_of(batch[i].type);
-            blocks[r].add(batch[i].in, to, bytes, i);
-            to += bytes;
-          }
-        }
-        detail::peer_memory& m = comm_.peers();
-        if (batch.size() > 1 && pays(blocks)) {
-          return detail::run_fused_allgather(m, batch, here, blocks);
-        }
-      }
-      rounds_.allgather(batch, here);
+      fusion_.allgather(batch, counts.subspan(at, batch.size()));
     });
   }
 
@@ -176,17 +148,10 @@ class FusionBuffer {
         .lengths(tensors, "the sum of its counts", [&](std::size_t i) { return detail::sum_of(counts[i], ranks); })
         .check(comm_);
     each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
-      const auto here = counts.subspan(at, batch.size());
       const auto vectors = detail::by_type(
           batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
       const auto ops = reductions(vectors, op, prescale, postscale);
-      if constexpr (PeerMemory<T>) {
-        detail::peer_memory& m = comm_.peers();
-        if (pays(vectors)) {
-          return detail::run_fused_reduce_scatter(m, batch, here, vectors, ops);
-        }
-      }
-      for (std::size_t i = 0; i != vectors.size(); ++i) rounds_.reduce_scatter(vectors[i], ops[i], here);
+      fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
     });
   }
 
@@ -204,9 +169,9 @@ class FusionBuffer {
   }
 
   /// Bytes of the buffer that this rank has now.
-  [[nodiscard]] std::size_t bytes() const noexcept { return rounds_.bytes(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return fusion_.bytes(); }
   /// Frees the buffer. Only between calls, and on all ranks.
-  void release() noexcept { rounds_.release(); }
+  void release() noexcept { fusion_.release(); }
 
  private:
   [[nodiscard]] detail::fused_arguments check_arguments(operation kind) const {
@@ -227,23 +192,14 @@ class FusionBuffer {
     }
     return all;
   }
-  /// Whether there is something to fuse, and more of it than one exchange of a packed buffer could take.
-  [[nodiscard]] bool pays(std::span<const detail::fused_vector> vectors) const noexcept {
-    std::size_t most = 0, parts = 0;
-    for (const detail::fused_vector& v : vectors) {
-      most = std::max(most, v.length * v.unit);
-      parts += v.parts.size() + (v.converts() ? 1 : 0);
-    }
-    return comm_.size() > 1 && parts > 1 && most > detail::staging_page;
-  }
   template <class F>
   void each_batch(std::span<const fused> tensors, const F& f) {
-    if (rounds_.threshold != 0 && comm_.size() != 1) return f(tensors, std::size_t{0});
+    if (fusion_.threshold != 0 && comm_.size() != 1) return f(tensors, std::size_t{0});
     for (std::size_t i = 0; i != tensors.size(); ++i) f(tensors.subspan(i, 1), i);
   }
 
   T& comm_;
-  detail::fusion_rounds<T> rounds_;
+  typename detail::fusion_of<T>::type fusion_;
 };
 
 }  // namespace hvd::inline HVD_ABI

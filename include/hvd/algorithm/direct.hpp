@@ -98,7 +98,7 @@ struct direct {
     detail::peer_memory& m = t.peers();
     const direct_sizes limits = sizes(m);
     const detail::output how = output_of(limits, c.blocks.max_bytes());
-    detail::reduce_scatter_form form(m, c, how);
+    detail::reduce_scatter_form form(m, detail::blocks_to_reduce{{c.in, c.out, c.blocks}}, c.op, nullptr, how);
     run(m, c, form, limits, pairwise_chunk(m, limits), how, c.in, c.blocks.total_bytes(),
         [&](const auto& b) { return b.all_inputs() && detail::run_mapped(m, b, c, how); });
   }
@@ -107,7 +107,7 @@ struct direct {
     detail::peer_memory& m = t.peers();
     const direct_sizes limits = sizes(m);
     const detail::output how = output_of(limits, c.blocks.total_bytes());
-    detail::gather_form form(m, c.in, c.out, c.blocks, -1, how);
+    detail::gather_form form(m, detail::blocks_to_gather{{c.in, c.out, c.blocks}}, -1, how);
     run(m, c, form, limits, limits.chunk_bytes, how, c.in, c.blocks.bytes(m.rank()),
         [&](const auto& b) { return b.all_inputs() && detail::run_mapped(m, b, c.out, c.blocks, -1, how); });
   }
@@ -116,7 +116,7 @@ struct direct {
     detail::peer_memory& m = t.peers();
     const direct_sizes limits = sizes(m);
     const detail::output how = output_of(limits, c.blocks.total_bytes());
-    detail::gather_form form(m, c.in, c.out, c.blocks, c.root, how);
+    detail::gather_form form(m, detail::blocks_to_gather{{c.in, c.out, c.blocks}}, c.root, how);
     run(m, c, form, limits, one_way_chunk(limits, form.count * form.element_bytes), how, c.in, c.blocks.bytes(m.rank()),
         [&](const auto& b) { return b.all_inputs() && detail::run_mapped(m, b, c.out, c.blocks, c.root, how); });
   }
@@ -125,7 +125,8 @@ struct direct {
     detail::peer_memory& m = t.peers();
     const direct_sizes limits = sizes(m);
     const detail::output how = output_of(limits, c.bytes);
-    detail::broadcast_form form(m, c, how);
+    const detail::contiguous all{c.in, c.out, c.bytes, 1};
+    detail::broadcast_form form(m, all, c.root, how);
     run(m, c, form, limits, one_way_chunk(limits, c.bytes), how, c.in, m.rank() == c.root ? c.bytes : 0,
         [&](const auto& b) { return b.input_of(c.root) && detail::run_mapped(m, b, c, how); });
   }
@@ -185,9 +186,10 @@ struct direct {
     const direct_sizes limits = sizes(m);
     const detail::output how = output_of(limits, bytes);
     const detail::output staged = in != out ? how : detail::output::cached;
+    const detail::contiguous all{in, out, c.count, c.op.element_bytes};
     const auto mapped = [&](const auto& b) {
       return b.all_inputs() && (root < 0 ? b.all_outputs() : b.output_of(root)) &&
-             detail::run_mapped(m, b, c.count, c.op, root, how);
+             detail::run_mapped(m, b, all, c.op, root, how);
     };
     // One shot to a root moves half as many bytes as two shots, but one rank alone reduces, from lines that go one way.
     // Above one_shot_bytes it is used on two ranks only, where touching does not pay.
@@ -199,7 +201,7 @@ struct direct {
       detail::peer_memory::scope scope(m, name(c.kind));
       detail::descriptor d = detail::describe(c);
       if (bytes >= limits.mapped_bytes) detail::locate(m, d, in, bytes, out, out != nullptr ? bytes : 0);
-      detail::two_shot_reduction two(m, in, out, c.count, c.op, root, limits.chunk_bytes, staged);
+      detail::two_shot_reduction two(m, all, c.op, nullptr, root, limits.chunk_bytes, staged);
       compare_and_run(m, d, scope, two, mapped);
       scope.leave();
     }

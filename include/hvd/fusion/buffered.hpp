@@ -21,64 +21,28 @@ namespace hvd::inline HVD_ABI::detail {
 /// A round is as many tensors as fit into the buffer. A tensor that does not fit, or is alone in its round, travels
 /// without the buffer if it is not converted.
 template <Transport T>
-class fusion_rounds {
+class buffered_fusion {
  public:
-  fusion_rounds(T& comm, std::size_t most) : threshold(most), comm_(comm) {}
+  buffered_fusion(T& comm, std::size_t most) : threshold(most), comm_(comm) {}
 
   std::size_t threshold;
   [[nodiscard]] std::size_t bytes() const noexcept { return buffer_.size(); }
   void release() noexcept { buffer_ = {}; }
 
-  void allreduce(const fused_vector& v, const reduction& op) {
-    const fused_reduction parts(op, v.converts(), PeerMemory<T>);
-    each_round(v, [&](std::size_t first, std::size_t last) {
-      const fused_part& p = v.parts[first];
-      if (last - first == 1 && !v.converts()) {
-        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, automatic<>{});
-      }
-      const auto call = [&](std::byte* buffer, std::size_t count) {
-        run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, automatic<>{});
-      };
-      const std::size_t count = v.parts[last - 1].end() - p.start;
-      const std::size_t most = std::max(threshold, least_piece) / v.unit;
-      std::byte* const buffer = reserve(std::min(count, most) * v.unit);
-      if (count <= most) {
-        pack(v, first, last, buffer, &parts.outer);
-        call(buffer, count);
-        return unpack(v, first, last, buffer, &parts.outer);
-      }
-      for (std::size_t done = 0, n = 0; done != p.count; done += n) {
-        n = std::min(most, p.count - done);
-        v.pack(buffer, p, done, n, &parts.outer);
-        call(buffer, n);
-        v.unpack(p, done, n, buffer, &parts.outer);
-      }
-    });
+  /// `ops[i]` is for vectors[i].
+  void allreduce(std::span<const fused>, std::span<const fused_vector> vectors, std::span<const reduction> ops) {
+    for (std::size_t i = 0; i != vectors.size(); ++i) allreduce(vectors[i], ops[i]);
   }
 
   /// Each part is a tensor with factors of its own; there are no gaps.
-  void adasum(const fused_vector& v, const reduction& op)
+  void adasum(std::span<const fused_vector> vectors, std::span<const reduction> ops)
     requires PointToPoint<T>
   {
-    const fused_reduction parts(op, v.converts(), false);
-    std::vector<std::size_t> lengths;
-    each_round(v, [&](std::size_t first, std::size_t last) {
-      const fused_part& p = v.parts[first];
-      if (last - first == 1 && !v.converts()) {
-        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, hvd::adasum{});
-      }
-      const std::size_t count = v.parts[last - 1].end() - p.start;
-      std::byte* const buffer = reserve(count * v.unit);
-      lengths.clear();
-      for (std::size_t i = first; i != last; ++i) lengths.push_back(v.parts[i].count);
-      pack(v, first, last, buffer, &parts.outer);
-      run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, hvd::adasum{lengths});
-      unpack(v, first, last, buffer, &parts.outer);
-    });
+    for (std::size_t i = 0; i != vectors.size(); ++i) adasum(vectors[i], ops[i]);
   }
 
   /// A vector of bytes.
-  void broadcast(const fused_vector& v, int root) {
+  void broadcast(std::span<const fused>, const fused_vector& v, int root) {
     each_round(v, [&](std::size_t first, std::size_t last) {
       if (last - first == 1) {
         const fused_part& p = v.parts[first];
@@ -127,7 +91,64 @@ class fusion_rounds {
     });
   }
 
-  /// Block r of the buffer is what rank r gets of all tensors; counts[i] is for tensor i of the batch.
+  /// counts[i] is for tensor i of the batch, ops[i] for vectors[i].
+  void reduce_scatter(std::span<const fused>, std::span<const std::vector<std::size_t>> counts,
+                      std::span<const fused_vector> vectors, std::span<const reduction> ops) {
+    for (std::size_t i = 0; i != vectors.size(); ++i) reduce_scatter(vectors[i], ops[i], counts);
+  }
+
+ protected:
+  T& comm_;
+
+ private:
+  void allreduce(const fused_vector& v, const reduction& op) {
+    const fused_reduction parts(op, v.converts(), PeerMemory<T>);
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      const fused_part& p = v.parts[first];
+      if (last - first == 1 && !v.converts()) {
+        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, automatic<>{});
+      }
+      const auto call = [&](std::byte* buffer, std::size_t count) {
+        run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, automatic<>{});
+      };
+      const std::size_t count = v.parts[last - 1].end() - p.start;
+      const std::size_t most = std::max(threshold, least_piece) / v.unit;
+      std::byte* const buffer = reserve(std::min(count, most) * v.unit);
+      if (count <= most) {
+        pack(v, first, last, buffer, &parts.outer);
+        call(buffer, count);
+        return unpack(v, first, last, buffer, &parts.outer);
+      }
+      for (std::size_t done = 0, n = 0; done != p.count; done += n) {
+        n = std::min(most, p.count - done);
+        v.pack(buffer, p, done, n, &parts.outer);
+        call(buffer, n);
+        v.unpack(p, done, n, buffer, &parts.outer);
+      }
+    });
+  }
+
+  void adasum(const fused_vector& v, const reduction& op)
+    requires PointToPoint<T>
+  {
+    const fused_reduction parts(op, v.converts(), false);
+    std::vector<std::size_t> lengths;
+    each_round(v, [&](std::size_t first, std::size_t last) {
+      const fused_part& p = v.parts[first];
+      if (last - first == 1 && !v.converts()) {
+        return run(comm_, allreduce_call{p.in, p.out, p.count, op}, hvd::adasum{});
+      }
+      const std::size_t count = v.parts[last - 1].end() - p.start;
+      std::byte* const buffer = reserve(count * v.unit);
+      lengths.clear();
+      for (std::size_t i = first; i != last; ++i) lengths.push_back(v.parts[i].count);
+      pack(v, first, last, buffer, &parts.outer);
+      run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, hvd::adasum{lengths});
+      unpack(v, first, last, buffer, &parts.outer);
+    });
+  }
+
+  /// Block r of the buffer is what rank r gets of all tensors.
   void reduce_scatter(const fused_vector& v, const reduction& op, std::span<const std::vector<std::size_t>> counts) {
     const std::size_t ranks = static_cast<std::size_t>(comm_.size()), own = static_cast<std::size_t>(comm_.rank());
     const fused_reduction parts(op, v.converts(), PeerMemory<T>);
@@ -164,7 +185,6 @@ class fusion_rounds {
     });
   }
 
- private:
   /// A tensor that is converted in pieces has pieces of at least so many bytes.
   static constexpr std::size_t least_piece = std::size_t{64} << 10;
 
@@ -229,7 +249,6 @@ class fusion_rounds {
     }
   }
 
-  T& comm_;
   shared_array<std::byte> buffer_;
 };
 

@@ -1,6 +1,7 @@
 // hvd/fusion/pack.hpp: tensors as parts of one vector, copied in and out with scaling and conversion.
 #pragma once
 
+#include <hvd/algorithm/direct.hpp>
 #include <hvd/collective/front_door.hpp>
 #include <hvd/dynamic_op.hpp>
 #include <hvd/fusion/convert.hpp>
@@ -115,6 +116,11 @@ struct fused_vector {
     } else {
       copy_bytes(to, from, n * unit);
     }
+  }
+  /// As `pack`, to the staging ring. Only what is converted is scaled: kernels scale the rest.
+  void stage(std::byte* to, const fused_part& p, std::size_t first, std::size_t n, const reduction* op) const {
+    if (converts()) return pack(to, p, first, n, op);
+    stage_bytes(to, p.in + first * unit, n * unit);
   }
   void unpack(const fused_part& p, std::size_t first, std::size_t n, const std::byte* from,
               const reduction* op = nullptr) const {

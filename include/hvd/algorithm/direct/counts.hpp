@@ -33,8 +33,9 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
     own[p + q] = c.recv.count(static_cast<int>(q));
   }
   const partition rows(m.size(), 2 * p, sizeof(std::size_t));
-  gather_form form(m, reinterpret_cast<const std::byte*>(own.data()), reinterpret_cast<std::byte*>(all.data()), rows,
-                   -1, output::cached);
+  const blocks_to_gather blocks{
+      {reinterpret_cast<const std::byte*>(own.data()), reinterpret_cast<std::byte*>(all.data()), rows}};
+  gather_form form(m, blocks, -1, output::cached);
   staged_run run(m, form, 2 * p * sizeof(std::size_t), output::cached);
   descriptor d = describe(c);
   run.run(stage_and_agree(m, d, scope, run));

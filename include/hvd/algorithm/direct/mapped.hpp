@@ -7,6 +7,7 @@
 #pragma once
 
 #include <hvd/algorithm/direct/output.hpp>
+#include <hvd/algorithm/direct/vector.hpp>
 #include <hvd/shared_memory/agree.hpp>
 
 #include <algorithm>
@@ -78,26 +79,38 @@ inline bool mapped_exit(peer_memory& m, output how) {
   return true;
 }
 
-/// Allreduce (root < 0) or reduce: this rank's slice of all inputs is reduced to all outputs or to the root's. (In
-/// place the output is not streamed: its lines are in the cache anyway.)
-inline bool run_mapped(peer_memory& m, const mapped_buffers& b, std::size_t count, const reduction& op, int root,
-                       output how) {
+/// Allreduce (root < 0) or reduce of a vector (vector.hpp): this rank's slice of all inputs is reduced to all outputs
+/// or to the root's. in(piece, q) and out(piece, q) are where rank q has the piece. (In place the output is not
+/// streamed: its lines are in the cache anyway.)
+template <class V, class In, class Out>
+void reduce_mapped(peer_memory& m, const V& v, const reduction& op, int root, output how, const In& in,
+                   const Out& out) {
   const std::size_t p = static_cast<std::size_t>(m.size());
-  const std::size_t unit = op.element_bytes < 128 ? 128 / op.element_bytes : 1;  // no line with two writers
-  const std::size_t each = round_up((count + p - 1) / p, unit);
-  const std::size_t first = std::min(count, each * static_cast<std::size_t>(m.rank()));
-  const std::size_t mine = std::min(count - first, each);
-  const std::size_t bytes = count * op.element_bytes;
-  std::byte** const outs = m.outputs();
-  const std::byte** const ins = m.inputs();
-  for (int q = 0; q != m.size(); ++q) ins[q] = b.in(q, bytes) + first * op.element_bytes;
-  int nouts = 0;
-  for (int q = 0; q != m.size(); ++q) {
-    if (root >= 0 && q != root) continue;
-    outs[nouts++] = b.out(q, bytes) + first * op.element_bytes;
-    if (outs[nouts - 1] == ins[q]) how = output::cached;
-  }
-  complete_to(how, op, outs, nouts, ins, m.size(), mine);
+  const std::size_t unit = v.unit < 128 ? 128 / v.unit : 1;  // no line with two writers
+  const std::size_t each = round_up((v.length + p - 1) / p, unit);
+  const std::size_t first = std::min(v.length, each * static_cast<std::size_t>(m.rank()));
+  v.each(first, std::min(v.length, first + each), [&](const auto& piece, std::size_t at, std::size_t, std::size_t n) {
+    const std::byte** const ins = m.inputs();
+    std::byte** const outs = m.outputs();
+    output write = how;
+    int nouts = 0;
+    for (int q = 0; q != m.size(); ++q) {
+      ins[q] = in(piece, q) + at * v.unit;
+      if (root >= 0 && q != root) continue;
+      outs[nouts++] = out(piece, q) + at * v.unit;
+      if (outs[nouts - 1] == ins[q]) write = output::cached;
+    }
+    complete_to(write, op, outs, nouts, ins, m.size(), n);
+  });
+}
+
+/// The same for a call whose buffers lie in shared blocks.
+inline bool run_mapped(peer_memory& m, const mapped_buffers& b, const contiguous& v, const reduction& op, int root,
+                       output how) {
+  const std::size_t bytes = v.length * v.unit;
+  reduce_mapped(
+      m, v, op, root, how, [&](const contiguous&, int q) { return b.in(q, bytes); },
+      [&](const contiguous&, int q) { return b.out(q, bytes); });
   return mapped_exit(m, how);
 }
 

@@ -17,34 +17,17 @@
 #pragma once
 
 #include <hvd/algorithm/direct/output.hpp>
+#include <hvd/algorithm/direct/vector.hpp>
 #include <hvd/detail/blocks.hpp>
 #include <hvd/shared_memory/agree.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
 
 namespace hvd::inline HVD_ABI::detail {
-
-/// Copies into the staging ring.
-inline void stage_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-#if defined(__SANITIZE_THREAD__)
-  // Two ranks in different calls may write the same bytes at once: see above.
-  for (std::size_t i = 0; i != bytes; ++i) std::atomic_ref(to[i]).store(from[i], std::memory_order_relaxed);
-#else
-  // C libraries copy a page at once by the CPU's string instructions. On an EPYC (Zen 4) that takes 0.1 us longer where
-  // another core has the lines.
-  for (constexpr std::size_t piece = 1024; bytes <= 2 * staging_page && bytes > piece; bytes -= piece) {
-    copy_bytes(to, from, piece);
-    to += piece;
-    from += piece;
-  }
-  copy_bytes(to, from, bytes);
-#endif
-}
 
 /// How many elements of each of `parts` blocks make a chunk of at most `chunk_bytes`: whole lines where elements allow
 /// it. Throws if not even one element fits.

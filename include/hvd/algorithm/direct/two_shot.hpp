@@ -123,13 +123,15 @@ class two_shot_run {
   std::span<const descriptor> all_{};
 };
 
-/// Allreduce (root < 0), or reduce to a root.
+/// Allreduce (root < 0), or reduce to a root, of a vector (vector.hpp). `op` reduces where it travels; `outer` scales
+/// what is converted.
+template <class V>
 class two_shot_reduction {
  public:
-  two_shot_reduction(peer_memory& m, const std::byte* in, std::byte* out, std::size_t count, const reduction& op,
-                     int root, std::size_t chunk_bytes, output how)
-      : m_(m), in_(in), out_(out), op_(op), root_(root), how_(how), slices_(m, count, op.element_bytes, chunk_bytes),
-        run_(m, slices_.plan(), *this, root) {}
+  two_shot_reduction(peer_memory& m, const V& v, const reduction& op, const reduction* outer, int root,
+                     std::size_t chunk_bytes, output how)
+      : m_(m), v_(v), op_(op), outer_(outer), root_(root), how_(how),
+        slices_(m, v.length, v.unit, chunk_bytes, v.converts()), run_(m, slices_.plan(), *this, root) {}
 
   bool begin() { return run_.begin(); }
   void meanwhile() const noexcept {}
@@ -139,11 +141,23 @@ class two_shot_reduction {
   friend class two_shot_run<two_shot_reduction>;
   using order = two_shot_run<two_shot_reduction>;
 
+  /// Calls f(piece, first element within it, elements, byte within the slice) for each piece in slice q of chunk k.
+  template <class F>
+  void each(std::uint64_t k, int q, const F& f) const {
+    const auto s = slices_.slice(k, q);
+    v_.each(s.first, s.first + s.count, [&](const auto& p, std::size_t first, std::size_t at, std::size_t n) {
+      f(p, first, n, (at - s.first) * v_.unit);
+    });
+  }
+  [[nodiscard]] std::byte* staged(int r, std::uint64_t k, int q) const noexcept { return slices_.staged(m_, r, k, q); }
+
   void put(std::uint64_t k) const {
+    const int r = m_.rank();
     for (int q = 0; q != m_.size(); ++q) {
-      if (q == m_.rank()) continue;
-      const auto s = slices_.slice(k, q);
-      stage_bytes(slices_.staged(m_, m_.rank(), k, q), in_ + s.first * op_.element_bytes, s.count * op_.element_bytes);
+      if (q == r && !v_.converts()) continue;
+      each(k, q, [&, to = staged(r, k, q)](const auto& p, std::size_t first, std::size_t n, std::size_t at) {
+        v_.stage(to + at, p, first, n, outer_);
+      });
     }
   }
 
@@ -151,39 +165,48 @@ class two_shot_reduction {
   /// a root, where only the root reads its part: elsewhere the stores touch the lines, see line_costs.)
   void reduce(std::uint64_t k, order& run) {
     const int r = m_.rank();
-    const auto s = slices_.slice(k, r);
     const std::byte** const ins = m_.inputs();
     std::byte** const outs = m_.outputs();
-    int n = 0;
     for (int q = 0; q != m_.size(); ++q) {
-      ins[q] = in_ + s.first * op_.element_bytes;
-      if (q == r) continue;
-      run.await_staged(q, k);
-      ins[q] = outs[n++] = slices_.staged(m_, q, k, r);
+      if (q != r) run.await_staged(q, k);
     }
-    const int staged = n;
-    if (root_ < 0 || r == root_) outs[n++] = out_ + s.first * op_.element_bytes;
-    if (n != staged && how_ == output::streaming) {
-      complete_streaming(op_, outs, n, staged, ins, m_.size(), s.count);
-    } else if (s.count != 0) {
-      op_.complete(outs, n, ins, m_.size(), s.count);
-    }
+    each(k, r, [&](const auto& p, std::size_t first, std::size_t n, std::size_t at) {
+      int count = 0;
+      for (int q = 0; q != m_.size(); ++q) {
+        if (q != r) ins[q] = outs[count++] = staged(q, k, r) + at;
+      }
+      if (v_.converts()) {
+        ins[r] = outs[count] = staged(r, k, r) + at;
+        op_.complete(outs, count + 1, ins, m_.size(), n);
+        return v_.unpack(p, first, n, ins[r]);
+      }
+      ins[r] = p.in + first * v_.unit;
+      const int peers = count;
+      if (root_ < 0 || r == root_) outs[count++] = p.out + first * v_.unit;
+      if (how_ == output::streaming && count != peers && p.in != p.out) {
+        complete_streaming(op_, outs, count, peers, ins, m_.size(), n);
+      } else {
+        op_.complete(outs, count, ins, m_.size(), n);
+      }
+    });
   }
 
   void copy_out(std::uint64_t k, order& run) {
+    const int r = m_.rank();
     for (int q = 0; q != m_.size(); ++q) {
-      if (q == m_.rank()) continue;
+      if (q == r) continue;
       run.await_reduced(q, k);
-      const auto s = slices_.slice(k, q);
-      copy_to(how_, out_ + s.first * op_.element_bytes, slices_.staged(m_, m_.rank(), k, q),
-              s.count * op_.element_bytes);
+      each(k, q, [&, from = staged(r, k, q)](const auto& p, std::size_t first, std::size_t n, std::size_t at) {
+        if (v_.converts()) return v_.unpack(p, first, n, from + at);
+        copy_to(p.in == p.out ? output::cached : how_, p.out + first * v_.unit, from + at, n * v_.unit);
+      });
     }
   }
 
   peer_memory& m_;
-  const std::byte* in_;
-  std::byte* out_;
+  const V& v_;
   const reduction& op_;
+  const reduction* outer_;
   int root_;
   output how_;
   two_shot_slices slices_;
