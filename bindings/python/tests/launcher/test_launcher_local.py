@@ -1,4 +1,4 @@
-"""hvd/launcher/local.py, job.py and guard.py, with real processes."""
+"""hvd/launcher/local.py, job.py and supervisor/, with real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from launcher_support import LIMIT, alive, end_of_all, environment
 
 from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
-from hvd.launcher.job import GUARD, Job
+from hvd.launcher.job import Job
+from hvd.launcher.supervisor.client import GUARD
 
 
 def collect(command, np, **options):

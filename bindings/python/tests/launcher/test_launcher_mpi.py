@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from launcher_support import LIMIT, end_of_all, environment, hvdrun
 
-from hvd.launcher import LaunchError, RankFailed, guard, mpi
+from hvd.launcher import LaunchError, RankFailed, mpi
+from hvd.launcher.supervisor import rank as guard
 
 if not any(map(shutil.which, mpi.NAMES)):
     pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
@@ -82,7 +83,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     except OSError:
         pass  # it has ended
 ours = [line for line in lines if __file__ in line]
-assert any("guard.py" in line for line in ours)
+assert any("supervisor/__main__.py" in line for line in ours)
 assert not any(os.environ["HVD_JOB"] in line or "token" in line for line in ours)
 assert "HVD_RANK_GUARD" not in os.environ
 """)
