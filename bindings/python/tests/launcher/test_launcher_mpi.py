@@ -103,6 +103,18 @@ def test_the_first_that_fails(code, exit_code, how, tmp_path):
     assert (tmp_path / "rank.1/stderr").read_text() == "why\n"
 
 
+def test_a_rank_that_has_lost_another_one_is_not_the_cause(tmp_path):
+    script = f"""
+if [ $HOROVOD_RANK = 1 ]; then echo boom >&2; touch {tmp_path}/ready; sleep 1000; fi
+until [ -e {tmp_path}/ready ]; do sleep 0.01; done
+echo peer_lost 1 0 answer >>$HVD_LOST_RANKS
+exit 5
+"""
+    done = hvdrun("-np", "2", "--mpi", "sh", "-c", script)
+    said = "hvdrun: rank 1 of 2 ended with exit code 5; the others were ended; its last lines:\n  boom\n"
+    assert (done.returncode, done.stderr[-len(said) :]) == (5, said)
+
+
 def test_what_cannot_be_started_there():
     with pytest.raises(LaunchError, match="^rank [01] could not be started: .*no-such-program"):
         # It is looked for here before; there may be another PATH.

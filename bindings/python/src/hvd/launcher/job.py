@@ -76,6 +76,10 @@ class Job:
         if self._outcome.blame(index, code):
             self.stop(signal.SIGTERM, self.grace)
 
+    def lost(self, rank: int, by: int) -> None:
+        """Takes the report of rank `by` that it has lost another one."""
+        self._outcome.lost[by] = rank
+
     def refuse(self, sentence: str) -> None:
         """Ends all because something could not be started; run() raises LaunchError with the sentence."""
         if not self._refusal and not self._outcome.settled():
@@ -229,6 +233,8 @@ class Job:
             elif word == "refused":
                 index, _, text = rest
                 self.refuse(f"{self.programs[index].argv[0]} could not be started: {text}")
+            elif word == "lost":
+                self.lost(*rest)
             elif word == "exited":
                 index, code = rest
                 named = self.programs[index].index

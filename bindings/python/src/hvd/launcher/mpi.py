@@ -216,6 +216,8 @@ def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[
             job.begun()
         elif words[0] == "refused":
             job.refuse(f"rank {rank} could not be started: {words[3]}")
+        elif words[0] == "lost":
+            job.lost(words[1], words[2])
         elif words[0] == "exited":
             _, _, code, made_to_end, _ = words
             if code != 0 and not made_to_end:

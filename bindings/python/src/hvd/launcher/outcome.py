@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import dataclass, field
 from typing import Callable
-
-_LOST = re.compile("rank ([0-9]{1,9}) has exited or was killed")
 
 
 @dataclass
@@ -18,6 +15,7 @@ class Outcome:
     code: int = 0
     interrupted: int | None = None  # the signal that was passed on
     codes: dict[int, int] = field(default_factory=dict)  # of the programs that have ended
+    lost: dict[int, int] = field(default_factory=dict)  # by the rank that reports it: the rank that it has lost last
 
     def settled(self) -> bool:
         """Whether the job has to end."""
@@ -41,9 +39,8 @@ class Outcome:
         seen: set[int] = set()
         while self.failed is not None and self.failed not in seen:
             seen.add(self.failed)
-            lost = _LOST.findall("\n".join(last_lines(self.failed)))
-            cause = int(lost[-1]) if lost else self.failed
-            if cause == self.failed or self.codes.get(cause) == 0 or not last_lines(cause):
+            cause = self.lost.get(self.failed)
+            if cause is None or self.codes.get(cause) == 0 or not last_lines(cause):
                 return
             self.failed = cause
             if self.codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here while it was ending

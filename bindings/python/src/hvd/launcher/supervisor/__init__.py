@@ -6,6 +6,6 @@ rank.py. So all files here but client.py import nothing else of hvd, and each ot
 
 CONTROL carries first what to start, a JSON document after a line with its length, then lines `stop SIGNAL SECONDS`.
 REPORT carries lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code] in the
-order of the events (code as in subprocess: negative for signals), ["left", pid...] for processes that even SIGKILL does
-not end, and at last ["done"].
+order of the events (code as in subprocess: negative for signals), ["lost", rank, by] before the end of rank `by`, which
+has lost another one, ["left", pid...] for processes that even SIGKILL does not end, and at last ["done"].
 """

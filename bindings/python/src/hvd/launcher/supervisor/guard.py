@@ -19,6 +19,7 @@ import subprocess
 import time
 from typing import Any, Callable
 
+from .lost import LOST, LostRanks
 from .processes import KILL_TIMEOUT, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, parents, prctl
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,6 +41,7 @@ class Guard:
         self.grace = 5.0
         self.cleared = False  # whether processes that the programs left behind have got SIGTERM
         self.pid = os.getpid()
+        self.lost = LostRanks()
         self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         # Handlers, not SIG_IGN, which programs would inherit.
@@ -87,7 +89,7 @@ class Guard:
                 process = subprocess.Popen(
                     program["argv"],
                     executable=program["executable"],
-                    env={**order["env"], **program["env"]},
+                    env={**order["env"], **program["env"], LOST: self.lost.path},
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
@@ -173,6 +175,8 @@ class Guard:
             if index is not None:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
                 self.started[index].returncode = ended[-1][1]
+        for rank, by in self.lost.read() if ended else ():
+            self.tell("lost", rank, by)
         # Of several that ended at once one killed by a signal is the cause: its end makes others fail, not the reverse.
         for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
             self.tell("exited", index, code)
