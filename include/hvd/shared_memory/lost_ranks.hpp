@@ -35,17 +35,14 @@ class lost_ranks {
 
   /// Adds a line in one write, if it can. `lost`: a rank of the job plus 1, or 0 for one that is not known.
   void add(std::uint32_t lost, const char* phase) const noexcept {
-    if (own_ == 0 || lost == 0 || lost == own_) return;
-    std::array<char, 64> target{};
-    const ssize_t n = ::readlink(path_.data(), target.data(), target.size() - 1);
-    if (n < 0 || !std::string_view(target.data()).starts_with("/memfd:hvd-lost-ranks")) return;  // not that of hvdrun
-    const int fd = ::open(path_.data(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    char text[96] = {};
+    if (own_ == 0 || lost == 0 || lost == own_ || ::readlink(path_.data(), text, sizeof text - 1) < 0) return;
+    if (!std::string_view(text).starts_with("/memfd:hvd-lost-ranks")) return;  // not the file of hvdrun
+    const int n = std::snprintf(text, sizeof text, "peer_lost %u %u %s\n", lost - 1, own_ - 1, phase);
+    const auto length = static_cast<std::size_t>(n);
+    const int fd = length < sizeof text ? ::open(path_.data(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
     if (fd < 0) return;
-    std::array<char, 96> line{};
-    const int length = std::snprintf(line.data(), line.size(), "peer_lost %u %u %s\n", lost - 1, own_ - 1, phase);
-    if (length > 0 && length < static_cast<int>(line.size())) {
-      [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), static_cast<std::size_t>(length));
-    }
+    [[maybe_unused]] const ssize_t written = ::write(fd, text, length);
     ::close(fd);
   }
 
