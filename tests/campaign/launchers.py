@@ -110,7 +110,7 @@ def victims(place, hvdrun):
             name = os.path.basename(words[0])
             if pid == hvdrun:
                 continue
-            if any(word.endswith("guard.py") for word in words):
+            if any(word.endswith("supervisor/__main__.py") for word in words):
                 kind = "guard of a rank" if "rank" in words[:6] else "guard"
             elif name in ("mpiexec.mpich", "hydra_pmi_proxy"):
                 kind = name

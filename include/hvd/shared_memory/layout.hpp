@@ -63,6 +63,7 @@ struct control {
     std::array<word, max_cpus / 64> cpus{};   ///< the CPUs it may run on, to count those of the group
     std::atomic<std::uint32_t> cpu_limit{0};  ///< and how many of them at once
     std::atomic<bool> informed{false};        ///< this rank knows that the group has failed, and may end because of it
+    std::atomic<std::uint32_t> job_rank{0};   ///< lost_ranks::own of this rank
     wait_state waits;
   } self;
 };

@@ -13,6 +13,7 @@
 #include <hvd/shared_memory/abort.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
+#include <hvd/shared_memory/lost_ranks.hpp>
 #include <hvd/shared_memory/shared_block.hpp>
 #include <hvd/shared_memory/staging.hpp>
 #include <hvd/shared_memory/wait_board.hpp>
@@ -260,6 +261,11 @@ class peer_memory {
   /// Records that this rank knows of the failure, and may end because of it: see shm_group::blame.
   void inform() noexcept { mine().self.informed.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
+  /// Tells hvdrun that this rank has lost another one. A rank's window may be read once the rank is ready.
+  void report_lost(int culprit, phase what) const noexcept {
+    if (culprit < 0 || !header_.ready.has(culprit)) return;
+    lost_ranks::file().add(of(culprit).self.job_rank.load(std::memory_order_relaxed), name(what));
+  }
   /// Throws if a rank has given up.
   void check_abort(int waited_for, phase what) {
     if (const auto reason = header_.abort.value.load(std::memory_order_acquire); reason != 0)
@@ -338,6 +344,7 @@ class peer_memory {
     if (const std::uint64_t why = second_claim(*claims_); why != 0) reason = why;
     const bool elsewhere = claimed_twice(reason) && claims_ != &header_.abort.value;
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
+    if (abort_kind(reason) == error_kind::peer_lost) report_lost(abort_culprit(reason, size_), what);
     failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), elsewhere ? -1 : abort_culprit(reason, size_));
     throw error(*failed_);
   }

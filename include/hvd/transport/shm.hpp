@@ -146,6 +146,7 @@ class ShmTransport {
       }
       const std::string who = detail::joined({"split on ", peers().label(), ": rank ", culprit});
       if (e.kind() == error_kind::peer_lost) {
+        peers().report_lost(culprit, detail::phase::join);
         detail::fail(e.kind(), {who, detail::is_lost, " while the new group came together"}, culprit);
       }
       detail::fail(e.kind(), {who, " is rank ", e.rank(), " of the new group: ", detail::sentence(e)}, culprit);

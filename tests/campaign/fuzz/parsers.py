@@ -27,9 +27,10 @@ if "config_file" in sys.argv:
 with atheris.instrument_imports(include=["hvd"]):
     from hvd import objects, placement  # noqa: E402
     from hvd.exceptions import HorovodInternalError  # noqa: E402
-    from hvd.horovod_runner import local as runner  # noqa: E402
-    from hvd.launcher import cores, function, hosts, mpi, options, output, settings  # noqa: E402
-    from hvd.launcher.local import RankFailed  # noqa: E402
+    from hvd.launcher import console, hosts, mpi, options, settings, streams  # noqa: E402
+    from hvd.launcher.supervisor import cores  # noqa: E402
+    from hvd.remote import results as remote  # noqa: E402
+    from hvd.remote.errors import RankError, RankFailed  # noqa: E402
 
 PARSERS = {}
 
@@ -157,9 +158,9 @@ def rank_output(data):
     """What ranks write, in pieces as the first byte cuts it. Besides: a character that is lost or comes twice."""
     step = 1 + (data[0] if data else 0)
     text = data[1:]
-    splitter = output.Splitter()
+    splitter = streams.Splitter()
     printed = io.StringIO()
-    printer = output.LinePrinter(printed, printed, prefix=False)
+    printer = console.LinePrinter(printed, printed, prefix=False)
     pieces = []
     for at in range(0, len(text), step):
         pieces += splitter.feed(text[at : at + step])
@@ -220,7 +221,7 @@ def frames_only():
     plain = types.SimpleNamespace(
         load=lambda file: Framing(file).load(), loads=lambda data: Framing(io.BytesIO(data)).load(), dumps=pickle.dumps
     )
-    before = [(module, module.pickle) for module in (runner, function, objects)]
+    before = [(module, module.pickle) for module in (remote, objects)]
     for module, _ in before:
         module.pickle = plain
     try:
@@ -236,11 +237,11 @@ def results(data):
     parts = data.split(b"|", 1)
     with frames_only():
         files = [io.BytesIO(part) for part in parts]
-        with refuses("rank ", runner.RankError):
-            require(len(runner._result(files, None, True)) == len(parts), "other ranks")
+        with refuses("rank ", RankError):
+            require(len(remote.results_of(files, None, True)) == len(parts), "other ranks")
         failed = RankFailed(0, 1, (), len(parts))
         with contextlib.suppress(RankFailed):
-            runner._result([io.BytesIO(part) for part in parts], failed)
+            remote.results_of([io.BytesIO(part) for part in parts], failed)
             require(False, "a rank that has failed is forgotten")
 
 
@@ -248,7 +249,7 @@ def results(data):
 def results_of_hosts(data):
     """The same of ranks on other hosts, as they have come."""
     with frames_only():
-        function._result_of(mpi.Results({0: bytearray(data)}, {0: 7}), 0)
+        remote.from_host(data, 7)
 
 
 @parser

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from hvd import horovod_runner
-from hvd.horovod_runner import HorovodRunner, NotPicklable, RankError, RankFailed, local, log_to_driver
+from hvd.horovod_runner import HorovodRunner, NotPicklable, RankError, RankFailed, log_to_driver
+from hvd.launcher.call import call_on_ranks
+from hvd.remote.results import results_of
 
 SOURCE = str(Path(horovod_runner.__file__).parents[2])
 
@@ -123,7 +125,7 @@ def test_nothing_listens_and_nothing_is_inherited_further() -> None:
     before = open_files()
     sockets, inherited, command = HorovodRunner(np=-2).run(main)
     assert (sockets, inherited) == ([], False)
-    assert command == b"\0".join([sys.executable.encode(), b"-m", b"hvd.horovod_runner.worker", b""])
+    assert command == b"\0".join([sys.executable.encode(), b"-m", b"hvd.remote.worker", b""])
     assert open_files() == before
 
 
@@ -225,10 +227,10 @@ def test_the_first_to_raise_is_the_cause() -> None:
     others = "then rank 0 of 4 raised PeerLost\nthen rank 2 of 4 raised PeerLost"
     text = f"rank 1 of 4 raised ValueError: x\n\ntrace\n\n{others}"
     with pytest.raises(RankError) as caught:
-        local._result(results, RankFailed(0, 1, [], 4))  # its process ended first
+        results_of(results, RankFailed(0, 1, [], 4))  # its process ended first
     assert (caught.value.rank, str(caught.value)) == (1, text)
     with pytest.raises(RankFailed) as killed:
-        local._result(results, RankFailed(3, -9, [], 4))
+        results_of(results, RankFailed(3, -9, [], 4))
     assert re.sub(r" \(.*?\)", "", str(killed.value)).split("\n") == [
         "rank 3 of 4 was killed by SIGKILL",
         "then rank 0 of 4 raised PeerLost",
@@ -237,7 +239,7 @@ def test_the_first_to_raise_is_the_cause() -> None:
     ]
     half = io.BytesIO(pickle.dumps({"raised": False})[:-5])
     with pytest.raises(RankError, match="rank 1 of 2 ended its process"):
-        local._result([record(raised=False), half], None)
+        results_of([record(raised=False), half], None)
 
 
 def test_a_rank_that_has_raised_ends_though_its_end_hangs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,10 +312,10 @@ def test_a_large_result_comes_back() -> None:
 
 
 def test_every_rank_can_return_something() -> None:
-    assert local.call_on_ranks(3, functools.partial(lambda add: rank() + add, add=5), every=True) == [5, 6, 7]
+    assert call_on_ranks(3, functools.partial(lambda add: rank() + add, add=5), every=True) == [5, 6, 7]
     with pytest.raises(RankError, match="^rank 2 of 3 could not return the result of <lambda>"):
         call = functools.partial(lambda: threading.Lock() if rank() == 2 else 0)
-        local.call_on_ranks(3, call, every=True)
+        call_on_ranks(3, call, every=True)
 
 
 def test_runs_of_two_threads_do_not_meet() -> None:
@@ -442,13 +444,13 @@ def test_a_result_that_is_none_is_named(left: Any) -> None:
     good = pickle.dumps({"raised": False}) + pickle.dumps(7)
     file = io.BytesIO(pickle.dumps(left) + pickle.dumps(7))
     with pytest.raises(RankError, match="^rank 1 of 2 ended its process, with exit code 0, before main returned$"):
-        local._result([io.BytesIO(good), file], None, every=True)
+        results_of([io.BytesIO(good), file], None, every=True)
 
 
 def test_half_a_result_is_named() -> None:
     """As where a rank ends by os._exit(0) while what it returned is being pickled."""
     whole = pickle.dumps({"raised": False}) + pickle.dumps("a text")
     with pytest.raises(RankError, match=r"^rank 0 of 1 returned what cannot be unpickled here, or only half of it") as e:
-        local._result([io.BytesIO(whole[:-3])], None)
+        results_of([io.BytesIO(whole[:-3])], None)
     assert isinstance(e.value.__cause__, (EOFError, pickle.UnpicklingError))
-    assert local._result([io.BytesIO(whole)], None) == ["a text"]
+    assert results_of([io.BytesIO(whole)], None) == ["a text"]

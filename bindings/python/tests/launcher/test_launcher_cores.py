@@ -1,4 +1,4 @@
-"""hvd/launcher/cores.py, on hosts that are folders."""
+"""hvd/launcher/supervisor/cores.py, on hosts that are folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hvd.launcher import cores
+from hvd.launcher.supervisor import cores
 
 
 @pytest.fixture

@@ -251,18 +251,28 @@ def allreduce(tmp_path_factory):
 #include <cstdio>
 #include <cstdlib>
 #include <unistd.h>
-int main(int argc, char**) {
+#include <csignal>
+#include <string>
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
   try {
     auto comm = hvd::ShmTransport::from_environment();
     float x[] = {float(comm.rank() + 1)};
     hvd::allreduce(comm, x);
     std::printf("%g\\n", double(x[0]));
     std::fflush(stdout);
-    if (argc > 1 && comm.rank() == 1) std::abort();
+    if (mode == "abort" && comm.rank() == 1) std::abort();
+    if (mode == "leave" && comm.rank() == 1) {
+      std::signal(SIGTERM, [](int) { std::_Exit(3); });
+      std::fprintf(stderr, "boom\\n");
+      throw 1;
+    }
     if (argc > 1) hvd::allreduce(comm, x);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\\n", e.what());
+    if (mode != "leave") std::fprintf(stderr, "%s\\n", e.what());
     return 1;
+  } catch (int) {  // ends after the ranks that have lost it
+    ::pause();
   }
 }
 """)
@@ -285,3 +295,34 @@ def test_a_rank_in_cpp_that_is_lost(allreduce, tmp_path):
     assert done.returncode == 128 + signal.SIGABRT
     assert "hvdrun: rank 1 of 2 was killed by SIGABRT (Aborted); the others were ended" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_rank_in_cpp_that_is_lost_is_named_though_others_say_nothing(allreduce, tmp_path):
+    done = hvdrun("-np", "3", allreduce, "leave", HVD_SHM_DIR=str(tmp_path))
+    assert done.returncode == 3
+    said = "hvdrun: rank 1 of 3 ended with exit code 3; the others were ended; its last lines:\n  boom\n"
+    assert done.stderr.endswith(said)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_rank_that_is_lost_is_named_though_others_say_nothing(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+import os, signal, sys
+import numpy, hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+    print("boom", file=sys.stderr, flush=True)
+    hvd.shutdown()
+    while True:
+        signal.pause()  # ends after the ranks that have lost it
+try:
+    hvd.allreduce(numpy.ones(3))
+except hvd.HorovodInternalError:
+    os._exit(1)
+""")
+    done = hvdrun("-np", "3", sys.executable, str(script))
+    said = "hvdrun: rank 1 of 3 ended with exit code 3; the others were ended; its last lines:\n  boom\n"
+    assert (done.returncode, done.stderr[-len(said) :]) == (3, said)

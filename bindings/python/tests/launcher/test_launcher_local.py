@@ -1,4 +1,4 @@
-"""hvd/launcher/local.py, job.py and guard.py, with real processes."""
+"""hvd/launcher/local.py, job.py and supervisor/, with real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 from launcher_support import LIMIT, alive, end_of_all, environment
 
 from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
-from hvd.launcher.job import GUARD, Job
+from hvd.launcher.job import Job
+from hvd.launcher.supervisor.client import GUARD
+from hvd.launcher.supervisor.lost import MOST, LostRanks
 
 
 def collect(command, np, **options):
@@ -143,17 +145,44 @@ def test_binding():
     [
         ("trap '' TERM; echo boom >&2; READY; sleep 0.5; exit 3", 1, 3, ["boom"]),
         ("echo boom >&2; READY; sleep 1000", 1, 1, ["boom"]),  # ended by the launcher
-        ("READY; sleep 1000", 0, 1, ["hvd: sum: rank 1 has exited or was killed"]),  # has not said why
-        ("echo boom >&2; READY; exit 0", 0, 1, ["hvd: sum: rank 1 has exited or was killed"]),  # has not failed
+        ("READY; sleep 1000", 0, 1, ["no sum"]),  # has not said why
+        ("echo boom >&2; READY; exit 0", 0, 1, ["no sum"]),  # has not failed
     ],
 )
 def test_who_ends_because_another_is_lost_has_not_failed_first(tmp_path, what_rank_1_does, rank, code, lines):
-    other = what_rank_1_does.replace("READY", f"touch {tmp_path}/ready")
-    lost = "hvd: sum: rank 1 has exited or was killed"
-    victim = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done; echo '{lost}' >&2; exit 1"
+    other = what_rank_1_does.replace("READY", f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/ready")
+    ready = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done"
+    if other.endswith("exit 0"):
+        ready += f"; while kill -0 $(cat {tmp_path}/ready) 2>/dev/null; do sleep 0.01; done"
+    victim = f"{ready}; echo peer_lost 1 0 answer >>$HVD_LOST_RANKS; echo no sum >&2; exit 1"
     with pytest.raises(RankFailed) as failed:
         collect(["sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {other}; else {victim}; fi"], 2)
     assert (failed.value.rank, failed.value.returncode, failed.value.last_lines) == (rank, code, lines)
+
+
+@pytest.mark.parametrize("report", ["peer_lost 7 0 answer", "peer_lost 0 0 answer", "peer_lost 1", "\\0377 1 0 x", ""])
+def test_a_rank_that_only_says_so_is_the_one_that_failed(tmp_path, report):
+    # It prints hvd's sentence, and writes what is no report of a rank that there is.
+    lost = "hvd: sum: rank 1 has exited or was killed"
+    victim = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done; echo '{lost}' >&2; exit 1"
+    other = f"echo boom >&2; touch {tmp_path}/ready; sleep 1000"
+    code = f"if [ $HOROVOD_RANK = 1 ]; then {other}; else printf '{report}\\n' >>$HVD_LOST_RANKS; {victim}; fi"
+    with pytest.raises(RankFailed) as failed:
+        collect(["sh", "-c", code], 2)
+    assert (failed.value.rank, failed.value.returncode, failed.value.last_lines) == (0, 1, [lost])
+
+
+def test_reports_of_lost_ranks_are_read_line_by_line():
+    ranks = LostRanks()
+    assert ranks.read() == []
+    with open(ranks.path, "ab", buffering=0) as file:
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+        file.write(b"peer_lost 1 0 send\nother 1 0 send\npeer_lost -1 0 send\npeer_lost 2 0 re")
+        assert ranks.read() == [(1, 0)]
+        file.write(b"ceive\n" + b"peer_lost %s 0 send\n" % (b"9" * 5000))
+        assert ranks.read() == [(2, 0)]
+        file.write(b"x" * MOST + b"\npeer_lost 3 0 send\n")
+        assert ranks.read() == []
 
 
 def test_a_rank_that_fails_ends_the_others():

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from launcher_support import LIMIT, end_of_all, environment, hvdrun
 
-from hvd.launcher import LaunchError, RankFailed, guard, mpi
+from hvd.launcher import LaunchError, RankFailed, mpi
+from hvd.launcher.supervisor import rank as guard
 
 if not any(map(shutil.which, mpi.NAMES)):
     pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
@@ -82,7 +83,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     except OSError:
         pass  # it has ended
 ours = [line for line in lines if __file__ in line]
-assert any("guard.py" in line for line in ours)
+assert any("supervisor/__main__.py" in line for line in ours)
 assert not any(os.environ["HVD_JOB"] in line or "token" in line for line in ours)
 assert "HVD_RANK_GUARD" not in os.environ
 """)
@@ -100,6 +101,18 @@ def test_the_first_that_fails(code, exit_code, how, tmp_path):
     assert done.returncode == exit_code
     assert done.stderr.endswith(f"hvdrun: rank 1 of 2 {how}; the others were ended; its last lines:\n  why\n")
     assert (tmp_path / "rank.1/stderr").read_text() == "why\n"
+
+
+def test_a_rank_that_has_lost_another_one_is_not_the_cause(tmp_path):
+    script = f"""
+if [ $HOROVOD_RANK = 1 ]; then echo boom >&2; touch {tmp_path}/ready; sleep 1000; fi
+until [ -e {tmp_path}/ready ]; do sleep 0.01; done
+echo peer_lost 1 0 answer >>$HVD_LOST_RANKS
+exit 5
+"""
+    done = hvdrun("-np", "2", "--mpi", "sh", "-c", script)
+    said = "hvdrun: rank 1 of 2 ended with exit code 5; the others were ended; its last lines:\n  boom\n"
+    assert (done.returncode, done.stderr[-len(said) :]) == (5, said)
 
 
 def test_what_cannot_be_started_there():

@@ -5,6 +5,7 @@
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/lost_ranks.hpp>
 #include <hvd/shared_memory/measure_lines.hpp>
 #include <hvd/shared_memory/segment.hpp>
 #include <hvd/topology.hpp>
@@ -219,6 +220,7 @@ class shm_group {
                          std::memory_order_relaxed);
     self.nonce.store(header.nonce[1], std::memory_order_relaxed);
     self.process.store(process_identity(), std::memory_order_relaxed);
+    self.job_rank.store(lost_ranks::file().own(), std::memory_order_relaxed);
     self.state.store(presence::joined, std::memory_order_release);
     ready_ = true;
     header.ready.add(rank);

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvd.horovod_runner.local import RankError
 from hvd.horovod_runner.log import log_to_driver
-from hvd.horovod_runner.pickling import NotPicklable
 from hvd.horovod_runner.runner import HorovodRunner
-from hvd.launcher.local import RankFailed
+from hvd.remote.errors import NotPicklable, RankError, RankFailed
 
 if TYPE_CHECKING:
     from hvd.horovod_runner.keras import LogCallback

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 
-from hvd.horovod_runner import local
+from hvd.launcher.call import call_on_ranks
 
 _VERBOSITIES = ("all", "log_callback_only")
 
@@ -65,14 +65,14 @@ class HorovodRunner:
             KeyboardInterrupt if this process was interrupted;
             NotImplementedError if np is 0 or more.
 
-        Warns, with names and sizes, if more than `hvd.horovod_runner.pickling.LARGE` bytes go to each process.
+        Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes go to each process.
         """
         if not callable(main):
             raise TypeError(f"main is {main!r}, and must be a function, which is called on every rank")
         if self.num_processor == -1:
             return main(**kwargs)
         if self.num_processor < -1:
-            return local.call_on_ranks(-self.num_processor, functools.partial(main, **kwargs))[0]
+            return call_on_ranks(-self.num_processor, functools.partial(main, **kwargs))[0]
         raise NotImplementedError(
             f"np={self.num_processor} asks for the tasks of a Spark job, which hvd cannot start yet: "
             f"HorovodRunner(np=-{self.num_processor or 2}) runs on this machine"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvd.launcher.local import Interrupted, LaunchError, RankFailed, run_local
+from hvd.launcher.errors import Interrupted, LaunchError
+from hvd.launcher.local import run_local
+from hvd.remote.errors import RankFailed
 
 if TYPE_CHECKING:
     from hvd.launcher.function import run

@@ -1,40 +1,117 @@
-"""hvd/launcher/call.py: a rank of hvd.run where MPI connects the ranks, `python -m hvd.launcher.call`.
+"""hvd/launcher/call.py: calls a function on new ranks, on this host or on several.
 
-Rank 0 reads from its standard input what to call, in the format of HorovodRunner's worker, and broadcasts it. Each rank
-writes its result to the in-memory file that its guard has made; the guard sends it to the launcher.
+On one host, the call and its results lie in in-memory files that only these processes have: no port is open, and
+nothing is on a disk. Across hosts the call goes through mpiexec's standard input to rank 0, which broadcasts it, and
+results come through the ranks' error streams, marked by a secret of this job: the same channels as those of hvdrun, and
+as safe.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from hvd import basics, objects
-from hvd.launcher.guard import RESULT
-
-
-def main() -> int:
-    """Calls the function that the launcher sent; returns the exit code."""
-    result = int(os.environ.pop(RESULT))
-    program = os.memfd_create("hvd-program")
-    basics.init()
-    with os.fdopen(os.dup(program), "wb") as file:
-        file.write(objects.broadcast_object(_received() if basics.rank() == 0 else None, 0, "hvd.run"))
-    basics.shutdown()  # the function runs in a process outside any job, as on one host
-    from hvd.horovod_runner import local, worker
-
-    os.environ[local.FILES] = f"{program},{result}"
-    return worker.main()
+from hvd.launcher.console import LinePrinter
+from hvd.launcher.local import run_local
+from hvd.launcher.mpi import Results, run_mpi
+from hvd.remote.errors import RankFailed
+from hvd.remote.files import FILES, file_in_memory
+from hvd.remote.program import check_arguments, worker_environment, write_program
+from hvd.remote.results import from_host, results_of
 
 
-def _received() -> bytes:
-    """The bytes on standard input, after a line with their number."""
-    length = int(sys.stdin.buffer.readline())
-    text = sys.stdin.buffer.read(length)
-    if len(text) != length:
-        raise EOFError(f"mpiexec has brought {len(text)} of {length} bytes of what was to be called")
-    return text
+def call_on_ranks(
+    np: int,
+    call: functools.partial[Any],
+    *,
+    every: bool = False,
+    python: Sequence[str] = (),
+    printer: LinePrinter | None = None,
+    start_timeout: float | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Calls `call()` in `np` new processes, and returns what rank 0 returned; with `every` what each rank did.
+
+    `python` are the words that start Python, by default this process's. `printer` gets the output, by default one that
+    writes all to standard output. `start_timeout` is by default HOROVOD_START_TIMEOUT, or 30 seconds. `options` are
+    others of run_local. Errors: see HorovodRunner.run, and run_local's.
+    """
+    check_arguments(call)
+    if not python and not sys.executable:
+        raise RuntimeError("sys.executable is empty, so no process can be started: set it to the path of Python")
+    with contextlib.ExitStack() as stack:
+        program = stack.enter_context(file_in_memory("hvd-program"))
+        results = [stack.enter_context(file_in_memory(f"hvd-result-{rank}")) for rank in range(np)]
+        write_program(program, call, np, every)
+        printer = printer or LinePrinter(sys.stdout, sys.stdout)  # one stream keeps the order of a rank's output
+        failed = None
+        try:
+            run_local(
+                [*(python or [sys.executable]), "-m", "hvd.remote.worker"],
+                np,
+                env=worker_environment(os.environ),
+                rank_env=lambda rank: {FILES: f"{program.fileno()},{results[rank].fileno()}"},
+                pass_fds=lambda rank: (program.fileno(), results[rank].fileno()),
+                on_line=printer,
+                start_timeout=_start_timeout() if start_timeout is None else start_timeout,
+                **options,
+            )
+        except RankFailed as error:
+            failed = error
+        finally:
+            printer.finish()
+        return results_of(results, failed, every)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def call_on_hosts(
+    call: functools.partial[Any],
+    python: Sequence[str],
+    places: Sequence[tuple[str, int]],
+    start_timeout: float | None,
+    transport: str | None,
+    **options: Any,
+) -> list[Any]:
+    """What `call()` returned on each rank of these hosts; errors as in call_on_ranks."""
+    check_arguments(call)
+    size = sum(count for _, count in places)
+    program = io.BytesIO()
+    write_program(program, call, size, every=True)
+    environ = worker_environment(os.environ)
+    if transport:
+        environ.setdefault("HVD_TRANSPORT", transport)
+    printer = LinePrinter()
+    results = Results()
+    failed = None
+    with file_in_memory("hvd-program") as stdin:
+        stdin.write(b"%d\n" % program.tell() + program.getbuffer())
+        stdin.seek(0)
+        try:
+            run_mpi(
+                [*python, "-m", "hvd.remote.mpi_worker"],
+                places,
+                env=environ,
+                on_line=printer,
+                stdin=stdin.fileno(),
+                start_timeout=_start_timeout() if start_timeout is None else start_timeout,
+                results=results,
+                **options,
+            )
+        except RankFailed as error:
+            failed = error
+        finally:
+            printer.finish()
+    files = [from_host(results.written.get(rank, b""), results.behind.get(rank, 0)) for rank in range(size)]
+    return results_of(files, failed, every=True)
+
+
+def _start_timeout() -> float:
+    text = os.environ.get("HOROVOD_START_TIMEOUT", "30")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"HOROVOD_START_TIMEOUT is {text!r}, and must be a number of seconds") from None

@@ -1,28 +1,16 @@
-"""hvd/launcher/function.py: hvd.run, a function on several ranks, with horovod.run's signature.
-
-On one host, the call and its results lie in in-memory files that only these processes have, as for HorovodRunner, whose
-worker the ranks run: no port is open, and nothing is on a disk. Across hosts the call goes through mpiexec's standard
-input to rank 0, which broadcasts it, and results come through the ranks' error streams, marked by a secret of this job:
-the same channels as those of hvdrun, and as safe.
-"""
+"""hvd/launcher/function.py: hvd.run, a function on several ranks, with horovod.run's signature."""
 
 from __future__ import annotations
 
 import functools
-import io
-import os
-import pickle
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Callable
 
 from hvd.launcher import hosts as hosts_, settings
-from hvd.launcher.local import RankFailed
-from hvd.launcher.mpi import Results, run_mpi
-from hvd.launcher.output import LinePrinter
-from hvd.launcher.speech import Speech
+from hvd.launcher.call import call_on_hosts, call_on_ranks
+from hvd.launcher.console import LinePrinter, Speech
 
 
 def run(
@@ -71,8 +59,6 @@ def run(
     raised an exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's
     process was ended.
     """
-    from hvd.horovod_runner.local import call_on_ranks
-
     count = num_proc if np is None else np
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"num_proc, the number of ranks, is {count!r}; it must be a whole number from 1")
@@ -96,19 +82,18 @@ def run(
         "verbose": speech.say if verbose else None,
     }
     if not several:
-        printer = LinePrinter()
         return call_on_ranks(
             count,
             call,
             every=True,
             python=python,
-            printer=printer,
+            printer=LinePrinter(),
             start_timeout=start_timeout,
             hosts=places or (),
             **common,
         )
     interfaces = network_interfaces or network_interface
-    return _call_on_hosts(
+    return call_on_hosts(
         call,
         python or [sys.executable],
         places or [("localhost", count)],
@@ -134,60 +119,3 @@ def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
     if not several:
         reasons.update(dict.fromkeys(across, "all ranks are on this host, over shared memory"))
     return [(name, why) for name, why in reasons.items() if given[name]]
-
-
-def _call_on_hosts(
-    call: functools.partial[Any],
-    python: Sequence[str],
-    places: Sequence[tuple[str, int]],
-    start_timeout: float | None,
-    transport: str | None,
-    **options: Any,
-) -> list[Any]:
-    """What `call()` returned on each rank of these hosts; errors as in call_on_ranks."""
-    from hvd.horovod_runner import local
-
-    local._check_arguments(call)
-    size = sum(count for _, count in places)
-    program = io.BytesIO()
-    local._write_program(program, call, size, every=True)
-    environ = dict(os.environ)
-    if transport:
-        environ.setdefault("HVD_TRANSPORT", transport)
-    here = str(Path(__file__).parents[2])  # where hvd lies: perhaps only sys.path of this process has it
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))
-    printer = LinePrinter()
-    results = Results()
-    failed = None
-    with os.fdopen(os.memfd_create("hvd-program"), "w+b") as stdin:
-        stdin.write(b"%d\n" % program.tell() + program.getbuffer())
-        stdin.seek(0)
-        try:
-            run_mpi(
-                [*python, "-m", "hvd.launcher.call"],
-                places,
-                env=environ,
-                on_line=printer,
-                stdin=stdin.fileno(),
-                start_timeout=local._start_timeout() if start_timeout is None else start_timeout,
-                results=results,
-                **options,
-            )
-        except RankFailed as error:
-            failed = error
-        finally:
-            printer.finish()
-    return local._result([_result_of(results, rank) for rank in range(size)], failed, every=True)
-
-
-def _result_of(results: Results, rank: int) -> io.BytesIO:
-    """The result file of a rank, with times of this host's clock; empty where nothing, or half of it, has come."""
-    from hvd.horovod_runner import local
-
-    file = io.BytesIO(results.written.get(rank, b""))
-    record = local._record(file)
-    if record is None:
-        return io.BytesIO()
-    if record["raised"]:
-        record["when"] += results.behind[rank]
-    return io.BytesIO(pickle.dumps(record) + file.read())

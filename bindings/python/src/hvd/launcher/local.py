@@ -10,48 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from hvd.launcher import cores
-from hvd.launcher.guard import segment_prefix
-from hvd.launcher.job import Interrupted, Job, LaunchError, Program, find_program, signal_name
-from hvd.launcher.output import LinePrinter, OnLine
-
-__all__ = ["Interrupted", "LaunchError", "RankFailed", "run_local"]
+from hvd.launcher.command import Program, find_program
+from hvd.launcher.console import LinePrinter
+from hvd.launcher.errors import Interrupted, LaunchError
+from hvd.launcher.job import Job
+from hvd.launcher.streams import OnLine, Tee
+from hvd.launcher.supervisor import cores
+from hvd.launcher.supervisor.processes import segment_prefix
+from hvd.launcher.supervisor.rank import place
+from hvd.remote.errors import RankFailed
 
 MOST_RANKS = 1024
-SHOWN = 12  # last lines in an error's text
-
-
-class RankFailed(RuntimeError):
-    """A rank failed, the first of the job to do so; all others have been ended.
-
-    `rank`; `returncode`, which is the negative number of the signal that killed it, if one did; `last_lines`, what it
-    wrote last to its standard error, or to its output where that is empty (at most 40 lines).
-    """
-
-    def __init__(self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None) -> None:
-        self.rank = rank
-        self.size = size
-        self.returncode = returncode
-        self.last_lines = list(last_lines)
-        who = f"rank {rank}" + (f" of {size}" if size else "") if rank >= 0 else "mpiexec"
-        self.sentence = f"{who} {how_it_ended(returncode)}"
-        text = self.sentence
-        if self.last_lines:
-            text += "; its last lines:\n" + "\n".join(f"  {line}" for line in self.last_lines[-SHOWN:])
-        super().__init__(text)
-
-    @property
-    def exit_code(self) -> int:
-        """What a shell would call it: 128 + signal for a rank that was killed."""
-        return self.returncode if self.returncode >= 0 else 128 - self.returncode
-
-
-def how_it_ended(returncode: int) -> str:
-    """A return code of subprocess in words."""
-    if returncode >= 0:
-        return f"ended with exit code {returncode}"
-    words = signal.strsignal(-returncode)
-    return f"was killed by {signal_name(-returncode)}" + (f" ({words})" if words else "")
 
 
 def run_local(
@@ -77,7 +46,7 @@ def run_local(
         HVD_JOB, a random name; PYTHONUNBUFFERED=1 unless it is set, so that output comes when it is printed.
     env: the ranks' other variables, by default this process's environment. rank_env(rank) overrides all others.
     on_line(rank, stream, piece): called on this thread with what ranks write; stream is "stdout" or "stderr". A piece
-        keeps its line's end; see hvd/launcher/output.py for "\\r" and pieces without one. By default: LinePrinter.
+        keeps its line's end; see hvd/launcher/streams.py for "\\r" and pieces without one. By default: LinePrinter.
     stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, get /dev/null.
     pass_fds(rank): file descriptors that the rank inherits, by the same numbers. They stay the caller's to close.
     bind: True gives each rank its own cores where there are enough, a number that many; False does not bind.
@@ -110,7 +79,7 @@ def run_local(
         tee = stack.enter_context(files_of_ranks(output_dir, np)) if output_dir is not None else None
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
         for rank in range(np):
-            own = {**place(rank, np, names[rank], start_timeout), **identity}
+            own = {**place(rank, [np], [names[rank]]), "HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **identity}
             own.update(rank_env(rank) if rank_env else {})
             job.add(
                 Program(
@@ -129,7 +98,7 @@ def run_local(
             if printer:
                 printer.finish()
     if outcome.failed is not None:
-        raise RankFailed(outcome.failed, outcome.code, job.last_lines(outcome.failed), np)
+        raise RankFailed(outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 
@@ -154,22 +123,8 @@ def new_identity() -> dict[str, str]:
     return {"HVD_JOB": secrets.token_hex(16), "HVD_LAUNCH": secrets.token_hex(16)}
 
 
-def place(rank: int, size: int, host: str, start_timeout: float) -> dict[str, str]:
-    """The variables with a rank's place in a job on one host; include/hvd/config.hpp reads them."""
-    return {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": host,
-        "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
-    }
-
-
 @contextlib.contextmanager
-def files_of_ranks(folder: str | os.PathLike[str], np: int) -> Iterator[Callable[[int, str, bytes], None]]:
+def files_of_ranks(folder: str | os.PathLike[str], np: int) -> Iterator[Tee]:
     """Yields what writes each rank's bytes to FOLDER/rank.N/stdout and stderr; N has leading zeros, as in Horovod."""
     files: dict[tuple[int, str], BinaryIO] = {}
     with contextlib.ExitStack() as stack:

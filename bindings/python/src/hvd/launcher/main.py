@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hvd.launcher import hosts, options, settings
-from hvd.launcher.local import Interrupted, LaunchError, RankFailed, run_local
-from hvd.launcher.output import LinePrinter
-from hvd.launcher.speech import Speech
+from hvd.launcher.console import LinePrinter, Speech
+from hvd.launcher.errors import Interrupted, LaunchError
+from hvd.launcher.local import run_local
+from hvd.remote.errors import RankFailed
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,8 +1,8 @@
 """hvd/launcher/mpi.py: runs a command on ranks of several hosts, which MPICH's mpiexec.hydra starts.
 
 mpiexec writes the output of each rank to a pipe of its own (-outfile-pattern), so nothing has to be separated. It does
-not notice ranks that end with an error, nor hosts that never answer: so the guard of each rank (guard.py) reports how
-the rank began and ended, in marked lines in the rank's standard error, which are taken out here.
+not notice ranks that end with an error, nor hosts that never answer: so the guard of each rank (supervisor/rank.py)
+reports how the rank began and ended, in marked lines in the rank's standard error, which are taken out here.
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ import contextlib
 import json
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable
 
-from hvd.launcher import guard, hosts
-from hvd.launcher.job import FAREWELL, GRACE, GUARD, Interrupted, Job, LaunchError, Program, find_program
-from hvd.launcher.local import MOST_RANKS, RankFailed, check_timeout, files_of_ranks, new_identity, ranks_environment
-from hvd.launcher.output import LinePrinter, OnLine
+from hvd.launcher.command import Program, find_program
+from hvd.launcher.console import LinePrinter
+from hvd.launcher.errors import Interrupted, LaunchError
+from hvd.launcher.job import FAREWELL, GRACE, Job
+from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
+from hvd.launcher.reach import reach
+from hvd.launcher.streams import OnLine
+from hvd.launcher.supervisor import rank as guard
+from hvd.launcher.supervisor.client import GUARD
+from hvd.remote.errors import RankFailed
+from hvd.remote.files import RESULT
 
 MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
@@ -38,7 +42,7 @@ NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI
 
 @dataclass
 class Results:
-    """What ranks write to their in-memory files (see guard.RESULT), as bytes by rank."""
+    """What ranks write to their in-memory files (see keep_rank), as bytes by rank."""
 
     written: dict[int, bytearray] = field(default_factory=dict)
     behind: dict[int, int] = field(default_factory=dict)  # ns by which a rank's monotonic clock is behind this host's
@@ -91,7 +95,7 @@ def run_mpi(
         "counts": [count for _, count in places],
         "names": listed,
         "bind": bind,
-        "results": results is not None,
+        "result": RESULT if results is not None else None,
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
         "farewell": FAREWELL,
@@ -133,7 +137,7 @@ def run_mpi(
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 only = GuardLines(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
-                job.listen(fd, rank, stream, only)
+                job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
@@ -149,7 +153,7 @@ def run_mpi(
             if printer:
                 printer.finish()
     if outcome.failed is not None:
-        lines = list(said) if outcome.failed == MPIEXEC else job.last_lines(outcome.failed)
+        lines = list(said) if outcome.failed == MPIEXEC else job.outputs.last_lines(outcome.failed)
         raise RankFailed(outcome.failed, outcome.code, lines, size)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
@@ -212,6 +216,8 @@ def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[
             job.begun()
         elif words[0] == "refused":
             job.refuse(f"rank {rank} could not be started: {words[3]}")
+        elif words[0] == "lost":
+            job.lost(words[1], words[2])
         elif words[0] == "exited":
             _, _, code, made_to_end, _ = words
             if code != 0 and not made_to_end:
@@ -228,92 +234,3 @@ def late_text(missing: set[int], places: Sequence[tuple[str, int]]) -> str:
             silent.append(name)
         first += count
     return f"{len(missing)} ranks, on {', '.join(silent)}, were not started"
-
-
-def reach(
-    places: Sequence[tuple[str, int]],
-    env: Mapping[str, str],
-    folder: str,
-    mpiexec: str,
-    ssh_port: int | None,
-    ssh_identity: str | None,
-    limit: float,
-    verbose: Callable[[str], None] | None,
-) -> list[str]:
-    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached."""
-    launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
-    agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
-    ssh_options = ssh_port is not None or ssh_identity is not None
-    if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
-        return []  # Hydra uses the resource manager that allocated the hosts
-    if launcher not in ("", "ssh", "rsh"):
-        return []
-    others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
-    if not others:
-        return []
-    arguments = []
-    if launcher != "rsh" and not agent:
-        ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
-        if not ssh:
-            raise LaunchError(f"{', '.join(others)}: hosts are reached by ssh, which is not in PATH")
-        if ssh_identity is not None and not Path(ssh_identity).is_file():
-            raise LaunchError(f"-i {ssh_identity}: there is no such file")
-        line = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limit))}"]
-        line += ["-p", str(ssh_port)] if ssh_port is not None else []
-        line += ["-i", os.path.abspath(ssh_identity)] if ssh_identity is not None else []
-        agent = os.path.join(folder, "ssh")
-        Path(agent).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n', encoding="utf-8")
-        os.chmod(agent, 0o700)
-        arguments = ["-launcher", "ssh", "-launcher-exec", agent]
-    agent = agent or shutil.which("rsh") or ""
-    if agent:
-        try_hosts(others, agent, env, mpiexec, limit)
-        if verbose:
-            verbose(f"{', '.join(others)} can be reached")
-    return arguments
-
-
-def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
-    """Runs a small script on all hosts at once, which looks for the files that the ranks need."""
-    proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
-    wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
-    # Answers have numbers, not paths, which may have any character in them.
-    script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
-    deadline = time.monotonic() + limit
-    problems = []
-    with contextlib.ExitStack() as stack:
-        asked = {name: stack.enter_context(_asking([agent, name, script], env)) for name in names}
-        for name, process in asked.items():
-            try:
-                out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                problems.append(f"{name} did not answer within {limit:g} s (--start-timeout)")
-                continue
-            lines = out.decode("utf-8", "replace").splitlines()
-            lacking = [path for i, path in enumerate(wanted) if f"no {i}" in lines]
-            if "there" not in lines:
-                reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
-                problems.append(f"{name} cannot be reached: {reason}")
-            elif lacking:
-                problems.append(f"{name} lacks {', '.join(lacking)}, which must be there as on this host")
-    if problems:
-        raise LaunchError("; ".join(problems))
-
-
-@contextlib.contextmanager
-def _asking(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        command,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()

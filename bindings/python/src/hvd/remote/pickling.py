@@ -1,29 +1,24 @@
-"""hvd/horovod_runner/pickling.py: pickles a function and its arguments for other processes, and names what cannot be.
+"""hvd/remote/pickling.py: pickles a function and its arguments for other processes, and names what cannot be.
 
-cloudpickle does the work. This module decides which modules are pickled along, and names what cannot be pickled.
+cloudpickle does the work; modules.py says which modules are pickled along.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
-import sys
-import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-from hvd.horovod_runner import contents
+from hvd.remote import contents
+from hvd.remote.errors import NotPicklable
+from hvd.remote.modules import by_value
 
 LARGE = 10 << 20
 """From this many bytes of a pickled function with its arguments a warning names the largest objects in it."""
-
-# Installed wherever ranks run, whatever folder they are in here.
-_NEVER_BY_VALUE = {"hvd", "horovod", "sparkdl", "cloudpickle", "pyspark"}
 
 _AFRESH = (
     "the module {} is imported anew on the ranks, without what was changed in it since it was imported here: "
@@ -31,16 +26,12 @@ _AFRESH = (
 )
 
 
-class NotPicklable(TypeError):
-    """An object that other processes need cannot be pickled; the text has the path to it and a remedy."""
-
-
 def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[types.ModuleType] = ()) -> int:
     """Pickles `value` into `file` and returns the bytes written.
 
     `what` names the value in errors; `remedy` ends them where the kind of object suggests none.
 
-    `modules` (see `local_modules`) are pickled by value. A module with an object that cannot be pickled is left for the
+    `modules` (see modules.py) are pickled by value. A module with an object that cannot be pickled is left for the
     reader to import, with a warning.
 
     Raises NotPicklable, which names up to three objects that cannot be pickled, with the path to each.
@@ -65,47 +56,6 @@ def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[t
     for module, why in afresh:  # at the line that called HorovodRunner.run
         warnings.warn(_AFRESH.format(module.__name__, why.path, why.error), stacklevel=5)
     return file.tell() - start
-
-
-def local_modules() -> list[types.ModuleType]:
-    """The imported modules of the user's own: Python files below the working directory, the script's directory or
-    `sys.path[0]` (a notebook's directory), that are not installed."""
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    roots = {os.path.realpath(path) for path in (os.getcwd(), sys.path[0] if sys.path else "")}
-    if main_file:
-        roots.add(os.path.dirname(os.path.realpath(main_file)))
-    library = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-
-    def is_local(name: str, module: Any) -> bool:
-        file = getattr(module, "__file__", None)
-        if not isinstance(module, types.ModuleType) or not isinstance(file, str) or not file.endswith(".py"):
-            return False
-        if name == "__main__" or module.__name__ != name or name.split(".")[0] in _NEVER_BY_VALUE:
-            return False
-        file = os.path.realpath(file)
-        if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, library):
-            return False
-        return _below(file, roots)
-
-    return [module for name, module in list(sys.modules.items()) if is_local(name, module)]
-
-
-def _below(file: str, folders: Iterable[str]) -> bool:
-    return any(file.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
-
-
-@contextlib.contextmanager
-def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
-    """Within the block cloudpickle pickles functions and classes of `modules` by value, as those of a notebook."""
-    before = cloudpickle.list_registry_pickle_by_value()
-    mine = [module for module in modules if module.__name__ not in before]
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _owner(found: contents.Culprit, modules: Sequence[types.ModuleType]) -> types.ModuleType | None:

@@ -1,10 +1,11 @@
-"""hvd/launcher/output.py"""
+"""hvd/launcher/streams.py and console.py"""
 
 from __future__ import annotations
 
 import io
 
-from hvd.launcher.output import KEPT, LONGEST, LinePrinter, Splitter
+from hvd.launcher.console import LinePrinter
+from hvd.launcher.streams import KEPT, LONGEST, Splitter
 
 
 class Terminal(io.StringIO):

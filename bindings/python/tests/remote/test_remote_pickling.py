@@ -15,7 +15,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from hvd.horovod_runner import HorovodRunner, NotPicklable, contents, pickling
+from hvd.horovod_runner import HorovodRunner, NotPicklable
+from hvd.remote import contents, modules, pickling
 
 LOCK = threading.Lock()
 BIG = bytes(30 << 20)
@@ -190,7 +191,7 @@ def test_modules_beside_the_script_travel_as_they_are(project: Path) -> None:
     module = load(project, "g_pack.train", text)
     module.factor = 5  # in memory only
     file = io.BytesIO()
-    pickling.dump(module.f, file, "f", "", pickling.local_modules())
+    pickling.dump(module.f, file, "f", "", modules.local_modules())
     for name in [name for name in sys.modules if name.startswith("g_pack")]:
         del sys.modules[name]
     for path in project.rglob("*.py"):
@@ -206,7 +207,7 @@ def test_a_module_that_cannot_travel_is_imported_there(project: Path) -> None:
     file.write(b"before" + bytes(10_000))
     file.seek(6)
     with pytest.warns(UserWarning, match="g_locked is imported anew.*f → global variable 'lock' cannot be pickled"):
-        written = pickling.dump(module.f, file, "f", "", pickling.local_modules())
+        written = pickling.dump(module.f, file, "f", "", modules.local_modules())
     assert len(file.getvalue()) == 6 + written
     file.seek(6)
     assert pickle.load(file) is module.f
@@ -220,7 +221,7 @@ def test_what_is_installed_does_not_travel(project: Path) -> None:
     for folder in ("venv/lib/python3/site-packages", "usr/lib/python3/dist-packages"):
         sys.path.insert(0, str(project / folder))
         load(project / folder, "g_" + folder.split("/")[-1].replace("-", "_"), "")
-    names = {module.__name__ for module in pickling.local_modules()}
+    names = {module.__name__ for module in modules.local_modules()}
     assert own.__name__ in names
     assert not names & {
         "g_site_packages",
@@ -228,13 +229,13 @@ def test_what_is_installed_does_not_travel(project: Path) -> None:
         "json",
         "pytest",
         "cloudpickle",
-        "hvd.horovod_runner.local",
+        "hvd.remote.pickling",
     }
 
 
 def test_hvd_does_not_travel_though_its_sources_lie_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(pickling.__file__).parents[2])
-    assert not [module for module in pickling.local_modules() if module.__name__.startswith("hvd")]
+    assert not [module for module in modules.local_modules() if module.__name__.startswith("hvd")]
 
 
 def test_modules_that_the_user_has_registered_stay_so(project: Path) -> None:

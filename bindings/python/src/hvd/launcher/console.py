@@ -1,77 +1,15 @@
-"""hvd/launcher/output.py: cuts what ranks write into lines and prints each with its rank.
-
-A piece is what a rank has written up to the end of a line, the end included: a line ("text\\n"), the state of a
-progress bar ("12%\\r"), or, where a rank has paused in the middle of a line, the part so far ("name? "), which the next
-piece continues.
-"""
+"""hvd/launcher/console.py: what the user sees: the ranks' output, line by line, and hvdrun's own messages."""
 
 from __future__ import annotations
 
-import codecs
-import re
+import contextlib
 import sys
 import time
-from collections import deque
-from typing import Any, Callable, TextIO
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
 
-OnLine = Callable[[int, str, str], None]
-
-LONGEST = 1 << 16  # characters of a piece; longer text without a line's end is passed on in parts
-KEPT = 40  # last lines kept of each stream, to explain why a rank failed
-
-_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of a line's end
-
-
-class Splitter:
-    """Cuts one stream of one rank into pieces; bytes that are no UTF-8 become U+FFFD."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-        self._line = ""
-        self._overwrite = False  # the text that comes next replaces the line
-        self.last_lines: deque[str] = deque(maxlen=KEPT)
-
-    def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """The pieces that are complete now. `final`: the stream has ended, so the rest is a piece, too."""
-        text = self._rest + self._decoder.decode(data, final)
-        pieces, begin = [], 0
-        for end in _END.finditer(text):
-            pieces.append(text[begin : end.start()] + end[0][-1])
-            begin = end.end()
-        self._rest = text[begin:]
-        if final or len(self._rest) > LONGEST:
-            pieces += self.pause(final)
-        self._remember(pieces)
-        if final and self._line:
-            self.last_lines.append(self._line)
-            self._line = ""
-        return pieces
-
-    def waiting(self) -> bool:
-        """Whether there is a part of a line that was not passed on yet."""
-        return self._rest not in ("", "\r")
-
-    def flush(self) -> list[str]:
-        """That part, as a piece: its rank has paused, perhaps after a prompt."""
-        pieces = self.pause()
-        self._remember(pieces)
-        return pieces
-
-    def pause(self, final: bool = False) -> list[str]:
-        """Takes that part out; a carriage return at its end stays, because it may be half of a line's end."""
-        half = "\r" if self._rest.endswith("\r") and not final else ""
-        rest, self._rest = self._rest[: len(self._rest) - len(half)], half
-        return [rest] if rest else []
-
-    def _remember(self, pieces: list[str]) -> None:
-        for piece in pieces:
-            text = piece.rstrip("\r\n")
-            self._line = text if self._overwrite and text else self._line + text
-            self._overwrite = piece.endswith("\r") or (self._overwrite and not text)
-            if piece.endswith("\n"):
-                self.last_lines.append(self._line)
-                self._line, self._overwrite = "", False
+from hvd.remote.errors import SHOWN
 
 
 class _Place:
@@ -146,3 +84,48 @@ def _write(file: TextIO, text: str) -> None:
         encoding = getattr(file, "encoding", None) or "ascii"
         file.write(text.encode(encoding, "replace").decode(encoding))
     file.flush()
+
+
+class Speech:
+    """Prints messages for the user on standard error, with the program's name before them; in colours on a terminal."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._console: Any = None
+        if sys.stderr.isatty():
+            with contextlib.suppress(ImportError):
+                from rich.console import Console
+
+                self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, sentence: str, style: str = "") -> None:
+        """Prints one sentence."""
+        if self._console:
+            from rich.text import Text
+
+            self._console.print(Text.assemble((f"{self.name}: ", "bold"), (sentence, style)))
+        else:
+            print(f"{self.name}: {sentence}", file=sys.stderr, flush=True)
+
+    def warn(self, sentence: str) -> None:
+        """Prints a warning."""
+        self.say(sentence, "yellow")
+
+    def error(self, sentence: str, lines: Sequence[str] = (), title: str = "its last lines") -> None:
+        """Prints an error, and the lines that were written before it."""
+        shown = list(lines)[-SHOWN:]
+        if not shown:
+            self.say(sentence, "bold red")
+        elif self._console:
+            from rich.panel import Panel
+            from rich.text import Text
+
+            self.say(sentence, "bold red")
+            self._console.print(Panel(Text("\n".join(shown)), title=title, title_align="left", border_style="red"))
+        else:
+            self.say(f"{sentence}; {title}:")
+            print("".join(f"  {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
+
+    def waiting(self, sentence: str) -> AbstractContextManager[Any]:
+        """Shows on a terminal that hvdrun waits for something."""
+        return self._console.status(sentence) if self._console else contextlib.nullcontext()

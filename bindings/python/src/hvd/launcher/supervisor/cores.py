@@ -1,4 +1,4 @@
-"""hvd/launcher/cores.py: which CPUs each rank of a host gets: whole cores, the same number for each, none shared."""
+"""hvd/launcher/supervisor/cores.py: which CPUs each rank of a host gets: whole cores, as many for each, none shared."""
 
 from __future__ import annotations
 

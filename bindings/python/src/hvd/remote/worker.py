@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/worker.py: a rank of HorovodRunner, `python -m hvd.horovod_runner.worker`.
+"""hvd/remote/worker.py: a rank that calls a function, `python -m hvd.remote.worker`.
 
 It inherits two in-memory files from the process that started it: what to call, which all ranks share, and its own for
 the result. Their descriptors are in the environment variable HVD_RUNNER_FILES, which it removes. No port is open, and
@@ -18,8 +18,9 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-from hvd.horovod_runner import contents, pickling
-from hvd.horovod_runner.local import FILES
+from hvd.remote import contents, pickling
+from hvd.remote.errors import NotPicklable
+from hvd.remote.files import FILES
 
 _LAST_SECONDS = 5.0  # after main has raised, for exit handlers: other ranks wait for this one
 _REMEDY = "return numbers, arrays, a state_dict or a path"
@@ -76,7 +77,7 @@ def _report(error: BaseException, doing: str) -> dict[str, Any]:
     when = time.monotonic_ns()  # the same clock in all processes: the first to fail is the cause
     frames = error.__traceback__ and error.__traceback__.tb_next  # without this file's
     text = "".join(traceback.format_exception(type(error), error, frames))
-    if isinstance(error, pickling.NotPicklable):
+    if isinstance(error, NotPicklable):
         text = f"{error}\n"  # the text is complete without the traceback in this package
     try:
         pickled = cloudpickle.dumps(error)

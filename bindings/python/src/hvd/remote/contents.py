@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/contents.py: finds what is pickled along with an object: what cannot be, and what is large."""
+"""hvd/remote/contents.py: finds what is pickled along with an object: what cannot be, and what is large."""
 
 from __future__ import annotations
 

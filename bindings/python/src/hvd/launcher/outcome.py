@@ -1,0 +1,47 @@
+"""hvd/launcher/outcome.py: how a job ended, and which program is the cause."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Callable
+
+
+@dataclass
+class Outcome:
+    """How a job ended: the first program that failed, None if none did, and its code (negative: a signal)."""
+
+    failed: int | None = None
+    code: int = 0
+    interrupted: int | None = None  # the signal that was passed on
+    codes: dict[int, int] = field(default_factory=dict)  # of the programs that have ended
+    lost: dict[int, int] = field(default_factory=dict)  # by the rank that reports it: the rank that it has lost last
+
+    def settled(self) -> bool:
+        """Whether the job has to end."""
+        return self.failed is not None or self.interrupted is not None
+
+    def blame(self, index: int, code: int) -> bool:
+        """Counts a program as the one that failed, if it is the first, and no signal has ended the job."""
+        first = not self.settled()
+        if first:
+            self.failed, self.code = index, code
+        return first
+
+    def ended(self, index: int, code: int) -> None:
+        """Takes the code of a program that has ended."""
+        self.codes[index] = code
+        if code != 0:
+            self.blame(index, code)
+
+    def find_cause(self, last_lines: Callable[[int], list[str]]) -> None:
+        """Finds the rank that failed first: one that reports another as lost is not it, even if it ended first."""
+        seen: set[int] = set()
+        while self.failed is not None and self.failed not in seen:
+            seen.add(self.failed)
+            cause = self.lost.get(self.failed)
+            if cause is None or self.codes.get(cause) == 0 or not last_lines(cause):
+                return
+            self.failed = cause
+            if self.codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here while it was ending
+                self.code = self.codes[cause]

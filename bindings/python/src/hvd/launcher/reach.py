@@ -1,0 +1,108 @@
+"""hvd/launcher/reach.py: how mpiexec reaches other hosts, and whether they have what the ranks need."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Callable
+
+from hvd.launcher import hosts
+from hvd.launcher.errors import LaunchError
+from hvd.launcher.supervisor.client import GUARD
+
+
+def reach(
+    places: Sequence[tuple[str, int]],
+    env: Mapping[str, str],
+    folder: str,
+    mpiexec: str,
+    ssh_port: int | None,
+    ssh_identity: str | None,
+    limit: float,
+    verbose: Callable[[str], None] | None,
+) -> list[str]:
+    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached."""
+    launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
+    agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
+    ssh_options = ssh_port is not None or ssh_identity is not None
+    if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
+        return []  # Hydra uses the resource manager that allocated the hosts
+    if launcher not in ("", "ssh", "rsh"):
+        return []
+    others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
+    if not others:
+        return []
+    arguments = []
+    if launcher != "rsh" and not agent:
+        ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
+        if not ssh:
+            raise LaunchError(f"{', '.join(others)}: hosts are reached by ssh, which is not in PATH")
+        if ssh_identity is not None and not Path(ssh_identity).is_file():
+            raise LaunchError(f"-i {ssh_identity}: there is no such file")
+        line = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limit))}"]
+        line += ["-p", str(ssh_port)] if ssh_port is not None else []
+        line += ["-i", os.path.abspath(ssh_identity)] if ssh_identity is not None else []
+        agent = os.path.join(folder, "ssh")
+        Path(agent).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n', encoding="utf-8")
+        os.chmod(agent, 0o700)
+        arguments = ["-launcher", "ssh", "-launcher-exec", agent]
+    agent = agent or shutil.which("rsh") or ""
+    if agent:
+        try_hosts(others, agent, env, mpiexec, limit)
+        if verbose:
+            verbose(f"{', '.join(others)} can be reached")
+    return arguments
+
+
+def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
+    """Runs a small script on all hosts at once, which looks for the files that the ranks need."""
+    proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
+    wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
+    # Answers have numbers, not paths, which may have any character in them.
+    script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
+    deadline = time.monotonic() + limit
+    problems = []
+    with contextlib.ExitStack() as stack:
+        asked = {name: stack.enter_context(_asking([agent, name, script], env)) for name in names}
+        for name, process in asked.items():
+            try:
+                out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                problems.append(f"{name} did not answer within {limit:g} s (--start-timeout)")
+                continue
+            lines = out.decode("utf-8", "replace").splitlines()
+            lacking = [path for i, path in enumerate(wanted) if f"no {i}" in lines]
+            if "there" not in lines:
+                reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
+                problems.append(f"{name} cannot be reached: {reason}")
+            elif lacking:
+                problems.append(f"{name} lacks {', '.join(lacking)}, which must be there as on this host")
+    if problems:
+        raise LaunchError("; ".join(problems))
+
+
+@contextlib.contextmanager
+def _asking(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

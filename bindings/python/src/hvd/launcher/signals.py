@@ -1,0 +1,47 @@
+"""hvd/launcher/signals.py: signals to the launcher, handled where it waits, and not in the middle of its work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+
+@contextlib.contextmanager
+def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, `handle(number)` is called by whoever calls the data of the selector's ready keys.
+
+    Only on the main thread; on others signals stay as they are. So do those that are ignored, as under nohup.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    pending: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        pending.append(number)
+        with contextlib.suppress(BlockingIOError):
+            os.write(write, b".")
+
+    def take() -> None:
+        os.read(read, 4096)
+        while pending:
+            handle(pending.pop(0))
+
+    before = {}
+    try:
+        for number in numbers:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None is a handler that cannot be restored
+                before[number] = signal.signal(number, note)
+        selector.register(read, selectors.EVENT_READ, take)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read)
+        os.close(write)

@@ -1,0 +1,37 @@
+"""hvd/launcher/supervisor/__main__.py: what the launcher, or mpiexec, runs by its path."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+if not __package__:  # a package without hvd around it, which would import more than the standard library
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    __package__ = "supervisor"
+
+from .guard import Guard
+from .processes import sweep
+
+
+def main() -> None:
+    """Reads what to start, and guards it."""
+    if sys.argv[1] == "rank":
+        from .rank import OPTIONS, keep_rank
+
+        sys.exit(keep_rank(json.loads(os.environ.pop(OPTIONS)), sys.argv[2:]))
+    guard = Guard(int(sys.argv[1]), int(sys.argv[2]))
+    order = guard.read_order()
+    if order is None:
+        return
+    if not guard.start(order):
+        guard.stop(signal.SIGKILL, 0.0)
+    guard.run()
+    if order["sweep"]:
+        sweep(*order["sweep"])
+    guard.tell("done")
+
+
+if __name__ == "__main__":
+    main()

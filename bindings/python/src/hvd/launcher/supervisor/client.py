@@ -1,0 +1,67 @@
+"""hvd/launcher/supervisor/client.py: the launcher's end: starts the process, sends orders, and reads reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd.launcher.errors import LaunchError
+
+GUARD = Path(__file__).with_name("__main__.py")
+
+
+class Supervisor:
+    """The process that starts programs and watches them. Its pipes are closed when `stack` ends."""
+
+    def __init__(self, stack: contextlib.ExitStack, order: Mapping[str, Any], passed: Iterable[int]) -> None:
+        """Starts it; it inherits the descriptors `passed`, which the order names. Raises LaunchError without Python."""
+        self._order = json.dumps(order).encode()
+        self._told = b""  # the last line, which is not complete yet
+        python = sys.executable or shutil.which("python3")
+        if not python:
+            raise LaunchError("there is no Python to start the ranks: sys.executable is empty, PATH has no python3")
+        control, self._control = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, self._control)
+        with contextlib.ExitStack() as theirs:
+            theirs.callback(os.close, control)
+            self.reports, report = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, self.reports)
+            theirs.callback(os.close, report)
+            self._process = subprocess.Popen(
+                [python, "-I", "-S", str(GUARD), str(control), str(report)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=sorted({control, report, *passed}),
+                start_new_session=True,
+            )
+
+    def begin(self) -> None:
+        """Sends the order."""
+        self._tell(b"%d\n" % len(self._order) + self._order)
+
+    def stop(self, number: int, seconds: float) -> None:
+        """Signals all programs; those that have not ended after `seconds` are killed."""
+        self._tell(f"stop {int(number)} {seconds}\n".encode())
+
+    def read(self) -> list[list[Any]] | None:
+        """The reports that have come; None at the end of the process. To be called when `reports` can be read."""
+        data = os.read(self.reports, 1 << 16)
+        *lines, self._told = (self._told + data).split(b"\n")
+        return [json.loads(line) for line in lines] if data else None
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        self._process.wait()
+
+    def _tell(self, data: bytes) -> None:
+        """Sends data, if it is still there."""
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(self._control, data) :]

@@ -1,0 +1,223 @@
+"""hvd/launcher/supervisor/guard.py: starts programs, reports how they end, and ends them.
+
+The guard exists so that nothing is left behind, however the launcher or the ranks end. It has one thread when it starts
+the ranks, so it may run code in a new process before the program begins, which a launcher inside a notebook may not. It
+adopts the processes that ranks leave behind (PR_SET_CHILD_SUBREAPER), and ends only when the kernel reports that it has
+no child left. The end of a pipe shows it that the launcher is gone; PR_SET_PDEATHSIG kills the ranks when the guard
+itself is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from typing import Any, Callable
+
+from .lost import LOST, LostRanks
+from .processes import KILL_TIMEOUT, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, parents, prctl
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Guard:
+    """Starts programs, reports how they end, and ends them."""
+
+    orphan_grace = 0.0  # seconds for programs to end when the other end of CONTROL is gone
+
+    def __init__(self, control: int, report: int) -> None:
+        self.control = control
+        self.report = report
+        self.commands = b""
+        self.running: dict[int, int] = {}  # process number: index of the program
+        self.alone: set[int] = set()  # processes that pass signals on to their children themselves
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.deadline: float | None = None  # when all is killed; None while nothing has to end
+        self.grace = 5.0
+        self.cleared = False  # whether processes that the programs left behind have got SIGTERM
+        self.pid = os.getpid()
+        self.lost = LostRanks()
+        self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # Handlers, not SIG_IGN, which programs would inherit.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in STOPPING:
+            signal.signal(number, lambda *_: self.stop(signal.SIGTERM, self.grace))
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def tell(self, *words: Any) -> None:
+        """Sends a line to the launcher, if it is still there."""
+        line = json.dumps(words).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self.report, line) :]
+
+    def read_order(self) -> dict[str, Any] | None:
+        """What to start; None if the launcher ended before it had sent it."""
+        while b"\n" not in self.commands:
+            if not self.read_more():
+                return None
+        length, _, self.commands = self.commands.partition(b"\n")
+        while len(self.commands) < int(length):
+            if not self.read_more():
+                return None
+        text, self.commands = self.commands[: int(length)], self.commands[int(length) :]
+        order: dict[str, Any] = json.loads(text)
+        return order
+
+    def read_more(self) -> bool:
+        """Reads more from the launcher; False at the end of the pipe."""
+        data = os.read(self.control, 1 << 16)
+        self.commands += data
+        return bool(data)
+
+    def start(self, order: dict[str, Any]) -> bool:
+        """Starts the programs; False if one could not be started."""
+        self.grace = order["grace"]
+        own = {fd for program in order["programs"] for fd in (*program["fds"], *program["pass_fds"])}
+        for fd in own:
+            os.set_inheritable(fd, False)
+        well = True
+        for index, program in enumerate(order["programs"]):
+            stdin, stdout, stderr = program["fds"]
+            try:
+                process = subprocess.Popen(
+                    program["argv"],
+                    executable=program["executable"],
+                    env={**order["env"], **program["env"], LOST: self.lost.path},
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=program["pass_fds"],
+                    preexec_fn=self.preparation(program["cpus"]),
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                self.tell("refused", index, getattr(error, "errno", None) or 0, str(error))
+                well = False
+                break
+            self.started.append(process)  # kept, because the destructor of Popen would wait for the process
+            self.running[process.pid] = index
+            self.alone.update([process.pid] if program["alone"] else [])
+            self.tell("started", index)
+        for fd in own:
+            os.close(fd)
+        return well
+
+    def preparation(self, cpus: list[int] | None) -> Callable[[], None]:
+        """What a new process does before it becomes the program."""
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self.pid:  # the guard ended before the line above took effect
+                os._exit(1)
+            if cpus:
+                with contextlib.suppress(OSError):  # a CPU has gone offline; running anywhere is better than not
+                    os.sched_setaffinity(0, cpus)
+
+        return prepare
+
+    def run(self) -> None:
+        """Runs until no process is left."""
+        sources = select.poll()  # not select(), which takes only descriptors below 1024
+        sources.register(self.woken, select.POLLIN)
+        sources.register(self.control, select.POLLIN)
+        self.obey()  # commands that came together with the order
+        while self.reap():
+            if not self.running and not self.cleared:
+                self.cleared = True
+                self.stop(signal.SIGTERM, self.grace)
+            wait = None
+            if self.deadline is not None:
+                wait = self.deadline - time.monotonic()
+                if wait < -KILL_TIMEOUT:
+                    self.tell("left", *sorted(self.below()))
+                    break
+                if wait <= 0:
+                    self.kill_all()
+                    wait = 0.05
+            ready = [fd for fd, _ in sources.poll(None if wait is None else math.ceil(wait * 1000))]
+            if self.woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.woken, 4096)
+            if self.control in ready:
+                if self.read_more():
+                    self.obey()
+                else:
+                    sources.unregister(self.control)
+                    self.await_end()
+                    self.stop(signal.SIGKILL, 0.0)
+
+    def await_end(self) -> None:
+        """Waits for programs that are ending by themselves, so that they are not reported as killed by the guard."""
+        until = time.monotonic() + self.orphan_grace
+        while self.reap() and self.running and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def reap(self) -> bool:
+        """Reports which programs have ended; False if no process is left."""
+        ended = []
+        left = True
+        while left:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                left = False
+                break
+            if pid == 0:
+                break
+            index = self.running.pop(pid, None)
+            if index is not None:
+                ended.append((index, os.waitstatus_to_exitcode(status)))
+                self.started[index].returncode = ended[-1][1]
+        for rank, by in self.lost.read() if ended else ():
+            self.tell("lost", rank, by)
+        # Of several that ended at once one killed by a signal is the cause: its end makes others fail, not the reverse.
+        for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
+            self.tell("exited", index, code)
+        if any(code != 0 for _, code in ended) and self.deadline is None:
+            self.stop(signal.SIGTERM, self.grace)
+        return left
+
+    def obey(self) -> None:
+        """Executes the complete lines that the launcher has sent."""
+        while b"\n" in self.commands:
+            line, _, self.commands = self.commands.partition(b"\n")
+            _, number, seconds = line.split()
+            self.stop(int(number), float(seconds))
+
+    def stop(self, number: int, seconds: float) -> None:
+        """Sends a signal to all processes; those that are left after `seconds` are killed."""
+        for pid in self.running:
+            send = os.kill if pid in self.alone else os.killpg
+            with contextlib.suppress(OSError):
+                send(pid, number)
+                send(pid, signal.SIGCONT)
+        adopted = [pid for pid, parent in parents().items() if parent == self.pid and pid not in self.running]
+        for pid in adopted:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+                os.kill(pid, signal.SIGCONT)
+        wanted = time.monotonic() + seconds
+        self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
+
+    def below(self) -> set[int]:
+        """All descendants of this process, whatever group or session they have made for themselves."""
+        found = parents()
+        below: set[int] = set()
+        more = {self.pid}
+        while more:
+            more = {pid for pid, parent in found.items() if parent in more} - below
+            below |= more
+        return below
+
+    def kill_all(self) -> None:
+        """Kills all descendants that have not ended after a signal."""
+        for pid in self.below():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)

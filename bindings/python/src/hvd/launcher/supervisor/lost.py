@@ -1,0 +1,47 @@
+"""hvd/launcher/supervisor/lost.py: what ranks report about ranks that they have lost.
+
+A rank writes a line `peer_lost RANK BY PHASE`, with ranks of the job, when it finds another one gone
+(include/hvd/shared_memory/lost_ranks.hpp). So the launcher knows which rank failed because of another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+LOST = "HVD_LOST_RANKS"  # the variable with the path of the file
+MOST = 1 << 20  # bytes that are read, of more than a hundred for each rank of the largest job
+
+_LINE = re.compile(rb"^peer_lost ([0-9]{1,9}) ([0-9]{1,9}) [ -~]*$", re.MULTILINE)
+
+
+class LostRanks:
+    """A file in memory to which the ranks append lines, of this user alone.
+
+    Ranks open it by `path`, which is a descriptor of this process; it lives longer than they do. An empty path: there
+    is no such file.
+    """
+
+    def __init__(self) -> None:
+        self.path = ""
+        self._fd = -1
+        self._at = 0
+        with contextlib.suppress(OSError):
+            self._fd = os.memfd_create("hvd-lost-ranks")
+            os.fchmod(self._fd, 0o600)
+            self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def read(self) -> list[tuple[int, int]]:
+        """What is new: each rank that was lost, and the rank that says so."""
+        if not self.path:
+            return []
+        data = os.pread(self._fd, MOST - self._at, self._at)
+        data = data[: data.rfind(b"\n") + 1]  # the rest of a line may still come
+        self._at += len(data)
+        return parse(data)
+
+
+def parse(data: bytes) -> list[tuple[int, int]]:
+    """The ranks in the lines that are such."""
+    return [(int(lost), int(by)) for lost, by in _LINE.findall(data)]

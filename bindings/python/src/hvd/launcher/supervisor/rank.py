@@ -1,0 +1,148 @@
+"""hvd/launcher/supervisor/rank.py: the guard of one rank where mpiexec starts it, on any host."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from . import cores
+from .guard import STOPPING, Guard
+from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
+
+MARK = "\x1ehvd:"  # begins a line of a rank's guard among the rank's output; the job's token and words follow
+OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard: all users can read a command line
+WINDOW = 1 << 15  # bytes of input in flight through mpiexec, which fails when the pipe to a rank is full
+PIECE = 2880  # bytes of a result in one line, so that a pipe takes the line in one piece (PIPE_BUF)
+
+
+class RankGuard(Guard):
+    """The guard of one rank where mpiexec starts it, on any host; its launcher reads it from the rank's output."""
+
+    # A rank that dies closes its connection for MPI before it has ended. mpiexec's proxy sees that, and at once kills
+    # all processes that it has started on this host.
+    orphan_grace = 0.5
+
+    def __init__(self, control: int, options: dict[str, Any]) -> None:
+        super().__init__(control, os.dup(2))
+        self.options = options
+        self.code = 1
+        self.result = os.memfd_create("hvd-result") if options["result"] else None
+
+    def tell(self, *words: Any) -> None:
+        """In one write, so that no output comes between; with the time, by which the launcher compares clocks."""
+        if words[0] == "exited":
+            self.code = words[2]
+            self.tell_result()
+            # Whether the guard killed it, because another rank has failed.
+            words = (*words, self.deadline is not None and self.code == -signal.SIGKILL)
+        line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
+        with contextlib.suppress(OSError):
+            os.write(self.report, line.encode())
+
+    def feed(self, pipe: int) -> None:
+        """Passes standard input on to the rank until its end, as fast as the rank reads."""
+        with contextlib.suppress(OSError):  # the rank no longer reads
+            while data := os.read(0, WINDOW):
+                rest = data
+                while rest:
+                    rest = rest[os.write(pipe, rest) :]
+                self.tell("took", len(data))
+        os.close(pipe)
+
+    def tell_result(self) -> None:
+        """Sends what the rank has written to its file."""
+        if self.result is None:
+            return
+        place = 0
+        while data := os.pread(self.result, PIECE, place):
+            place += len(data)
+            self.tell("result", binascii.b2a_base64(data, newline=False).decode())
+
+
+def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
+    """The variables with a rank's place, on hosts with `counts` ranks; include/hvd/config.hpp reads them."""
+    host, local = 0, rank
+    while local >= counts[host]:
+        local -= counts[host]
+        host += 1
+    fellows = [index for index, count in enumerate(counts) if count > local]
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(sum(counts)),
+        "HOROVOD_LOCAL_RANK": str(local),
+        "HOROVOD_LOCAL_SIZE": str(counts[host]),
+        "HOROVOD_CROSS_RANK": str(fellows.index(host)),
+        "HOROVOD_CROSS_SIZE": str(len(fellows)),
+        "HOROVOD_HOSTNAME": names[host],
+    }
+
+
+def keep_rank(options: dict[str, Any], command: list[str]) -> int:
+    """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
+
+    `options`: token, counts and names of hosts, bind, result, env, grace and farewell in seconds. mpiexec's proxy may
+    kill the process that it has started at any time. So the guard is a child of that process, and the end of a pipe
+    shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
+    of an in-memory file, whose bytes go to the launcher when the rank has ended.
+    """
+    control, orders = os.pipe2(os.O_CLOEXEC)
+    told: list[int] = []
+
+    def pass_on(number: int, *_: Any) -> None:
+        told.append(number)
+        again = len(told) > 1 and number != signal.SIGTERM
+        seconds = options["grace"] if number == signal.SIGTERM else options["farewell"]
+        with contextlib.suppress(OSError):
+            os.write(orders, f"stop {signal.SIGKILL} 0\n".encode() if again else f"stop {number} {seconds}\n".encode())
+
+    for number in STOPPING:
+        signal.signal(number, pass_on)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(orders)
+        return guard_rank(control, options, command)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the proxy is gone
+    os.closerange(3, orders)  # above all the connection of MPI, which is the rank's
+    os.closerange(orders + 1, 1024)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
+    """The guard of a rank; returns the rank's exit code."""
+    rank = int(os.environ["PMI_RANK"])
+    own = place(rank, options["counts"], options["names"])
+    shares = None
+    if options["bind"]:
+        shares, _ = cores.share_out(int(own["HOROVOD_LOCAL_SIZE"]))
+    guard = RankGuard(control, options)
+    pmi = os.environ.get("PMI_FD", "")
+    passed = [int(pmi)] if pmi.isdigit() else []
+    if guard.result is not None:
+        passed.append(os.dup(guard.result))  # closed here once the rank has been started
+        own[options["result"]] = str(passed[-1])
+    # For all ranks but 0 mpiexec leaves a pipe open that has no writer.
+    stdin, feed = os.pipe2(os.O_CLOEXEC) if rank == 0 else (os.open(os.devnull, os.O_RDONLY), None)
+    program = {
+        "argv": command,
+        "executable": None,
+        "env": {**own, **options["env"]},
+        "cpus": shares[int(own["HOROVOD_LOCAL_RANK"])] if shares else None,
+        "fds": [stdin, 1, 2],
+        "pass_fds": passed,
+        "alone": False,
+    }
+    guard.start({"grace": options["grace"], "env": dict(os.environ), "programs": [program]})
+    if feed is not None:
+        threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
+    guard.run()
+    identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
+    if not processes_of(identity):  # the last rank of this host: others might still open such files
+        sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))
+    return guard.code if guard.code >= 0 else 128 - guard.code

@@ -1,0 +1,65 @@
+"""hvd/remote/errors.py: how a rank has failed, as exceptions where it was started."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+SHOWN = 12  # last lines in an error's text
+
+
+class RankFailed(RuntimeError):
+    """A rank failed, the first of the job to do so; all others have been ended.
+
+    `rank`; `returncode`, which is the negative number of the signal that killed it, if one did; `last_lines`, what it
+    wrote last to its standard error, or to its output where that is empty (at most 40 lines).
+    """
+
+    def __init__(self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.returncode = returncode
+        self.last_lines = list(last_lines)
+        who = f"rank {rank}" + (f" of {size}" if size else "") if rank >= 0 else "mpiexec"
+        self.sentence = f"{who} {how_it_ended(returncode)}"
+        text = self.sentence
+        if self.last_lines:
+            text += "; its last lines:\n" + "\n".join(f"  {line}" for line in self.last_lines[-SHOWN:])
+        super().__init__(text)
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell would call it: 128 + signal for a rank that was killed."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+
+class RankError(RankFailed):
+    """`main` raised an exception on a rank: the first to do so, if several did.
+
+    The text has the rank and the traceback there, `rank` is the rank, and `__cause__` the exception itself if it could
+    be pickled. Where a process was ended from outside there is no traceback: then it is RankFailed, with `returncode`.
+    """
+
+    def __init__(self, rank: int, size: int, text: str) -> None:
+        super().__init__(rank, 1, (), size)
+        self.args = (f"rank {rank} of {size} {text}",)
+
+
+class NotPicklable(TypeError):
+    """An object that other processes need cannot be pickled; the text has the path to it and a remedy."""
+
+
+def how_it_ended(returncode: int) -> str:
+    """A return code of subprocess in words."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    words = signal.strsignal(-returncode)
+    return f"was killed by {signal_name(-returncode)}" + (f" ({words})" if words else "")
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV, or the number of a signal without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,57 @@
+"""hvd/remote/modules.py: the user's own modules, which are pickled by value so that ranks need not find them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+# Installed wherever ranks run, whatever folder they are in here.
+_NEVER_BY_VALUE = {"hvd", "horovod", "sparkdl", "cloudpickle", "pyspark"}
+
+
+def local_modules() -> list[types.ModuleType]:
+    """The imported modules of the user's own: Python files below the working directory, the script's directory or
+    `sys.path[0]` (a notebook's directory), that are not installed."""
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    roots = {os.path.realpath(path) for path in (os.getcwd(), sys.path[0] if sys.path else "")}
+    if main_file:
+        roots.add(os.path.dirname(os.path.realpath(main_file)))
+    library = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+
+    def is_local(name: str, module: Any) -> bool:
+        file = getattr(module, "__file__", None)
+        if not isinstance(module, types.ModuleType) or not isinstance(file, str) or not file.endswith(".py"):
+            return False
+        if name == "__main__" or module.__name__ != name or name.split(".")[0] in _NEVER_BY_VALUE:
+            return False
+        file = os.path.realpath(file)
+        if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, library):
+            return False
+        return _below(file, roots)
+
+    return [module for name, module in list(sys.modules.items()) if is_local(name, module)]
+
+
+def _below(file: str, folders: Iterable[str]) -> bool:
+    return any(file.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
+@contextlib.contextmanager
+def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
+    """Within the block cloudpickle pickles functions and classes of `modules` by value, as those of a notebook."""
+    before = cloudpickle.list_registry_pickle_by_value()
+    mine = [module for module in modules if module.__name__ not in before]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,39 @@
+"""hvd/remote/mpi_worker.py: a worker where MPI connects the ranks, `python -m hvd.remote.mpi_worker`.
+
+Rank 0 reads from its standard input what to call, in the format of worker.py, and broadcasts it. Each rank
+writes its result to the in-memory file that its guard has made; the guard sends it to the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hvd import basics, objects
+from hvd.remote import worker
+from hvd.remote.files import FILES, RESULT
+
+
+def main() -> int:
+    """Calls the function that the launcher sent; returns the exit code."""
+    result = int(os.environ.pop(RESULT))
+    program = os.memfd_create("hvd-program")
+    basics.init()
+    with os.fdopen(os.dup(program), "wb") as file:
+        file.write(objects.broadcast_object(_received() if basics.rank() == 0 else None, 0, "hvd.run"))
+    basics.shutdown()  # the function runs in a process outside any job, as on one host
+    os.environ[FILES] = f"{program},{result}"
+    return worker.main()
+
+
+def _received() -> bytes:
+    """The bytes on standard input, after a line with their number."""
+    length = int(sys.stdin.buffer.readline())
+    text = sys.stdin.buffer.read(length)
+    if len(text) != length:
+        raise EOFError(f"mpiexec has brought {len(text)} of {length} bytes of what was to be called")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

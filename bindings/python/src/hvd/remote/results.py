@@ -1,0 +1,78 @@
+"""hvd/remote/results.py: what workers have left in their files: results, or how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from hvd.remote.errors import RankError, RankFailed
+
+
+def results_of(files: Sequence[BinaryIO], failed: RankFailed | None, every: bool = False) -> list[Any]:
+    """What rank 0 returned, or every rank; raises for the rank that was the first to fail."""
+    size = len(files)
+    records = [read_record(file) for file in files]
+    raised = {rank: record for rank, record in enumerate(records) if record and record["raised"]}
+    if failed and failed.rank not in raised:  # its process ended without a record
+        failed.args = (failed.args[0] + _others(raised, failed.rank, size),)
+        raise failed
+    if raised:
+        rank = min(raised, key=lambda rank: raised[rank]["when"])
+        record = raised[rank]
+        what = f"could not {record['doing']}" if record["doing"] else f"raised {record['summary']}"
+        cause = None
+        with contextlib.suppress(Exception):  # an exception may not survive pickling
+            cause = pickle.loads(record["exception"])
+        error = RankError(rank, size, f"{what}\n\n{record['traceback']}" + _others(raised, rank, size))
+        raise error from (cause if isinstance(cause, BaseException) else None)
+    for rank, ended in enumerate(records):
+        if ended is None:
+            raise RankError(rank, size, "ended its process, with exit code 0, before main returned")
+    return [_value(file, rank, size) for rank, file in enumerate(files if every else files[:1])]
+
+
+_RECORD = {"raised": bool, "when": int, "doing": str, "summary": str, "traceback": str}
+
+
+def read_record(file: BinaryIO) -> dict[str, Any] | None:
+    """A worker's record of its end; None if it ended without one, or if something else is in the file."""
+    file.seek(0)
+    try:
+        record = dict(pickle.load(file))
+    except Exception:  # nothing, or half of it
+        return None
+    wanted = _RECORD if record.get("raised") else {"raised": bool}
+    return record if all(isinstance(record.get(key), kind) for key, kind in wanted.items()) else None
+
+
+def from_host(data: bytes | bytearray, behind: int) -> BinaryIO:
+    """The file of a worker on a host whose monotonic clock is `behind` ns behind this one's, with times of this host.
+
+    Empty where nothing, or half of it, has come.
+    """
+    file = io.BytesIO(data)
+    record = read_record(file)
+    if record is None:
+        return io.BytesIO()
+    if record["raised"]:
+        record["when"] += behind
+    return io.BytesIO(pickle.dumps(record) + file.read())
+
+
+def _value(file: BinaryIO, rank: int, size: int) -> Any:
+    """What a rank returned, which follows the record."""
+    try:
+        return pickle.load(file)
+    except Exception as error:  # unpickling may raise any exception
+        what = f"{type(error).__name__}: {error}"
+        raise RankError(rank, size, f"returned what cannot be unpickled here, or only half of it ({what})") from error
+
+
+def _others(raised: dict[int, dict[str, Any]], first: int, size: int) -> str:
+    lines = [
+        f"\nthen rank {rank} of {size} raised {raised[rank]['summary']}" for rank in sorted(raised) if rank != first
+    ]
+    return "".join(lines)
