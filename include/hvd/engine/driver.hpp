@@ -43,7 +43,7 @@ class driver final : public waiting_room {
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
         agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
-        observer_(timeline, control_.rank(), members.set == 0 ? std::string() : joined({"set ", members.set, ": "})),
+        observer_(timeline, control_.rank(), members.set),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
   }
@@ -298,7 +298,7 @@ class driver final : public waiting_room {
       works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
       if (s) mine.push_back(std::move(s));
     }
-    observer_.enter(mine, activity_on<T>(works.front().what.kind));
+    observer_.enter(mine, activities_on<T>::name(works.front().what.kind));
     if (works.front().what.kind == operation::split) {
       for (const auto& s : mine) s->end->answer = manage_(s->what);
     } else {
