@@ -205,7 +205,7 @@ class arguments {
   std::string problem_;
 };
 
-// ---- a group of one on the host: nothing to communicate ------------------------------------------------------------------
+// ---- a group of one on the host: nothing to communicate ------------------------------------------------------
 
 inline void move(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
   if (out != in) copy_bytes(out, in, bytes);

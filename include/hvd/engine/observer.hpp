@@ -60,8 +60,8 @@ class activities_on {
 };
 
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
-/// while other batches run, then the collective (`activities_on`). What was submitted before the timeline started is not
-/// shown.
+/// while other batches run, then the collective (`activities_on`). What was submitted before the timeline started is
+/// not shown.
 class observer {
  public:
   using submissions = std::span<const std::shared_ptr<submission>>;

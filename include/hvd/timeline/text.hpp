@@ -23,8 +23,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The tensors of a timeline: each name in a process set has a number here, and a "process" number, which is the same on
-/// all ranks.
+/// The tensors of a timeline: each name in a process set has a number here, and a "process" number, which is the same
+/// on all ranks.
 class timeline_names {
  public:
   static constexpr std::uint32_t most = 65'536, unknown = UINT32_MAX;
@@ -32,9 +32,9 @@ class timeline_names {
   /// The number of a name: 0, 1, 2 and so on. `unknown` once there are `most`, for the sake of memory.
   std::uint32_t add(std::string_view name, int set = 0) {
     const std::lock_guard hold(mutex_);
-    auto& numbers = numbers_[set];
-    const auto known = numbers.find(name);
-    if (known != numbers.end()) return known->second;
+    auto& known_names = numbers_[set];
+    const auto known = known_names.find(name);
+    if (known != known_names.end()) return known->second;
     if (names_.size() == most) return unknown;
     // A hash, so that ranks agree without messages, in whatever order they see names. If two names have one hash (in
     // 1,000 names with a chance of 1 in 4,300), the later one gets the next number; on other ranks that may be the
@@ -43,7 +43,7 @@ class timeline_names {
     auto process = static_cast<std::uint32_t>(hash % INT32_MAX) + 1;  // 0 is for what belongs to no tensor
     while (!processes_.insert(process).second) process = process % INT32_MAX + 1;
     const auto number = static_cast<std::uint32_t>(names_.size());
-    const auto added = numbers.emplace(name, number).first;
+    const auto added = known_names.emplace(name, number).first;
     names_.push_back({&added->first, set, process});
     return number;
   }
