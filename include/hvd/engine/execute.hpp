@@ -49,7 +49,7 @@ class executor {
   }
 
   /// Exchanges the numbers of rows, for works of allgather or alltoall; collective. All ranks have submitted those:
-  /// none has joined.
+  /// none has joined. Errors: mismatch if a result would be larger than can be addressed.
   [[nodiscard]] received_rows exchange_rows(std::span<const work> works) {
     const auto p = static_cast<std::size_t>(comm_.size());
     const bool each_to_all = works.front().what.kind == operation::allgather;
@@ -80,6 +80,8 @@ class executor {
     for (std::size_t r = 0; r != p; ++r) {
       for (std::size_t t = 0; t != tensors; ++t) rows[t][r] = all[r * tensors + t];
     }
+    std::size_t index = 0;
+    each(works, [&](const work& w, std::size_t t) { total_rows(rows[index++], w, t); });
     return rows;
   }
 
@@ -111,7 +113,7 @@ class executor {
 
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
   /// address.
-  [[nodiscard]] std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
+  std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
     const std::size_t row_bytes = w.what.elements(t) * size_of(w.what.types[t]);
     const std::size_t most = PTRDIFF_MAX / std::max<std::size_t>(row_bytes, 1);
     std::size_t sum = 0;
