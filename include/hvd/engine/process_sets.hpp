@@ -145,7 +145,8 @@ class process_sets {
                                       [owner = ::getpid()](const driver_type* d) {
                                         if (::getpid() == owner) delete d;
                                       });
-    made->start([this](const command& c) { return std::visit([this](const auto& what) { return run(what); }, c); });
+    made->start(
+        [this](const command& c) { return std::visit([this](const auto& what) { return this->run(what); }, c); });
     return made;
   }
 
