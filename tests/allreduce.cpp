@@ -20,7 +20,27 @@ struct last {
   float operator()(float /*a*/, float b) const { return b; }
 };
 
+/// Alone, with buffers that only its own collective may read or write.
+struct lone_device {
+  static constexpr hvd::memory_kind memory = hvd::memory_kind::device;
+  int calls = 0;
+  int rank() const { return 0; }
+  int size() const { return 1; }
+  void barrier() {}
+  lone_device split(int /*color*/, int /*key*/) { return {}; }
+  bool native(const hvd::allreduce_call& /*call*/) { return ++calls != 0; }
+};
+
 }  // namespace
+
+TEST_CASE("memory of a device is not copied on the host, not even by a rank that is alone") {
+  lone_device comm;
+  const std::vector<float> in(4, 1.0f);
+  std::vector<float> out(4, 7.0f);
+  hvd::allreduce(comm, in, out, hvd::sum, hvd::native{});
+  CHECK(comm.calls == 1);
+  CHECK(out == std::vector<float>(4, 7.0f));
+}
 
 TEST_CASE("in place, sum, algorithm chosen") {
   everywhere([](auto& comm) {

@@ -220,6 +220,26 @@ TEST_CASE("two names with one hash are two processes") {
   CHECK(processes == std::map<std::string, std::uint32_t>{{first, process_of(first)}, {second, process_of(first) + 1}});
 }
 
+TEST_CASE("a tensor of a process set has a row of its own, whatever others are called") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json";
+  Timeline t(path, of_rank(0, 1));
+  CHECK(t.tensor("x", 1) == 0);
+  CHECK(t.tensor("set 1: x") == 1);
+  CHECK(t.tensor("x") == 2);
+  CHECK(t.tensor("x", 2) == 3);
+  CHECK(t.tensor("x", 1) == 0);
+  for (std::uint32_t i = 0; i != 4; ++i) t.tick(i, 0);
+  t.stop();
+  std::map<std::uint32_t, std::string> names;
+  for (const json& e : timeline_events(path)) {
+    if (e["name"] == "process_name" && e["pid"] != 0) names[e["pid"]] = e["args"]["name"];
+  }
+  const std::uint32_t x = process_of("x");
+  CHECK(names == std::map<std::uint32_t, std::string>{
+                     {x, "x"}, {x + 1, "set 1: x"}, {x + 2, "set 2: x"}, {process_of("set 1: x"), "set 1: x"}});
+}
+
 TEST_CASE("there is room for so many names, and unknown tensors are dropped") {
   const private_directory folder;
   Timeline t(folder.path() + "/t.json", of_rank(0, 1));

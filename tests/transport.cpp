@@ -46,6 +46,13 @@ struct own_allreduce : quiet {
   bool native(const hvd::allreduce_call&) { return true; }
 };
 
+struct on_device : own_allreduce {
+  static constexpr hvd::memory_kind memory = hvd::memory_kind::device;
+  static constexpr std::string_view timeline_name = "DEVICE";
+};
+static_assert(hvd::memory_of<quiet> == hvd::memory_kind::host && hvd::memory_of<on_device> == hvd::memory_kind::device);
+static_assert(hvd::timeline_name_of<letters> == "P2P" && hvd::timeline_name_of<on_device> == "DEVICE");
+
 static_assert(hvd::Transport<quiet> && !hvd::PointToPoint<quiet> && !hvd::PeerMemory<quiet>);
 static_assert(hvd::Transport<letters> && hvd::PointToPoint<letters> && hvd::Bootstrap<letters>);
 static_assert(hvd::Transport<no_exchange> && !hvd::PointToPoint<no_exchange> && !hvd::Bootstrap<no_exchange>);

@@ -65,6 +65,7 @@ namespace hvd::inline HVD_ABI {
 template <Transport Local, PointToPoint Cross>
 class Hierarchical {
  public:
+  static constexpr std::string_view timeline_name = timeline_name_of<Cross>;
   struct options {
     hierarchy_sizes sizes{};    ///< where collectives change what they do
     sharing_options sharing{};  ///< of the local groups

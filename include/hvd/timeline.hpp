@@ -129,8 +129,11 @@ class Timeline {
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
   /// The number of a tensor, for the calls below. Valid for the life of this object, across stop and start. Locks, and
-  /// allocates for a new name, so ask once. There is room for 65,536 names; events of all others are dropped.
-  std::uint32_t tensor(std::string_view name) { return forked() ? detail::timeline_names::unknown : names_.add(name); }
+  /// allocates for a new name, so ask once. There is room for 65,536 names; events of all others are dropped. Tensors
+  /// of different process sets are different ones; "set 2: " is shown before the name of one of set 2.
+  std::uint32_t tensor(std::string_view name, int process_set = 0) {
+    return forked() ? detail::timeline_names::unknown : names_.add(name, process_set);
+  }
 
   /// An activity begins, within the one of this tensor that was begun last. The text must live for ever, as literals
   /// do.

@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <string_view>
 
 namespace hvd::inline HVD_ABI {
 
@@ -25,6 +26,36 @@ concept Transport = requires(T& t, int color, int key) {
   t.barrier();
   { t.split(color, key) };
 };
+
+/// Where a buffer lies. The numbers travel: append.
+enum class memory_kind : unsigned char { host, device };
+
+/// "host" or "device"; "unknown" for a value that is none.
+constexpr std::string_view name(memory_kind kind) noexcept {
+  return kind == memory_kind::host ? "host" : kind == memory_kind::device ? "device" : "unknown";
+}
+
+/// Where the buffers of the calls on a transport lie. One whose collectives work on the memory of a device has a static
+/// member `memory` that says so; its buffers are not read or written on the host.
+template <class T>
+inline constexpr memory_kind memory_of = [] {
+  if constexpr (requires { memory_kind{T::memory}; }) {
+    return T::memory;
+  } else {
+    return memory_kind::host;
+  }
+}();
+
+/// What the names of collectives on a transport begin with in a timeline, as in SHM_ALLREDUCE. A transport has it as a
+/// static member `timeline_name`; without one it is P2P, for messages.
+template <class T>
+inline constexpr std::string_view timeline_name_of = [] {
+  if constexpr (requires { std::string_view{T::timeline_name}; }) {
+    return std::string_view{T::timeline_name};
+  } else {
+    return std::string_view{"P2P"};
+  }
+}();
 
 /// Ranks can send bytes to each other. Messages between two ranks arrive in order; `send` may block until the
 /// receiver takes the message; `exchange` makes progress in both directions at once, whatever the peers match it with:

@@ -162,7 +162,7 @@ TEST_CASE("all groups of a driver get the cause that was found in one of them") 
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
       auto driver = std::make_shared<hvd::detail::driver<hvd::ThreadTransport>>(
-          hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), o, timeline,
+          hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), hvd::no_device{}, o, timeline,
           hvd::detail::driver_members{0, {0, 1, 2}, 3}, std::make_shared<hvd::detail::cause_board>());
       if (r == 2) return;
       if (r == 1) {
@@ -195,7 +195,7 @@ TEST_CASE("a rank that gives up without knowing whom it waits for is said to hav
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
       auto driver = std::make_shared<hvd::detail::driver<hvd::ThreadTransport>>(
-          hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), o, timeline,
+          hvd::ThreadTransport(control, r), hvd::ThreadTransport(data, r), hvd::no_device{}, o, timeline,
           hvd::detail::driver_members{0, {0, 1}, 2}, std::make_shared<hvd::detail::cause_board>());
       if (r == 0) {
         driver->give_up(error(error::timeout, "it took too long"));

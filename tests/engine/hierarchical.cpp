@@ -26,6 +26,9 @@ struct two_levels {
   }
 };
 
+static_assert(hvd::timeline_name_of<hvd::MpiTransport> == "MPI" &&
+              hvd::timeline_name_of<hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>> == "MPI");
+
 }  // namespace
 
 TEST_CASE("engine, two levels: every operation, type and reduction") { conformance_operations<two_levels>(); }

@@ -18,6 +18,7 @@
 namespace {
 
 using hvd::dtype;
+using hvd::memory_kind;
 using hvd::operation;
 using hvd::reduce_op;
 using hvd::request;
@@ -156,6 +157,8 @@ TEST_CASE("engine signatures: what must be equal, and what need not") {
   CHECK(differs([](request& c) { c.tensors[0].shape = {12}; }));
   CHECK(differs([](request& c) { c.tensors.push_back(c.tensors[0]); }));
   CHECK(differs([](request& c) { c.kind = operation::broadcast; }));
+  CHECK(differs([](request& c) { c.tensors[0].memory.kind = memory_kind::device; }));
+  CHECK_FALSE(differs([](request& c) { c.tensors[0].memory.device = 1; }));  // ranks number their devices
   // Rows of one's own, where the operation allows it.
   CHECK(signature_of(asked("w", {4, 3}, operation::allgather)) ==
         signature_of(asked("w", {0, 3}, operation::allgather)));
@@ -176,6 +179,7 @@ TEST_CASE("engine signatures: as bytes and back") {
   r.postscale = -3e300;
   r.priority = -7;
   r.tensors.push_back({.type = dtype::bfloat16, .shape = {}});
+  r.tensors.front().memory.kind = memory_kind::device;
   const announcement a = told(r, 5);
   std::string text;
   put(text, a);
@@ -205,6 +209,7 @@ TEST_CASE("engine signatures: what no rank can have submitted is refused") {
   refused([](signature& s) { s.kind = static_cast<operation>(14); });
   refused([](signature& s) { s.kind = static_cast<operation>(255); });
   refused([](signature& s) { s.op = static_cast<reduce_op>(6); });
+  refused([](signature& s) { s.memory = static_cast<memory_kind>(2); });
   refused([](signature& s) { s.types[0] = dtype::user; });
   refused([](signature& s) { s.types[0] = static_cast<dtype>(200); });
   refused([](signature& s) { s.shapes[0] = {std::size_t{1} << 32, std::size_t{1} << 32}; });
@@ -224,6 +229,8 @@ TEST_CASE("engine signatures: the difference in a sentence") {
   CHECK(said([](request& c) { c.tensors.push_back(c.tensors[0]); }) == "number of tensors 1 on rank 0, 2 on rank 2");
   CHECK(said([](request& c) { c.tensors[0].type = dtype::int8; }) == "element type float32 on rank 0, int8 on rank 2");
   CHECK(said([](request& c) { c.tensors[0].shape = {}; }) == "shape [4, 3] on rank 0, [] on rank 2");
+  CHECK(said([](request& c) { c.tensors[0].memory.kind = memory_kind::device; }) ==
+        "memory host on rank 0, device on rank 2");
   CHECK(said([](request& c) { c.op = reduce_op::max; }) == "reduction sum on rank 0, max on rank 2");
   CHECK(said([](request& c) { c.prescale = 0.5; }) == "prescale factor 1 on rank 0, 0.5 on rank 2");
   CHECK(said([](request& c) { c.postscale = 0.5; }) == "postscale factor 1 on rank 0, 0.5 on rank 2");
@@ -237,6 +244,23 @@ TEST_CASE("engine signatures: the difference in a sentence") {
   CHECK(difference(told(asked("w", {4}, operation::broadcast)), told(root, 1)) == "root 0 on rank 0, 1 on rank 1");
   CHECK(difference(told(asked("w", {4, 3}, operation::allgather)), told(asked("w", {4}, operation::allgather), 1)) ==
         "shape [any, 3] on rank 0, [any] on rank 1");
+}
+
+TEST_CASE("engine commands: their names and arguments are what ranks compare") {
+  const auto form = [](const command& c) {
+    const request r = request_of(c);
+    CHECK(r.kind == operation::split);
+    REQUIRE(r.tensors.size() == 1);
+    return std::pair(r.name, r.tensors[0].shape);
+  };
+  using shape = std::vector<std::size_t>;
+  CHECK(form(add_process_set{{2, 0}}) == std::pair(std::string("engine: add_process_set"), shape{2, 0}));
+  CHECK(form(remove_process_set{7}) == std::pair(std::string("engine: remove_process_set"), shape{7}));
+  CHECK(form(alloc_bucket{4096}) == std::pair(std::string("engine: alloc_bucket"), shape{4096}));
+  const submission s(command(alloc_bucket{8}));
+  REQUIRE(s.ask);
+  CHECK(std::get<alloc_bucket>(*s.ask).bytes == 8);
+  CHECK_FALSE(submission(asked("engine: alloc_bucket", {8})).ask);  // a name alone is no command
 }
 
 // ---- the signature cache
@@ -339,7 +363,10 @@ TEST_CASE("engine plans: what runs together") {
   pre.prescale = 2;
   post.postscale = 2;
   root.root = 1;
+  request device = asked("d");
+  device.tensors[0].memory.kind = memory_kind::device;
   const std::size_t all = 1000;
+  CHECK(planned({asked("a"), device, asked("b"), device}, all) == std::vector<numbers>{{0, 2}, {1, 3}});
   CHECK(planned({asked("a"), f64}, all) == std::vector<numbers>{{0, 1}});  // types may be mixed
   CHECK(planned({asked("a"), min}, all) == std::vector<numbers>{{0}, {1}});
   CHECK(planned({asked("a"), pre, post}, all) == std::vector<numbers>{{0}, {1}, {2}});

@@ -281,6 +281,25 @@ TEST_CASE("engine: output that overlaps the input") {
   }
 }
 
+TEST_CASE("engine: memory of a device") {
+  using hvd::memory_kind;
+  request r = good(operation::allreduce);
+  r.tensors[0].memory = {.kind = memory_kind::device, .device = 2};
+  const auto on = [&](int device) { return complaint([&] { hvd::detail::validate(r, 1, 2, device); }); };
+  const std::string who = "allreduce \"w\" on rank 1 of 2: ";
+  CHECK(on(-1) == "unsupported: " + who +
+                      "the tensor lies on device 2, and this engine has none; copy it to the host, or make the engine "
+                      "with a device");
+  CHECK(on(1) ==
+        "invalid_argument: " + who + "the tensor lies on device 2; allowed: device 1, which the engine was made with");
+  CHECK(on(2) == "nothing");
+  r.tensors[0].in = nullptr;  // an address of the device, which may begin at 0
+  CHECK(on(2) == "nothing");
+  r.tensors.push_back(good(operation::allreduce).tensors[0]);
+  CHECK(on(2) == "invalid_argument: " + who +
+                     "tensor 1 lies on the host, tensor 0 on the device; allowed: one kind of memory in a group");
+}
+
 TEST_CASE("engine: members of a process set") {
   const auto members = [](const std::vector<int>& ranks) {
     return complaint([&] { hvd::detail::check_members(ranks, 0, 3); });

@@ -12,6 +12,15 @@ struct processes : on_processes {
 
 }  // namespace
 
+TEST_CASE("engine, processes: names of collectives in a timeline") {
+  using names = hvd::detail::activities_on<hvd::ShmTransport>;
+  CHECK(names::name(hvd::operation::allreduce) == std::string("SHM_ALLREDUCE"));
+  CHECK(names::name(hvd::operation::allgather) == std::string("SHM_ALLGATHER"));
+  CHECK(names::name(hvd::operation::broadcast) == std::string("SHM_BCAST"));
+  CHECK(names::name(hvd::operation::reduce_scatter) == std::string("SHM_REDUCESCATTER"));
+  CHECK(names::name(hvd::operation::alltoall) == std::string("SHM_ALLTOALL"));
+  CHECK(hvd::detail::activities_on<hvd::SelfTransport>::name(hvd::operation::broadcast) == std::string("P2P_BCAST"));
+}
 TEST_CASE("engine, processes: every operation, type and reduction") { conformance_operations<processes>(); }
 TEST_CASE("engine, processes: typed calls") { conformance_front_doors<processes>(); }
 TEST_CASE("engine, processes: the same bits on all ranks") { conformance_same_bits<processes>(); }

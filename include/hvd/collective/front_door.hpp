@@ -205,7 +205,7 @@ class arguments {
   std::string problem_;
 };
 
-// ---- a group of one: nothing to communicate ------------------------------------------------------------------
+// ---- a group of one on the host: nothing to communicate ------------------------------------------------------
 
 inline void move(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
   if (out != in) copy_bytes(out, in, bytes);
@@ -265,7 +265,9 @@ void run(T& comm, const Call& call, const A& how) {
                 "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
                 "transport lacks (direct needs PeerMemory; native a collective of the transport's own; all others need "
                 "PointToPoint), or has no such collective");
-  if (comm.size() == 1) return run_alone(call);
+  if constexpr (memory_of<T> == memory_kind::host) {
+    if (comm.size() == 1) return run_alone(call);
+  }
   if constexpr (Reducing<Call>) {
     if (!keeps_rank_order<A>() && !call.op.commutative) {
       fail(error_kind::unsupported,

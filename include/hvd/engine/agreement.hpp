@@ -17,10 +17,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -256,5 +258,17 @@ class agreement {
   shared_block doorbells_{};
   std::vector<doorbell*> peer_doorbells_;
 };
+
+/// A message that was sent and never received stays in the channel, which the backend could give to the next group: so
+/// the channel is kept until the program ends.
+template <Probing T>
+void keep_messages(T&& control) {
+  if constexpr (!PeerMemory<T> && std::move_constructible<T>) {
+    static std::vector<T*>& kept = *new std::vector<T*>;  // never destroyed: the backend may end before
+    static std::mutex guard;
+    const std::lock_guard lock(guard);
+    kept.push_back(new T(std::move(control)));
+  }
+}
 
 }  // namespace hvd::inline HVD_ABI::detail

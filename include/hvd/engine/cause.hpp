@@ -145,6 +145,17 @@ class driver_cause {
                    c.rank);
     });
   }
+  /// This rank may end because another was lost, as its program has learned elsewhere: then that is the cause.
+  void look_around() noexcept {
+    if constexpr (PeerMemory<T>) {
+      try {
+        control_.check();
+      } catch (const error& e) {
+        settle(e);
+      } catch (const std::exception&) {  // no memory to describe it: then this rank is the cause that the others see
+      }
+    }
+  }
   /// Called in a handler: the error for an exception that is no hvd::error.
   [[nodiscard]] error unexpected() const {
     try {
@@ -181,6 +192,14 @@ class driver_cause {
   /// Before this rank leaves for a reason of its own: no rank was lost.
   void retire() noexcept {
     cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
+  }
+
+  /// What has failed one batch, as the error of one of its operations. Made anew for each: copies of an exception share
+  /// its text, with a count that ThreadSanitizer does not see.
+  [[nodiscard]] error failed(const completion& end, const error& why) const {
+    const bool member = why.rank() >= 0 && why.rank() < static_cast<int>(members_.ranks.size());
+    const int rank = member ? members_.ranks[static_cast<std::size_t>(why.rank())] : -1;
+    return with_memory(why, [&] { return error(why.kind(), joined({end.label(), ": ", sentence(why)}), rank); });
   }
 
   /// What has stopped the driver, as the error of one operation: without the step and the group in which it was

@@ -70,7 +70,7 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
 
 /// Collective. Throws mismatch on all ranks if an option differs that must be the same on all of them.
 template <PointToPoint T>
-void agree_on_options(T& comm, const engine_options& o) {
+void agree_on_options(T& comm, const engine_options& o, bool device) {
   constexpr std::string_view names[] = {"fusion_threshold",
                                         "cache_capacity",
                                         "cycle_time (us)",
@@ -82,7 +82,8 @@ void agree_on_options(T& comm, const engine_options& o) {
                                         "autotune_samples",
                                         "thread",
                                         "threshold_fixed (HOROVOD_FUSION_THRESHOLD is set)",
-                                        "cycle_fixed (HOROVOD_CYCLE_TIME is set)"};
+                                        "cycle_fixed (HOROVOD_CYCLE_TIME is set)",
+                                        "device (whether the engine was made with one)"};
   constexpr std::size_t n = std::size(names);
   using values = std::array<std::uint64_t, n>;
   const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
@@ -97,7 +98,8 @@ void agree_on_options(T& comm, const engine_options& o) {
                     number(o.autotune_samples),
                     number(o.thread),
                     number(o.autotune && o.threshold_fixed),  // they decide what is tuned, and nothing else
-                    number(o.autotune && o.cycle_fixed)};
+                    number(o.autotune && o.cycle_fixed),
+                    number(device)};
   const std::vector<values> all = share_by_messages(comm, mine);
   for (std::size_t r = 1; r != all.size(); ++r) {
     for (std::size_t i = 0; i != n; ++i) {

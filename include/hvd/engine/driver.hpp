@@ -4,10 +4,13 @@
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/autotune.hpp>
 #include <hvd/engine/cause.hpp>
+#include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
+#include <hvd/engine/in_flight.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
 #include <hvd/engine/options.hpp>
+#include <hvd/engine/pending.hpp>
 #include <hvd/engine/progress.hpp>
 #include <hvd/engine/watch.hpp>
 
@@ -23,7 +26,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,19 +33,25 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Any thread may submit. One at a time drives: takes what is submitted, agrees with other ranks, runs what is ready.
-template <class T>
+/// Any thread may submit. One at a time drives: takes what is submitted, agrees with other ranks, runs what is ready,
+/// and ends what the device has done.
+template <class T, class D = no_device>
 class driver final : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
+  static_assert(
+      std::same_as<D, no_device> || !requires(T& t) { t.await_arrival(std::span<const int>{}); },
+      "hvd: a device needs ranks that run in real time");
 
-  /// `control` carries the agreement, `data` the operations; both have the ranks of the process set.
-  driver(T control, T data, const engine_options& opts, Timeline& timeline, const driver_members& members,
+  /// `control` carries the agreement, `data` the operations on the host, `device` those on it; all have the ranks of
+  /// the process set.
+  driver(T control, T data, D device, const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
-      : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
-        agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
+      : opts_(opts), rank_(control.rank()), size_(control.size()), device_index_(device.index()),
+        control_(std::move(control)), data_(std::move(data)), agreement_(control_),
+        cause_(control_, data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
-        observer_(timeline, control_.rank(), members.set == 0 ? std::string() : joined({"set ", members.set, ": "})),
+        pending_(control_, std::move(device)), observer_(timeline, control_.rank(), members.set),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
   }
@@ -51,8 +59,8 @@ class driver final : public waiting_room {
   driver& operator=(const driver&) = delete;
   ~driver() override { close(); }
 
-  /// Starts the driver's thread. `manage` answers requests of kind split, in the same order on all ranks.
-  void start(std::function<int(const request&)> manage) {
+  /// Starts the driver's thread. `manage` answers commands, in the same order on all ranks, while no batch is pending.
+  void start(std::function<int(const command&)> manage) {
     manage_ = std::move(manage);
     if (!opts_.thread) return;
     progress_.start([this] { return has_work(); }, [this] { drive(nullptr, clock::time_point::max()); });
@@ -61,32 +69,20 @@ class driver final : public waiting_room {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
+  [[nodiscard]] D& device() noexcept { return pending_.device(); }
+  [[nodiscard]] int device_index() const noexcept { return device_index_; }
   /// Memory that lives as long as the driver. Collective; called by the thread that drives.
   std::byte* add_bucket(std::size_t bytes) {
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
   }
 
-  /// Takes a request whose arguments have been checked. Errors: invalid_argument if its name is in flight. With `wake`
-  /// false no thread is woken, because the caller waits at once.
-  std::shared_ptr<completion> submit(request r, bool wake) {
-    auto what = std::make_shared<submission>(std::move(r));
-    const std::string& name = what->what.name;
-    std::optional<error> too_late;
-    introduce(*what->end, hvd::name(what->what.kind), name);
-    {
-      const std::lock_guard lock(mutex_);
-      too_late = stopped_;
-      if (!too_late) {
-        const auto [at, fresh] = in_flight_.emplace(name, what);
-        if (!fresh) {
-          fail(error_kind::invalid_argument,
-               {what->end->label(), ": this name is in flight already; wait for it first, "
-                                    "or give each tensor its own name"});
-        }
-        observer_.submitted(*what);
-        fresh_.push_back(what);
-      }
-    }
+  /// Takes a request whose arguments have been checked, or a command. Errors: invalid_argument if its name is in
+  /// flight. With `wake` false no thread is woken, because the caller waits at once.
+  template <class Request>
+  std::shared_ptr<completion> submit(Request r, bool wake) {
+    const auto what = std::make_shared<submission>(std::move(r));
+    introduce(*what->end, hvd::name(what->what.kind), what->what.name);
+    const std::optional<error> too_late = in_flight_.add(what, observer_);
     if (too_late) complete(*what, cause_.told(*what->end, *too_late));
     if (wake || progress_.taken()) stir();
     return what->end;
@@ -96,15 +92,9 @@ class driver final : public waiting_room {
   std::shared_ptr<completion> join() {
     auto end = std::make_shared<completion>();
     introduce(*end, "join", {});
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopped_) {
-        end->finish(cause_.told(*end, *stopped_));
-        return end;
-      }
-      if (joining_)
-        fail(error_kind::invalid_argument, {end->label(), ": a join is in flight already; wait for it first"});
-      joining_ = end;
+    if (const std::optional<error> too_late = in_flight_.join(end)) {
+      end->finish(cause_.told(*end, *too_late));
+      return end;
     }
     stir();
     return end;
@@ -130,17 +120,19 @@ class driver final : public waiting_room {
 
   /// Ends the driver: what is in flight ends with an error, and so do later submissions.
   void close() {
+    const auto until = clock::now() + std::chrono::seconds(1);
     progress_.close();
     stir();
     // A collective under way gets 1 s to end by itself; then it is aborted, because its other ranks may never come.
     for (int i = 0; progress_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
     if (progress_.taken()) cause_.abandon();
     progress_.join();
-    progress_.insist([this] {
+    progress_.insist([&] {
+      pending_.finish(until, end_of_batch());
       if (agreement_.under_way()) {  // other ranks wait for this rank's words
-        look_around();
+        cause_.look_around();
         cause_.abandon();
-        keep_messages();
+        keep_messages(std::move(control_));
       }
       stop(cause_.shut_down());
     });
@@ -153,16 +145,11 @@ class driver final : public waiting_room {
   }
 
   /// What is in flight, for the watch. Any thread.
-  [[nodiscard]] std::vector<pending_operation> snapshot() {
-    const std::lock_guard lock(mutex_);
-    std::vector<pending_operation> all;
-    for (const auto& [name, s] : in_flight_) all.push_back({name, hvd::name(s->what.kind), 0, s->since});
-    return all;
-  }
+  [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
   /// Ends everything in flight with this error, as soon as the thread that drives checks for it.
   void give_up(const error& why) {
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(verdict_mutex_);
       if (!verdict_) verdict_ = why;
     }
     cause_.announce(why);
@@ -193,51 +180,45 @@ class driver final : public waiting_room {
     if (progress_.taken()) agreement_.ring();
     if (!progress_.taken()) progress_.wake();  // the thread that drove may just have stopped
   }
-  [[nodiscard]] bool has_work() {
-    const std::lock_guard lock(mutex_);
-    return !stopped_ && (!in_flight_.empty() || joining_ != nullptr);
-  }
+  [[nodiscard]] bool has_work() { return in_flight_.any() || !pending_.empty(); }
 
   /// Makes progress until `end` (null: until there is nothing to do), until `until`, or until the driver closes.
   void drive(const completion* end, clock::time_point until) {
     try {
       while (!progress_.closing() && !(end != nullptr && end->finished())) {
         if (condemned_.load()) throw error(verdict());
-        take_fresh();
-        if (negotiation_.idle()) break;
+        in_flight_.take_fresh(negotiation_);
+        poll_device(pending_.quiet);
+        if (negotiation_.idle() && pending_.empty()) break;
         const auto now = clock::now();
         const bool news = negotiation_.has_news();
         if (agreement_.under_way() || (news && now >= next_round_) || agreement_.called()) {
           if (!round(until, end != nullptr)) break;
         } else {
           if (now >= until) break;
-          phase_.store(driver_phase::waiting, std::memory_order_relaxed);
-          agreement_.sleep(news ? std::min(until, next_round_) : until,
-                           [&] { return progress_.closing() || condemned_.load() || has_fresh(); });
+          if (pending_.spin()) continue;
+          phase_.store(pending_.empty() ? driver_phase::waiting : driver_phase::running, std::memory_order_relaxed);
+          agreement_.sleep(pending_.next_look(news ? std::min(until, next_round_) : until), [&] {
+            return progress_.closing() || condemned_.load() || in_flight_.has_fresh(negotiation_);
+          });
         }
       }
     } catch (const error& e) {
-      if (condemned_.load()) cause_.abandon();
-      stop(condemned_.load() ? verdict() : cause_.settle(e));
+      const bool condemned = condemned_.load();
+      if (condemned) cause_.abandon();
+      const error why = condemned ? verdict() : cause_.settle(e);
+      if (!condemned) pending_.finish(clock::now() + pending_.last_chance, end_of_batch());
+      pending_.abort();
+      stop(why);
     } catch (const std::exception&) {
       cause_.abandon();
+      pending_.abort();
       stop(cause_.unexpected());
     }
     phase_.store(driver_phase::idle, std::memory_order_relaxed);
   }
-  [[nodiscard]] bool has_fresh() {
-    const std::lock_guard lock(mutex_);
-    return !fresh_.empty() || (joining_ != nullptr && !negotiation_.joined());
-  }
-  void take_fresh() {
-    const std::lock_guard lock(mutex_);
-    if (stopped_) return;
-    for (auto& s : fresh_) negotiation_.add(std::move(s));
-    fresh_.clear();
-    if (joining_ != nullptr && !negotiation_.joined()) negotiation_.join();
-  }
   error verdict() {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(verdict_mutex_);
     return *verdict_;
   }
 
@@ -247,8 +228,9 @@ class driver final : public waiting_room {
   bool round(clock::time_point until, bool awaited) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
-    while (!agreement_.finish(std::min(until, clock::now() + std::chrono::milliseconds(100)),
+    while (!agreement_.finish(pending_.next_look(std::min(until, clock::now() + std::chrono::milliseconds(100))),
                               awaited ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
+      poll_device(pending_.quiet_in_round);
       if (progress_.closing() || condemned_.load()) return true;
       if (clock::now() >= until) return false;
     }
@@ -277,13 +259,7 @@ class driver final : public waiting_room {
     if (const auto s = negotiation_.take(r.name)) finish(*s, std::move(r.why));
   }
   void end_join() {
-    std::shared_ptr<completion> end;
-    {
-      const std::lock_guard lock(mutex_);
-      end = std::move(joining_);
-      joining_ = nullptr;
-      negotiation_.rejoin();
-    }
+    const std::shared_ptr<completion> end = in_flight_.end_join(negotiation_);
     end->answer = negotiation_.last_joined();
     end->finish(std::nullopt);
   }
@@ -298,15 +274,22 @@ class driver final : public waiting_room {
       works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
       if (s) mine.push_back(std::move(s));
     }
-    observer_.enter(mine, activity_on<T>(works.front().what.kind));
-    if (works.front().what.kind == operation::split) {
-      for (const auto& s : mine) s->end->answer = manage_(s->what);
+    for (const work& w : works) {
+      if (w.end != nullptr) w.end->results.resize(w.what.types.size());
+    }
+    const signature& first = works.front().what;
+    if constexpr (Device<D>) {
+      if (first.memory == memory_kind::device) return start(works, std::move(mine));
+    }
+    observer_.enter(mine, activities_on<T>::name(first.kind));
+    if (first.kind == operation::split) {
+      await_device();
+      for (const auto& s : mine) s->end->answer = manage_(*s->ask);
     } else {
       execute_(works);
     }
     for (const auto& s : mine) finish(*s, std::nullopt);
-    if (!tuner_) return;
-    if (works.front().what.kind == operation::split) return;
+    if (!tuner_ || first.kind == operation::split) return;
     if (const auto setting = tuner_->count(b.ids, b.bytes)) {
       cycle_time_ = setting->cycle_time;
       execute_.buffer().threshold(setting->fusion_threshold);
@@ -315,10 +298,7 @@ class driver final : public waiting_room {
 
   void finish(submission& s, std::optional<error> problem) {
     observer_.ended(s);
-    {
-      const std::lock_guard lock(mutex_);
-      in_flight_.erase(s.what.name);
-    }
+    in_flight_.remove(s);
     complete(s, std::move(problem));
   }
   static void complete(submission& s, std::optional<error> problem) {
@@ -330,46 +310,44 @@ class driver final : public waiting_room {
     }();
   }
 
-  /// This rank may end because another was lost, as its program has learned elsewhere: then that is the cause.
-  void look_around() noexcept {
-    if constexpr (PeerMemory<T>) {
-      try {
-        control_.check();
-      } catch (const error& e) {
-        cause_.settle(e);
-      } catch (const std::exception&) {  // no memory to describe it: then this rank is the cause that the others see
-      }
+  // ---- the device -----------------------------------------------------------------------------------------------
+
+  /// Starts a batch on the device, which ends later.
+  void start(const std::vector<work>& works, std::vector<std::shared_ptr<submission>> mine) {
+    const operation kind = works.front().what.kind;
+    const received_rows rows = rows_differ(kind) ? execute_.exchange_rows(works) : received_rows{};
+    observer_.enter(mine, activities_on<D>::name(kind));
+    pending_.start(works, rows, std::move(mine));
+  }
+  auto end_of_batch() {
+    return [this](submission& s, const error* why) {
+      finish(s, why != nullptr ? std::optional(cause_.failed(*s.end, *why)) : std::nullopt);
+    };
+  }
+  void poll_device(std::chrono::milliseconds longest) {
+    pending_.poll(longest, end_of_batch(), [this] { return agreement_.called(); });
+  }
+  /// Waits until the device does nothing.
+  void await_device() {
+    while (!pending_.empty()) {
+      if (progress_.closing()) throw error(cause_.shut_down());
+      if (condemned_.load()) throw error(verdict());
+      poll_device(pending_.quiet);
+      if (!pending_.spin()) nap(std::chrono::microseconds(100));
     }
   }
 
-  /// A message that was sent and never received stays in the channel, which the backend could give to the next group:
-  /// so the channel is kept until the program ends.
-  void keep_messages() {
-    if constexpr (!PeerMemory<T> && std::move_constructible<T>) {
-      static std::vector<T*>& kept = *new std::vector<T*>;  // never destroyed: the backend may end before
-      static std::mutex guard;
-      const std::lock_guard lock(guard);
-      kept.push_back(new T(std::move(control_)));
-    }
-  }
+  // ---- the end --------------------------------------------------------------------------------------------------
 
   /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
-    std::unordered_map<std::string, std::shared_ptr<submission>> left;
-    std::shared_ptr<completion> join;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!stopped_) stopped_ = why;
-      left.swap(in_flight_);
-      fresh_.clear();
-      join = std::move(joining_);
-    }
-    for (const auto& [name, s] : left) complete(*s, cause_.told(*s->end, why));
-    if (join) join->finish(cause_.told(*join, why));
+    const in_flight::rest left = in_flight_.stop(why);
+    for (const auto& [name, s] : left.all) complete(*s, cause_.told(*s->end, why));
+    if (left.join) left.join->finish(cause_.told(*left.join, why));
   }
 
   const engine_options opts_;
-  const int rank_, size_;
+  const int rank_, size_, device_index_;
   const pid_t pid_ = ::getpid();
   T control_;
   T data_;
@@ -378,19 +356,16 @@ class driver final : public waiting_room {
   negotiation negotiation_;
   executor<T> execute_;
   std::vector<shared_array<std::byte>> buckets_;
+  pending_batches<T, D> pending_;
   observer observer_;
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};
   std::optional<autotuner<T>> tuner_;  // of driver 0
-  std::function<int(const request&)> manage_;
+  std::function<int(const command&)> manage_;
 
-  std::mutex mutex_;  // guards what follows, up to the blank line
-  std::unordered_map<std::string, std::shared_ptr<submission>> in_flight_;
-  std::vector<std::shared_ptr<submission>> fresh_;
-  std::shared_ptr<completion> joining_;
-  std::optional<error> stopped_;
+  in_flight in_flight_;
+  std::mutex verdict_mutex_;
   std::optional<error> verdict_;
-
   std::atomic<bool> condemned_{false};
   std::atomic<int> waited_for_{-1};
   std::atomic<driver_phase> phase_{driver_phase::idle};

@@ -3,6 +3,7 @@
 
 #include <hvd/algorithm/automatic.hpp>
 #include <hvd/collective/front_door.hpp>
+#include <hvd/engine/device.hpp>
 #include <hvd/engine/plan.hpp>
 #include <hvd/fusion.hpp>
 
@@ -26,13 +27,6 @@ inline std::shared_ptr<std::byte> result_memory(std::size_t bytes) {
           [](std::byte* p) { ::operator delete(p, line); }};
 }
 
-/// One operation of a batch on this rank.
-struct work {
-  const signature& what;
-  const request* mine = nullptr;  ///< null on a rank that has joined: it gives zeros
-  completion* end = nullptr;
-};
-
 template <Transport T>
 class executor {
  public:
@@ -40,25 +34,66 @@ class executor {
 
   [[nodiscard]] FusionBuffer<T>& buffer() noexcept { return buffer_; }
 
-  /// Runs works that are `fusable`; collective, with the same works in the same order on all ranks.
+  /// Runs works that are `fusable`; collective, with the same works in the same order on all ranks. Each has a place
+  /// for its results.
   void operator()(std::span<const work> works) {
-    for (const work& w : works) {
-      if (w.end != nullptr) w.end->results.resize(w.what.types.size());
-    }
     const signature& first = works.front().what;
     switch (first.kind) {
       case operation::allreduce: return allreduce(works, first);
       case operation::broadcast: return broadcast(works, first.root);
-      case operation::allgather: return allgather(works);
+      case operation::allgather: return allgather(works, exchange_rows(works));
       case operation::reduce_scatter: return reduce_scatter(works, first);
-      case operation::alltoall: return alltoall(works.front());
+      case operation::alltoall: return alltoall(works.front(), exchange_rows(works));
       default: return;  // a barrier: done, because all ranks have submitted it
     }
+  }
+
+  /// Exchanges the numbers of rows, for works of allgather or alltoall; collective. All ranks have submitted those:
+  /// none has joined. Errors: mismatch if a result would be larger than can be addressed.
+  [[nodiscard]] received_rows exchange_rows(std::span<const work> works) {
+    const auto p = static_cast<std::size_t>(comm_.size());
+    const bool each_to_all = works.front().what.kind == operation::allgather;
+    std::vector<std::size_t> own;  // of each tensor; for alltoall to each rank, by rank and then by tensor
+    std::size_t tensors = 0;
+    each(works, [&](const work&, std::size_t) { ++tensors; });
+    if (each_to_all) {
+      each(works, [&](const work& w, std::size_t t) { own.push_back(w.mine->tensors[t].shape.front()); });
+    } else {
+      own.resize(p * tensors);
+      std::size_t index = 0;
+      each(works, [&](const work& w, std::size_t t) {
+        const std::vector<std::size_t> rows = splits_of(w.mine->tensors[t]);
+        for (std::size_t r = 0; r != p; ++r) own[r * tensors + index] = rows[r];
+        ++index;
+      });
+    }
+    std::vector<std::size_t> all(p * tensors);
+    const partition blocks(comm_.size(), tensors, sizeof(std::size_t));
+    const auto* const in = reinterpret_cast<const std::byte*>(own.data());
+    auto* const out = reinterpret_cast<std::byte*>(all.data());
+    if (each_to_all) {
+      run(comm_, allgather_call{in, out, blocks}, automatic<>{});
+    } else {
+      run(comm_, alltoall_call{in, out, blocks, blocks}, automatic<>{});
+    }
+    received_rows rows(tensors, std::vector<std::size_t>(p));
+    for (std::size_t r = 0; r != p; ++r) {
+      for (std::size_t t = 0; t != tensors; ++t) rows[t][r] = all[r * tensors + t];
+    }
+    std::size_t index = 0;
+    each(works, [&](const work& w, std::size_t t) { total_rows(rows[index++], w, t); });
+    return rows;
   }
 
  private:
   using counts = std::vector<std::vector<std::size_t>>;
 
+  /// Rows for each rank.
+  [[nodiscard]] std::vector<std::size_t> splits_of(const tensor& t) const {
+    if (!t.splits.empty()) return t.splits;
+    const auto p = static_cast<std::size_t>(comm_.size());
+    return std::vector<std::size_t>(p, t.shape.front() / p);
+  }
   template <class F>
   static void each(std::span<const work> works, const F& f) {
     for (const work& w : works) {
@@ -78,7 +113,7 @@ class executor {
 
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
   /// address.
-  [[nodiscard]] std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
+  std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
     const std::size_t row_bytes = w.what.elements(t) * size_of(w.what.types[t]);
     const std::size_t most = PTRDIFF_MAX / std::max<std::size_t>(row_bytes, 1);
     std::size_t sum = 0;
@@ -130,22 +165,11 @@ class executor {
     buffer_.broadcast(tensors_, root);
   }
 
-  void allgather(std::span<const work> works) {
-    // How many rows each rank has of each tensor.
-    std::vector<std::uint64_t> rows;
-    each(works, [&](const work& w, std::size_t t) { rows.push_back(w.mine->tensors[t].shape.front()); });
-    const std::size_t n = rows.size(), p = static_cast<std::size_t>(comm_.size());
-    std::vector<std::uint64_t> all(n * p);
-    const partition blocks(comm_.size(), n, sizeof(std::uint64_t));
-    const auto* const own = reinterpret_cast<const std::byte*>(rows.data());
-    run(comm_, allgather_call{own, reinterpret_cast<std::byte*>(all.data()), blocks}, automatic<>{});
-
+  void allgather(std::span<const work> works, counts elements) {
     tensors_.clear();
-    counts elements;
     each(works, [&](const work& w, std::size_t t) {
-      const std::size_t index = tensors_.size(), row = w.what.elements(t);
-      std::vector<std::size_t>& of = elements.emplace_back(p);
-      for (std::size_t r = 0; r != p; ++r) of[r] = all[r * n + index];
+      const std::size_t row = w.what.elements(t);
+      std::vector<std::size_t>& of = elements[tensors_.size()];
       const std::size_t sum = total_rows(of, w, t);
       for (std::size_t& rows_of : of) rows_of *= row;
       std::vector<std::size_t> shape{sum};
@@ -181,28 +205,19 @@ class executor {
     buffer_.reduce_scatter(tensors_, common.op, common.prescale, common.postscale, elements);
   }
 
-  void alltoall(const work& w) {
-    const auto p = static_cast<std::size_t>(comm_.size());
+  void alltoall(const work& w, received_rows receive) {
     for (std::size_t t = 0; t != w.what.types.size(); ++t) {
       const tensor& in = w.mine->tensors[t];
-      std::vector<std::size_t> send = in.splits, receive(p);
-      if (send.empty()) send.assign(p, in.shape.front() / p);
-      const partition one(comm_.size(), 1, sizeof(std::size_t));
-      run(comm_,
-          alltoall_call{reinterpret_cast<const std::byte*>(send.data()), reinterpret_cast<std::byte*>(receive.data()),
-                        one, one},
-          automatic<>{});
-      const std::size_t rows = total_rows(receive, w, t);
+      std::vector<std::size_t> send = splits_of(in);
+      const std::size_t rows = total_rows(receive[t], w, t);
       const std::size_t row = w.what.elements(t), bytes = size_of(w.what.types[t]);
       std::vector<std::size_t> shape{rows};
       shape.insert(shape.end(), w.what.shapes[t].begin(), w.what.shapes[t].end());
       std::byte* const out = output(w, t, rows * row * bytes, std::move(shape));
-      w.end->results[t].received_splits = receive;
-      for (std::size_t r = 0; r != p; ++r) {
-        send[r] *= row;
-        receive[r] *= row;
-      }
-      run(comm_, alltoall_call{in.in, out, partition(send, bytes), partition(receive, bytes)}, automatic<>{});
+      w.end->results[t].received_splits = receive[t];
+      for (std::size_t& n : send) n *= row;
+      for (std::size_t& n : receive[t]) n *= row;
+      run(comm_, alltoall_call{in.in, out, partition(send, bytes), partition(receive[t], bytes)}, automatic<>{});
     }
   }
 

@@ -1,6 +1,7 @@
 // hvd/engine/negotiation.hpp: one rank's part in agreeing on what runs; without transports and threads.
 #pragma once
 
+#include <hvd/engine/command.hpp>
 #include <hvd/engine/signature_cache.hpp>
 
 #include <algorithm>
@@ -21,9 +22,11 @@ namespace hvd::inline HVD_ABI::detail {
 /// A request on its way.
 struct submission {
   explicit submission(request r) : what(std::move(r)), sign(signature_of(what)) {}
+  explicit submission(command c) : submission(request_of(c)) { ask.emplace(std::move(c)); }
 
   request what;
   signature sign;
+  std::optional<command> ask{};  ///< if the engine asks itself, and `what` is only the form of that
   std::shared_ptr<completion> end = std::make_shared<completion>();
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool shown = false;       ///< in the timeline

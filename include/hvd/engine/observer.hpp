@@ -5,11 +5,12 @@
 #include <hvd/timeline.hpp>
 #include <hvd/transport.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -32,38 +33,47 @@ constexpr activity_names activities_of(operation kind, reduce_op op) noexcept {
   }
 }
 
-/// The name of a collective over the transport T.
+/// The name of a collective over the transport or device T, which begins with its `timeline_name`.
 template <class T>
-constexpr const char* activity_on(operation kind) noexcept {
-  const auto on = [](const char* memory, const char* backend, const char* messages) {
-    return PeerMemory<T> ? memory : Native<T, allreduce_call> ? backend : messages;
-  };
-  switch (kind) {
-    case operation::allreduce: return on("SHM_ALLREDUCE", "MPI_ALLREDUCE", "P2P_ALLREDUCE");
-    case operation::allgather: return on("SHM_ALLGATHER", "MPI_ALLGATHER", "P2P_ALLGATHER");
-    case operation::broadcast: return on("SHM_BCAST", "MPI_BCAST", "P2P_BCAST");
-    case operation::reduce_scatter: return on("SHM_REDUCESCATTER", "MPI_REDUCESCATTER", "P2P_REDUCESCATTER");
-    case operation::alltoall: return on("SHM_ALLTOALL", "MPI_ALLTOALL", "P2P_ALLTOALL");
-    default: return "RUN";
+class activities_on {
+  template <std::size_t N>
+  static constexpr auto joined(const char (&rest)[N]) {
+    std::array<char, timeline_name_of<T>.size() + N> text{};
+    std::copy_n(rest, N, std::copy(timeline_name_of<T>.begin(), timeline_name_of<T>.end(), text.begin()));
+    return text;
   }
-}
+  static constexpr auto allreduce = joined("_ALLREDUCE"), allgather = joined("_ALLGATHER"),
+                        reduce_scatter = joined("_REDUCESCATTER"), alltoall = joined("_ALLTOALL");
+  static constexpr auto broadcast = joined("_BCAST");
+
+ public:
+  static constexpr const char* name(operation kind) noexcept {
+    switch (kind) {
+      case operation::allreduce: return allreduce.data();
+      case operation::allgather: return allgather.data();
+      case operation::broadcast: return broadcast.data();
+      case operation::reduce_scatter: return reduce_scatter.data();
+      case operation::alltoall: return alltoall.data();
+      default: return "RUN";
+    }
+  }
+};
 
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
-/// while other batches run, then the collective (`activity_on`). What was submitted before the timeline started is not
-/// shown.
+/// while other batches run, then the collective (`activities_on`). What was submitted before the timeline started is
+/// not shown.
 class observer {
  public:
   using submissions = std::span<const std::shared_ptr<submission>>;
 
-  /// `prefix` is put before the names of a process set's tensors.
-  observer(Timeline& timeline, int rank, std::string prefix)
-      : timeline_(timeline), rank_(rank), prefix_(std::move(prefix)) {}
+  /// Of the tensors of one process set.
+  observer(Timeline& timeline, int rank, int set) : timeline_(timeline), rank_(rank), set_(set) {}
 
   /// Called by the submitting thread.
   void submitted(submission& s) {
     if (!timeline_.active()) return;
     s.shown = true;
-    s.track = prefix_.empty() ? timeline_.tensor(s.what.name) : timeline_.tensor(prefix_ + s.what.name);
+    s.track = timeline_.tensor(s.what.name, set_);
     timeline_.begin(s.track, activities_of(s.what.kind, s.what.op).negotiate);
     timeline_.tick(s.track, rank_);
   }
@@ -91,8 +101,7 @@ class observer {
 
  private:
   Timeline& timeline_;
-  int rank_;
-  std::string prefix_;
+  int rank_, set_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -23,10 +23,17 @@ inline std::size_t bytes_of(const signature& s) noexcept {
   return all;
 }
 
+/// One operation of a batch on this rank.
+struct work {
+  const signature& what;
+  const request* mine = nullptr;  ///< null on a rank that has joined: it gives zeros
+  completion* end = nullptr;
+};
+
 /// Whether two operations may share a collective: all but names, types and shapes is equal, and they are no alltoall or
 /// barrier.
 inline bool fusable(const signature& a, const signature& b) noexcept {
-  if (a.kind != b.kind || a.op != b.op || a.root != b.root) return false;
+  if (a.kind != b.kind || a.op != b.op || a.root != b.root || a.memory != b.memory) return false;
   if (a.prescale != b.prescale || a.postscale != b.postscale) return false;
   return a.kind != operation::alltoall && a.kind != operation::barrier;
 }

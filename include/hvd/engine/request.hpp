@@ -25,6 +25,15 @@
 
 namespace hvd::inline HVD_ABI {
 
+/// Where a tensor lies: on the host, or on a device of this rank.
+struct tensor_memory {
+  memory_kind kind = memory_kind::host;
+  int device = 0;  ///< its index on this rank; ranks need not have the same
+  /// An event of the device, behind which the input is written and the output may be; null: that is so now. Only the
+  /// device knows what it points to, which must live until the operation is done.
+  void* ready = nullptr;
+};
+
 /// One tensor of a submission, on this rank: contiguous memory in row-major order.
 struct tensor {
   const std::byte* in = nullptr;  ///< null only without elements
@@ -34,6 +43,7 @@ struct tensor {
   dtype type = dtype::float32;
   std::vector<std::size_t> shape{};   ///< of the input; empty: a scalar
   std::vector<std::size_t> splits{};  ///< alltoall: rows (of dimension 0) for each rank; empty: equal parts
+  tensor_memory memory{};             ///< of `in` and `out`; of one kind for all tensors of an operation, on all ranks
 };
 
 class handle;
@@ -57,7 +67,7 @@ struct request {
 
 /// The result for one tensor.
 struct result {
-  std::shared_ptr<std::byte> data{};  ///< null where the caller gave the memory
+  std::shared_ptr<std::byte> data{};  ///< where the input lies too; null where the caller gave the memory
   std::vector<std::size_t> shape{};   ///< of the output
   dtype type = dtype::float32;
   std::vector<std::size_t> received_splits{};  ///< alltoall: rows from each rank

@@ -20,6 +20,7 @@ struct signature {
   double prescale = 1.0, postscale = 1.0;
   std::vector<dtype> types{};
   std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where numbers of rows may differ
+  memory_kind memory = memory_kind::host;          ///< of all tensors
 
   bool operator==(const signature&) const = default;
 
@@ -55,6 +56,7 @@ inline signature signature_of(const request& r) {
     s.types.push_back(t.type);
     s.shapes.emplace_back(t.shape.begin() + (rows_differ(r.kind) ? 1 : 0), t.shape.end());
   }
+  if (!r.tensors.empty()) s.memory = r.tensors.front().memory.kind;
   return s;
 }
 
@@ -96,6 +98,7 @@ inline void put(std::string& to, const announcement& a) {
   put(to, a.what.root);
   put(to, a.what.prescale);
   put(to, a.what.postscale);
+  put(to, a.what.memory);
   put(to, static_cast<std::uint32_t>(a.what.types.size()));
   for (std::size_t t = 0; t != a.what.types.size(); ++t) {
     put(to, a.what.types[t]);
@@ -105,7 +108,7 @@ inline void put(std::string& to, const announcement& a) {
 }
 /// Refuses a signature that `validate` would not have let pass on the rank that sent it.
 inline void check_received(const signature& s) {
-  bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown";
+  bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown";
   const bool data = s.kind != operation::split;  // else the shape is a list of numbers
   for (std::size_t t = 0; data && valid && t != s.types.size(); ++t) {
     valid = s.types[t] < dtype::user && (s.kind != operation::reduce_scatter || !s.shapes[t].empty());
@@ -129,6 +132,7 @@ inline announcement take_announcement(std::string_view& from) {
   a.what.root = take<int>(from);
   a.what.prescale = take<double>(from);
   a.what.postscale = take<double>(from);
+  a.what.memory = take<memory_kind>(from);
   for (auto tensors = take<std::uint32_t>(from); tensors != 0; --tensors) {
     a.what.types.push_back(take<dtype>(from));
     auto& shape = a.what.shapes.emplace_back();
@@ -164,6 +168,7 @@ inline std::string difference(const announcement& a, const announcement& b) {
                  shape_text(y.shapes[t], rows_differ(y.kind)));
     }
   }
+  if (x.memory != y.memory) return say("memory", name(x.memory), name(y.memory));
   if (x.op != y.op) return say("reduction", name(x.op), name(y.op));
   if (x.root != y.root) return say("root", x.root, y.root);
   if (x.prescale != y.prescale) return say("prescale factor", x.prescale, y.prescale);

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,20 +34,9 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   }
 }
 
-/// A request to the engine itself. Its shape holds the arguments, so that ranks compare them.
-inline request about(const char* what, std::vector<std::size_t> numbers_of_it) {
-  request r;
-  r.kind = operation::split;
-  r.name = joined({"engine: ", what});  // apart from users' names
-  tensor t;
-  t.type = dtype::uint64;
-  t.shape = std::move(numbers_of_it);
-  r.tensors.push_back(std::move(t));
-  return r;
-}
-
 /// Throws invalid_argument, or unsupported, in a sentence that names the operation, the rank and what is allowed.
-inline void validate(const request& r, int rank, int size) {
+/// `device` is the index of the engine's device, or -1.
+inline void validate(const request& r, int rank, int size, int device = -1) {
   const auto refuse = [&](std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) {
     fail(kind, {name(r.kind), " \"", r.name, "\" on rank ", rank, " of ", size, ": ", joined(why)});
   };
@@ -87,7 +75,23 @@ inline void validate(const request& r, int rank, int size) {
     }
     if (std::find(t.shape.begin(), t.shape.end(), 0U) != t.shape.end()) elements = 0;
     if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
-    if (t.in == nullptr && elements != 0) refuse({which, " is null but has ", elements, " elements"});
+    const memory_kind memory = t.memory.kind;
+    if (memory == memory_kind::device && device < 0) {
+      refuse({which, " lies on device ", t.memory.device,
+              ", and this engine has none; copy it to the host, or make the engine with a device"},
+             error_kind::unsupported);
+    }
+    if (memory != r.tensors.front().memory.kind) {
+      refuse({which, " lies on the ", name(memory), ", tensor 0 on the ", name(r.tensors.front().memory.kind),
+              "; allowed: one kind of memory in a group"});
+    }
+    if (memory == memory_kind::device && t.memory.device != device) {
+      refuse({which, " lies on device ", t.memory.device, "; allowed: device ", device,
+              ", which the engine was made with"});
+    }
+    // What addresses of a device mean, the device knows.
+    if (memory == memory_kind::host && t.in == nullptr && elements != 0)
+      refuse({which, " is null but has ", elements, " elements"});
     if (t.out != nullptr && !(t.out == t.in && r.kind != operation::reduce_scatter)) {
       const std::size_t bytes = elements * size_of(t.type);
       std::size_t out_bytes = bytes;

@@ -23,30 +23,34 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The tensors of a timeline: each name has a number here, and a "process" number, which is the same on all ranks.
+/// The tensors of a timeline: each name in a process set has a number here, and a "process" number, which is the same
+/// on all ranks.
 class timeline_names {
  public:
   static constexpr std::uint32_t most = 65'536, unknown = UINT32_MAX;
 
   /// The number of a name: 0, 1, 2 and so on. `unknown` once there are `most`, for the sake of memory.
-  std::uint32_t add(std::string_view name) {
+  std::uint32_t add(std::string_view name, int set = 0) {
     const std::lock_guard hold(mutex_);
-    const auto known = numbers_.find(name);
-    if (known != numbers_.end()) return known->second;
+    auto& known_names = numbers_[set];
+    const auto known = known_names.find(name);
+    if (known != known_names.end()) return known->second;
     if (names_.size() == most) return unknown;
     // A hash, so that ranks agree without messages, in whatever order they see names. If two names have one hash (in
     // 1,000 names with a chance of 1 in 4,300), the later one gets the next number; on other ranks that may be the
     // other name.
-    auto process = static_cast<std::uint32_t>(text_hash(name) % INT32_MAX) + 1;  // 0 is for what belongs to no tensor
+    const std::uint64_t hash = text_hash(name) + static_cast<std::uint64_t>(set);
+    auto process = static_cast<std::uint32_t>(hash % INT32_MAX) + 1;  // 0 is for what belongs to no tensor
     while (!processes_.insert(process).second) process = process % INT32_MAX + 1;
     const auto number = static_cast<std::uint32_t>(names_.size());
-    const auto added = numbers_.emplace(name, number).first;
-    names_.push_back({&added->first, process});
+    const auto added = known_names.emplace(name, number).first;
+    names_.push_back({&added->first, set, process});
     return number;
   }
 
   struct entry {
     const std::string* name;  // lives as long as the timeline_names
+    int set;
     std::uint32_t process;
   };
   /// None for a number that add() has not given.
@@ -58,7 +62,7 @@ class timeline_names {
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::string, std::uint32_t, std::less<>> numbers_;
+  std::map<int, std::map<std::string, std::uint32_t, std::less<>>> numbers_;  // by process set
   std::set<std::uint32_t> processes_;
   std::vector<entry> names_;
 };
@@ -135,7 +139,7 @@ class timeline_text {
     at.place = place(std::to_string(e->process));
     describe("process_name", at.place);
     lines_ += ",\"args\":{\"name\":";
-    append_json_string(lines_, *e->name);
+    append_json_string(lines_, e->set == 0 ? *e->name : "set " + std::to_string(e->set) + ": " + *e->name);
     lines_ += "}}";
     describe("process_sort_index", at.place);
     ((lines_ += ",\"args\":{\"sort_index\":") += std::to_string(tensor + 1)) += "}}";

@@ -20,6 +20,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,7 @@ namespace hvd::inline HVD_ABI {
 class MpiTransport {
  public:
   using options = mpi_options;
+  static constexpr std::string_view timeline_name = "MPI";  ///< see timeline_name_of
   class request;
 
   /// A group of the ranks of `over`, which is duplicated: messages and error handler of `over` stay as they are.

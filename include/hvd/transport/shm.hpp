@@ -32,6 +32,7 @@ namespace hvd::inline HVD_ABI {
 class ShmTransport {
  public:
   using options = sharing_options;
+  static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
 
   /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are distinguished by name: a launcher
   /// draws a random one, or appends '@' and random text. Without '@' the name is kept in the directory while the group

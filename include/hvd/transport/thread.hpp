@@ -15,6 +15,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,7 @@ namespace hvd::inline HVD_ABI {
 class ThreadTransport {
  public:
   using options = sharing_options;
+  static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
 
   /// The memory of a group. Made once and given to every rank's constructor.
   class group {

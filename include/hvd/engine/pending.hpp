@@ -1,0 +1,190 @@
+// hvd/engine/pending.hpp: the batches that a device works on while the engine goes on.
+#pragma once
+
+#include <hvd/detail/cpu.hpp>
+#include <hvd/engine/device.hpp>
+#include <hvd/engine/negotiation.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/transport.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// The batches of a driver that its device works on, in the order in which they were started; they end in that order.
+/// The thread that drives uses it, and any thread may ask whether it is empty.
+///
+/// Its functions throw if a rank is lost: because the device says so, or the transport, which is asked when nothing has
+/// ended for a while. Where the device does not know which rank it is, the transport gets a moment to name it.
+template <Probing T, class D>
+class pending_batches {
+ public:
+  using clock = std::chrono::steady_clock;
+  /// How long no batch may end until the transport is asked. In a round a rank may have ended properly whose words are
+  /// still to come, by way of others.
+  static constexpr std::chrono::milliseconds quiet{50}, quiet_in_round{500};
+  /// For batches that still finish although a rank is lost.
+  static constexpr std::chrono::milliseconds last_chance{100};
+
+  pending_batches(T& control, D device) : control_(control), device_(std::move(device)) {}
+
+  [[nodiscard]] D& device() noexcept { return device_; }
+  [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
+
+  /// Starts a batch, whose submissions live until it has ended. An error of this batch is kept until its turn comes.
+  void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine) {
+    if (all_.empty()) checked_ = clock::now();
+    entry e{std::move(mine), std::nullopt, std::nullopt};
+    try {
+      e.batch.emplace(device_.start(works, rows));
+    } catch (const error& why) {
+      check_device();
+      e.problem.emplace(why);
+    }
+    all_.push_back(std::move(e));
+    count_.store(all_.size(), std::memory_order_relaxed);
+    looks_ = 0;
+  }
+
+  /// Calls `end(submission, error or null)` for all of the batches that are done. If none is, and none has been for
+  /// `longest`, asks the transport, unless `called()`: then another rank has begun a round.
+  template <class End, class Called>
+  void poll(std::chrono::milliseconds longest, const End& end, const Called& called) {
+    if (all_.empty()) return;
+    const bool any = end_all_done(end);
+    const auto now = clock::now();
+    if (any) {
+      checked_ = now;
+      looks_ = 0;
+    } else if (now - checked_ >= longest && !called()) {
+      checked_ = now;
+      control_.check();
+    }
+  }
+  /// True for some looks after a batch was started or has ended: the next one may be done in a moment.
+  bool spin() noexcept {
+    if (all_.empty() || ++looks_ > most_looks) return false;
+    nap_ = least_nap;
+    cpu_pause();
+    return true;
+  }
+  /// When to look again, at `until` at the latest; less often the longer it lasts.
+  clock::time_point next_look(clock::time_point until) noexcept {
+    if (all_.empty()) return until;
+    nap_ = std::min<std::chrono::microseconds>(nap_ * 5 / 4, std::chrono::milliseconds(1));
+    return std::min(until, clock::now() + nap_);
+  }
+
+  /// Ends the batches that are done before `until`, and aborts the device if others are left: their submissions are for
+  /// those who know why.
+  template <class End>
+  void finish(clock::time_point until, const End& end) noexcept {
+    try {
+      for (end_all_done(end); !all_.empty() && clock::now() < until; end_all_done(end)) {
+        nap(std::chrono::microseconds(100));
+      }
+    } catch (const std::exception&) {  // the device is lost as well
+    }
+    if (!all_.empty()) abort();
+  }
+  /// Ends all work of the device, for good.
+  void abort() noexcept {
+    if (!aborted_) device_.abort();
+    aborted_ = true;
+    all_.clear();
+    count_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int most_looks = 200;
+  static constexpr std::chrono::microseconds least_nap{20};
+  static constexpr std::chrono::milliseconds to_name{500};  // how long the transport has to name a lost rank
+
+  struct entry {
+    std::vector<std::shared_ptr<submission>> mine;
+    std::optional<typename D::pending> batch;
+    std::optional<error> problem;
+  };
+
+  template <class End>
+  bool end_all_done(const End& end) {
+    bool any = false;
+    while (!all_.empty() && ended(all_.front())) {
+      const entry done = std::move(all_.front());  // `end` calls the program
+      all_.pop_front();
+      count_.store(all_.size(), std::memory_order_relaxed);
+      for (const auto& s : done.mine) end(*s, done.problem ? &*done.problem : nullptr);
+      any = true;
+    }
+    return any;
+  }
+  bool ended(entry& e) {
+    if (e.problem) return true;
+    try {
+      if (device_.poll(*e.batch)) return true;
+    } catch (const error& why) {
+      check_device();
+      e.problem.emplace(why);
+      return true;
+    }
+    check_device();
+    return false;
+  }
+  void check_device() {
+    try {
+      device_.check();
+    } catch (const error& e) {
+      const auto until = clock::now() + to_name;
+      while (e.rank() < 0 && clock::now() < until) {
+        control_.check();
+        nap(std::chrono::milliseconds(1));
+      }
+      throw;
+    }
+  }
+
+  T& control_;
+  D device_;
+  std::deque<entry> all_;
+  std::atomic<std::size_t> count_{0};
+  clock::time_point checked_{};  // when a batch was last seen to end, or the transport was asked
+  int looks_ = 0;
+  bool aborted_ = false;
+  std::chrono::microseconds nap_ = least_nap;
+};
+
+/// Without a device no batch is pending, and all of this is nothing.
+template <Probing T>
+class pending_batches<T, no_device> {
+ public:
+  static constexpr std::chrono::milliseconds quiet{0}, quiet_in_round{0}, last_chance{0};
+
+  pending_batches(T& /*control*/, no_device /*device*/) noexcept {}
+  [[nodiscard]] no_device& device() noexcept { return device_; }
+  static constexpr bool empty() noexcept { return true; }
+  template <class End, class Called>
+  static void poll(std::chrono::milliseconds /*longest*/, const End& /*end*/, const Called& /*called*/) noexcept {}
+  static constexpr bool spin() noexcept { return false; }
+  template <class Time>
+  static constexpr Time next_look(Time until) noexcept {
+    return until;
+  }
+  template <class Time, class End>
+  static void finish(Time /*until*/, const End& /*end*/) noexcept {}
+  static constexpr void abort() noexcept {}
+
+ private:
+  [[no_unique_address]] no_device device_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail

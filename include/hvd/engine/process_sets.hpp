@@ -1,0 +1,217 @@
+// hvd/engine/process_sets.hpp: the drivers of an engine, one for each process set, and the commands that change them.
+#pragma once
+
+#include <hvd/engine/cause.hpp>
+#include <hvd/engine/command.hpp>
+#include <hvd/engine/driver.hpp>
+#include <hvd/engine/options.hpp>
+#include <hvd/engine/request.hpp>
+#include <hvd/engine/validate.hpp>
+#include <hvd/engine/watch.hpp>
+#include <hvd/error.hpp>
+#include <hvd/timeline.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <unistd.h>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What an engine's threads use. Process set 0 has all ranks. Ranks are those of the whole group.
+template <Probing T, class D>
+class process_sets {
+ public:
+  using driver_type = driver<T, D>;
+
+  process_sets(int size, const engine_options& opts) : opts_(opts), size_(size) {
+    for (int r = 0; r != size; ++r) sets_[0].push_back(r);
+  }
+
+  Timeline timeline;  // outlives the drivers
+  [[nodiscard]] cause_board& causes() noexcept { return *causes_; }
+
+  /// Makes set 0.
+  void start(T control, T data, D device) {
+    drivers_[0] = make_driver(std::move(control), std::move(data), std::move(device), 0, sets_[0]);
+  }
+  void start_watch(T comm) {
+    watched what;
+    what.list = [this] {
+      std::vector<pending_operation> all;
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, d] : drivers_) {
+        for (pending_operation& f : d->snapshot()) {
+          f.set = id;
+          all.push_back(std::move(f));
+        }
+      }
+      return all;
+    };
+    what.state = [this](int set) {
+      const std::lock_guard lock(mutex_);
+      const auto found = drivers_.find(set);
+      driver_state s = found == drivers_.end() ? driver_state{} : found->second->state();
+      if (s.waiting_for >= 0) s.waiting_for = sets_.at(set)[static_cast<std::size_t>(s.waiting_for)];
+      return s;
+    };
+    what.blame = [this](int set) {
+      std::shared_ptr<driver_type> d;
+      {
+        const std::lock_guard lock(mutex_);
+        if (const auto found = drivers_.find(set); found != drivers_.end()) d = found->second;
+      }
+      return d ? d->held_up_by() : -1;
+    };
+    what.ranks = [this](int set) {
+      const std::lock_guard lock(mutex_);
+      const auto found = sets_.find(set);
+      return found == sets_.end() ? std::vector<int>() : found->second;
+    };
+    what.give_up = [this](const error& why) {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, d] : drivers_) d->give_up(why);
+    };
+    watch_ = std::make_unique<stall_watch<T>>(std::move(comm), opts_, std::move(what));
+  }
+
+  /// Errors: aborted after `shutdown`; invalid_argument for a set that is unknown, or that this rank is not in.
+  [[nodiscard]] std::shared_ptr<driver_type> driver_of(int set) {
+    const std::lock_guard lock(mutex_);
+    const auto found = drivers_.find(set);
+    if (found != drivers_.end()) return found->second;
+    if (sets_.empty()) fail(error_kind::aborted, {"the engine was shut down"});
+    if (sets_.find(set) == sets_.end()) no_such_set(set);
+    fail(error_kind::invalid_argument, {"this rank is not in process set ", set});
+  }
+  /// Errors: invalid_argument if no set has this number.
+  [[nodiscard]] std::vector<int> ranks(int set) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sets_.find(set);
+    if (found == sets_.end()) no_such_set(set);
+    return found->second;
+  }
+
+  /// See Engine::add_process_set.
+  int add(std::vector<int> ranks) {
+    const std::lock_guard one(commanding_);
+    return ask(add_process_set{std::move(ranks)});
+  }
+  /// See Engine::remove_process_set.
+  void remove(int set) {
+    {
+      const std::lock_guard lock(mutex_);
+      // After shutdown there are no sets: the command reports that.
+      if (!sets_.empty() && (set == 0 || sets_.find(set) == sets_.end())) {
+        fail(error_kind::invalid_argument,
+             {"remove_process_set: there is no process set ", set, " that could be removed"});
+      }
+    }
+    const std::lock_guard one(commanding_);
+    ask(remove_process_set{set});
+  }
+  /// See Engine::alloc_bucket.
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) {
+    const auto world = driver_of(0);
+    const std::lock_guard one(commanding_);
+    ask(alloc_bucket{bytes});
+    return {world, last_bucket_};
+  }
+
+  /// Ends the drivers, and the watch.
+  void shutdown() {
+    std::map<int, std::shared_ptr<driver_type>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      all.swap(drivers_);
+      sets_.clear();
+    }
+    for (const auto& [id, d] : all) d->close();
+    all.clear();
+    watch_.reset();  // its thread asks drivers, which takes the lock: so not under it
+  }
+
+ private:
+  std::shared_ptr<driver_type> make_driver(T control, T data, D device, int set, const std::vector<int>& ranks) {
+    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed.
+    std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
+                                                      timeline, {set, ranks, size_}, causes_),
+                                      [owner = ::getpid()](const driver_type* d) {
+                                        if (::getpid() == owner) delete d;
+                                      });
+    made->start(
+        [this](const command& c) { return std::visit([this](const auto& what) { return this->run(what); }, c); });
+    return made;
+  }
+
+  // ---- commands -----------------------------------------------------------------------------------------------
+
+  /// Asks all ranks for the same, one command at a time on this rank (`commanding_`); returns the answer.
+  int ask(command c) {
+    const auto world = driver_of(0);
+    const auto end = world->submit(std::move(c), false);
+    handle(end, world).wait();
+    return end->answer;
+  }
+  // By the thread that drives set 0, at the same point of the order on all ranks:
+  int run(const add_process_set& what) {
+    const std::vector<int>& ranks = what.ranks;
+    const auto world = driver_of(0);
+    const auto place = std::find(ranks.begin(), ranks.end(), world->rank());
+    const bool member = place != ranks.end();
+    const int id = ++last_set_;
+    const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
+    T control = world->data().split(color, key);
+    T data = world->data().split(color, key);
+    std::shared_ptr<driver_type> made;
+    try {
+      D device = world->device().split(color, key);
+      if (member) made = make_driver(std::move(control), std::move(data), std::move(device), id, ranks);
+    } catch (const error& e) {  // its rank counts in the new group
+      if (e.rank() < 0 || e.rank() >= static_cast<int>(ranks.size())) throw;
+      const int culprit = ranks[static_cast<std::size_t>(e.rank())];
+      fail(e.kind(), {"rank ", culprit, " is rank ", e.rank(), " of process set ", id, ": ", sentence(e)}, culprit);
+    }
+    const std::lock_guard lock(mutex_);
+    if (sets_.empty()) return id;  // shut down meanwhile
+    sets_[id] = ranks;
+    if (member) drivers_[id] = std::move(made);
+    return id;
+  }
+  int run(const remove_process_set& what) {
+    std::shared_ptr<driver_type> gone;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = drivers_.find(what.id); found != drivers_.end()) {
+        gone = std::move(found->second);
+        drivers_.erase(found);
+      }
+      sets_.erase(what.id);
+    }
+    if (gone) gone->retire();
+    return what.id;
+  }
+  int run(const alloc_bucket& what) {
+    last_bucket_ = driver_of(0)->add_bucket(what.bytes);
+    return 0;
+  }
+
+  const engine_options opts_;
+  const int size_;
+  std::shared_ptr<cause_board> causes_ = std::make_shared<cause_board>();
+  std::mutex mutex_;  // guards drivers_ and sets_
+  std::map<int, std::shared_ptr<driver_type>> drivers_;
+  std::map<int, std::vector<int>> sets_;
+  std::mutex commanding_;
+  int last_set_ = 0;                  // used by the thread that drives set 0 alone
+  std::byte* last_bucket_ = nullptr;  // written by the thread that drives, read by the one that waits
+  std::unique_ptr<stall_watch<T>> watch_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail
