@@ -1,15 +1,21 @@
-"""Where a measurement was taken: machine, commit and folder. Standard library only."""
+"""Where and when a measurement was taken, and the files that it leaves."""
 
+import datetime
 import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from comparison.plan import ROOT, usable_cpus
-from comparison.tables import size_text
+from support import ROOT
+from support.texts import size_text
+
+
+def usable_cpus():
+    return len(os.sched_getaffinity(0))
 
 
 def machine():
@@ -56,10 +62,59 @@ def commit():
         return "unknown"
 
 
+def origin(*words):
+    """What every result begins with: date, machine, commit, and the command in words."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "date": f"{now:%Y-%m-%d %H:%M} UTC",
+        "machine": machine(),
+        "commit": commit(),
+        "command": shlex.join(words),
+    }
+
+
+def told(run):
+    """The origin of a run, as a sentence."""
+    about = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
+    return f"{run['date']}, {about}, commit `{run['commit']}`, command `{run['command']}`."
+
+
+def name_of(run, *words):
+    """DATE-CPU-WORDS, without an ending."""
+    return "-".join([run["date"][:10], slug(run["machine"]["cpu"]), *words])
+
+
+def free_name(wanted, folder):
+    """The name, with a number behind it if the folder has files of that name."""
+    name, number = wanted, 1
+    while any(folder.glob(f"{name}.*")):
+        number += 1
+        name = f"{wanted}-{number}"
+    return name
+
+
+def write_whole(path, text):
+    """All of a file or nothing. Raises OSError."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
 def save(run, name, folder, text):
     """Writes a run and its table into a folder, as NAME.json and NAME.md, and prints the table."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    write_whole(folder / f"{name}.json", json.dumps(run, indent=1) + "\n")
+    write_whole(folder / f"{name}.md", text)
     print(text)
     print(f"bench/compare: wrote {shown(folder / name)}.json and .md", file=sys.stderr)
+
+
+def without_paths(value, folders=(ROOT,)):
+    """The same with the paths of this checkout and of other folders made relative: results are published."""
+    if isinstance(value, str):
+        for folder in folders:
+            value = value.replace(f"{folder}/", "").replace(str(folder), ".")
+        return value
+    if isinstance(value, dict):
+        return {key: without_paths(item, folders) for key, item in value.items()}
+    return [without_paths(item, folders) for item in value] if isinstance(value, list) else value
