@@ -65,9 +65,7 @@ void add_where(json& all, const machine& m, const std::vector<library_line>& lib
   all["libraries"] = json::array();
   for (const auto& l : libraries) {
     all["libraries"].push_back(
-        {{"name", l.name},
-         {"description", l.description},
-         {"missing", l.missing.empty() ? json() : json(l.missing)}});
+        {{"name", l.name}, {"description", l.description}, {"missing", l.missing.empty() ? json() : json(l.missing)}});
   }
 }
 
