@@ -3,34 +3,18 @@
 // Only names, sizes and factors, so that a peer's program can include it and still runs none of hvd's code.
 #pragma once
 
+#include <bench/collective.hpp>
+
 #include <hvd/dtype.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <type_traits>
 
 namespace hvd::bench {
-
-enum class collective : std::uint8_t {
-  allreduce,
-  reduce,
-  reduce_scatter,
-  allgather,
-  broadcast,
-  alltoall,
-  gather,
-  scatter,
-  send_recv,  ///< every rank sends to the next and receives from the one before
-  barrier,
-  fused,   ///< the gradients of a model: packed, reduced, unpacked
-  engine,  ///< the same as a backward pass gives them, by name; its calls come as allreduce
-};
-inline constexpr std::string_view collective_names[] = {"allreduce", "reduce",   "reduce_scatter", "allgather",
-                                                        "broadcast", "alltoall", "gather",         "scatter",
-                                                        "send_recv", "barrier",  "fused",          "engine"};
-constexpr std::string_view name(collective c) noexcept { return collective_names[static_cast<unsigned char>(c)]; }
 
 enum class redop : std::uint8_t { sum, prod, min, max, avg };
 inline constexpr std::string_view redop_names[] = {"sum", "prod", "min", "max", "avg"};
@@ -51,9 +35,12 @@ enum class cadence : std::uint8_t { isolated, streaming };
 inline constexpr std::string_view cadence_names[] = {"isolated", "streaming"};
 constexpr std::string_view name(cadence c) noexcept { return cadence_names[static_cast<unsigned char>(c)]; }
 
+/// Their gradients are in bench/cases/gradients.hpp.
 enum class model : std::uint8_t { resnet50, transformer124m };
 inline constexpr std::string_view model_names[] = {"resnet50", "transformer124m"};
 constexpr std::string_view name(model m) noexcept { return model_names[static_cast<unsigned char>(m)]; }
+/// Elements of all its gradients.
+constexpr std::size_t parameters_of(model m) noexcept { return m == model::resnet50 ? 25'557'032 : 124'439'808; }
 
 /// What a rank does with gradients that come one by one; and two numbers of the engine alone.
 enum class schedule : std::uint8_t {
@@ -89,6 +76,9 @@ constexpr std::string_view type_name(dtype type) noexcept {
     default: return hvd::name(type);
   }
 }
+
+/// Whether the collective has the operation at all, whatever the type.
+constexpr bool has_op(collective c, redop op) noexcept { return reduces(c) && (op != redop::avg || facts(c).averages); }
 
 /// What a backend's `run` gets, in the counts of nccl-tests: the elements of the whole vector for allreduce, reduce,
 /// broadcast and send_recv; those of one rank's block for the others, whose larger buffer has `count` times ranks.
@@ -129,60 +119,10 @@ struct job {
 };
 static_assert(std::is_trivially_copyable_v<job>);
 
-constexpr bool reduces(collective c) noexcept {
-  return c == collective::allreduce || c == collective::reduce || c == collective::reduce_scatter ||
-         c == collective::fused || c == collective::engine;
-}
-constexpr bool has_root(collective c) noexcept {
-  return c == collective::reduce || c == collective::broadcast || c == collective::gather || c == collective::scatter;
-}
-/// Whether `count` is one rank's block of a buffer that holds one for each rank.
-constexpr bool has_blocks(collective c) noexcept {
-  return c == collective::reduce_scatter || c == collective::allgather || c == collective::alltoall ||
-         c == collective::gather || c == collective::scatter;
-}
-constexpr bool works_in_place(collective c) noexcept {
-  return c != collective::send_recv && c != collective::barrier && c != collective::fused && c != collective::engine;
-}
-
-/// Elements of one rank's input and output.
-struct extent {
-  std::size_t in, out;
-};
-constexpr extent extent_of(collective c, std::size_t count, int ranks) noexcept {
-  const std::size_t all = count * static_cast<std::size_t>(ranks);
-  switch (c) {
-    case collective::reduce_scatter:
-    case collective::scatter: return {all, count};
-    case collective::allgather:
-    case collective::gather: return {count, all};
-    case collective::alltoall: return {all, all};
-    case collective::barrier: return {0, 0};
-    default: return {count, count};
-  }
-}
-
-/// What the column "size" says: the larger of both buffers, in bytes.
-constexpr std::size_t size_of_message(collective c, std::size_t count, int ranks, dtype type) noexcept {
-  const extent e = extent_of(c, count, ranks);
-  return (e.in > e.out ? e.in : e.out) * hvd::size_of(type);
-}
-/// nccl-tests' way from a size to a count: rounded down to whole elements, or blocks.
-constexpr std::size_t count_of(collective c, std::size_t bytes, int ranks, dtype type) noexcept {
-  return bytes / hvd::size_of(type) / (has_blocks(c) ? static_cast<std::size_t>(ranks) : 1);
-}
-
-/// Bus bandwidth over algorithm bandwidth: what a link must carry, whatever the number of ranks.
-constexpr double bus_factor(collective c, int ranks) noexcept {
-  const double n = ranks;
-  if (c == collective::allreduce || c == collective::fused || c == collective::engine) return 2.0 * (n - 1.0) / n;
-  return has_blocks(c) ? (n - 1.0) / n : 1.0;
-}
-
 /// The value with this name; nothing if there is none.
-template <class E, std::size_t N>
-constexpr std::optional<E> find(const std::string_view (&names)[N], std::string_view text) noexcept {
-  for (std::size_t i = 0; i != N; ++i) {
+template <class E, class Names>
+constexpr std::optional<E> find(const Names& names, std::string_view text) noexcept {
+  for (std::size_t i = 0; i != std::size(names); ++i) {
     if (names[i] == text) return static_cast<E>(i);
   }
   return std::nullopt;

@@ -1,4 +1,4 @@
-// bench/options.hpp: the command line of hvd-bench.
+// bench/options.hpp: what one run of hvd-bench measures, and how.
 #pragma once
 
 #include <bench/job.hpp>
@@ -21,7 +21,7 @@ inline constexpr std::string_view averaging_names[] = {"of rank 0", "mean of ran
 
 struct peer_option {
   std::string name;
-  std::string command;  ///< empty: as launchers.cpp knows it
+  std::string command;  ///< empty: as bench/coordinator/launchers.cpp knows it
 };
 
 struct options {
@@ -65,9 +65,8 @@ struct options {
   std::string command;  ///< the line as it was given
 };
 
-/// `launched` is the number of ranks that a launcher started, 0 outside of one. Errors: usage_error. After --help,
-/// --version: nothing, and the text has been printed.
-std::optional<options> parse_options(int argc, char** argv, int launched);
+/// What a library is told of it, the same for all sizes.
+job job_of(const options& o);
 
 /// Timed calls in a cell, where their number is chosen by `seconds`; grows with those.
 unsigned most_iterations(const options& o);

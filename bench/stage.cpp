@@ -1,19 +1,18 @@
 // bench/stage.cpp: making, opening and waiting on the stage.
 #include <bench/stage.hpp>
 
+#include <hvd/detail/cpu.hpp>
+#include <hvd/shared_memory/futex.hpp>
+
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <new>
 #include <utility>
 
-#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace hvd::bench {
@@ -23,14 +22,6 @@ constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return (n + un
 
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
 
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::milliseconds limit) {
-  const timespec t{limit.count() / 1000, static_cast<long>(limit.count() % 1000 * 1'000'000)};
-  ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &t, nullptr, 0);
-}
-void futex_wake(const std::atomic<std::uint32_t>& word) {
-  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
 struct flock lock_of(int byte) {
   struct flock l {};
   l.l_type = F_WRLCK;
@@ -38,14 +29,6 @@ struct flock lock_of(int byte) {
   l.l_start = byte;
   l.l_len = 1;
   return l;
-}
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 }  // namespace
@@ -126,7 +109,7 @@ void Stage::attach(int rank, int cpu) const {
   s.cpu.store(cpu, std::memory_order_relaxed);
   s.attached.store(1, std::memory_order_release);
   header().finished.fetch_add(1, std::memory_order_release);
-  futex_wake(header().finished);
+  hvd::detail::futex_wake_all(header().finished);
 }
 
 void Stage::check() const {
@@ -139,7 +122,7 @@ std::uint32_t Stage::next(std::uint32_t last) const {
     const std::uint32_t now = header().command.load(std::memory_order_acquire);
     if (header().quit.load(std::memory_order_acquire) != 0) throw stage_ended("the measurement is over");
     if (now != last) return now;
-    futex_wait(header().command, now, std::chrono::milliseconds(100));
+    hvd::detail::futex_wait(header().command, now, std::chrono::milliseconds(100));
     check();
   }
 }
@@ -147,7 +130,7 @@ std::uint32_t Stage::next(std::uint32_t last) const {
 void Stage::report(int rank, std::uint32_t command) const {
   slot(rank).done.store(command, std::memory_order_release);
   header().finished.fetch_add(1, std::memory_order_release);
-  futex_wake(header().finished);
+  hvd::detail::futex_wake_all(header().finished);
 }
 
 void Stage::report_failure(int rank, std::uint32_t command, std::string_view why) const {
@@ -165,7 +148,7 @@ void Stage::wait_for(int rank, std::uint64_t epoch) const {
   const int spins = header().yields ? 16 : 1000;
   for (int i = 0; i != spins; ++i) {
     if (word.load(std::memory_order_acquire) >= epoch) return;
-    pause_cpu();
+    hvd::detail::cpu_pause();
   }
   auto looked = std::chrono::steady_clock::now();
   while (word.load(std::memory_order_acquire) < epoch) {
@@ -183,18 +166,18 @@ std::uint32_t Stage::send(const job& j) const {
   h.work = j;
   const std::uint32_t number = h.command.load(std::memory_order_relaxed) + 1;
   h.command.store(number, std::memory_order_release);
-  futex_wake(h.command);
+  hvd::detail::futex_wake_all(h.command);
   return number;
 }
 
 void Stage::quit() const {
   header().quit.store(1, std::memory_order_release);
   header().command.fetch_add(1, std::memory_order_release);
-  futex_wake(header().command);
+  hvd::detail::futex_wake_all(header().command);
 }
 
 void Stage::wait(std::uint32_t seen_finished, std::chrono::milliseconds limit) const {
-  futex_wait(header().finished, seen_finished, limit);
+  hvd::detail::futex_wait(header().finished, seen_finished, limit);
 }
 
 }  // namespace hvd::bench

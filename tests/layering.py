@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Holds the levels of include/hvd: no header includes what lies above it, nor a neighbour on its level.
 
-Besides: the length of headers, what examples include, and that no header or test is left out of the build.
+Besides: the length of headers, what examples include, which rooms of bench/ know each other, and that no header or test is
+left out of the build.
 
 usage: layering.py [ROOT]        check the tree at ROOT (default: the one that this file is in)
        layering.py --self-test   check that deliberate mistakes in a temporary tree are found
@@ -37,6 +38,21 @@ THIRD_PARTY = {
     "eigen": ("Eigen/",),
     "transport/mpi": ("mpi.h",),
     "transport/nccl": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
+}
+
+# The rooms of bench/, and from which others each includes or imports; "" is what lies in bench/ itself.
+ROOMS = {
+    "": (),
+    "cases": ("",),
+    "rank": ("", "cases"),
+    "backends": ("", "cases", "rank"),
+    "peers": ("", "rank"),
+    "report": ("",),
+    "coordinator": ("", "cases", "rank", "backends", "peers", "report"),
+    "support": (),
+    "comparison": ("report", "support"),
+    "simulated": ("", "backends", "support"),
+    "training": ("support",),
 }
 
 # A file that is not there, with which version.hpp ends the compilation where the standard is too old.
@@ -75,6 +91,7 @@ DETAIL = re.compile(r"^namespace hvd::inline HVD_ABI::detail", re.MULTILINE)
 PUBLIC = re.compile(r"^namespace hvd::inline HVD_ABI \{", re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[ \t]*(.*?)[ \t]*(?://.*)?$")
+IMPORT = re.compile(r"^[ \t]*(?:from|import) (\w+)")
 SPELLING = re.compile(r"^(?:<([^>]+)>|\"([^\"]+)\")")
 
 
@@ -128,6 +145,7 @@ class Check:
     def run(self):
         self.check_headers()
         self.check_examples()
+        self.check_bench()
         self.check_tests()
         return self
 
@@ -241,6 +259,31 @@ class Check:
                 elif not (name.startswith(("hvd/", "Eigen/")) or is_system(name)):
                     self.say(path, line, f"<{name}> is not hvd, Eigen or the standard library.")
 
+    def check_bench(self):
+        base = self.root / "bench"
+        graph = {}
+        for path in sorted(base.rglob("*.[hc]pp")):
+            own = path.relative_to(base)
+            edges = graph[own.as_posix()] = {}
+            for line, name, _ in includes(path.read_text()):
+                if name and name.startswith("bench/"):
+                    target = name.removeprefix("bench/")
+                    edges[target] = line
+                    self.check_room(path, line, own.parts[0] if len(own.parts) > 1 else "", posixpath.dirname(target))
+        self.check_cycles(base, graph)
+        for path in sorted(base.glob("*/*.py")):
+            for line, text in enumerate(path.read_text().splitlines(), 1):
+                found = IMPORT.match(text)
+                if found and found[1] in ROOMS:
+                    self.check_room(path, line, path.parent.name, found[1])
+
+    def check_room(self, path, line, room, target):
+        if room not in ROOMS:
+            self.say(path, line, f"bench/{room}/ is no room; give it one in ROOMS of tests/layering.py.")
+        elif target != room and target not in ROOMS[room]:
+            allowed = ", ".join(f"bench/{name}".rstrip("/") for name in ROOMS[room]) or "none"
+            self.say(path, line, f"bench/{room} knows nothing of bench/{target}; allowed: {allowed}.")
+
     def check_tests(self):
         base = self.root / "tests"
         listed = base / "meson.build"
@@ -277,6 +320,11 @@ def self_test():
         "include/hvd/hvd.hpp": "#include <hvd/transport/shm.hpp>\n",
         "examples/x/main.cpp": '#include <hvd/hvd.hpp>\n#include <Eigen/Core>\n#include "own.hpp"\n#include <cstdio>\n',
         "examples/x/own.hpp": "#include <vector>\n",
+        "bench/job.hpp": "#include <hvd/dtype.hpp>\n",
+        "bench/cases/fused.hpp": "#include <bench/job.hpp>\n",
+        "bench/rank/worker.cpp": "#include <bench/cases/fused.hpp>\n",
+        "bench/support/where.py": "import os\n",
+        "bench/comparison/plan.py": "from support.where import commit\n",
         "tests/dtype.cpp": 'TEST_CASE("x") {}\n',
         "tests/meson.build": "names: ['dtype']\n",
     }
@@ -305,6 +353,11 @@ def self_test():
         ("tests/unlisted.cpp", 'TEST_CASE("x") {}\n', "unlisted.cpp:1: the test is never run"),
         ("examples/x/own.hpp", '#include "../../tests/support/skip.hpp"\n', "own.hpp:1: \"../../tests/support/skip.hpp\" is not"),
         ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a part; an example"),
+        ("bench/job.hpp", "#include <bench/cases/fused.hpp>\n", "job.hpp:1: bench/ knows nothing of bench/cases; allowed: none"),
+        ("bench/job.hpp", "#include <bench/job.hpp>\n", "job.hpp:1: includes form a cycle"),
+        ("bench/cases/fused.hpp", "#include <bench/rank/place.hpp>\n", "bench/cases knows nothing of bench/rank"),
+        ("bench/attic/x.hpp", "#include <bench/job.hpp>\n", "x.hpp:1: bench/attic/ is no room"),
+        ("bench/support/where.py", "from comparison import plan\n", "bench/support knows nothing of bench/comparison"),
         ("examples/x/own.hpp", "#include <boost/any.hpp>\n", "<boost/any.hpp> is not hvd, Eigen"),
     ]
     wrong = 0

@@ -7,12 +7,9 @@ the ratio of times: above 1 this checkout is faster. The last columns say how mu
 of them are nearer to the median than that.
 """
 
-import argparse
-import datetime
 import json
 import os
 import random
-import re
 import shlex
 import statistics
 import subprocess
@@ -20,50 +17,38 @@ import sys
 import tempfile
 from pathlib import Path
 
-from comparison import children
-from comparison.measure import PROGRAM, environment, progress, without_paths
+from comparison.measure import environment, progress
 from comparison.plan import (
     COLLECTIVES,
     MODELS,
     OVERSUBSCRIBED_SIZES,
     QUICK_OVERSUBSCRIBED_SIZES,
     QUICK_SIZES,
-    ROOT,
     SIZES,
-    Refused,
     plan,
 )
-from comparison.tables import size_text, time_text
-from comparison.where import commit, machine, save, shown, slug
+from support import RESULTS, ROOT, children
+from support.build import PROGRAM, RELEASE, quietly
+from support.options import Parser, Refused, whole
+from support.texts import size_text, table, time_text
+from support.where import name_of, origin, save, shown, without_paths
 
 FOLDER = ROOT / "build" / "against"
 FORMAT = "hvd against itself 1"
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise Refused(f"{message}; bench/compare --against HEAD --help lists what there is")
-
-
-def turns(text):
-    if not re.fullmatch(r"\d{1,3}", text) or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 to 999")
-    return int(text)
-
-
 def parse(argv):
-    form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="bench/compare --against", description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser("bench/compare --against", __doc__, "bench/compare --against HEAD --help")
     add = parser.add_argument
     add("--against", metavar="COMMIT", required=True, help="whatever git knows: a hash, a branch, HEAD~3")
     add("--collectives", metavar="LIST", help=f"of {', '.join(COLLECTIVES)} (default all)")
     add("--ranks", metavar="LIST", help="numbers of ranks (default 2, and 4 and 8 for allreduce)")
     add("--sizes", metavar="LIST", help=f"bytes, as for bench/compare (default {SIZES}, and {OVERSUBSCRIBED_SIZES})")
     add("--quick", action="store_true", help=f"fewer sizes: {QUICK_SIZES}, and {QUICK_OVERSUBSCRIBED_SIZES}")
-    add("--turns", metavar="N", type=turns, default=7, help="of each program, for each size (default 7)")
+    add("--turns", metavar="N", type=whole(1, 999), default=7, help="of each program, for each size (default 7)")
     add("--seconds", metavar="S", type=float, default=0.1, help="of measuring in a turn (default 0.1)")
     add("--seed", metavar="N", type=int, default=1, help="of the order of turns (default 1)")
-    add("--output", metavar="DIR", type=Path, default=ROOT / "bench" / "results", help="folder for the results")
+    add("--output", metavar="DIR", type=Path, default=RESULTS, help="folder for the results")
     add("--no-build", action="store_true", help="take the programs that are there")
     options = parser.parse_args(argv)
     options.commit = git("rev-parse", "--verify", "--quiet", "--short=12", f"{options.against}^{{commit}}")
@@ -92,19 +77,16 @@ def build(options, build_here):
         call("git", "worktree", "prune")
         call("git", "worktree", "add", "--detach", source, options.commit)
     if not (folder / "build.ninja").exists():
-        features = ["-Dbench=enabled", "-Dtests=disabled", "-Dexamples=disabled", "-Dmpi=disabled"]
-        call("meson", "setup", "--buildtype=release", *features, folder, source)
+        call("meson", "setup", *RELEASE, "-Dmpi=disabled", folder, source)
     print(f"bench/compare: building hvd-bench of {options.commit}", file=sys.stderr)
     call("ninja", "-C", folder, "bench/hvd-bench")
     return program
 
 
 def call(*words):
-    path = f"{ROOT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"
-    lines = []
-    code, errors = children.run(list(map(str, words)), lines.append, cwd=ROOT, env={**os.environ, "PATH": path})
+    code, text = quietly(*words)
     if code != 0:
-        raise Refused("\n".join([*lines, errors, f"{shlex.join(map(str, words))} failed"]))
+        raise Refused(f"{text}\n{shlex.join(map(str, words))} failed")
 
 
 def points(series):
@@ -170,11 +152,12 @@ def markdown(run):
         ratios = [ratio(row) for row in rows]
         mean = statistics.geometric_mean(ratios)
         lines += ["", f"## {name}", "", f"Geometric mean {mean:.2f}, worst {min(ratios):.2f}.", ""]
-        lines += ["| | before, us | now, us | before / now | ± before | ± now |", "|---|--:|--:|--:|--:|--:|"]
+        cells = []
         for row in rows:
             before, now = (row["times"][version] for version in ("before", "now"))
-            times = " | ".join(time_text(statistics.median(each)) for each in (before, now))
-            lines.append(f"| {row['row']} | {times} | {ratio(row):.2f} | {spread(before):.0%} | {spread(now):.0%} |")
+            times = [time_text(statistics.median(each)) for each in (before, now)]
+            cells.append([row["row"], *times, f"{ratio(row):.2f}", f"{spread(before):.0%}", f"{spread(now):.0%}"])
+        lines.append(table(["", "before, us", "now, us", "before / now", "± before", "± now"], cells))
     return "\n".join(lines) + "\n"
 
 
@@ -189,16 +172,12 @@ def main(argv, build_here):
     run = without_paths(
         {
             "format": FORMAT,
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "machine": machine(),
-            "commit": commit(),
+            **origin("bench/compare", *argv),
             "against": options.commit,
-            "command": shlex.join(["bench/compare", *argv]),
             "turns": options.turns,
             "rows": measure(options, programs),
-        },
-        [ROOT],
+        }
     )
-    name = f"{run['date'][:10]}-{slug(run['machine']['cpu'])}-against-{options.commit}"
+    name = name_of(run, "against", options.commit)
     save(run, name, options.output, markdown(run))
     return 0

@@ -7,11 +7,13 @@ import re
 import signal
 import sys
 
-from comparison import children, tables
-from comparison.plan import MODELS, ROOT, cost, runs_of
+from comparison.plan import MODELS, cost, runs_of
+from support import ROOT, children
+from support.build import PROGRAM
+from support.texts import size_text
+from support.where import without_paths
 
 PLACES = ("out_of_place", "in_place")
-PROGRAM = ROOT / "build" / "bench" / "bench" / "hvd-bench"
 
 
 class Lines:
@@ -39,17 +41,6 @@ def progress(total):
 
     form = "{percentage:3.0f} %|{bar}| {elapsed} gone, {remaining} left  {desc}"
     return tqdm(total=total, file=sys.stderr, bar_format=form, mininterval=0.2, dynamic_ncols=True)
-
-
-def without_paths(value, folders):
-    """The same with the paths of this checkout and of the temporary folder made relative: results are published."""
-    if isinstance(value, str):
-        for folder in folders:
-            value = value.replace(f"{folder}/", "").replace(str(folder), ".")
-        return value
-    if isinstance(value, dict):
-        return {key: without_paths(item, folders) for key, item in value.items()}
-    return [without_paths(item, folders) for item in value] if isinstance(value, list) else value
 
 
 def last_sentence(text, code):
@@ -104,7 +95,7 @@ def measure(arguments, one, folder, bar):
 
         def show():
             if waiting:
-                what = about.get("model") or tables.size_text(waiting[0])
+                what = about.get("model") or size_text(waiting[0])
                 bar.set_description_str(f"{one['name']}: {what}", refresh=True)
 
         def on_line(line):

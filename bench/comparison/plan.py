@@ -1,10 +1,10 @@
 """What bench/compare is asked to measure: options to series. Standard library only."""
 
-import os
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support.options import Refused
+from support.where import usable_cpus
 
 # What each word of --collectives measures: hvd-bench's name, buffers, and the numbers of ranks unless --ranks says so.
 COLLECTIVES = {
@@ -30,10 +30,6 @@ QUICK_OVERSUBSCRIBED_SIZES = "8,64K,1M"
 FUSIONS = {"resnet50": (256 << 10, 1 << 20, 4 << 20), "transformer124m": (1 << 20,)}
 QUICK_FUSIONS = {"resnet50": (1 << 20,)}
 MOST_RANKS = 256
-
-
-class Refused(Exception):
-    """Bad input: one sentence for the user, exit code 2."""
 
 
 def size(text):
@@ -94,10 +90,6 @@ def rank_counts(text):
             raise Refused(f"--ranks: '{part}' is not a whole number from 2 to {MOST_RANKS}")
         found.append(int(part))
     return sorted(set(found))
-
-
-def usable_cpus():
-    return len(os.sched_getaffinity(0))
 
 
 def plan(arguments):

@@ -11,6 +11,9 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support import texts
+from support.texts import size_text, time_text
+
 FORMAT = 1
 
 TITLES = {
@@ -39,22 +42,6 @@ def title(library):
 def lacks(library, why):
     """Whether a library has no time because it has no such collective, type or operation, as it says of itself."""
     return why.startswith(f"{title(library)} has no ")
-
-
-def size_text(size):
-    """Bytes in binary units, as short as is exact."""
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << shift and size % (1 << shift) == 0:
-            return f"{size >> shift} {unit}"
-    return f"{size} B" if size < 1 << 20 else f"{size / 1e6:.1f} MB"
-
-
-def time_text(microseconds):
-    """Three digits that count; nobody needs more of a benchmark."""
-    if microseconds >= 1000:
-        return f"{float(f'{microseconds:.3g}'):.0f}"
-    digits = 2 - max(0, math.floor(math.log10(microseconds))) if microseconds > 0 else 2
-    return f"{microseconds:.{max(0, digits)}f}"
 
 
 def ratio_text(ratio):
@@ -131,11 +118,11 @@ def heading(series):
     return f"{what}, {series['ranks']} ranks{where}"
 
 
-def measured(result, placement):
+def measured(result):
     """The times of a result, or None and why there are none."""
     if result.get("error"):
         return None, result["error"]
-    for place in (placement, "out_of_place", "in_place"):
+    for place in ("out_of_place", "in_place"):
         cell = result.get(place)
         if not cell:
             continue
@@ -148,7 +135,7 @@ def measured(result, placement):
     return None, "no time was reported"
 
 
-def table(series, placement="out_of_place"):
+def table(series):
     """A series of a run as a Table. Times are out of place, or in place where there is nothing else, and those with the
     best fusion buffer for each library."""
     libraries = series.get("libraries", [])
@@ -164,7 +151,7 @@ def table(series, placement="out_of_place"):
         library, fusion = result["library"], result.get("fusion_bytes")
         if fusion and fusion not in row.tried:
             row.tried.append(fusion)
-        times, why = measured(result, placement)
+        times, why = measured(result)
         if times and (library not in row.times or times[0] < row.time(library)):
             row.times[library] = times
             row.fusions[library] = fusion
@@ -181,8 +168,7 @@ def tables(run):
 
 def grid(header, rows, align="r"):
     """A Markdown table; the first column is text."""
-    rule = ["---"] + ["---:" if align == "r" else "---"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *rows])
+    return texts.table(header, rows, "| --- |" + (" ---: |" if align == "r" else " --- |") * (len(header) - 1))
 
 
 def ranges(labels):

@@ -5,9 +5,9 @@
 
 #include <comm/shm.h>
 
-#include <bench/pages.hpp>
-#include <bench/peers/launch.hpp>
-#include <bench/worker.hpp>
+#include <bench/peers/settings.hpp>
+#include <bench/rank/pages.hpp>
+#include <bench/rank/worker.hpp>
 
 #include <climits>
 #include <cstdlib>
@@ -56,8 +56,7 @@ class DeepSpeedBackend {
   [[nodiscard]] std::string supports(const job& j) const {
     const bool runs = j.type == dtype::float32 ? __builtin_cpu_supports("avx2") : __builtin_cpu_supports("avx512bw");
     const bool known = j.type == dtype::float32 || j.type == dtype::float16 || j.type == dtype::bfloat16;
-    const bool allreduce =
-        j.kind == collective::allreduce || j.kind == collective::fused || j.kind == collective::engine;
+    const bool allreduce = j.kind == collective::allreduce || has_model(j.kind);
     if (!allreduce) return "DeepSpeed has no " + std::string(name(j.kind)) + " through shared memory";
     if (!known || j.op != redop::sum) return "DeepSpeed sums floats, half and bfloat16 only";
     if (!runs) return "DeepSpeed's kernels need AVX2 for float and AVX-512 for half and bfloat16";

@@ -5,11 +5,11 @@
 // used with synchronous, busy-polling pairs, its option for low latency. Synchronous pairs block in send, so that two
 // ranks that send more than sockets hold would wait for each other until a timeout: larger messages, and the other
 // collectives, go through the newer interface with its helper thread, as in PyTorch.
-#include <bench/pages.hpp>
 #include <bench/peers/gloo_types.hpp>
-#include <bench/peers/launch.hpp>
 #include <bench/peers/scale.hpp>
-#include <bench/worker.hpp>
+#include <bench/peers/settings.hpp>
+#include <bench/rank/pages.hpp>
+#include <bench/rank/worker.hpp>
 
 #include <hvd/topology.hpp>
 
@@ -104,6 +104,11 @@ class GlooBackend {
   }
 
   [[nodiscard]] std::string supports(const job& j) const {
+    using enum collective;
+    if (!has_model(j.kind) && !is_one_of(j.kind, {allreduce, reduce, reduce_scatter, allgather, broadcast, alltoall,
+                                                  gather, scatter, send_recv, barrier})) {
+      return "Gloo has no " + std::string(name(j.kind));
+    }
     if (j.type == dtype::bfloat16 && reduces(j.kind)) return "Gloo has no bfloat16";
     if (j.type == dtype::float16 && reduces(j.kind) && j.op == redop::avg) return "Gloo has no average";
     if (j.kind == collective::alltoall && j.in_place) return "Gloo's alltoall does not work in place";
@@ -145,9 +150,7 @@ class GlooBackend {
     } else {
       run_newer(c, bytes);
     }
-    if (c.op == redop::avg && reduces(c.kind) && (c.kind != collective::reduce || rank_ == c.root)) {
-      divide(c.type, c.out, c.count, size_);
-    }
+    if (c.op == redop::avg) finish_average(c, rank_, size_);
   }
 
  private:

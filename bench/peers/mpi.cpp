@@ -8,10 +8,10 @@
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 
-#include <bench/pages.hpp>
-#include <bench/peers/launch.hpp>
 #include <bench/peers/scale.hpp>
-#include <bench/worker.hpp>
+#include <bench/peers/settings.hpp>
+#include <bench/rank/pages.hpp>
+#include <bench/rank/worker.hpp>
 
 #include <climits>
 #include <cstring>
@@ -128,7 +128,7 @@ class MpiBackend {
       return "this MPI has a wrong " + std::string(name(j.op)) + " of " + std::string(type_name(j.type)) +
              ": it compares as if signed";
     }
-    if (j.kind != collective::fused && j.kind != collective::engine && j.count > INT_MAX) {
+    if (!has_model(j.kind) && j.count > INT_MAX) {
       return "MPI counts elements in int, and " + std::to_string(j.count) + " is more";
     }
     if (j.kind == collective::reduce_scatter && j.in_place) {
@@ -149,9 +149,7 @@ class MpiBackend {
       failed_ = true;
       require(code, name(c.kind).data());
     }
-    if (c.op == redop::avg && reduces(c.kind) && (c.kind != collective::reduce || rank_ == c.root)) {
-      divide(c.type, c.out, c.count, size_);
-    }
+    if (c.op == redop::avg) finish_average(c, rank_, size_);
   }
 
  private:
@@ -192,6 +190,7 @@ class MpiBackend {
         const bool in_place = root && c.out == static_cast<const std::byte*>(c.in) + own;
         return MPI_Scatter(c.in, count, type, in_place ? MPI_IN_PLACE : c.out, count, type, c.root, comm);
       }
+      case collective::scan: return MPI_Scan(in, c.out, count, type, op, comm);
       case collective::send_recv:
         return MPI_Sendrecv(c.in, count, type, (rank_ + 1) % size_, 0, c.out, count, type, (rank_ + size_ - 1) % size_,
                             0, comm, MPI_STATUS_IGNORE);

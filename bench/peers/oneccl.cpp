@@ -6,10 +6,10 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
-#include <bench/pages.hpp>
-#include <bench/peers/launch.hpp>
 #include <bench/peers/scale.hpp>
-#include <bench/worker.hpp>
+#include <bench/peers/settings.hpp>
+#include <bench/rank/pages.hpp>
+#include <bench/rank/worker.hpp>
 
 #include <cstring>
 #include <memory>
@@ -108,14 +108,13 @@ class CclBackend {
     if (reduces(j.kind) && j.op == redop::avg && (j.type == dtype::float16 || j.type == dtype::bfloat16)) {
       return "oneCCL has no average on CPUs";
     }
-    switch (j.kind) {
-      case collective::gather:
-      case collective::scatter:
-      case collective::send_recv: return "oneCCL has no " + std::string(name(j.kind)) + " of its own on CPUs";
-      case collective::reduce_scatter:
-      case collective::alltoall: return j.in_place ? "oneCCL does not do it in place" : "";
-      default: return {};
+    using enum collective;
+    if (!has_model(j.kind) &&
+        !is_one_of(j.kind, {allreduce, reduce, reduce_scatter, allgather, broadcast, alltoall, barrier})) {
+      return "oneCCL has no " + std::string(name(j.kind)) + " of its own on CPUs";
     }
+    if (j.in_place && is_one_of(j.kind, {reduce_scatter, alltoall})) return "oneCCL does not do it in place";
+    return {};
   }
 
   void prepare(const job&) {}
@@ -131,9 +130,7 @@ class CclBackend {
       failed_ = true;
       throw;
     }
-    if (c.op == redop::avg && reduces(c.kind) && (c.kind != collective::reduce || rank_ == c.root)) {
-      divide(c.type, c.out, c.count, size_);
-    }
+    if (c.op == redop::avg) finish_average(c, rank_, size_);
   }
 
  private:

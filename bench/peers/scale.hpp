@@ -1,7 +1,7 @@
 // bench/peers/scale.hpp: an average where a library has only the sum.
 #pragma once
 
-#include <hvd/dtype.hpp>
+#include <bench/job.hpp>
 
 #include <complex>
 #include <cstddef>
@@ -32,6 +32,12 @@ inline void divide(dtype type, void* data, std::size_t count, int ranks) {
     case dtype::complex128: return all(static_cast<std::complex<double>*>(data), static_cast<double>(ranks));
     default: throw std::runtime_error("no average of this type");
   }
+}
+
+/// Makes the average of the sum that a call has given, on ranks that have it.
+inline void finish_average(const call& c, int rank, int ranks) {
+  const bool gets = facts(c.kind).root != root_role::gets || rank == c.root;
+  if (reduces(c.kind) && gets) divide(c.type, c.out, c.count, ranks);
 }
 
 }  // namespace hvd::bench

@@ -8,9 +8,9 @@ None, and the dictionary is None where ranks are not alike.
 
 import math
 
-from comparison.tables import size_text
 from simulated.formulas import power
 from simulated.tables import MOST_DIFFERENCE, time_text
+from support.texts import size_text, table
 
 WORD = 8  # bytes
 
@@ -73,10 +73,9 @@ def problems(run):
     return found
 
 
-def table(head, lines):
-    """Markdown; all cells to the right."""
-    text = ["| " + " | ".join(head) + " |", "|" + "--:|" * len(head)]
-    return "\n".join([*text, *("| " + " | ".join(map(str, line)) + " |" for line in lines)])
+def numbers(head, lines):
+    """A table whose cells are all to the right."""
+    return table(head, lines, "|" + "--:|" * len(head))
 
 
 def agreements(rows):
@@ -93,14 +92,14 @@ def agreements(rows):
                 line += ["", ""] if apart is None else [time_text(row["formula"][part]), f"{100 * apart:.1f} %"]
         lines.append(line)
     columns = ["divided by L", *(["formula", "apart"] if closed else [])]
-    return table(["ranks", "names known", *columns, "names new", *columns], lines)
+    return numbers(["ranks", "names known", *columns, "names new", *columns], lines)
 
 
 def times(rows):
     """Whole steps, and the constructor."""
     parts = ("data", "later", "first", "start")
     lines = [[row["ranks"], *(time_text(row[part]["seconds"]) for part in parts)] for row in rows]
-    return table(["ranks", "without the engine", "names known", "names new", "constructor"], lines)
+    return numbers(["ranks", "without the engine", "names known", "names new", "constructor"], lines)
 
 
 def each(row, part, what):
@@ -119,7 +118,7 @@ def traffic(rows):
             line += [f"{count:.{digits}f}" for count in counts]
         lines.append(line)
     head = ["ranks", "messages", "names known add", "names new add", "bytes", "names known add", "names new add"]
-    return table(head, lines)
+    return numbers(head, lines)
 
 
 def markdown(run, pictures=()):

@@ -82,6 +82,11 @@ def recursive_doubling_allgather(link, p, size):
     return None if steps is None else steps * link.alpha + (p - 1) / p * size * link.beta
 
 
+def recursive_doubling_scan(link, p, size):
+    steps = power(p)
+    return None if steps is None else steps * (link.hop(size) + size * link.gamma)
+
+
 def halving_doubling_allreduce(link, p, size):
     act = acting(p)
     if act is None:
@@ -163,6 +168,7 @@ FORMULAS = {
     ("alltoall", "bruck"): (bruck_alltoall, "L (alpha + S/2 beta)"),
     ("gather", "tree"): (tree_blocks, STEPS + " beta"),
     ("scatter", "tree"): (tree_blocks, STEPS + " beta"),
+    ("scan", "recursive_doubling"): (recursive_doubling_scan, "L (alpha + S (beta + gamma))"),
 }
 
 

@@ -44,6 +44,7 @@ BARE = {
     ("alltoall", "ring"),
     ("gather", "tree"),
     ("scatter", "tree"),
+    ("scan", "recursive_doubling"),
 }
 
 

@@ -1,20 +1,14 @@
 """The plots of bench/scaling: time against bytes, and against ranks; points simulated, lines by formula; and the same
 of the engine, against ranks. Needs matplotlib."""
 
-import warnings
 from collections import Counter
 
-import matplotlib
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator  # noqa: E402
-
-from comparison.plots import STYLE, short_size, short_time, size_axis  # noqa: E402
-from simulated import engine  # noqa: E402
-from simulated.tables import keyed  # noqa: E402
+from simulated import engine
+from simulated.tables import keyed
+from support.plotting import draw_files, plt, short_size, short_time, size_axis
 
 # Okabe and Ito's colours, as in bench/compare.
 LOOKS = {
@@ -151,10 +145,5 @@ def engine_figure(run):
 
 def write(run, folder, name):
     """Writes NAME.svg and NAME.png; returns their names."""
-    with plt.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        drawn = engine_figure(run) if run.get("about") == "engine" else figure(run)
-        drawn.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        drawn.savefig(folder / f"{name}.png", dpi=90, metadata={"Software": None})
-        plt.close(drawn)
-    return [f"{name}.svg", f"{name}.png"]
+    draw = engine_figure if run.get("about") == "engine" else figure
+    return draw_files(lambda: draw(run), folder, name, dpi=90)

@@ -7,8 +7,8 @@ A run is a dictionary, stored as NAME.json: `date`, `commit`, `command`, and `sc
 
 import math
 
-from comparison.tables import size_text
 from simulated import formulas
+from support.texts import size_text, table
 
 MOST_DIFFERENCE = 0.05  # between simulation and formula
 FASTER = 0.995  # at least so much less is faster
@@ -55,10 +55,7 @@ def problems(run):
 
 def agreement(rows):
     """Each algorithm's formula, and how far the simulation is from it at worst."""
-    lines = [
-        "| collective | algorithm | formula | cases | with formula | largest difference | at |",
-        "|---|---|---|--:|--:|--:|---|",
-    ]
+    lines = []
     for (collective, algorithm), cells in keyed(rows).items():
         with_formula = [row for row in cells.values() if difference(row) is not None]
         worst = max(with_formula, key=difference, default=None)
@@ -66,9 +63,9 @@ def agreement(rows):
         largest = f"{100 * difference(worst):.2f} %" if worst else ""
         text = formulas.written(collective, algorithm)
         text = f"`{text}`" if text and with_formula else "none"
-        cells_ = (collective, algorithm, text, len(cells), len(with_formula), largest, where)
-        lines.append("| " + " | ".join(map(str, cells_)) + " |")
-    return "\n".join(lines)
+        lines.append((collective, algorithm, text, len(cells), len(with_formula), largest, where))
+    head = ["collective", "algorithm", "formula", "cases", "with formula", "largest difference", "at"]
+    return table(head, lines, "|---|---|---|--:|--:|--:|---|")
 
 
 def times(rows, collective):
@@ -77,19 +74,18 @@ def times(rows, collective):
     sizes = sorted({size for cells in mine.values() for _, size in cells})
     ranks = sorted({p for cells in mine.values() for p, _ in cells})
     chosen = [p for p in ranks if p in SHOWN_RANKS] or ranks
-    lines = ["| ranks | algorithm | | " + " | ".join(map(size_text, sizes)) + " |"]
-    lines.append("|--:|---|---|" + "--:|" * len(sizes))
+    lines = []
     for p in chosen:
         for algorithm, cells in mine.items():
             found = [cells.get((p, size)) for size in sizes]
             if not any(found):
                 continue
             simulated = [time_text(row["seconds"]) if row else "" for row in found]
-            lines.append(f"| {p} | {algorithm} | simulated | " + " | ".join(simulated) + " |")
+            lines.append([p, algorithm, "simulated", *simulated])
             closed = [time_text(row["formula"]) if row and row["formula"] is not None else "" for row in found]
             if any(closed):
-                lines.append("| | | formula | " + " | ".join(closed) + " |")
-    return "\n".join(lines)
+                lines.append(["", "", "formula", *closed])
+    return table(["ranks", "algorithm", "", *map(size_text, sizes)], lines, "|--:|---|---|" + "--:|" * len(sizes))
 
 
 def crossings(rows, collective, p):
@@ -129,7 +125,7 @@ def rounded(size):
 
 def crossover_table(rows):
     """For each collective with a choice: which algorithm is the fastest from which size on."""
-    lines = ["| collective | ranks | fastest |", "|---|--:|---|"]
+    lines = []
     for collective in dict.fromkeys(row["collective"] for row in rows):
         names = {name for kind, name in keyed(rows) if kind == collective}
         if len(names) < 2:
@@ -139,8 +135,8 @@ def crossover_table(rows):
                 f"from {rounded(size)} {name}" if size else name for size, name in crossings(rows, collective, p)
             ]
             if parts:
-                lines.append(f"| {collective} | {p} | {', '.join(parts)} |")
-    return "\n".join(lines)
+                lines.append([collective, p, ", ".join(parts)])
+    return table(["collective", "ranks", "fastest"], lines, "|---|--:|---|")
 
 
 def markdown(run, pictures=()):

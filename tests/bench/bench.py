@@ -32,6 +32,7 @@ COLLECTIVES = (
     "alltoall",
     "gather",
     "scatter",
+    "scan",
     "send_recv",
 )
 
@@ -245,6 +246,8 @@ class Correct(Case):
     def test_all_types_and_operations(self):
         found = self.right("allreduce", "-b", "4000", "-e", "4000", "-d", "all", "-o", "all", "-n", "2", "--iters", "2")
         self.assertEqual(len(found), 12 * 5)
+        found = self.right("scan", "-b", "4000", "-e", "4000", "-d", "all", "-o", "all", "-n", "3", "--iters", "2")
+        self.assertEqual(len(found), 12 * 4)  # no average
         for kind, op in (("bool", "max"), ("complex64", "prod"), ("complex128", "avg")):
             self.right("reduce", "-b", "4000", "-e", "4000", "-d", kind, "-o", op, "-n", "2", "--iters", "2")
 
@@ -278,6 +281,11 @@ class Correct(Case):
             with self.subTest(options=options):
                 output = self.measure("allreduce", "-b", "64", "-e", "64", "--iters", "2", *options)
                 self.assertIn(f"# allreduce: {ranks} ranks ", output)
+
+    def test_a_scan_by_each_algorithm_that_has_one(self):
+        for algorithm in ("direct", "recursive_doubling"):
+            with self.subTest(algorithm=algorithm):
+                self.right("scan", "-b", "8", "-e", "512K", "-f", "256", "-n", "3", "--algorithm", algorithm, "--iters", "5")
 
     def test_an_algorithm_that_cannot(self):
         result = run("alltoall", "-b", "1K", "-e", "1K", "--algorithm", "tree", *QUICK)
@@ -357,6 +365,7 @@ class BadInput(Case):
             (["allreduce", "-d", "quad"], ("quad", "bfloat16")),
             (["allreduce", "-o", "xor"], ("xor", "prod")),
             (["allreduce", "-d", "bool", "-o", "sum"], ("sum", "bool")),
+            (["scan", "-o", "avg"], ("scan has no avg", "sum, prod, min, max")),
             (["reduce", "-r", "2", "-n", "2"], ("-r 2", "0 to 1")),
             (["allreduce", "-n", "0"], ("-n 0",)),
             (["allreduce", "-n", "two"], ("two",)),

@@ -28,7 +28,8 @@ COMPARE = ROOT / "bench" / "compare"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
 
-from comparison import against, documents, hosts, measure, plan, tables, where  # noqa: E402
+from comparison import against, documents, hosts, measure, plan, tables  # noqa: E402
+from support import where  # noqa: E402
 
 # Stands in for hvd-bench: prints a row for each size and writes JSON. PRETEND says what goes wrong.
 STAND_IN = r"""#!/usr/bin/env python3

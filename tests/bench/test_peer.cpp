@@ -1,6 +1,6 @@
 // tests/bench/test_peer.cpp: a library under measurement that misbehaves as its first argument says.
-#include <bench/pages.hpp>
-#include <bench/worker.hpp>
+#include <bench/rank/pages.hpp>
+#include <bench/rank/worker.hpp>
 
 #include <hvd/allreduce.hpp>
 #include <hvd/transport/shm.hpp>

@@ -1,5 +1,6 @@
-// tests/bench/wrong_kernels.cpp: in place of bench/kernels.cpp: a sum that is wrong in the last element of each call.
-#include <bench/kernels.hpp>
+// tests/bench/wrong_kernels.cpp: in place of bench/backends/kernels.cpp: a sum that is wrong in the last element of
+// each call.
+#include <bench/backends/kernels.hpp>
 
 #include <cstring>
 

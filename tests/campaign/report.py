@@ -14,7 +14,7 @@ import common
 sys.path.insert(0, str(common.ROOT / "bench"))
 
 from comparison import documents  # noqa: E402
-from comparison.where import commit, machine, slug  # noqa: E402
+from support.where import commit, machine, slug  # noqa: E402
 
 FORMAT = "campaign 1"
 DOCUMENT = common.ROOT / "docs" / "reliability.md"

@@ -250,7 +250,7 @@ def must_exist(place, name):
 def described_options(command):
     """The text in which the options of a program must be found."""
     if command.startswith("build/"):  # where they are declared: it need not be built yet
-        return "\n".join(path.read_text() for path in sorted((ROOT / "bench").glob("*.cpp")))
+        return "\n".join(path.read_text() for path in sorted((ROOT / "bench").rglob("*.cpp")))
     return subprocess.run([ROOT / command, "--help"], capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT).stdout
 
 

@@ -1,0 +1,15 @@
+// bench/coordinator/engine.hpp: the engine against calls, while backward passes are replayed.
+#pragma once
+
+#include <bench/coordinator/launched.hpp>
+#include <bench/options.hpp>
+
+#include <optional>
+
+namespace hvd::bench {
+
+/// What hvd-bench engine does: steps of hvd's engine and of each library's calls, in turns; the engine's latency, what
+/// it costs while it is idle, and what a timeline costs. Returns and throws as run().
+int run_engine(const options& o, const std::optional<launched>& inside);
+
+}  // namespace hvd::bench

@@ -1,0 +1,224 @@
+// bench/coordinator/run.cpp: the order of measurements, so that all libraries see the same sizes in the same minutes.
+#include <bench/coordinator/run.hpp>
+
+#include <bench/cases/inputs.hpp>
+#include <bench/coordinator/libraries.hpp>
+#include <bench/coordinator/signals.hpp>
+#include <bench/report/report.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+namespace hvd::bench {
+namespace {
+
+constexpr unsigned fewest = 20, probes = 3;
+
+class runner {
+ public:
+  runner(const options& o, std::vector<std::unique_ptr<Library>>& libraries) : o_(o), libraries_(libraries) {}
+
+  row measure(std::size_t size, dtype type, redop op, int root) {
+    row r;
+    r.type = type;
+    r.op = op;
+    r.root = root;
+    r.count = o_.kind == collective::barrier ? 0
+              : o_.kind == collective::fused ? parameters_of(o_.parameters)
+                                             : count_of(o_.kind, size, o_.ranks, type);
+    r.size = size_of_message(o_.kind, r.count, o_.ranks, type);
+    job j = job_of(o_);
+    j.type = type;
+    j.op = op;
+    j.root = root;
+    j.count = r.count;
+    j.rotating_bytes = rotating_bytes();
+
+    std::vector<state> all(libraries_.size());
+    for (unsigned round = 0; round != o_.rounds; ++round) {
+      for (std::size_t l = 0; l != all.size(); ++l) {
+        for (const bool in_place : {false, true}) turn(*libraries_[l], all[l], j, in_place, round);
+      }
+    }
+    for (std::size_t l = 0; l != all.size(); ++l) {
+      for (const bool in_place : {false, true}) check(*libraries_[l], all[l], j, in_place);
+      measured m;
+      m.error = all[l].error;
+      if (!all[l].of[0].samples.empty()) m.out_of_place = finish(all[l].of[0]);
+      if (!all[l].of[1].samples.empty()) m.in_place = finish(all[l].of[1]);
+      r.libraries.push_back(std::move(m));
+    }
+    return r;
+  }
+
+ private:
+  struct half {
+    std::vector<double> samples;
+    std::optional<std::uint64_t> wrong;
+    unsigned iterations = 0, warmup = 0;  ///< of each round
+  };
+  struct state {
+    half of[2];
+    std::string error;
+    bool failed = false;
+  };
+
+  [[nodiscard]] bool wanted(const state& s, bool in_place) const {
+    return !s.failed && (in_place ? o_.in_place && works_in_place(o_.kind) : o_.out_of_place);
+  }
+
+  job_result submit(Library& library, state& s, const job& j) {
+    if (!library.missing().empty() && library.description().empty()) {  // never ran; the head of the table says why
+      s.failed = true;
+      s.error = library.missing();
+      return {};
+    }
+    job_result result = library.run(j);
+    if (result.state == outcome::done) return result;
+    if (s.error.empty() || result.state == outcome::failed) s.error = result.problem;
+    s.failed = s.failed || result.state == outcome::failed;
+    return result;
+  }
+
+  void turn(Library& library, state& s, job j, bool in_place, unsigned round) {
+    half& h = s.of[in_place ? 1 : 0];
+    if (!wanted(s, in_place)) return;
+    j.in_place = in_place;
+    if (round == 0) {
+      plan(library, s, h, j);
+    }
+    if (h.iterations == 0 || s.failed) return;
+    j.warmup = h.warmup;
+    j.iterations = h.iterations;
+    const job_result result = submit(library, s, j);
+    h.samples.insert(h.samples.end(), result.samples.begin(), result.samples.end());
+  }
+
+  /// How many calls fit into the time for a cell.
+  void plan(Library& library, state& s, half& h, job j) {
+    if (o_.iterations) {
+      h.iterations = std::max(1U, *o_.iterations / o_.rounds);
+      h.warmup = *o_.warmup;
+      // The library must still say whether it can.
+      j.check = true;
+      j.iterations = 0;
+      if (submit(library, s, j).state != outcome::done) h.iterations = 0;
+      return;
+    }
+    j.warmup = 2;
+    j.iterations = probes;
+    const job_result probe = submit(library, s, j);
+    if (probe.state != outcome::done) return;
+    const double each = std::max(probe.seconds / probes, 1e-8);
+    const double affordable = std::max(std::min(o_.seconds * 16 / each, double{fewest}), 5.0);
+    const double total = std::clamp(o_.seconds / each, affordable, static_cast<double>(most_iterations(o_)));
+    h.iterations = std::max(1U, static_cast<unsigned>(std::ceil(total / o_.rounds)));
+    h.warmup = o_.warmup.value_or(std::clamp(h.iterations / 4, 1U, 20U));
+  }
+
+  void check(Library& library, state& s, job j, bool in_place) {
+    half& h = s.of[in_place ? 1 : 0];
+    if (o_.checks == 0 || h.samples.empty() || !wanted(s, in_place)) return;
+    if (reduces(j.kind) && !verifiable(j.type, j.op, o_.ranks)) return;
+    j.in_place = in_place;
+    j.check = true;
+    j.iterations = o_.checks;
+    const job_result result = submit(library, s, j);
+    if (result.state == outcome::done) h.wrong = result.wrong;
+  }
+
+  static timing finish(half& h) {
+    timing t = summarise(std::move(h.samples));
+    t.wrong = h.wrong;
+    t.warmup = h.warmup;
+    return t;
+  }
+
+  const options& o_;
+  std::vector<std::unique_ptr<Library>>& libraries_;
+};
+
+/// All rows of the table. Whether hvd gave every number.
+bool measure_all(const options& o, std::vector<std::unique_ptr<Library>>& libraries, Report& report) {
+  runner each(o, libraries);
+  bool good = true;
+  for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {
+    for (const dtype type : o.types) {
+      for (const redop op : o.ops) {
+        if (reduces(o.kind) && !(has_op(o.kind, op) && defined(type, op))) continue;
+        for (const int root : o.roots) {
+          for (const std::size_t size : sizes_of(o)) {
+            const row r = each.measure(size, type, op, root);
+            report.add(r);
+            good = good && r.libraries[0].error.empty();
+          }
+        }
+      }
+    }
+  }
+  return good;
+}
+
+}  // namespace
+
+int run(const options& o, const std::optional<launched>& inside) {
+  const machine m = machine::of_this_process();
+  Report report(o, m);
+  check_memory(o, 1 + o.peers.size() + (o.limit ? 1 : 0));
+  if (inside) check_launched(*inside, o);
+  if (inside && inside->rank > 0) {
+    return serve_launched(*inside, {o.transport, o.algorithm, inside->key}, cpu_list(o, m));
+  }
+  std::vector<std::unique_ptr<Library>> libraries = start_libraries(o, m, inside);
+  report.head(lines_of(libraries), libraries[0]->ranks());
+
+  bool failed = false;
+  int signal = 0;
+  try {
+    failed = !measure_all(o, libraries, report);
+  } catch (const interrupted& e) {
+    signal = e.signal;
+  }
+  const std::vector<library_line> lines = lines_of(libraries);
+  for (const auto& l : libraries) l->stop();
+  report.finish(lines, signal == 0 ? "" : signal_name(signal));
+  if (signal != 0) {
+    const bool kept = !o.json.empty() && report.rows() != 0;
+    throw interrupted(signal, kept ? "; " + o.json + " has what was measured until then" : "");
+  }
+  failed = !say_missing(lines) || failed;
+  if (o.min_bandwidth > 0 && report.average_bandwidth() < 0.9 * o.min_bandwidth) {
+    std::fprintf(stderr,
+                 "hvd-bench: the average bus bandwidth, %g GB/s, is less than 90 %% of NCCL_TESTS_MIN_BW, %g GB/s\n",
+                 report.average_bandwidth(), o.min_bandwidth);
+    return 1;
+  }
+  return failed || report.wrong() != 0 ? 1 : 0;
+}
+
+void list() {
+  const auto line = [](const char* what, const auto& names) {
+    std::printf("%-12s", what);
+    for (const auto& n : names) std::printf(" %s", std::string(n).c_str());
+    std::printf("\n");
+  };
+  line("collectives", collective_names);
+  std::vector<std::string> types;
+  for (int t = 0; t != static_cast<int>(dtype::user); ++t) types.emplace_back(type_name(static_cast<dtype>(t)));
+  line("types", types);
+  line("reductions", redop_names);
+  line("transports", transport_names);
+  line("algorithms", algorithm_names);
+  for (const std::string_view name : algorithm_names) {
+    const std::string tunables = tunables_of(name);
+    if (!tunables.empty()) std::printf("tunables     %s: %s\n", std::string(name).c_str(), tunables.c_str());
+  }
+  line("models", model_names);
+  for (const std::string& name : known_peers()) {
+    const launch l = launch_of({name, ""}, 2, 2);
+    std::printf("peer         %s: %s\n", name.c_str(), l.missing.empty() ? "found" : l.missing.c_str());
+  }
+}
+
+}  // namespace hvd::bench

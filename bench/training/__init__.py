@@ -1,0 +1,1 @@
+"""What bench/torch_step.py is made of."""

@@ -1,0 +1,134 @@
+"""What ranks of bench/torch_step.py have measured: summaries, what is wrong, and the page. Standard library only."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from support.texts import table
+from support.where import told
+
+# Models, and what zero_grad() does: sets gradients to None, so that the backward pass makes new tensors, or zeroes those
+# there are.
+MODELS = {"conv": "ResNet-18", "transformer": "transformer"}
+GRADIENTS = {"new": "`zero_grad()`", "kept": "`zero_grad(set_to_none=False)`"}
+LIMIT = 1e-3  # by how much parameters may differ between ways, as a part of how far training has moved them
+APART = 1e-2  # by how much they have to differ without communication, or else the comparison would show nothing
+
+
+def slowest(of_ranks: list[list[float]]) -> list[float]:
+    """Milliseconds of the slowest rank, step by step."""
+    return [1e3 * max(step) for step in zip(*of_ranks)]
+
+
+def middle(values: list[float]) -> dict[str, float]:
+    """The median, and how far it may be from the one of infinitely many rounds: twice its standard error, from the
+    quartiles, as if values were normally distributed."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {
+        "median": statistics.median(values),
+        "within": 2 * 1.253 * (high - low) / 1.349 / math.sqrt(len(values)),
+    }
+
+
+def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one model: for each way its step, what of it is exposed, and whether its results are those of the others."""
+    first = of_ranks[0]
+    steps = {way: slowest([rank["seconds"][way] for rank in of_ranks]) for way in first["seconds"]}
+    alone = [(a + b) / 2 for a, b in zip(steps["none"], steps["none again"])]
+    rows = {}
+    for way, step in steps.items():
+        base = steps["none again"] if way == "none" else steps["none"] if way == "none again" else alone
+        rows[way] = {
+            "step_ms": middle(step),
+            "exposed_ms": middle([s - b for s, b in zip(step, base)]),
+            "same_bits_on_all_ranks": len({rank["digests"][way] for rank in of_ranks}) == 1,
+            "apart": max(rank["apart"][way] for rank in of_ranks),
+            "steps_ms": step,
+        }
+    ddp = {way: row["exposed_ms"]["median"] for way, row in rows.items() if way.startswith("DDP")}
+    best = min(ddp, key=ddp.__getitem__) if ddp else None
+    for way, row in rows.items():
+        if best is not None and not way.startswith("none"):
+            exposed = row["exposed_ms"]
+            row["best_ddp_over_this"] = ddp[best] / max(exposed["median"], exposed["within"], 1e-6)
+            row["at_least"] = exposed["median"] <= exposed["within"]  # it is too little to be measured
+    return {**{key: first[key] for key in ("sizes", "parameters", "tensors")}, "best_ddp": best, "ways": rows}
+
+
+def wrong(models: dict[str, Any], ranks: int) -> list[str]:
+    """What is wrong with the results; one sentence each."""
+    found = []
+    for model, about in models.items():
+        for way, row in about["ways"].items():
+            if way.startswith("none"):
+                if ranks > 1 and row["apart"] < APART:
+                    found.append(f"{model}, {way}: parameters are apart by {row['apart']:.1e} only: nothing is shown")
+                continue
+            if not row["same_bits_on_all_ranks"]:
+                found.append(f"{model}, {way}: ranks end with different parameters")
+            if not row["apart"] <= LIMIT:
+                found.append(f"{model}, {way}: parameters are apart by {row['apart']:.1e}; allowed: {LIMIT:.0e}")
+    return found
+
+
+def page_table(head: list[str], rows: list[list[str]]) -> str:
+    return table(head, rows, "| --- |" + " ---: |" * (len(head) - 1)) + "\n"
+
+
+def with_error(value: dict[str, float], scale: float = 1.0) -> str:
+    return f"{scale * value['median']:.2f} ± {scale * value['within']:.2f}"
+
+
+def model_table(about: dict[str, Any], missing: dict[str, str]) -> str:
+    rows = []
+    base = about["ways"]["none"]["step_ms"]["median"]
+    for way, row in about["ways"].items():
+        ratio = "" if "at_least" not in row else ("> " if row["at_least"] else "") + f"{row['best_ddp_over_this']:.2f}"
+        same = "" if way.startswith("none") else f"{row['apart']:.1e}"
+        share = "" if way == "none" else f"{100 * row['exposed_ms']['median'] / base:.1f} %"
+        exposed = "" if way == "none" else with_error(row["exposed_ms"])
+        name = {"none": "without communication", "none again": "the same again"}.get(way, way)
+        rows.append([name, with_error(row["step_ms"]), exposed, share, ratio, same])
+    rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
+    return page_table(
+        ["", "step, ms", "exposed, ms", "of a step without", "DDP's best / this", "parameters apart by"], rows
+    )
+
+
+def markdown(run: dict[str, Any]) -> str:
+    """The whole result as a page."""
+    parts = [
+        "# Training steps of PyTorch\n",
+        told(run) + "\n",
+        f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
+        + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}.\n",
+        f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the "
+        "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
+        "the mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
+        "again` shows what exposed means where there is nothing to expose. A ratio with > is bounded by that error. "
+        "DDP has `gradient_as_bucket_view=True` and `broadcast_buffers=False`, its bucket of 25 MiB and others that "
+        "are named. Parameters are those after the last step: their distance from those of the first way that "
+        "communicates, as a part of how far training has moved these. Their bits are compared between ranks; what "
+        "differs is told below.\n",
+    ]
+    for name, result in run["models"].items():
+        model, gradients = name.split(", ")
+        parts.append(
+            f"## {MODELS[model]}, {GRADIENTS[gradients]}\n\n{result['parameters'] / 1e6:.1f} million parameters in {result['tensors']} tensors; "
+            f"{result['sizes']}.\n"
+        )
+        parts.append(model_table(result, run["missing"]))
+    rows = [[f"`{name}` of 8 bytes, median", f"{1e3 * value['median']:.1f} us"] for name, value in run["calls"].items()]
+    if run["import_ms"]:
+        rows.append(["`import hvd.torch` beyond PyTorch, median", f"{run['import_ms']['median']:.1f} ms"])
+    if run["wheel"]:
+        rows.append(["wheel", f"{run['wheel']['megabytes']:.2f} MB, built in {run['wheel']['seconds']:.0f} s"])
+    if rows:
+        parts.append("## Of the package\n")
+        parts.append(page_table(["", "measured"], rows))
+    if run["wrong"]:
+        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
+    return "\n".join(parts)

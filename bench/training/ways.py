@@ -1,0 +1,81 @@
+"""The ways in which bench/torch_step.py trains: with hvd, DDP, Horovod, and without communication. Needs PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from training.settings import Failed, Settings
+
+HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for processes of one host, where the default of 1 ms only waits
+
+# What makes a model and its optimizer distributed.
+Way = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def real_horovod() -> str | None:
+    """The version of Horovod that is installed; None without one, or where the package of that name is hvd's own."""
+    try:
+        about = importlib.metadata.distribution("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return None if about.version.endswith("+hvd") else about.version
+
+
+def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
+    """Functions that make a model and an optimizer distributed, and reasons for those ways that cannot be measured.
+
+    Collective, because libraries are initialised.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hvd.torch as hvd
+
+    def with_optimizer(library: Any, model: Any, optimizer: Any, **more: Any) -> tuple[Any, Any]:
+        library.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, library.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **more)
+
+    def with_ddp(model: Any, optimizer: Any, bucket: int | None = None) -> tuple[Any, Any]:
+        # Buffers are left to each rank, as they are by the other ways.
+        return DistributedDataParallel(
+            model, gradient_as_bucket_view=True, bucket_cap_mb=bucket, broadcast_buffers=False
+        ), optimizer
+
+    ways: dict[str, Way] = {
+        "none": lambda model, optimizer: (model, optimizer),
+        "none again": lambda model, optimizer: (model, optimizer),
+    }
+    missing = {}
+    if "hvd" in settings.ways:
+        ways["hvd"] = functools.partial(with_optimizer, hvd)
+    if "hvd-views" in settings.ways:
+        if "gradient_as_bucket_view" in inspect.signature(hvd.DistributedOptimizer).parameters:
+            ways["hvd, bucket views"] = functools.partial(with_optimizer, hvd, gradient_as_bucket_view=True)
+        else:
+            missing["hvd, bucket views"] = "this hvd.torch has no gradient_as_bucket_view"
+    if "ddp" in settings.ways:
+        if dist.is_available() and dist.is_gloo_available():
+            ways["DDP on Gloo"] = with_ddp
+            for bucket in settings.buckets:
+                ways[f"DDP on Gloo, {bucket} MiB"] = functools.partial(with_ddp, bucket=bucket)
+        else:
+            missing["DDP on Gloo"] = "this PyTorch was built without it"
+    if "horovod" in settings.ways:
+        if real_horovod() is None:
+            missing["Horovod"] = "not installed"
+        else:
+            os.environ["HOROVOD_CYCLE_TIME"] = HOROVOD_CYCLE_TIME  # hvd has read it before
+            import horovod.torch as horovod
+
+            horovod.init()
+            if horovod.size() != hvd.size() or horovod.rank() != hvd.rank():
+                raise Failed(f"Horovod calls rank {hvd.rank()} of {hvd.size()} {horovod.rank()} of {horovod.size()}")
+            ways["Horovod"] = functools.partial(with_optimizer, horovod)
+    torch.manual_seed(0)
+    return ways, missing
