@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from hvd import basics, objects
+from hvd.core import job as basics
+from hvd.core import objects
 from hvd.launcher.guard import RESULT
 
 
