@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 
 import hvd
-from hvd import _core, numpy_ops  # noqa: F401  (loaded once, before the fork)
+import hvd.numpy  # noqa: F401  (loaded once, before the fork)
 
 MOST_RANKS = 256
 DOING = 32  # bytes for what a rank is doing

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict
 
 import pytest
 from rank_jobs import Ranks
 
-_jobs: Dict[int, Ranks] = {}
+_jobs: dict[int, Ranks] = {}
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda n: f"{n}_ranks")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import pytest
 
@@ -22,7 +22,7 @@ WORKER = Path(__file__).with_name("rank_worker.py")
 LIMIT = float(os.environ.get("HVD_TEST_LIMIT", "60"))
 
 
-def rank_environment(rank: int, size: int, job: str, **more: str) -> Dict[str, str]:
+def rank_environment(rank: int, size: int, job: str, **more: str) -> dict[str, str]:
     """What a launcher would tell a rank of one host."""
     place = {
         "HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_LOCAL_SIZE": size,
@@ -39,8 +39,8 @@ class Ranks:
     def __init__(self, size: int, **environment: str) -> None:
         self.size = size
         self._environment = environment
-        self._processes: List[subprocess.Popen[bytes]] = []
-        self._reports: List[Any] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._reports: list[Any] = []
 
     def _start(self) -> None:
         job = f"pytest-{secrets.token_hex(8)}"
@@ -69,7 +69,7 @@ class Ranks:
             self.stop(kill=True)
             pytest.fail(problem, pytrace=False)
 
-    def _collect(self) -> Optional[str]:
+    def _collect(self) -> str | None:
         waiting = dict(enumerate(self._reports))
         deadline = time.monotonic() + LIMIT
         problems = {}

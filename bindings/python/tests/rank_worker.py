@@ -12,11 +12,10 @@ import os
 import sys
 import traceback
 from types import ModuleType
-from typing import Dict
 
 import hvd
 
-_modules: Dict[str, ModuleType] = {}
+_modules: dict[str, ModuleType] = {}
 
 
 def load(path: str) -> ModuleType:

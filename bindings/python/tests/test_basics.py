@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ import hvd
 NOT_INITIALIZED = r"^Horovod has not been initialized; use hvd.init\(\).$"
 
 
-def start_ranks(size: int, code: str, **environment: str) -> List["subprocess.Popen[str]"]:
+def start_ranks(size: int, code: str, **environment: str) -> list[subprocess.Popen[str]]:
     job = f"pytest-{secrets.token_hex(8)}"
     return [
         subprocess.Popen(
@@ -33,7 +33,7 @@ def start_ranks(size: int, code: str, **environment: str) -> List["subprocess.Po
     ]
 
 
-def end_ranks(processes: List["subprocess.Popen[str]"]) -> List[Tuple[int, str, str]]:
+def end_ranks(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each; fails where one does not end."""
     results = []
     try:
@@ -47,7 +47,7 @@ def end_ranks(processes: List["subprocess.Popen[str]"]) -> List[Tuple[int, str, 
     return results
 
 
-def run_alone(code: str, **environment: Optional[str]) -> "subprocess.CompletedProcess[str]":
+def run_alone(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "PMI_", "OMPI_", "SLURM_"))}
     clean.update({k: v for k, v in environment.items() if v is not None})
     return subprocess.run(
@@ -57,7 +57,7 @@ def run_alone(code: str, **environment: Optional[str]) -> "subprocess.CompletedP
 
 def test_outside_a_job() -> None:
     assert not hvd.is_initialized()
-    calls: List[Any] = [
+    calls: list[Any] = [
         hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.is_homogeneous,
         hvd.mpi_threads_supported, hvd.stop_timeline, hvd.join, hvd.barrier, hvd.global_process_set.size,
         lambda: hvd.start_timeline("/tmp/x"), lambda: hvd.add_process_set([0]), lambda: hvd.allreduce(np.ones(1)),
@@ -157,7 +157,7 @@ def test_comm(several_ranks: Any) -> None:
 class Communicator:
     """What hvd asks of a communicator of mpi4py, over files."""
 
-    def __init__(self, folder: str, ranks: List[int], me: int) -> None:
+    def __init__(self, folder: str, ranks: list[int], me: int) -> None:
         self._files = [Path(folder, f"{'.'.join(map(str, ranks))}-{r}") for r in ranks]
         self._rank = ranks.index(me)
         self._calls = 0
@@ -168,13 +168,13 @@ class Communicator:
     def Get_size(self) -> int:
         return len(self._files)
 
-    def allgather(self, value: Any) -> List[Any]:
+    def allgather(self, value: Any) -> list[Any]:
         self._calls += 1
         with self._files[self._rank].open("a") as file:
             file.write(json.dumps(value) + "\n")
         values = []
         for file_of_rank in self._files:
-            lines: List[str] = []
+            lines: list[str] = []
             while len(lines) < self._calls or not lines[self._calls - 1].endswith("\n"):
                 lines = file_of_rank.read_text().splitlines(keepends=True) if file_of_rank.exists() else []
             values.append(json.loads(lines[self._calls - 1]))
@@ -207,7 +207,7 @@ def test_communicator(several_ranks: Any, tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come() -> None:
     results = end_ranks(start_ranks(2, """
         import hvd
-        from hvd.placement import find_place
+        from hvd.core.placement import find_place
         if find_place().rank == 0:
             try:
                 hvd.init()
@@ -559,7 +559,7 @@ SLURM = {
 
 def test_slurm_with_a_pmi_of_its_own() -> None:
     """srun --mpi=pmi2 says rank and size as MPICH does, but nothing of hosts: those are Slurm's to say."""
-    from hvd.placement import find_place
+    from hvd.core.placement import find_place
 
     place = find_place({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"})
     assert place == find_place(SLURM) and (place.rank, place.local_rank, place.local_size) == (3, 1, 2)
@@ -567,7 +567,7 @@ def test_slurm_with_a_pmi_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "x", "2(x3)", "2,2,", "1(x4", "-1,5"])
 def test_bad_slurm(wrong: str) -> None:
-    from hvd.placement import find_place
+    from hvd.core.placement import find_place
 
     with pytest.raises(ValueError, match="SLURM_STEP_TASKS_PER_NODE"):
         find_place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": wrong})

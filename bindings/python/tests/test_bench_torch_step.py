@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -41,7 +41,7 @@ def bench() -> ModuleType:
     return module
 
 
-def rank(seconds: Dict[str, List[float]], digests: str = "same", apart: float = 0.0) -> Dict[str, Any]:
+def rank(seconds: dict[str, list[float]], digests: str = "same", apart: float = 0.0) -> dict[str, Any]:
     """What a rank would have found of a model."""
     return {
         "sizes": "", "parameters": 10, "tensors": 1, "seconds": seconds,
@@ -124,7 +124,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
         (["--output", "/nowhere"], "--output: cannot write into '/nowhere'"),
     ],
 )
-def test_bad_options(arguments: List[str], complaint: str) -> None:
+def test_bad_options(arguments: list[str], complaint: str) -> None:
     done = run(*arguments)
     assert done.returncode == 2 and complaint in done.stderr
 
@@ -152,8 +152,8 @@ def test_exposed_time(bench: ModuleType) -> None:
 def test_wrong_results_are_told(bench: ModuleType) -> None:
     times = {"none": [1.0], "none again": [1.0], "hvd": [1.0]}
 
-    def wrong(*of_ranks: Dict[str, Any]) -> List[str]:
-        found: List[str] = bench.wrong({"conv": bench.summarise(list(of_ranks))}, len(of_ranks))
+    def wrong(*of_ranks: dict[str, Any]) -> list[str]:
+        found: list[str] = bench.wrong({"conv": bench.summarise(list(of_ranks))}, len(of_ranks))
         return found
 
     assert wrong(rank(times), rank(times)) == []

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -43,21 +43,21 @@ def load_blocks() -> ModuleType:
 BLOCKS = load_blocks()
 
 
-def blocks_of(page: str, language: str) -> List[Any]:
+def blocks_of(page: str, language: str) -> list[Any]:
     """The blocks of a page in one language."""
     return [block for block in BLOCKS.read(ROOT / page)[0] if block.language == language]
 
 
-def program_of(blocks: List[Any]) -> str:
+def program_of(blocks: list[Any]) -> str:
     """The blocks as one program, in which each has the lines that it has on the page."""
-    lines: List[str] = []
+    lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - 2 - len(lines))
         lines += [f'print("{MARK}{block.line}", flush=True)', *block.text.splitlines()]
     return "\n".join([*lines, ""])
 
 
-def run(command: List[str]) -> str:
+def run(command: list[str]) -> str:
     """What a command prints, which ends well."""
     launcher = ("HVD_", "HOROVOD_", "PMI_", "PMIX_", "OMPI_", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
@@ -68,13 +68,13 @@ def run(command: List[str]) -> str:
     return done.stdout
 
 
-def outputs(printed: str) -> Dict[int, str]:
+def outputs(printed: str) -> dict[int, str]:
     """What each block has printed, by its line."""
     parts = [part.split("\n", 1) for part in printed.split(MARK)[1:]]
     return {int(line): text for line, text in parts}
 
 
-def compare(blocks: List[Any], found: Dict[int, str]) -> None:
+def compare(blocks: list[Any], found: dict[int, str]) -> None:
     """A block prints what the page promises, and nothing where it promises nothing."""
     assert sorted(found) == [block.line for block in blocks]
     for block in blocks:
@@ -103,12 +103,12 @@ def test_code(page: str, tmp_path: Path) -> None:
             compare([block], outputs(printed))
 
 
-def known_options() -> List[str]:
+def known_options() -> list[str]:
     """Those of hvdrun."""
     return [name for action in options.make_parser()._actions for name in action.option_strings]
 
 
-def options_before_the_command(command: str) -> List[str]:
+def options_before_the_command(command: str) -> list[str]:
     """The words of a command line of hvdrun that must be its options."""
     words = shlex.split(command, comments=True)[1:]
     parsed = options.make_parser().parse_args(options.joined(options.make_parser(), words))

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import List
 
 import pytest
 
@@ -42,7 +41,7 @@ LAUNCHERS = {
 }
 
 
-def launch(name: str, size: int, **environment: str) -> List[str]:
+def launch(name: str, size: int, **environment: str) -> list[str]:
     launcher = LAUNCHERS[name]
     if shutil.which(launcher[0]) is None:
         pytest.skip(f"{launcher[0]} is not installed")

@@ -363,12 +363,12 @@ def test_unpicklable(several_ranks: Any) -> None:
 
 def test_lengths_of_objects_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other ranks announce is compared with what comes, before anything is unpickled."""
-    from hvd import basics, numpy_ops, objects
+    from hvd.core import objects, state
 
     arrays: list[Any] = []
-    monkeypatch.setattr(basics, "rank", lambda: 1)
-    monkeypatch.setattr(numpy_ops, "broadcast", lambda *_: arrays.pop(0))
-    monkeypatch.setattr(numpy_ops, "allgather", lambda *_: arrays.pop(0))
+    monkeypatch.setattr(state, "rank", lambda: 1)
+    monkeypatch.setattr(objects, "_broadcast", lambda *_: arrays.pop(0))
+    monkeypatch.setattr(objects, "_allgather", lambda *_: arrays.pop(0))
     arrays[:] = [np.array([1 << 60]), np.zeros(1, np.uint8)]
     with pytest.raises(hvd.HorovodInternalError, match=f"rank 0 announces an object of {1 << 60} bytes"):
         objects.broadcast_object(None, 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tracemalloc
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
-from hvd.placement import Place, find_place
+from hvd.core.placement import Place, find_place
 
 
 def place_of(**variables: Any) -> Place:
@@ -24,7 +24,7 @@ def test_horovod() -> None:
     assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j") == Place(1, 2, 1, 2, 0, 1, "j", "HOROVOD")
     # Which launch it is tells two of one name apart; ShmTransport takes a name with @ for one of a launch.
     assert place_of(HOROVOD_RANK=1, HOROVOD_SIZE=2, HVD_JOB="j", HVD_LAUNCH="17").job == "j@17"
-    whole: Dict[str, Any] = {
+    whole: dict[str, Any] = {
         "HOROVOD_RANK": 3, "HOROVOD_SIZE": 5, "HOROVOD_LOCAL_RANK": 1, "HOROVOD_LOCAL_SIZE": 3,
         "HOROVOD_CROSS_RANK": 1, "HOROVOD_CROSS_SIZE": 2,
     }
@@ -107,7 +107,7 @@ def test_more_ranks_on_the_host_than_there_are() -> None:
         ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2, "HOROVOD_LOCAL_RANK": 0, "HOROVOD_LOCAL_SIZE": 3}, "1 to 2"),
     ],
 )
-def test_contradictions(variables: Dict[str, Any], match: str) -> None:
+def test_contradictions(variables: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         place_of(**variables)
 
@@ -116,7 +116,7 @@ def test_name_of_a_launch_is_that_of_the_launcher() -> None:
     """Siblings agree, also where one has a shell between; what another process starts differs."""
     code = (
         "import os; os.environ.update(PMI_RANK='0', PMI_SIZE='2', MPI_LOCALRANKID='0', MPI_LOCALNRANKS='2');"
-        "from hvd.placement import find_place; print(find_place().job)"
+        "from hvd.core.placement import find_place; print(find_place().job)"
     )
     launch = "import subprocess, sys; [subprocess.run([sys.executable, '-c', sys.argv[1]]) for _ in range(2)]"
 

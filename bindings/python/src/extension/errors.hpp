@@ -19,16 +19,16 @@ struct failed_operation {
 /// A call on a job that this process has left.
 struct closed_job {};
 
-/// Raises the exception that `function` of hvd.basics returns. Needs the GIL.
+/// Raises the exception that `function` of hvd.core.state returns. Needs the GIL.
 template <class... A>
 void raise(const char* function, const char* format, const A&... arguments) {
   stay_if_python_ends([&] {
-    PyObject* const basics = PyImport_ImportModule("hvd.basics");
-    PyObject* const value = basics != nullptr ? PyObject_CallMethod(basics, function, format, arguments...) : nullptr;
+    PyObject* const state = PyImport_ImportModule("hvd.core.state");
+    PyObject* const value = state != nullptr ? PyObject_CallMethod(state, function, format, arguments...) : nullptr;
     // Without a value another exception is set already, perhaps by a signal handler that ran meanwhile.
     if (value != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     Py_XDECREF(value);
-    Py_XDECREF(basics);
+    Py_XDECREF(state);
   });
 }
 

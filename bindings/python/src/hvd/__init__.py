@@ -11,19 +11,25 @@ import importlib
 from typing import TYPE_CHECKING
 
 _HOMES = {
-    "hvd.basics": (
+    "hvd.core.job": (
         "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"
-        " start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built"
-        " ddl_built ccl_built cuda_built rocm_built mlsl_built Average Sum Adasum Min Max Product ReduceOp"
+        " start_timeline stop_timeline"
     ),
-    "hvd.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "hvd.core.built": (
+        "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built"
+        " rocm_built mlsl_built"
+    ),
+    "hvd.core.reduce_op": "Average Sum Adasum Min Max Product ReduceOp",
+    "hvd.core.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "hvd.core.handles": "poll synchronize",
+    "hvd.core.objects": "broadcast_object allgather_object",
     "hvd.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
-    "hvd.numpy_ops": (
+    "hvd.api": "join barrier",
+    "hvd.numpy": (
         "allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_"
         " grouped_allreduce_async grouped_allreduce_async_ allgather allgather_async grouped_allgather"
         " grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async"
-        " reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async poll synchronize join"
-        " barrier broadcast_object allgather_object Compression"
+        " reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async Compression"
     ),
     "hvd.launcher": "run",
     "hvd.horovod_runner": "HorovodRunner log_to_driver LogCallback",
@@ -33,22 +39,31 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
-    from hvd.basics import (  # noqa: F401
-        Adasum, Average, Max, Min, Product, ReduceOp, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
-        gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
-        mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+    from hvd.api import barrier, join  # noqa: F401
+    from hvd.core.built import (  # noqa: F401
+        ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
+        mpi_threads_supported, nccl_built, rocm_built,
     )
+    from hvd.core.handles import poll, synchronize  # noqa: F401
+    from hvd.core.job import (  # noqa: F401
+        cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
+        start_timeline, stop_timeline,
+    )
+    from hvd.core.objects import allgather_object, broadcast_object  # noqa: F401
+    from hvd.core.process_sets import (  # noqa: F401
+        ProcessSet, add_process_set, global_process_set, remove_process_set,
+    )
+    from hvd.core.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum  # noqa: F401
     from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: F401
     from hvd.horovod_runner import HorovodRunner, LogCallback, log_to_driver  # noqa: F401
     from hvd.launcher import run  # noqa: F401
-    from hvd.numpy_ops import (  # noqa: F401
-        Compression, allgather, allgather_async, allgather_object, allreduce, allreduce_, allreduce_async,
-        allreduce_async_, alltoall, alltoall_async, barrier, broadcast, broadcast_, broadcast_async, broadcast_async_,
-        broadcast_object, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
-        grouped_allreduce_async, grouped_allreduce_async_, grouped_reducescatter, grouped_reducescatter_async, join,
-        poll, reducescatter, reducescatter_async, synchronize,
+    from hvd.numpy import (  # noqa: F401
+        Compression, allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, alltoall,
+        alltoall_async, broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,
+        grouped_allgather_async, grouped_allreduce, grouped_allreduce_, grouped_allreduce_async,
+        grouped_allreduce_async_, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
+        reducescatter_async,
     )
-    from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
 
     __version__: str
 

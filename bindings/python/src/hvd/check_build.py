@@ -18,7 +18,8 @@ def _version_of(package: str) -> str:
 
 def check_build() -> str:
     """The report that ``python -m hvd`` and ``hvdrun --check-build`` print."""
-    from hvd import _core, basics
+    from hvd import _core
+    from hvd.core import built
 
     def mark(name: str, there: object, note: str = "") -> str:
         return f"    [{'X' if there else ' '}] {name}{f' {note}' if note else ''}"
@@ -30,7 +31,7 @@ def check_build() -> str:
         space = os.statvfs(shm)
         free = f"({shm}, {space.f_bavail * space.f_frsize / 2**30:.1f} GiB free)"
     mpi = ""
-    if basics.mpi_built():
+    if built.mpi_built():
         try:
             from hvd import _core_mpi
 
@@ -45,8 +46,8 @@ def check_build() -> str:
         *(mark(name, _version_of(package), _version_of(package)) for name, package in frameworks),
         "",
         "Available transports:",
-        mark("shared memory", basics.gloo_built(), free or f"(there is no folder {shm})"),
-        mark("MPI", basics.mpi_built(), mpi),
+        mark("shared memory", built.gloo_built(), free or f"(there is no folder {shm})"),
+        mark("MPI", built.mpi_built(), mpi),
         "",
         "Available launchers:",
         mark("hvdrun", importlib.util.find_spec("hvd.launcher")),
@@ -54,6 +55,6 @@ def check_build() -> str:
         "",
         "Available devices:",
         mark("CPU", True, f"({platform.machine()})"),
-        mark("CUDA", basics.cuda_built()),
+        mark("CUDA", built.cuda_built()),
     ]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import copy
 import functools
 from typing import Any, Callable
 
-from hvd import basics
+from hvd.core import job
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -100,8 +100,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _join_again() -> None:
-    basics.shutdown()
-    basics.init()
+    job.shutdown()
+    job.init()
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import hvd
-import hvd.basics
+import hvd.core.job
+import hvd.core.process_sets
 import hvd.elastic
 import hvd.exceptions
 import hvd.launcher
-import hvd.process_sets
 
 COMPAT = Path(__file__).parents[2] / "compat"
 SOURCE = str(Path(hvd.launcher.__file__).parents[2])
@@ -164,9 +164,9 @@ def test_common_modules_have_hvds_objects() -> None:
     for name in elastic.__all__:
         assert getattr(elastic, name) is getattr(hvd.elastic, name)
     for name in process_sets.__all__:
-        assert getattr(process_sets, name) is getattr(hvd.process_sets, name)
+        assert getattr(process_sets, name) is getattr(hvd.core.process_sets, name)
     basics = HorovodBasics(__file__, "mpi_lib_v2")
-    assert basics.rank is hvd.basics.rank and basics.init is hvd.basics.init
+    assert basics.rank is hvd.core.job.rank and basics.init is hvd.core.job.init
     with pytest.raises(ValueError, match=r"^Horovod has not been initialized; use hvd.init\(\).$"):
         basics.size()
     with pytest.raises(AttributeError, match="no attribute 'walk'"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_run(ranks: Any) -> None:
 ORDERS = {4: [2, 5, 7, 9, 0, 8, 10, 6, 1, 4, 3], 5: [10, 2, 8, 7, 1, 3, 6, 0, 5, 4, 9]}
 
 
-def share(order: List[int]) -> List[int]:
+def share(order: list[int]) -> list[int]:
     """This rank's part: every n-th, after the first ones were appended until it comes out even."""
     n = hvd.size()
     return [*order, *order][: -(-len(order) // n) * n][hvd.rank() :: n]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, List, Tuple
+import pickle
+from typing import Any
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("torch.nn")  # a part: this folder has the name of the package
 
 import torch  # noqa: E402
 
+import hvd as numpy_hvd  # noqa: E402
 import hvd.torch as hvd  # noqa: E402
 import hvd.torch.mpi_ops as mpi_ops  # noqa: E402
 
@@ -85,7 +88,7 @@ def check_freed_in_flight() -> None:
     """Nobody has the tensors any more while they wait for the other ranks, and their results are right all the same."""
     r, n = hvd.rank(), hvd.size()
 
-    def begin() -> List[int]:
+    def begin() -> list[int]:
         return [hvd.allreduce_async(torch.full((size,), 1.0 + r), op=hvd.Sum) for size in (1, 1000, 1000000)]
 
     handles = begin() if r == 0 else []
@@ -258,7 +261,7 @@ SIGNATURES.update({
 })
 
 
-def signature(function: Any, length: int) -> List[Tuple[str, Any]]:
+def signature(function: Any, length: int) -> list[tuple[str, Any]]:
     """Names and defaults; what hvd has more than Horovod comes after, and has a default."""
     parameters = list(inspect.signature(function).parameters.values())
     assert all(p.default is not REQUIRED for p in parameters[length:])
@@ -268,6 +271,21 @@ def signature(function: Any, length: int) -> List[Tuple[str, Any]]:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name: str) -> None:
     assert signature(getattr(hvd, name), len(SIGNATURES[name])) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("module", [hvd, numpy_hvd], ids=["torch", "numpy"])
+def test_functions_are_pickled_by_name(module: Any) -> None:
+    """Of a class that has all signatures once: a small pickle, and what comes back is the same function."""
+    for name in SIGNATURES:
+        function = getattr(module, name, None)
+        if inspect.ismethod(function):
+            assert function.__name__ == name and function.__module__ == "hvd.api" and inspect.getdoc(function)
+        if inspect.isroutine(function):
+            for library in (pickle, cloudpickle):
+                text = library.dumps(function)
+                assert len(text) < 300 and pickle.loads(text) == function
+    assert module.allreduce != (hvd if module is numpy_hvd else numpy_hvd).allreduce
+    assert inspect.signature(hvd.allreduce) == inspect.signature(numpy_hvd.allreduce)
 
 
 def test_everything_public_says_what_it_does() -> None:

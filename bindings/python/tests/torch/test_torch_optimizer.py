@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import warnings
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ import cloudpickle  # noqa: E402
 import torch  # noqa: E402
 
 import hvd.torch as hvd  # noqa: E402
-from hvd.torch import buckets  # noqa: E402
+from hvd.core import buckets  # noqa: E402
 
 STEPS = 4
 OPTIMIZERS = {
@@ -350,6 +350,29 @@ def test_failed_reduction(several_ranks: Any) -> None:
     several_ranks.run(check_failed_reduction)
 
 
+def check_moved_gradient_of_a_group() -> None:
+    """The step ends with ValueError, but ends: nothing of it is in flight in the next one."""
+    n = hvd.size()
+    p, q, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    named = [("p", p), ("q", q), ("other", other)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p, q, other], lr=1.0), named, op=hvd.Sum, groups=[[p, q]])
+    for moved in (True, False):
+        (p.sum() + q.sum() + other.sum()).backward()
+        if moved:
+            p.grad.set_(torch.ones(2))
+            with pytest.raises(ValueError, match="was given other memory"):
+                optimizer.synchronize()
+            assert other.grad.tolist() == [n, n]
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    assert p.tolist() == q.tolist() == other.tolist() == [-n, -n]
+
+
+def test_moved_gradient_of_a_group(several_ranks: Any) -> None:
+    several_ranks.run(check_moved_gradient_of_a_group)
+
+
 def check_scheduler_and_groups_of_parameters() -> None:
     n = hvd.size()
     a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
@@ -505,11 +528,11 @@ def test_gradients_leave_with_the_backward_pass(several_ranks: Any) -> None:
     ],
 )
 def test_how_many_bytes_are_collected(
-    monkeypatch: pytest.MonkeyPatch, cpus: int, of_host: int, ranks: int, threshold: Optional[str], expected: int
+    monkeypatch: pytest.MonkeyPatch, cpus: int, of_host: int, ranks: int, threshold: str | None, expected: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
     monkeypatch.setattr("os.cpu_count", lambda: of_host)
-    monkeypatch.setattr("hvd.basics.local_size", lambda: ranks)
+    monkeypatch.setattr("hvd.core.state.local_size", lambda: ranks)
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
     if threshold is not None:
         monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", threshold)
@@ -524,7 +547,7 @@ def check_overlap() -> None:
     arrived = []
 
     def in_the_middle(_: Any) -> None:
-        slots = optimizer._slots
+        slots = optimizer._gradients.slots
         assert slots[model[0].weight].finish is None
         for p in model[4].parameters():  # all ranks wait here until it is done, in the middle of their backward pass
             slots[p].finish()

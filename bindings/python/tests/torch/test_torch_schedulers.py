@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import pytest
 
@@ -21,7 +21,7 @@ import hvd.torch as hvd  # noqa: E402
 STEPS = 8
 MADE = ("first", "wrapped", "inner", "last")  # before wrapping, on the wrapper, on what it wraps, after broadcasting
 MOMENTUM = {"base_momentum": 0.6, "max_momentum": 0.8}
-SCHEDULERS: Dict[str, Callable[[Any], Any]] = {
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lrs.LambdaLR(o, lambda step: 0.9**step),
     "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda step: 0.8),
     "StepLR": lambda o: lrs.StepLR(o, 2, 0.5),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hvd import basics, objects
+from hvd.core import job, objects
 from hvd.remote import worker
 from hvd.remote.files import FILES, RESULT
 
@@ -18,10 +18,10 @@ def main() -> int:
     """Calls the function that the launcher sent; returns the exit code."""
     result = int(os.environ.pop(RESULT))
     program = os.memfd_create("hvd-program")
-    basics.init()
+    job.init()
     with os.fdopen(os.dup(program), "wb") as file:
-        file.write(objects.broadcast_object(_received() if basics.rank() == 0 else None, 0, "hvd.run"))
-    basics.shutdown()  # the function runs in a process outside any job, as on one host
+        file.write(objects.broadcast_object(_received() if job.rank() == 0 else None, 0, "hvd.run"))
+    job.shutdown()  # the function runs in a process outside any job, as on one host
     os.environ[FILES] = f"{program},{result}"
     return worker.main()
 

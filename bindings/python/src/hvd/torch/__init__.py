@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import torch as _torch
 
-from hvd.basics import (
-    Adasum, Average, Max, Min, Product, ReduceOp, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
-    gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mlsl_built, mpi_built,
-    mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+from hvd.api import barrier, join
+from hvd.core.built import (
+    ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
+    mpi_threads_supported, nccl_built, rocm_built,
 )
-from hvd.collectives import poll, synchronize
+from hvd.core.handles import poll, synchronize
+from hvd.core.job import (
+    cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
+    start_timeline, stop_timeline,
+)
+from hvd.core.objects import allgather_object, broadcast_object
+from hvd.core.process_sets import (
+    ProcessSet, add_process_set, global_process_set, remove_process_set,
+)
+from hvd.core.reduce_op import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from hvd.objects import allgather_object, broadcast_object
-from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvd.torch import elastic
 from hvd.torch.compression import Compression
 from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvd.torch.movements import (
-    allgather, allgather_async, alltoall, alltoall_async, broadcast, broadcast_, broadcast_async, broadcast_async_,
-    grouped_allgather, grouped_allgather_async,
-)
 from hvd.torch.mpi_ops import (
-    barrier, grouped_reducescatter, grouped_reducescatter_async, join, reducescatter, reducescatter_async,
-    sparse_allreduce_async,
+    allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, alltoall, alltoall_async,
+    broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather, grouped_allgather_async,
+    grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_, grouped_reducescatter,
+    grouped_reducescatter_async, reducescatter, reducescatter_async, sparse_allreduce_async,
 )
 from hvd.torch.optimizer import DistributedOptimizer
-from hvd.torch.reductions import (
-    allreduce, allreduce_, allreduce_async, allreduce_async_, grouped_allreduce, grouped_allreduce_,
-    grouped_allreduce_async, grouped_allreduce_async_,
-)
 from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 

@@ -11,10 +11,10 @@ from typing import Any, Callable
 
 import torch
 
-from hvd import basics
-from hvd.basics import Adasum
-from hvd.collectives import synchronize
-from hvd.torch.reductions import allreduce_async_
+from hvd.core import state
+from hvd.core.handles import synchronize
+from hvd.core.reduce_op import Adasum
+from hvd.torch.mpi_ops import allreduce_async_
 from hvd.torch.wrapper import Wrapper
 
 
@@ -25,7 +25,7 @@ class AdasumOptimizer(Wrapper):
         """Makes this rank's own step, then replaces its change of the parameters by the adaptive sum of all ranks'."""
         self._hvd_stepped()
         ranks = self.process_set.ranks or []
-        if basics.current_job() is None or len(ranks) < 2 or basics.rank() not in ranks:
+        if state.current_job() is None or len(ranks) < 2 or state.rank() not in ranks:
             return super().step(closure)
         named = list(self._hvd_parameters())
         before = [p.detach().clone(memory_format=torch.contiguous_format) for _, p in named]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvd.compression import Compressor, NoneCompressor
+from hvd.core.compression import Compressor, NoneCompressor
 
 _WIDE = (torch.float32, torch.float64)
 

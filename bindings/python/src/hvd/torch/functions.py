@@ -7,11 +7,11 @@ from typing import Any, Optional, Union
 
 import torch
 
-from hvd import basics
-from hvd.collectives import synchronize
-from hvd.objects import allgather_object, broadcast_object  # noqa: F401
-from hvd.process_sets import ProcessSet, global_process_set
-from hvd.torch.tensors import OPS
+from hvd.core import state
+from hvd.core.handles import synchronize
+from hvd.core.objects import allgather_object, broadcast_object  # noqa: F401
+from hvd.core.process_sets import ProcessSet, global_process_set
+from hvd.torch.adapter import OPS
 
 Parameters = Union[dict[str, torch.Tensor], Iterable[Union[torch.Tensor, tuple[Optional[str], torch.Tensor]]]]
 
@@ -99,13 +99,13 @@ def broadcast_optimizer_state(
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     _zero_gradients(optimizer)
     tensors: list[torch.Tensor] = []
-    root = basics.rank() == root_rank
+    root = state.rank() == root_rank
     structure = _take_tensors(optimizer.state_dict(), tensors) if root else None
     structure = broadcast_object(structure, root_rank, "broadcast_optimizer_state", process_set)
-    state = None if root else _put_tensors(structure, tensors)
+    received = None if root else _put_tensors(structure, tensors)
     _broadcast([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
-    if state is not None:
-        _load(optimizer, state)
+    if received is not None:
+        _load(optimizer, received)
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Union
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from hvd.core.gradients import Groups
 from hvd.torch.wrapper import Wrapper
 
 Parameter = torch.Tensor
-Groups = Union[None, int, Sequence[Sequence[Parameter]]]
 
 
 def check_optimizer(optimizer: Any, compression: Any) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd import basics
-from hvd.basics import Sum
-from hvd.torch.movements import allgather
-from hvd.torch.reductions import allreduce
+from hvd.core import state
+from hvd.core.reduce_op import Sum
+from hvd.torch.mpi_ops import allgather, allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -28,7 +27,7 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalised input."""
         self._check_input_dim(input)
-        if not self.training or basics.size() == 1:
+        if not self.training or state.size() == 1:
             return super().forward(input)
         apply: Any = _Normalize.apply
         mean, variance, count, output = apply(input, self.weight, self.bias, self.eps)

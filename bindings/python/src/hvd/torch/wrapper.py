@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import torch
 
-from hvd.basics import ReduceOp
-from hvd.compression import Compressor
-from hvd.process_sets import ProcessSet
+from hvd.core.compression import Compressor
+from hvd.core.process_sets import ProcessSet
+from hvd.core.reduce_op import ReduceOp
 
 
 def _of_inner(name: str, what: str) -> Any:

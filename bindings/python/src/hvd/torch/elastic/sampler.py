@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from hvd import basics
+from hvd.core import state
 
 
 class ElasticSampler(Sampler[int]):
@@ -55,7 +55,7 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Divides the rest of the epoch among the present ranks."""
-        self.num_replicas, self.rank = basics.size(), basics.rank()
+        self.num_replicas, self.rank = state.size(), state.rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)

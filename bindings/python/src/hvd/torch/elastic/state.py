@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hvd import basics
+from hvd.core import state
+from hvd.core.objects import broadcast_object
 from hvd.elastic import ObjectState
-from hvd.objects import broadcast_object
 from hvd.torch.elastic.sampler import ElasticSampler
 from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
@@ -133,7 +133,7 @@ class TorchState(ObjectState):
                 values[name] = value
             else:
                 self._handlers[name] = handler
-        super().__init__(bcast_object=broadcast_object, get_rank=basics.rank, **values)
+        super().__init__(bcast_object=broadcast_object, get_rank=state.rank, **values)
         for name, kept in self._handlers.items():
             object.__setattr__(self, name, kept.value)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Callable
 
-from hvd import basics
+from hvd.core import built
 from hvd.exceptions import HorovodVersionMismatchError, get_version_mismatch_message  # noqa: F401
 from hvd.util import check_installed_version, gpu_available, num_rank_is_power_2  # noqa: F401
 
@@ -111,34 +111,34 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def gloo_built(verbose: bool = False) -> bool:
     """See hvd.gloo_built."""
-    return bool(basics.gloo_built())
+    return bool(built.gloo_built())
 
 
 def mpi_built(verbose: bool = False) -> bool:
     """See hvd.mpi_built."""
-    return bool(basics.mpi_built())
+    return bool(built.mpi_built())
 
 
 def nccl_built(verbose: bool = False) -> int:
     """See hvd.nccl_built."""
-    return int(basics.nccl_built())
+    return int(built.nccl_built())
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """See hvd.ddl_built."""
-    return bool(basics.ddl_built())
+    return bool(built.ddl_built())
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """See hvd.ccl_built."""
-    return bool(basics.ccl_built())
+    return bool(built.ccl_built())
 
 
 def cuda_built(verbose: bool = False) -> bool:
     """See hvd.cuda_built."""
-    return bool(basics.cuda_built())
+    return bool(built.cuda_built())
 
 
 def rocm_built(verbose: bool = False) -> bool:
     """See hvd.rocm_built."""
-    return bool(basics.rocm_built())
+    return bool(built.rocm_built())

@@ -1,4 +1,4 @@
-"""The description of PyTorch's tensors for hvd's collectives."""
+"""What hvd's collectives have to know about PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hvd import _core, collectives
+from hvd import _core
+from hvd.core.collectives import Collectives
 
 
 def _numbers() -> dict[torch.dtype, int]:
@@ -25,7 +26,13 @@ _storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  
 
 
 class _Torch:
-    """See collectives.Framework."""
+    """See core.adapter.Adapter."""
+
+    def readable(self, value: torch.Tensor) -> torch.Tensor:
+        return value  # `describe` judges it
+
+    def writable(self, value: torch.Tensor) -> torch.Tensor:
+        return value
 
     def describe(self, tensor: torch.Tensor, written: bool) -> tuple[int, int, tuple[int, ...]]:
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
@@ -86,4 +93,4 @@ def _refuse(tensor: Any) -> ValueError:
     return ValueError("Tensor is required to be contiguous.")
 
 
-OPS: collectives.Collectives[torch.Tensor] = collectives.Collectives(_Torch())
+OPS: Collectives[torch.Tensor] = Collectives(_Torch())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hvd import basics
-from hvd.native import interruptible, threads_moved_to
+from hvd.core import state
+from hvd.core.native import interruptible, threads_moved_to
 
 
 class ProcessSet:
@@ -42,18 +42,18 @@ class ProcessSet:
         """
         if self._unknown():
             return None
-        mine = basics.rank()
+        mine = state.rank()
         if mine not in (self.ranks or ()):
             raise ValueError("Process is not part of provided process set.")
         return (self.ranks or []).index(mine)
 
     def included(self) -> bool | None:
         """Whether this process is part of the set; None if the job does not know the set."""
-        return None if self._unknown() else basics.rank() in (self.ranks or ())
+        return None if self._unknown() else state.rank() in (self.ranks or ())
 
     def _unknown(self) -> bool:
         if self is global_process_set:
-            basics.size()  # raises outside a job
+            state.size()  # raises outside a job
         return self.process_set_id is None
 
     def _invalidate(self) -> None:
@@ -81,12 +81,12 @@ def _of_ranks(ranks: list[int]) -> ProcessSet:
 
 def begin(sets: Sequence[ProcessSet]) -> None:
     """Called by init: adds the sets in the order given."""
-    global_process_set.ranks = list(range(basics.size()))
+    global_process_set.ranks = list(range(state.size()))
     for one in sets:
         add_process_set(one)
 
 
-@basics.at_shutdown
+@state.at_shutdown
 def _forget() -> None:
     for sets in _known.values():
         for one in sets:
@@ -101,15 +101,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Errors: ValueError for ranks that the job does not have or a set that it has already, HorovodInternalError (on all
     ranks) where they do not agree.
     """
-    job = basics.current_job()
+    job = state.current_job()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.process_set_id is not None:
         raise ValueError(f"hvd: {process_set!r} was added before")
     if process_set.mpi_comm is not None:
-        process_set.ranks = sorted(process_set.mpi_comm.allgather(basics.rank()))
+        process_set.ranks = sorted(process_set.mpi_comm.allgather(state.rank()))
     ranks = process_set.ranks or []
-    size = basics.size()
+    size = state.size()
     for r in ranks:
         if not 0 <= r < size:
             raise ValueError(f"hvd: the process set {ranks} names rank {r}, but the job has the ranks 0 to {size - 1}")
@@ -117,7 +117,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"hvd: the process set {ranks} is empty or names a rank twice")
     if ranks == global_process_set.ranks or any(ranks == s.ranks for sets in _known.values() for s in sets):
         raise ValueError(f"A process set with ranks {ranks} already exists.")
-    with threads_moved_to(basics.engine_cpu):
+    with threads_moved_to(state.engine_cpu):
         process_set.process_set_id = interruptible(lambda: job.add_process_set(ranks))
     _known.setdefault(process_set.process_set_id, []).append(process_set)
     return process_set
@@ -125,7 +125,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set from the job; collective over all its ranks. False for the global set and unknown ones."""
-    job = basics.current_job()
+    job = state.current_job()
     number = process_set.process_set_id
     if number is None or number == 0 or number not in _known:
         return False

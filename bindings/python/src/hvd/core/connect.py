@@ -10,13 +10,13 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hvd import placement
-from hvd.native import interruptible
+from hvd.core import placement
+from hvd.core.native import interruptible
 
 if TYPE_CHECKING:
     from hvd import _core
 
-Joined = tuple["_core.Job", placement.Place, bool, bool]
+    Joined = tuple[_core.Job, placement.Place, bool, bool]
 
 
 def join(comm: Any, place: placement.Place) -> Joined:
@@ -44,7 +44,7 @@ def join(comm: Any, place: placement.Place) -> Joined:
     return _connect_shm(place), place, True, False
 
 
-def _connect_shm(place: placement.Place) -> "_core.Job":
+def _connect_shm(place: placement.Place) -> _core.Job:
     from hvd import _core
 
     return interruptible(lambda: _core.connect_shm(place.job, place.rank, place.size))
@@ -127,7 +127,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     return job, found, len({hosts.count(host) for host in set(hosts)}) == 1, True
 
 
-def _gather_hosts(job: "_core.Job") -> list[bytes]:
+def _gather_hosts(job: _core.Job) -> list[bytes]:
     """A digest that identifies the host of each rank, by rank."""
     import ctypes
 

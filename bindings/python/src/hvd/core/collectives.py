@@ -1,0 +1,199 @@
+"""The collectives on the tensors of any framework: begun here, waited for by their handles."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Callable, Generic
+
+from hvd import _core
+from hvd.core import state
+from hvd.core.adapter import Adapter, T
+from hvd.core.handles import begin, number_of, synchronize
+from hvd.core.process_sets import ProcessSet
+from hvd.core.reduce_op import Adasum, Average, Reduction, Sum
+from hvd.exceptions import HorovodInternalError
+
+_ALLREDUCE = _core.operations["allreduce"]
+_ALLGATHER = _core.operations["allgather"]
+_BROADCAST = _core.operations["broadcast"]
+_REDUCE_SCATTER = _core.operations["reduce_scatter"]
+_ALLTOALL = _core.operations["alltoall"]
+
+
+class Collectives(Generic[T]):
+    """The asynchronous collectives on the tensors of one framework. Each returns a handle.
+
+    The tensors of a list are ready and done together. Names are prefixed by the operation; calls without a name are
+    counted, so ranks have to make them in the same order. Without ``wake`` the caller waits at once: its thread does
+    the work, so the engine's thread need not be woken. ``exposed``: the handle goes to the program, which may try to
+    resize or replace the tensors meanwhile: that is prevented, or ``synchronize`` raises ValueError.
+    """
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self.adapter = adapter
+
+    def _plain(self, tensors: Sequence[T]) -> list[_core.Tensor]:
+        describe = self.adapter.describe
+        described: list[_core.Tensor] = []
+        for tensor in tensors:
+            address, dtype, shape = describe(tensor, False)
+            described.append((address, 0, dtype, shape))
+        return described
+
+    def _with_outputs(
+        self, tensors: Sequence[T], outputs: Sequence[T] | None
+    ) -> tuple[list[_core.Tensor], Sequence[T]]:
+        """Descriptions, and the tensors for the results; ``outputs`` may be ``tensors``, or None for new ones."""
+        describe = self.adapter.describe
+        described: list[_core.Tensor] = []
+        results: list[T] = []
+        for i, tensor in enumerate(tensors):
+            in_place = outputs is not None and outputs[i] is tensor
+            address, dtype, shape = describe(tensor, in_place)
+            output = self.adapter.empty_like(tensor) if outputs is None else outputs[i]
+            described.append((address, address if in_place else describe(output, True)[0], dtype, shape))
+            results.append(output)
+        return described, results
+
+    def _hold(self, tensors: Sequence[T], exposed: bool) -> list[object]:
+        hold = self.adapter.hold
+        return [hold(tensor, exposed) for tensor in tensors]
+
+    def _in_place(
+        self, tensors: Sequence[T], described: Sequence[_core.Tensor], result: Any
+    ) -> Callable[[_core.Handle], Any]:
+        """The results lie where the tensors were when submitted: a tensor that has moved since lacks its result."""
+
+        def finish(_: _core.Handle) -> Any:
+            for tensor, submitted in zip(tensors, described):
+                if not self.adapter.is_at(tensor, submitted[1], submitted[3]):
+                    raise ValueError(
+                        f"hvd: rank {state.rank()}: a tensor of shape {list(submitted[3])} was given other memory or"
+                        " another shape while it was in flight, so it has not got the result; synchronize its handle"
+                        " first"
+                    )
+            return result
+
+        return finish
+
+    def _results(self, tensors: Sequence[T]) -> Callable[[_core.Handle], list[T]]:
+        over = self.adapter.over
+
+        def finish(handle: _core.Handle) -> list[T]:
+            return [over(*handle.output(i), like=tensor) for i, tensor in enumerate(tensors)]
+
+        return finish
+
+    def allreduce(
+        self,
+        tensors: Sequence[T],
+        outputs: Sequence[T] | None,
+        single: bool,
+        name: str | None,
+        how: Reduction,
+        process_set: ProcessSet,
+        priority: int = 0,
+        wake: bool = True,
+        exposed: bool = False,
+    ) -> int:
+        """Reduces elementwise over ranks; ``outputs`` may be ``tensors``, or None for new ones."""
+        number = number_of(process_set)
+        described, results = self._with_outputs(tensors, outputs)
+        result: Any = results[0] if single else results
+        keep = self._hold(tensors, exposed), results
+        finish = (lambda _: result) if outputs is None or not exposed else self._in_place(results, described, result)
+        return begin(
+            _ALLREDUCE, "allreduce" if single else "grouped_allreduce", name, described, keep, finish, number, how,
+            0, priority, wake,
+        )
+
+    def allgather(
+        self, tensors: Sequence[T], single: bool, name: str | None, process_set: ProcessSet, wake: bool = True,
+        exposed: bool = False,
+    ) -> int:
+        """Concatenates over ranks along dimension 0, whose length may differ between ranks."""
+        number = number_of(process_set)
+        described = self._plain(tensors)
+        results = self._results(tensors)
+        return begin(
+            _ALLGATHER, "allgather" if single else "grouped_allgather", name, described, self._hold(tensors, exposed),
+            (lambda h: results(h)[0]) if single else results, number, wake=wake,
+        )
+
+    def broadcast(
+        self, tensor: T, output: T | None, root_rank: int, name: str | None, process_set: ProcessSet,
+        wake: bool = True, exposed: bool = False,
+    ) -> int:
+        """Gives all ranks the root's tensor; ``root_rank`` is a rank of the job."""
+        number = number_of(process_set)
+        ranks = process_set.ranks or []
+        if root_rank not in ranks:
+            raise ValueError(f"hvd: broadcast from rank {root_rank}, which is none of {_few(ranks)}")
+        described, (result,) = self._with_outputs([tensor], None if output is None else [output])
+        keep = self._hold([tensor], exposed), result
+        finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)
+        return begin(
+            _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake
+        )
+
+    def alltoall(
+        self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet,
+        wake: bool = True, exposed: bool = False,
+    ) -> int:
+        """Sends ``splits[r]`` rows to rank r, without splits equal parts. The result is a pair: the rows from all
+        ranks, and how many came from each.
+        """
+        number = number_of(process_set)
+        address, dtype, shape = self.adapter.describe(tensor, False)
+        described: _core.Tensor = (address, 0, dtype, shape) if splits is None else (address, 0, dtype, shape, splits)
+
+        def finish(handle: _core.Handle) -> tuple[T, T]:
+            output = self.adapter.over(*handle.output(0), like=tensor)
+            return output, self.adapter.integers(handle.received_splits(0))
+
+        keep = self._hold([tensor], exposed)
+        return begin(_ALLTOALL, "alltoall", name, (described,), keep, finish, number, wake=wake)
+
+    def reducescatter(
+        self,
+        tensors: Sequence[T],
+        single: bool,
+        name: str | None,
+        how: Reduction,
+        process_set: ProcessSet,
+        wake: bool = True,
+        exposed: bool = False,
+    ) -> int:
+        """Reduces elementwise over ranks, and gives each its rows: equal numbers, or one more for the first ranks
+        where the rows do not divide.
+        """
+        number = number_of(process_set)
+        op = how.op
+        if op is Adasum:
+            raise HorovodInternalError("hvd: reducescatter with op=Adasum is not defined; allowed: Average, Sum")
+        if op not in (Average, Sum):
+            raise HorovodInternalError(f"hvd: reducescatter with op={op.name}; allowed: Average, Sum")
+        described = self._plain(tensors)
+        results = self._results(tensors)
+        return begin(
+            _REDUCE_SCATTER, "reducescatter" if single else "grouped_reducescatter", name, described,
+            self._hold(tensors, exposed), (lambda h: results(h)[0]) if single else results, number, how, wake=wake,
+        )
+
+
+def read_splits(splits: Any) -> list[int] | None:
+    """Numbers of rows, from a list or an array; None for None. Raises ValueError for anything but whole numbers."""
+    if splits is None:
+        return None
+    values = splits.tolist() if hasattr(splits, "tolist") else splits
+    try:
+        return [operator.index(n) for n in values]
+    except TypeError:
+        raise ValueError(f"hvd: splits={values!r:.80}; allowed: one whole number for each rank") from None
+
+
+def _few(ranks: Sequence[int]) -> str:
+    if len(ranks) > 8:
+        return f"the {len(ranks)} ranks of the process set"
+    return f"the ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,151 @@
+"""Operations in flight: their names, their handles and their results. A handle is an int, as in Horovod."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from hvd import _core
+from hvd.core import state
+from hvd.core.process_sets import ProcessSet
+from hvd.core.reduce_op import Reduction, Sum
+
+
+class _Pending:
+    """An operation in flight, and the function that makes its result."""
+
+    __slots__ = ("handle", "finish")
+
+    def __init__(self, handle: _core.Handle, finish: Callable[[_core.Handle], Any]) -> None:
+        self.handle = handle
+        self.finish = finish
+
+
+_pending: dict[int, _Pending] = {}
+_numbers = itertools.count(1)
+# (prefix, process set) -> number of operations without a name so far. The ranks of a set count alike, whatever other
+# sets do.
+_unnamed: dict[tuple[str, int], int] = {}
+
+
+@state.at_shutdown
+def _forget() -> None:
+    _pending.clear()
+    _unnamed.clear()
+
+
+def _forget_in_child() -> None:
+    """Operations in flight are the parent's. Nothing is destroyed: threads of the parent may hold its locks."""
+    global _pending
+    _left_behind.append(_pending)
+    _pending = {}
+
+
+_left_behind: list[object] = []
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _name(prefix: str, name: str | None, process_set: int) -> str:
+    if name is not None:
+        return f"{prefix}.{name}"
+    count = _unnamed.get((prefix, process_set), 0) + 1
+    _unnamed[prefix, process_set] = count
+    return f"{prefix}.noname.{count}"
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a set that the job knows. Raises ValueError for any other, and for what is no set."""
+    try:
+        number = process_set.process_set_id
+    except AttributeError:
+        raise ValueError(f"hvd: process_set is {process_set!r}; allowed: a ProcessSet") from None
+    if number is None:
+        raise ValueError(f"hvd: {process_set!r} is not known to the job; add it by hvd.add_process_set or hvd.init")
+    return number
+
+
+def begin(
+    kind: int,
+    prefix: str,
+    given: str | None,
+    tensors: Sequence[_core.Tensor],
+    keep: object,
+    finish: Callable[[_core.Handle], Any],
+    process_set: int,
+    how: Reduction = Reduction(Sum),
+    root: int = 0,
+    priority: int = 0,
+    wake: bool = True,
+) -> int:
+    """Submits an operation of ``kind`` (see ``_core.operations``) and returns its handle; ``finish`` makes its result.
+
+    Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
+    ``Collectives``. Raises ValueError for what this rank alone can see, TypeError for names and factors of other types.
+    """
+    job = state.current_job()
+    name = _name(prefix, given, process_set)
+    try:
+        handle = job.submit(kind, name, tensors, *how, root, priority, process_set, keep, wake)
+    except (TypeError, ValueError) as e:
+        if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
+            _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
+        if isinstance(e, TypeError):
+            raise TypeError(
+                f"hvd: {name!r:.80}: a name has to be text, prescale_factor={how.prescale!r:.40} and"
+                f" postscale_factor={how.postscale!r:.40} numbers"
+            ) from None
+        raise
+    number = next(_numbers)
+    _pending[number] = _Pending(handle, finish)
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation is done, so that ``synchronize`` will not wait. Raises ValueError for an unknown handle."""
+    pending = _pending.get(handle)
+    if pending is None:
+        state.refuse_forked()
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return pending.handle.poll()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation, and returns its result; None for a handle that was synchronized before.
+
+    Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost, ValueError where
+    the result should replace a tensor whose memory or shape has changed meanwhile.
+    """
+    pending = _pending.get(handle)
+    if pending is None:
+        state.refuse_forked()
+        return None
+    try:
+        pending.handle.wait()
+    except KeyboardInterrupt:
+        raise  # the operation is still in flight
+    except BaseException:
+        _pending.pop(handle, None)
+        raise
+    _pending.pop(handle, None)
+    return pending.finish(pending.handle)
+
+
+def join() -> int:
+    """This rank has no more data: it takes part with zeros in the others' allreduce until all ranks have joined.
+
+    Returns the rank that joined last, on all ranks.
+    """
+    handle = state.current_job().join()
+    handle.wait()
+    # Until now ranks have made different numbers of operations; from here on they make the same, so count anew.
+    for key in [key for key in _unnamed if key[1] == 0]:
+        del _unnamed[key]
+    return handle.last_joined()
+
+
+def barrier(process_set: ProcessSet) -> None:
+    """Returns when all ranks of the set have called it."""
+    number = number_of(process_set)
+    synchronize(begin(_core.operations["barrier"], "barrier", None, (), (), lambda _: None, number, wake=False))

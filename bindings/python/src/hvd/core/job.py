@@ -1,0 +1,76 @@
+"""The job: joining it and leaving it, the place of this process in it, and its timeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hvd.core import connect, native, placement, state
+from hvd.core import process_sets as sets
+from hvd.core.state import (
+    cross_rank, cross_size, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
+)
+from hvd.exceptions import HorovodInternalError
+
+__all__ = [
+    "cross_rank", "cross_size", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "rank",
+    "shutdown", "size", "start_timeline", "stop_timeline",
+]
+
+
+def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] = None) -> None:
+    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one process. Collective; does
+    nothing if the process is in a job.
+
+    ``comm``: None, the ranks of the launch that form the job (on one host only; this one must be among them), or an
+    mpi4py communicator. ``process_sets``: process sets to add at once, the same on all ranks, or "dynamic"; sets can be
+    added later in either case.
+
+    Errors: ValueError for an environment or arguments that can never work; HorovodInternalError where the ranks did not
+    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The threads
+    that it starts run on the CPU that HOROVOD_THREAD_AFFINITY gives this rank. Cost: some milliseconds.
+    """
+    now = state.STATE
+    with now.lock:
+        if now.job is not None:
+            return
+        given = [] if process_sets is None or process_sets == "dynamic" else process_sets
+        if not isinstance(given, (list, tuple)) or any(not isinstance(one, sets.ProcessSet) for one in given):
+            raise ValueError(f'hvd: process_sets is {process_sets!r}; allowed: None, a list of ProcessSet, "dynamic"')
+        launch = placement.find_place()
+        if now.forked and launch.size > 1 and launch == now.launch:
+            state.refuse_forked()
+        try:
+            now.joining = True
+            with native.threads_moved_to(state.engine_cpu):
+                now.job, now.place, now.homogeneous, now.over_mpi = connect.join(comm, launch)
+                now.forked, now.launch = False, launch
+            sets.begin(given)
+        except BaseException:
+            state.shutdown()
+            raise
+        finally:
+            now.joining = False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins to write a trace that a browser can open (chrome://tracing, Perfetto); all ranks write to one file.
+
+    ``mark_cycles`` also marks each round of negotiation. Does nothing if the trace is written to this file already; a
+    trace to another file is ended first. Errors: ValueError for a path that cannot be written.
+    """
+    path = os.fsdecode(file_path)
+    if "\0" in path:
+        raise ValueError(f"hvd: no file can have the name {path!r}")
+    try:
+        state.current_job().start_timeline(path, mark_cycles)
+    except HorovodInternalError as e:
+        if e.kind != "system":
+            raise
+        raise ValueError(str(e)) from None
+
+
+def stop_timeline() -> None:
+    """Ends the trace; the file is complete when the call returns."""
+    state.current_job().stop_timeline()

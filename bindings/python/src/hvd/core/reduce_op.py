@@ -1,0 +1,47 @@
+"""How the inputs of the ranks are combined."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, Union
+
+
+class ReduceOp(enum.IntEnum):
+    """How the inputs of the ranks are combined; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+Op = Union[ReduceOp, int]
+
+
+class Reduction(NamedTuple):
+    """An operation, the factor of each input before it, and that of the result after it."""
+
+    op: ReduceOp
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+def reduction(op: Op | None, average: bool | None, prescale: float, postscale: float) -> Reduction:
+    """What the arguments ``op`` and ``average`` (its older form) mean; the default is Average.
+
+    Raises ValueError where both are given, and for no operation.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        return Reduction(ReduceOp(op), prescale, postscale)
+    return Reduction(Sum if average is False else Average, prescale, postscale)
