@@ -4,7 +4,8 @@
 // batch of tensors has one for each tensor (fusion/pack.hpp). Such a vector has
 //   length, unit                elements, and bytes of an element where it travels;
 //   converts()                  whether it travels as another type than it has in memory;
-//   each(first, last, f)        calls f(piece, first element within it, index in the vector, elements) for all pieces of
+//   each(first, last, f)        calls f(piece, first element within it, index in the vector, elements) for all pieces
+//   of
 //                               [first, last); a piece has `in` and `out`;
 //   stage(to, piece, first, n, outer)
 //                               copies elements to the staging ring, converted and scaled by `outer` if they are;
