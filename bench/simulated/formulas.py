@@ -83,8 +83,9 @@ def recursive_doubling_allgather(link, p, size):
 
 
 def recursive_doubling_scan(link, p, size):
+    """Up to 8 ranks: with more, those that have nothing left to receive are ahead, and their messages meet others'."""
     steps = power(p)
-    return None if steps is None else steps * (link.hop(size) + size * link.gamma)
+    return None if steps is None or p > 8 else steps * (link.hop(size) + size * link.gamma)
 
 
 def halving_doubling_allreduce(link, p, size):
@@ -168,7 +169,7 @@ FORMULAS = {
     ("alltoall", "bruck"): (bruck_alltoall, "L (alpha + S/2 beta)"),
     ("gather", "tree"): (tree_blocks, STEPS + " beta"),
     ("scatter", "tree"): (tree_blocks, STEPS + " beta"),
-    ("scan", "recursive_doubling"): (recursive_doubling_scan, "L (alpha + S (beta + gamma))"),
+    ("scan", "recursive_doubling"): (recursive_doubling_scan, "L (alpha + S (beta + gamma)), p up to 8"),
 }
 
 
