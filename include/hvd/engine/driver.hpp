@@ -341,7 +341,7 @@ class driver final : public waiting_room {
 
   /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
-    const in_flight::rest left = in_flight_.stop(why);
+    const operations_in_flight::rest left = in_flight_.stop(why);
     for (const auto& [name, s] : left.all) complete(*s, cause_.told(*s->end, why));
     if (left.join) left.join->finish(cause_.told(*left.join, why));
   }
@@ -363,7 +363,7 @@ class driver final : public waiting_room {
   std::optional<autotuner<T>> tuner_;  // of driver 0
   std::function<int(const command&)> manage_;
 
-  in_flight in_flight_;
+  operations_in_flight in_flight_;
   std::mutex verdict_mutex_;
   std::optional<error> verdict_;
   std::atomic<bool> condemned_{false};

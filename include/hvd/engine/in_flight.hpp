@@ -17,7 +17,7 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// Shared by the threads that submit, the one that drives, and the watch.
-class in_flight {
+class operations_in_flight {
  public:
   /// Adds a submission; returns the error that has stopped the driver, if one has. Errors: invalid_argument if its name
   /// is in flight.
