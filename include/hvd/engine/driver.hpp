@@ -6,12 +6,12 @@
 #include <hvd/engine/cause.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
-#include <hvd/engine/in_flight.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/pending.hpp>
 #include <hvd/engine/progress.hpp>
+#include <hvd/engine/submission_table.hpp>
 #include <hvd/engine/watch.hpp>
 
 #include <atomic>
@@ -341,7 +341,7 @@ class driver final : public waiting_room {
 
   /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
-    const operations_in_flight::rest left = in_flight_.stop(why);
+    const submission_table::rest left = in_flight_.stop(why);
     for (const auto& [name, s] : left.all) complete(*s, cause_.told(*s->end, why));
     if (left.join) left.join->finish(cause_.told(*left.join, why));
   }
@@ -363,7 +363,7 @@ class driver final : public waiting_room {
   std::optional<autotuner<T>> tuner_;  // of driver 0
   std::function<int(const command&)> manage_;
 
-  operations_in_flight in_flight_;
+  submission_table in_flight_;
   std::mutex verdict_mutex_;
   std::optional<error> verdict_;
   std::atomic<bool> condemned_{false};

@@ -1,4 +1,4 @@
-// hvd/engine/in_flight.hpp: what this rank has submitted to a driver and what is not done yet.
+// hvd/engine/submission_table.hpp: what this rank has submitted to a driver and what is not done yet.
 #pragma once
 
 #include <hvd/engine/negotiation.hpp>
@@ -17,7 +17,7 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// Shared by the threads that submit, the one that drives, and the watch.
-class operations_in_flight {
+class submission_table {
  public:
   /// Adds a submission; returns the error that has stopped the driver, if one has. Errors: invalid_argument if its name
   /// is in flight.
