@@ -15,6 +15,8 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -51,6 +53,10 @@ class device_memory {
   device_memory(const device_memory&) = delete;
   device_memory& operator=(const device_memory&) = delete;
   ~device_memory() {
+    if (users != 0) {
+      std::fputs("the stand-in device: memory ends while a stream uses it\n", stderr);
+      std::abort();
+    }
     {
       const std::lock_guard lock(all().mutex);
       all().at.erase(reinterpret_cast<std::uintptr_t>(address_));
