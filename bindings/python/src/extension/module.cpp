@@ -109,8 +109,9 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
   }
 }
 
+/// `wire`: a dtype's number, or -1.
 hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensors, int op, double prescale,
-                   double postscale, int root, int priority, int process_set, nb::object keep, bool wake) {
+                   double postscale, int wire, int root, int priority, int process_set, nb::object keep, bool wake) {
   released_objects::instance().drain();
   hvd::request r;
   r.kind = static_cast<hvd::operation>(kind);
@@ -119,6 +120,7 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
   r.op = static_cast<hvd::reduce_op>(op);
   r.prescale = prescale;
   r.postscale = postscale;
+  if (wire >= 0) r.wire = static_cast<hvd::dtype>(wire);
   r.root = root;
   r.priority = priority;
   r.keep = keep_alive(keep);

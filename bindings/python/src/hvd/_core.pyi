@@ -52,6 +52,7 @@ class Job:
         op: int,
         prescale: float,
         postscale: float,
+        wire: int,
         root: int,
         priority: int,
         process_set: int,
@@ -59,7 +60,8 @@ class Job:
         wake: bool,
         /,
     ) -> Handle:
-        """Begins an operation. ``keep`` is referenced until it is done. Without ``wake`` the
+        """Begins an operation. ``wire`` is the number of the dtype in which wider floating-point tensors travel, or -1
+        for their own. ``keep`` is referenced until it is done. Without ``wake`` the
         caller waits at once, and its thread does the work. Raises ValueError.
         """
 
