@@ -185,6 +185,55 @@ void conformance_same_bits() {
   }
 }
 
+/// Reductions whose tensors travel as another type. 1 + 2^-12 and 1 + 2^-30 are 1 as float16 or bfloat16, and as float.
+template <class Run>
+void conformance_wire() {
+  for (const int size : Run::sizes) {
+    CAPTURE(size);
+    Run::run(size, [&](auto& comm) {
+      Engine engine(comm, options_for<Run>());
+      const auto p = static_cast<std::size_t>(size);
+      for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{40000}}) {
+        for (const dtype wire : {dtype::user, dtype::float16, dtype::bfloat16, dtype::float32}) {
+          std::vector<float> x(n, 1.0f + 0x1p-12f), y(n, 1.0f + 0x1p-12f);
+          std::vector<double> z(n, 1.0 + 0x1p-30);
+          std::vector<std::int32_t> whole(n, 100000);
+          request r{.kind = operation::allreduce, .name = "group", .postscale = 0.5, .wire = wire};
+          const auto add = [&](auto& v, dtype type) {
+            auto* const bytes = reinterpret_cast<std::byte*>(v.data());
+            r.tensors.push_back({.in = bytes, .out = bytes, .type = type, .shape = {n}});
+          };
+          add(x, dtype::float32);
+          add(z, dtype::float64);
+          add(whole, dtype::int32);
+          request alone{.kind = operation::allreduce, .name = "alone", .op = reduce_op::average, .wire = wire};
+          alone.tensors.push_back({.in = reinterpret_cast<const std::byte*>(y.data()), .shape = {n}});
+          request part{.kind = operation::reduce_scatter, .name = "part", .wire = wire};
+          part.tensors.push_back({.in = reinterpret_cast<const std::byte*>(y.data()), .shape = {n}});
+          const handle a = engine.submit(r), b = engine.submit(alone), c = engine.submit(part);
+          for (const handle& h : {a, b, c}) h.wait(long_enough);
+          const bool narrow = wire == dtype::float16 || wire == dtype::bfloat16;
+          const float one = narrow ? 1.0f : 1.0f + 0x1p-12f;
+          const double half = static_cast<double>(p) / 2;
+          const auto floats = [](const handle& h) {
+            const hvd::result& got = h.output();
+            const auto* const first = reinterpret_cast<const float*>(got.data.get());
+            return std::vector<float>(first, first + got.shape.front());
+          };
+          const std::string which = " as " + std::string(name(wire)) + ", " + std::to_string(n) + " elements";
+          require(x == std::vector<float>(n, static_cast<float>(half) * one), "float32" + which);
+          require(z == std::vector<double>(n, half * (wire == dtype::float32 ? 1.0 : 1.0 + 0x1p-30)),
+                  "float64" + which);
+          require(whole == std::vector<std::int32_t>(n, static_cast<std::int32_t>(50000 * p)), "int32" + which);
+          require(floats(b) == std::vector<float>(n, one), "an average" + which);
+          const std::size_t mine = n / p + (static_cast<std::size_t>(comm.rank()) < n % p ? 1 : 0);
+          require(floats(c) == std::vector<float>(mine, static_cast<float>(p) * one), "reduce_scatter" + which);
+        }
+      }
+    });
+  }
+}
+
 template <class Run>
 void conformance_adasum() {
   for (const int size : Run::sizes) {
@@ -354,6 +403,12 @@ void conformance_refused_here() {
       require(thrown([&] { engine.submit(group); }).find("tensor 1 is null but has 3 elements") != std::string::npos,
               "a bad group was taken");
       group.tensors.pop_back();
+      group.wire = dtype::int32;
+      require(thrown([&] {
+                engine.submit(group);
+              }).find("is to travel as int32; allowed: float16, bfloat16 and float32") != std::string::npos,
+              "int32 on the wire");
+      group.wire = dtype::user;
       engine.run(group);
       for (const int set : {-1, 1, 99}) {
         require(thrown([&] { engine.barrier("b", set); }) == "invalid_argument: there is no process set " +
@@ -376,6 +431,7 @@ void conformance_mismatches() {
       {"number of tensors", [](task& t) { t.types.push_back(dtype::float32); }},
       {"element type", [](task& t) { t.types[0] = dtype::int32; }},
       {"shape", [](task& t) { t.rows = 7; }},
+      {"type on the wire", [](task& t) { t.wire = dtype::float16; }},
       {"reduction", [](task& t) { t.op = reduce_op::max; }},
       {"prescale factor", [](task& t) { t.prescale = 3.0; }},
       {"postscale factor", [](task& t) { t.postscale = 3.0; }},

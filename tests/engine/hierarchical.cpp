@@ -34,6 +34,7 @@ static_assert(hvd::timeline_name_of<hvd::MpiTransport> == "MPI" &&
 TEST_CASE("engine, two levels: every operation, type and reduction") { conformance_operations<two_levels>(); }
 TEST_CASE("engine, two levels: typed calls") { conformance_front_doors<two_levels>(); }
 TEST_CASE("engine, two levels: the same bits on all ranks") { conformance_same_bits<two_levels>(); }
+TEST_CASE("engine, two levels: another type on the wire") { conformance_wire<two_levels>(); }
 TEST_CASE("engine, two levels: adasum") { conformance_adasum<two_levels>(); }
 TEST_CASE("engine, two levels: shapes that change, priorities") { conformance_changes<two_levels>(); }
 TEST_CASE("engine, two levels: callbacks") { conformance_callbacks<two_levels>(); }

@@ -17,6 +17,7 @@ struct over_mpi : on_mpi {
 TEST_CASE("engine, MPI: every operation, type and reduction") { conformance_operations<over_mpi>(); }
 TEST_CASE("engine, MPI: typed calls") { conformance_front_doors<over_mpi>(); }
 TEST_CASE("engine, MPI: the same bits on all ranks") { conformance_same_bits<over_mpi>(); }
+TEST_CASE("engine, MPI: another type on the wire") { conformance_wire<over_mpi>(); }
 TEST_CASE("engine, MPI: adasum") { conformance_adasum<over_mpi>(); }
 TEST_CASE("engine, MPI: shapes that change, priorities") { conformance_changes<over_mpi>(); }
 TEST_CASE("engine, MPI: callbacks") { conformance_callbacks<over_mpi>(); }

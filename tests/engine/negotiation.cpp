@@ -158,6 +158,7 @@ TEST_CASE("engine signatures: what must be equal, and what need not") {
   CHECK(differs([](request& c) { c.tensors.push_back(c.tensors[0]); }));
   CHECK(differs([](request& c) { c.kind = operation::broadcast; }));
   CHECK(differs([](request& c) { c.tensors[0].memory.kind = memory_kind::device; }));
+  CHECK(differs([](request& c) { c.wire = dtype::float16; }));
   CHECK_FALSE(differs([](request& c) { c.tensors[0].memory.device = 1; }));  // ranks number their devices
   // Rows of one's own, where the operation allows it.
   CHECK(signature_of(asked("w", {4, 3}, operation::allgather)) ==
@@ -180,6 +181,7 @@ TEST_CASE("engine signatures: as bytes and back") {
   r.priority = -7;
   r.tensors.push_back({.type = dtype::bfloat16, .shape = {}});
   r.tensors.front().memory.kind = memory_kind::device;
+  r.wire = dtype::float16;
   const announcement a = told(r, 5);
   std::string text;
   put(text, a);
@@ -210,6 +212,7 @@ TEST_CASE("engine signatures: what no rank can have submitted is refused") {
   refused([](signature& s) { s.kind = static_cast<operation>(255); });
   refused([](signature& s) { s.op = static_cast<reduce_op>(6); });
   refused([](signature& s) { s.memory = static_cast<memory_kind>(2); });
+  refused([](signature& s) { s.wire = dtype::int8; });
   refused([](signature& s) { s.types[0] = dtype::user; });
   refused([](signature& s) { s.types[0] = static_cast<dtype>(200); });
   refused([](signature& s) { s.shapes[0] = {std::size_t{1} << 32, std::size_t{1} << 32}; });
@@ -231,6 +234,7 @@ TEST_CASE("engine signatures: the difference in a sentence") {
   CHECK(said([](request& c) { c.tensors[0].shape = {}; }) == "shape [4, 3] on rank 0, [] on rank 2");
   CHECK(said([](request& c) { c.tensors[0].memory.kind = memory_kind::device; }) ==
         "memory host on rank 0, device on rank 2");
+  CHECK(said([](request& c) { c.wire = dtype::bfloat16; }) == "type on the wire its own on rank 0, bfloat16 on rank 2");
   CHECK(said([](request& c) { c.op = reduce_op::max; }) == "reduction sum on rank 0, max on rank 2");
   CHECK(said([](request& c) { c.prescale = 0.5; }) == "prescale factor 1 on rank 0, 0.5 on rank 2");
   CHECK(said([](request& c) { c.postscale = 0.5; }) == "postscale factor 1 on rank 0, 0.5 on rank 2");

@@ -70,6 +70,7 @@ struct task {
   std::size_t rows = 1, width = 1;  ///< of each tensor; of allgather and alltoall at most
   reduce_op op = reduce_op::sum;
   double prescale = 1.0, postscale = 1.0;
+  dtype wire = dtype::user;
   int root = 0, priority = 0;
   bool even = true;        ///< alltoall: without splits
   std::uint64_t seed = 0;  ///< of the values
@@ -216,6 +217,7 @@ class attempt {
     r.op = what_.op;
     r.prescale = what_.prescale;
     r.postscale = what_.postscale;
+    r.wire = what_.wire;
     r.root = what_.root;
     r.priority = what_.priority;
     for (std::size_t t = 0; t != what_.types.size(); ++t) {

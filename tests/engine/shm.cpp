@@ -24,6 +24,7 @@ TEST_CASE("engine, processes: names of collectives in a timeline") {
 TEST_CASE("engine, processes: every operation, type and reduction") { conformance_operations<processes>(); }
 TEST_CASE("engine, processes: typed calls") { conformance_front_doors<processes>(); }
 TEST_CASE("engine, processes: the same bits on all ranks") { conformance_same_bits<processes>(); }
+TEST_CASE("engine, processes: another type on the wire") { conformance_wire<processes>(); }
 TEST_CASE("engine, processes: adasum") { conformance_adasum<processes>(); }
 TEST_CASE("engine, processes: shapes that change, priorities") { conformance_changes<processes>(); }
 TEST_CASE("engine, processes: callbacks") { conformance_callbacks<processes>(); }

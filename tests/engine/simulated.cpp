@@ -22,6 +22,7 @@ struct simulated {
 TEST_CASE("engine, simulated: every operation, type and reduction") { conformance_operations<simulated>(); }
 TEST_CASE("engine, simulated: typed calls") { conformance_front_doors<simulated>(); }
 TEST_CASE("engine, simulated: the same bits on all ranks") { conformance_same_bits<simulated>(); }
+TEST_CASE("engine, simulated: another type on the wire") { conformance_wire<simulated>(); }
 TEST_CASE("engine, simulated: adasum") { conformance_adasum<simulated>(); }
 TEST_CASE("engine, simulated: shapes that change, priorities") { conformance_changes<simulated>(); }
 TEST_CASE("engine, simulated: callbacks") { conformance_callbacks<simulated>(); }

@@ -37,6 +37,7 @@ struct alone : on_self {
 TEST_CASE("engine, threads: every operation, type and reduction") { conformance_operations<threads>(); }
 TEST_CASE("engine, threads: typed calls") { conformance_front_doors<threads>(); }
 TEST_CASE("engine, threads: the same bits on all ranks") { conformance_same_bits<threads>(); }
+TEST_CASE("engine, threads: another type on the wire") { conformance_wire<threads>(); }
 TEST_CASE("engine, threads: adasum") { conformance_adasum<threads>(); }
 TEST_CASE("engine, threads: shapes that change, priorities") { conformance_changes<threads>(); }
 TEST_CASE("engine, threads: callbacks") { conformance_callbacks<threads>(); }
@@ -58,6 +59,7 @@ TEST_CASE("engine, threads: calls compared between ranks") {
 TEST_CASE("engine, alone: all of it") {
   conformance_operations<alone>();
   conformance_front_doors<alone>();
+  conformance_wire<alone>();
   conformance_adasum<alone>();
   conformance_changes<alone>();
   conformance_callbacks<alone>();

@@ -78,6 +78,8 @@ def check_forms_of_allreduce() -> None:
     same(a, np.full(2, n - 1, np.float32))
     same(b, np.full((2, 2), n - 1))
     same(hvd.allreduce(np.full(2, r + 0.5), compression=hvd.Compression.fp16, op=hvd.Sum), np.full(2, n * n / 2))
+    rounded = hvd.allreduce(np.full(2, 1 + 2**-12, np.float32), compression=hvd.Compression.fp16, op=hvd.Sum)
+    same(rounded, np.full(2, n, np.float32))
     with pytest.raises(ValueError, match="supersedes"):
         hvd.allreduce(x, average=True, op=hvd.Sum)
 

@@ -111,6 +111,11 @@ class executor {
     return r.data.get();
   }
 
+  /// See request::wire.
+  static dtype wire_of(const signature& s, std::size_t t) noexcept {
+    const bool converts = s.wire != dtype::user && find_conversions(s.types[t], s.wire).narrow != nullptr;
+    return converts ? s.wire : s.types[t];
+  }
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
   /// address.
   std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
@@ -139,7 +144,7 @@ class executor {
     std::byte* zero = zeros_.data();
     each(works, [&](const work& w, std::size_t t) {
       const std::size_t count = w.what.elements(t), bytes = count * size_of(w.what.types[t]);
-      fused f{.in = zero, .out = zero, .count = count, .type = w.what.types[t], .wire = w.what.types[t]};
+      fused f{.in = zero, .out = zero, .count = count, .type = w.what.types[t], .wire = wire_of(w.what, t)};
       if (w.mine != nullptr) {
         f.in = w.mine->tensors[t].in;
         f.out = output(w, t, bytes, w.what.shapes[t]);
@@ -200,7 +205,7 @@ class executor {
                           .out = output(w, t, mine * row * size_of(w.what.types[t]), std::move(shape)),
                           .count = w.what.elements(t),
                           .type = w.what.types[t],
-                          .wire = w.what.types[t]});
+                          .wire = wire_of(w.what, t)});
     });
     buffer_.reduce_scatter(tensors_, common.op, common.prescale, common.postscale, elements);
   }

@@ -57,7 +57,11 @@ struct request {
   reduce_op op = reduce_op::sum;          ///< for allreduce and reduce_scatter
   double prescale = 1.0;                  ///< factor of every input
   double postscale = 1.0;                 ///< factor of the result
-  int root = 0;                           ///< of a broadcast: a rank of the process set
+  /// For allreduce and reduce_scatter: the type in which wider floating-point tensors travel and are reduced, float16
+  /// or bfloat16 for float32, float32 for float64; other tensors travel as they are. They are converted while they are
+  /// packed, and each result is rounded to this type. `user`: all travel as they are.
+  dtype wire = dtype::user;
+  int root = 0;  ///< of a broadcast: a rank of the process set
   /// Of what is ready at the same time, higher ones run first. For a new name the value of the lowest rank counts.
   int priority = 0;
   std::shared_ptr<void> keep{};  ///< kept alive until the operation is done

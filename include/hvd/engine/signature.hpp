@@ -21,6 +21,7 @@ struct signature {
   std::vector<dtype> types{};
   std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where numbers of rows may differ
   memory_kind memory = memory_kind::host;          ///< of all tensors
+  dtype wire = dtype::user;                        ///< see request::wire
 
   bool operator==(const signature&) const = default;
 
@@ -40,6 +41,11 @@ constexpr bool has_op(operation kind) noexcept {
   return kind == operation::allreduce || kind == operation::reduce_scatter;
 }
 
+/// The types in which wider ones may travel: see request::wire.
+constexpr bool is_wire(dtype type) noexcept {
+  return type == dtype::float16 || type == dtype::bfloat16 || type == dtype::float32;
+}
+
 /// How many of `rows` rows (of dimension 0) a rank gets: the first `rows % ranks` ranks get one more.
 constexpr std::size_t share_of(std::size_t rows, std::size_t rank, std::size_t ranks) noexcept {
   return rows / ranks + (rank < rows % ranks ? 1 : 0);
@@ -48,7 +54,7 @@ constexpr std::size_t share_of(std::size_t rows, std::size_t rank, std::size_t r
 inline signature signature_of(const request& r) {
   signature s;
   s.kind = r.kind;
-  if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale;
+  if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale, s.wire = r.wire;
   if (r.kind == operation::broadcast) s.root = r.root;
   s.types.reserve(r.tensors.size());
   s.shapes.reserve(r.tensors.size());
@@ -99,6 +105,7 @@ inline void put(std::string& to, const announcement& a) {
   put(to, a.what.prescale);
   put(to, a.what.postscale);
   put(to, a.what.memory);
+  put(to, a.what.wire);
   put(to, static_cast<std::uint32_t>(a.what.types.size()));
   for (std::size_t t = 0; t != a.what.types.size(); ++t) {
     put(to, a.what.types[t]);
@@ -108,7 +115,8 @@ inline void put(std::string& to, const announcement& a) {
 }
 /// Refuses a signature that `validate` would not have let pass on the rank that sent it.
 inline void check_received(const signature& s) {
-  bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown";
+  bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown" &&
+               (s.wire == dtype::user || is_wire(s.wire));
   const bool data = s.kind != operation::split;  // else the shape is a list of numbers
   for (std::size_t t = 0; data && valid && t != s.types.size(); ++t) {
     valid = s.types[t] < dtype::user && (s.kind != operation::reduce_scatter || !s.shapes[t].empty());
@@ -133,6 +141,7 @@ inline announcement take_announcement(std::string_view& from) {
   a.what.prescale = take<double>(from);
   a.what.postscale = take<double>(from);
   a.what.memory = take<memory_kind>(from);
+  a.what.wire = take<dtype>(from);
   for (auto tensors = take<std::uint32_t>(from); tensors != 0; --tensors) {
     a.what.types.push_back(take<dtype>(from));
     auto& shape = a.what.shapes.emplace_back();
@@ -170,6 +179,10 @@ inline std::string difference(const announcement& a, const announcement& b) {
   }
   if (x.memory != y.memory) return say("memory", name(x.memory), name(y.memory));
   if (x.op != y.op) return say("reduction", name(x.op), name(y.op));
+  if (x.wire != y.wire) {
+    const auto type = [](dtype wire) { return wire == dtype::user ? std::string_view("its own") : name(wire); };
+    return say("type on the wire", type(x.wire), type(y.wire));
+  }
   if (x.root != y.root) return say("root", x.root, y.root);
   if (x.prescale != y.prescale) return say("prescale factor", x.prescale, y.prescale);
   return say("postscale factor", x.postscale, y.postscale);

@@ -62,6 +62,11 @@ inline void validate(const request& r, int rank, int size, int device = -1) {
   if (reduces && !(std::isfinite(r.prescale) && std::isfinite(r.postscale))) {
     refuse({"prescale ", r.prescale, " and postscale ", r.postscale, " must be finite numbers"});
   }
+  if (r.wire != dtype::user && !(reduces && is_wire(r.wire))) {
+    refuse({"is to travel as ", name(r.wire),
+            "; allowed: float16, bfloat16 and float32, for allreduce and "
+            "reduce_scatter"});
+  }
   for (std::size_t i = 0; i != r.tensors.size(); ++i) {
     const tensor& t = r.tensors[i];
     const std::string which = r.tensors.size() == 1 ? std::string("the tensor") : joined({"tensor ", i});
@@ -88,6 +93,11 @@ inline void validate(const request& r, int rank, int size, int device = -1) {
     if (memory == memory_kind::device && t.memory.device != device) {
       refuse({which, " lies on device ", t.memory.device, "; allowed: device ", device,
               ", which the engine was made with"});
+    }
+    if (memory == memory_kind::device && r.wire != dtype::user) {
+      refuse(
+          {which, " lies on a device and is to travel as ", name(r.wire), "; only tensors on the host are converted"},
+          error_kind::unsupported);
     }
     // What addresses of a device mean, the device knows.
     if (memory == memory_kind::host && t.in == nullptr && elements != 0)

@@ -1,5 +1,6 @@
 // module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is needed here.
 
+#include "callbacks.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "job.hpp"
@@ -109,8 +110,10 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
   }
 }
 
+/// `wire`: a dtype's number, or -1. `done`: None, or what `next_callback` returns when the operation has ended.
 hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensors, int op, double prescale,
-                   double postscale, int root, int priority, int process_set, nb::object keep, bool wake) {
+                   double postscale, int wire, int root, int priority, int process_set, nb::object keep, bool wake,
+                   std::optional<nb::object> done) {
   released_objects::instance().drain();
   hvd::request r;
   r.kind = static_cast<hvd::operation>(kind);
@@ -119,9 +122,13 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
   r.op = static_cast<hvd::reduce_op>(op);
   r.prescale = prescale;
   r.postscale = postscale;
+  if (wire >= 0) r.wire = static_cast<hvd::dtype>(wire);
   r.root = root;
   r.priority = priority;
   r.keep = keep_alive(keep);
+  if (done) {
+    r.done = [function = keep_alive(*done)](const hvd::handle&) { callbacks::instance().add(function); };
+  }
   return j.run([&](session& s) { return s.submit(std::move(r), process_set, wake); });
 }
 
@@ -146,6 +153,7 @@ void define_job(nb::module_& m) {
   nb::class_<job> c(m, "Job");
   c.def_prop_ro("rank", [](const job& j) { return j.run([](const session& s) { return s.rank(); }); });
   c.def_prop_ro("size", [](const job& j) { return j.run([](const session& s) { return s.size(); }); });
+  c.def_prop_ro("hosts", [](const job& j) { return j.run([](const session& s) { return s.hosts(); }); });
   c.def("submit", &submit);
   c.def("join", [](const job& j) { return j.run([](session& s) { return s.join(); }); });
   c.def("add_process_set", [](const job& j, const std::vector<int>& ranks) {
@@ -162,6 +170,7 @@ void define_job(nb::module_& m) {
   c.def("close", &job::close);
   c.def("forget", &job::forget);
 
+  m.def("next_callback", [] { return callbacks::instance().next(); });
   const auto released = nb::call_guard<released_gil>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);

@@ -21,6 +21,8 @@ class session {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The host of each rank: a number that ranks with common memory share.
+  virtual std::vector<int> hosts() const = 0;
   /// Without `wake` the caller waits at once, and does the work itself.
   virtual hvd::handle submit(hvd::request r, int process_set, bool wake) = 0;
   virtual hvd::handle join() = 0;

@@ -20,6 +20,13 @@ class session_of final : public session {
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
+  std::vector<int> hosts() const override {
+    std::vector<int> all(static_cast<std::size_t>(size()));
+    if constexpr (requires { comm_.host_of(0); }) {
+      for (int r = 0; r != size(); ++r) all[static_cast<std::size_t>(r)] = comm_.host_of(r);
+    }
+    return all;
+  }
   hvd::handle submit(hvd::request r, int process_set, bool wake) override {
     return engine_.submit(std::move(r), process_set, wake);
   }

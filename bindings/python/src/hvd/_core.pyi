@@ -1,6 +1,6 @@
 """The engine of hvd: tensors are addresses, types and shapes. Everything here is for hvd's own modules."""
 
-from typing import Union
+from typing import Callable, Union
 from collections.abc import Sequence
 
 # (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank])
@@ -44,6 +44,10 @@ class Job:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def hosts(self) -> list[int]:
+        """The host of each rank: a number that ranks with common memory share."""
+
     def submit(
         self,
         kind: int,
@@ -52,14 +56,17 @@ class Job:
         op: int,
         prescale: float,
         postscale: float,
+        wire: int,
         root: int,
         priority: int,
         process_set: int,
         keep: object,
         wake: bool,
+        done: Callable[[], object] | None = None,
         /,
     ) -> Handle:
-        """Begins an operation. ``keep`` is referenced until it is done. Without ``wake`` the
+        """Begins an operation. ``wire`` is the number of the dtype in which wider floating-point tensors travel, or -1
+        for their own. ``keep`` is referenced until it is done. ``done`` is what ``next_callback`` returns then. Without ``wake`` the
         caller waits at once, and its thread does the work. Raises ValueError.
         """
 
@@ -73,6 +80,9 @@ class Job:
     def stop_timeline(self) -> None: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
+
+def next_callback() -> Callable[[], object]:
+    """Waits until an operation has ended that was submitted with ``done``, and returns that."""
 
 def connect_alone() -> Job: ...
 def connect_shm(name: str, rank: int, size: int, /) -> Job: ...

@@ -107,6 +107,13 @@ def check_half_precision() -> None:
         (p * torch.tensor([1.0, 2.0, 3.0, r + 1.0])).sum().backward()
         optimizer.step()
         assert p.tolist() == [-n, -2 * n, -3 * n, -n * (n + 1) / 2]
+        # 1 + 2^-12 is 1 in both types. The gradient stays where it is: it is converted while it is packed.
+        optimizer.zero_grad(set_to_none=False)
+        at = p.grad.data_ptr()
+        (p * (1 + 2**-12)).sum().backward()
+        optimizer.synchronize()
+        sent = n if n > 1 else 1 + 2**-12  # one rank sends nothing
+        assert (p.grad.tolist(), p.grad.dtype, p.grad.data_ptr()) == ([sent] * 4, torch.float32, at)
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
     (p * (r + 1)).sum().backward()
@@ -116,6 +123,35 @@ def check_half_precision() -> None:
 
 def test_half_precision(ranks: Any) -> None:
     ranks.run(check_half_precision)
+
+
+def check_own_compression() -> None:
+    class Doubled(hvd.Compression.fp16):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def compress(tensor: Any) -> Any:
+            return tensor * 2, "doubled"
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            assert ctx == "doubled"
+            return tensor / 2
+
+    n = hvd.size()
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], compression=Doubled, op=hvd.Sum)
+    (p * (1 + 2**-12)).sum().backward()
+    optimizer.synchronize()
+    assert p.grad.tolist() == [n * (1 + 2**-12)] * 2
+    # A group of which some members are converted while they are packed, and some before.
+    tensors = [torch.full((3,), 1 + 2**-12, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    tensors.append(torch.tensor([70000]))
+    results = hvd.grouped_allreduce(tensors, op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert [t.tolist() for t in results] == [[n] * 3, [n] * 3, [70000 * n]]
+    assert [t.dtype for t in results] == [torch.float32, torch.float64, torch.int64]
+
+
+def test_own_compression_and_groups(ranks: Any) -> None:
+    ranks.run(check_own_compression)
 
 
 def check_lbfgs() -> None:

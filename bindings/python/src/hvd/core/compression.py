@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Compressor:
-    """Makes tensors smaller for sending: two static functions."""
+    """Makes tensors smaller for sending: two static functions, and a third for what the engine converts itself."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -19,6 +19,14 @@ class Compressor:
         raise NotImplementedError
 
 
+    @staticmethod
+    def wire(tensor: Any) -> int:
+        """The number of the dtype in which the engine sends the tensor, converted while it is packed: then ``compress``
+        is not called. -1: ``compress`` makes what is sent.
+        """
+        return -1
+
+
 class NoneCompressor(Compressor):
     """Sends tensors as they are."""
 
@@ -29,3 +37,17 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
+    """What to send of a tensor, what ``decompress`` needs to know, and the number of the dtype in which it travels.
+
+    Of a class that has a ``compress`` but no ``wire`` of its own the inherited ``wire`` is not asked.
+    """
+    for kind in getattr(compression, "__mro__", ()):
+        if "compress" in vars(kind):
+            number: int = compression.wire(tensor) if "wire" in vars(kind) else -1
+            if number >= 0:
+                return tensor, None, number
+            break
+    return *compression.compress(tensor), -1

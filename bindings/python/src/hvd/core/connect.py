@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 import secrets
@@ -93,7 +92,7 @@ def _boot_id() -> str:
 
 
 def _join_mpi(place: placement.Place, comm: Any) -> Joined:
-    """Over MPI, and shared memory within each host; ranks exchange the names of their hosts."""
+    """Over MPI, and shared memory within each host: ranks with common memory are on one."""
     try:
         from hvd import _core_mpi
     except ImportError as e:
@@ -110,11 +109,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
         job = _core_mpi.connect_mpi(MPI._addressof(comm))
     else:
         raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
-    try:
-        hosts = _gather_hosts(job)
-    except BaseException:
-        job.close()
-        raise
+    hosts = job.hosts
     rank, size = job.rank, job.size
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)
@@ -126,18 +121,3 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     )
     return job, found, len({hosts.count(host) for host in set(hosts)}) == 1, True
 
-
-def _gather_hosts(job: _core.Job) -> list[bytes]:
-    """A digest that identifies the host of each rank, by rank."""
-    import ctypes
-
-    from hvd import _core
-
-    digest = hashlib.sha256(f"{socket.gethostname()} {_boot_id()}".encode()).digest()
-    data = (ctypes.c_uint8 * len(digest))(*digest)
-    tensor = (ctypes.addressof(data), 0, _core.dtypes["uint8"], (1, len(digest)))
-    handle = job.submit(_core.operations["allgather"], "hvd.hosts", (tensor,), 1, 1.0, 1.0, 0, 0, 0, data, False)
-    handle.wait()
-    memory, (ranks, width) = handle.output(0)
-    everyone = bytes(memory)
-    return [everyone[r * width : (r + 1) * width] for r in range(ranks)]

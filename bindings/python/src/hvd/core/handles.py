@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from hvd import _core
-from hvd.core import state
+from hvd.core import callbacks, state
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 
@@ -78,16 +78,19 @@ def begin(
     root: int = 0,
     priority: int = 0,
     wake: bool = True,
+    done: Callable[[], object] | None = None,
 ) -> int:
     """Submits an operation of ``kind`` (see ``_core.operations``) and returns its handle; ``finish`` makes its result.
 
     Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
-    ``Collectives``. Raises ValueError for what this rank alone can see, TypeError for names and factors of other types.
+    ``Collectives``. ``done``: see ``core.callbacks``. Raises ValueError for what this rank alone can see, TypeError for names and factors of other types.
     """
     job = state.current_job()
     name = _name(prefix, given, process_set)
     try:
-        handle = job.submit(kind, name, tensors, *how, root, priority, process_set, keep, wake)
+        if done is not None:
+            callbacks.start()
+        handle = job.submit(kind, name, tensors, *how, root, priority, process_set, keep, wake, done)
     except (TypeError, ValueError) as e:
         if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
             _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1

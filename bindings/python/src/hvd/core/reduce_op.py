@@ -28,11 +28,14 @@ Op = Union[ReduceOp, int]
 
 
 class Reduction(NamedTuple):
-    """An operation, the factor of each input before it, and that of the result after it."""
+    """An operation, the factor of each input before it, that of the result after it, and the number of the dtype in
+    which wider floating-point tensors travel (-1: all travel as they are).
+    """
 
     op: ReduceOp
     prescale: float = 1.0
     postscale: float = 1.0
+    wire: int = -1
 
 
 def reduction(op: Op | None, average: bool | None, prescale: float, postscale: float) -> Reduction:

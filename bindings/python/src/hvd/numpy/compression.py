@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hvd import _core
 from hvd.core.compression import Compressor, NoneCompressor
 from hvd.numpy.adapter import as_array
 
@@ -18,6 +19,10 @@ class FP16Compressor(Compressor):
         array = as_array(tensor)
         narrow = array.dtype in (np.float32, np.float64)
         return (array.astype(np.float16), array.dtype) if narrow else (array, None)
+
+    @staticmethod
+    def wire(tensor: Any) -> int:
+        return _core.dtypes["float16"] if as_array(tensor).dtype == np.float32 else -1
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:

@@ -75,15 +75,15 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float,
+        ctx: Any, tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float, wire: int,
         process_set: ProcessSet,
     ) -> Any:
-        ctx.how = Reduction(op, prescale, postscale), process_set
+        ctx.how = Reduction(op, prescale, postscale, wire), process_set
         return _PLAIN.allreduce((tensor,), True, name, *ctx.how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return BLOCKING.allreduce((grad.contiguous(),), True, None, *ctx.how), None, None, None, None, None
+        return BLOCKING.allreduce((grad.contiguous(),), True, None, *ctx.how), None, None, None, None, None, None
 
 
 class HorovodGroupedAllreduce(torch.autograd.Function):
@@ -91,16 +91,16 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet,
-        *tensors: Tensor,
+        ctx: Any, name: str | None, op: ReduceOp, prescale: float, postscale: float, wire: int,
+        process_set: ProcessSet, *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.how = Reduction(op, prescale, postscale), process_set
+        ctx.how = Reduction(op, prescale, postscale, wire), process_set
         return tuple(_PLAIN.allreduce(tensors, False, name, *ctx.how))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         back = BLOCKING.allreduce([g.contiguous() for g in grads], False, None, *ctx.how)
-        return (None, None, None, None, None, *back)
+        return (None, None, None, None, None, None, *back)
 
 
 def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hvd.core.compression import Compressor, NoneCompressor
+from hvd.torch.adapter import DTYPES
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -19,6 +20,10 @@ class FP16Compressor(Compressor):
         return (tensor.to(torch.float16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
 
     @staticmethod
+    def wire(tensor: Any) -> int:
+        return DTYPES[torch.float16] if tensor.dtype is torch.float32 else -1
+
+    @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor if ctx is None else tensor.to(ctx)
 
@@ -29,6 +34,10 @@ class BF16Compressor(Compressor):
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
         return (tensor.to(torch.bfloat16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
+
+    @staticmethod
+    def wire(tensor: Any) -> int:
+        return DTYPES[torch.bfloat16] if tensor.dtype is torch.float32 else -1
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:

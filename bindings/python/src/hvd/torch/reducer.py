@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import torch
 
+from hvd.core.compression import compressed
 from hvd.core.gradients import Slot
 from hvd.core.handles import synchronize
 from hvd.core.reduce_op import Average, Reduction
@@ -52,9 +53,9 @@ class TorchReducer:
         if gradient.is_sparse:
             self._begin_sparse(slot, gradient)
             return
-        sent, ctx = self._options._compression.compress(gradient)
+        sent, ctx, wire = compressed(self._options._compression, gradient)
         both = (sent,)
-        handle = OPS.allreduce(both, both, True, slot.name, self._how(), self._options.process_set, wake=wake)
+        handle = OPS.allreduce(both, both, True, slot.name, self._how(wire), self._options.process_set, wake=wake)
 
         def finish() -> None:
             synchronize(handle)
@@ -72,13 +73,14 @@ class TorchReducer:
                 dense.append((slot, gradient))
         if not dense:
             return
-        pairs = [self._options._compression.compress(gradient) for _, gradient in dense]
-        both = [sent for sent, _ in pairs]
-        handle = OPS.allreduce(both, both, False, name, self._how(), self._options.process_set, exposed=True)
+        parts = [compressed(self._options._compression, gradient) for _, gradient in dense]
+        both = [sent for sent, _, _ in parts]
+        how = self._how(max(wire for _, _, wire in parts))
+        handle = OPS.allreduce(both, both, False, name, how, self._options.process_set, exposed=True)
 
         def finish() -> None:
             synchronize(handle)
-            for (slot, gradient), (sent, ctx) in zip(dense, pairs):
+            for (slot, gradient), (sent, ctx, _) in zip(dense, parts):
                 self._store(slot, gradient, sent, ctx)
 
         for slot, _ in dense:
@@ -92,10 +94,10 @@ class TorchReducer:
 
         slot.finish = finish
 
-    def _how(self) -> Reduction:
+    def _how(self, wire: int) -> Reduction:
         op = self._options.op
         factor = self._options.gradient_predivide_factor if op == Average else 1.0
-        return Reduction(op, 1.0 / factor, factor)
+        return Reduction(op, 1.0 / factor, factor, wire)
 
     def _gradient(self, slot: TorchSlot) -> torch.Tensor:
         """What to reduce: p.grad, made contiguous, or a flat view of it; a sparse one may become a dense copy."""
