@@ -41,7 +41,7 @@ struct collective_facts {
   root_role root = root_role::none;
   bool in_blocks = false, out_blocks = false;  ///< whether a buffer holds a block of `count` elements for each rank
   bool in_place = true;                        ///< whether it works in place
-  bool averages = true;                        ///< false: its ranks reduce different numbers of inputs
+  bool averages = true;                        ///< whether it has the operation avg
 };
 inline constexpr collective_facts facts_of_collectives[] = {
     {.name = "allreduce", .reduces = true},

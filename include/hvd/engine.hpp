@@ -41,7 +41,7 @@ namespace hvd::inline HVD_ABI {
 /// another one was lost, errors name the one that was lost. In a forked child, shutdown and stop_timeline do nothing,
 /// and every other call that uses the engine throws invalid_argument at once.
 template <Probing Control, class D = no_device>
-  requires Device<D> || std::same_as<D, no_device>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
 class Engine {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI

@@ -109,9 +109,9 @@ class Hierarchical {
   [[nodiscard]] int size() const noexcept { return state_->world.size(); }
   /// How many hosts there are, and lanes between them.
   [[nodiscard]] int hosts() const noexcept { return state_->map.hosts(); }
-  /// The host of a rank, from 0; hosts are numbered in the order of their local ranks 0.
-  [[nodiscard]] int host_of(int rank) const { return state_->map.host_of.at(static_cast<std::size_t>(rank)); }
   [[nodiscard]] int lanes() const noexcept { return state_->map.lanes; }
+  /// The host of each rank, from 0; hosts are numbered in the order of their local ranks 0.
+  [[nodiscard]] const std::vector<int>& host_of() const noexcept { return state_->map.host_of; }
   /// The ranks of this host, in a group of their own.
   [[nodiscard]] Local& local() noexcept { return state_->local; }
 

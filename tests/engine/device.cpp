@@ -211,6 +211,41 @@ TEST_CASE("batches of a device overlap, and end in the order in which they were 
   }
 }
 
+TEST_CASE("a wait ends with its batch, though the round that the thread takes part in goes on") {
+  std::atomic<device_strings*> of_rank_0{nullptr};
+  std::atomic<bool> ended{false};
+  on_devices(3, unwatched(), true, [&](const rank& me) {
+    const device_memory m(four(static_cast<float>(me.number)));
+    std::vector<float> y(1, 1.0f);
+    if (me.number == 0) {
+      of_rank_0 = &me.strings;
+    } else {
+      me.strings.gate.set();
+    }
+    // The root has its part done before rank 0 reads it.
+    request r = asked(operation::broadcast, "x", on_device(m, {4}, &m));
+    r.root = 2;
+    const handle x = me.engine.submit(std::move(r), 0, me.number != 0);
+    handle on_host;
+    if (me.number == 0) {
+      x.wait(only_a_hang);  // this thread drives, and so takes part in the round that rank 1 begins
+      ended = true;
+    } else {
+      x.wait(only_a_hang);
+      if (me.number == 1) {
+        on_host = me.engine.allreduce("y", y);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        of_rank_0.load()->gate.set();
+      }
+      while (!ended) std::this_thread::yield();  // rank 2 is idle: the round waits for it
+    }
+    require(m.copy<float>() == four(2.0f), "a wrong broadcast");
+    if (me.number != 1) on_host = me.engine.allreduce("y", y);
+    on_host.wait(only_a_hang);
+    require(y == std::vector<float>{3.0f}, "a wrong sum on the host");
+  });
+}
+
 TEST_CASE("a batch that fails ends alone, and in its turn") {
   for (const int size : {1, 2, 3}) {
     CAPTURE(size);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, Callable
 
@@ -38,12 +39,13 @@ def check_callbacks() -> None:
         assert not went.is_set()
         go.set()
         barrier("raises", lambda: 1 // 0)
+        barrier("exits", sys.exit)
         last.clear()
         barrier("after", last.set)
         assert last.wait(LONG) and went.is_set()
     finally:
         threading.excepthook = hook
-    assert [args.exc_type for args in raised] == [ZeroDivisionError]
+    assert [args.exc_type for args in raised] == [ZeroDivisionError, SystemExit]
 
 
 def test_callbacks(ranks: Any) -> None:

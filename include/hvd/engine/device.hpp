@@ -38,8 +38,9 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // the host does: type, shape, received_splits, and memory where the request gives none. A work without a request is
   // that of a rank that has joined: it gives zeros.
   { d.start(works, rows) } -> std::same_as<typename D::pending>;
-  // Whether the batch is done: its outputs are written, and the device uses none of its memory any more. Throws
-  // hvd::error if the batch has failed. It is called often, for the batch that was started first.
+  // Whether the batch is done: its outputs are written, the device uses none of its memory any more, and no other rank
+  // needs this one for it. Throws hvd::error if the batch has failed. It is called often, for the batch that was
+  // started first.
   { d.poll(batch) } -> std::same_as<bool>;
   // Throws hvd::error if the group is lost, with the rank at fault where that is known; also when the device has waited
   // for other ranks for longer than it allows. It is called often.

@@ -193,7 +193,7 @@ class driver final : public waiting_room {
         const auto now = clock::now();
         const bool news = negotiation_.has_news();
         if (agreement_.under_way() || (news && now >= next_round_) || agreement_.called()) {
-          if (!round(until, end != nullptr)) break;
+          if (!round(until, end)) break;
         } else {
           if (now >= until) break;
           if (pending_.spin()) continue;
@@ -224,13 +224,14 @@ class driver final : public waiting_room {
 
   // ---- a round ------------------------------------------------------------------------------------------------
 
-  /// Takes part in a round; false if `until` came first.
-  bool round(clock::time_point until, bool awaited) {
+  /// Takes part in a round; false if `until` or `end` (null: none) came first.
+  bool round(clock::time_point until, const completion* end) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(pending_.next_look(std::min(until, clock::now() + std::chrono::milliseconds(100))),
-                              awaited ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
+                              end != nullptr ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
       poll_device(pending_.quiet_in_round);
+      if (end != nullptr && end->finished()) return false;
       if (progress_.closing() || condemned_.load()) return true;
       if (clock::now() >= until) return false;
     }

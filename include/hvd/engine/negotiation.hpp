@@ -26,7 +26,7 @@ struct submission {
 
   request what;
   signature sign;
-  std::optional<command> ask{};  ///< if the engine asks itself, and `what` is only the form of that
+  std::optional<command> ask{};  ///< a command of the engine, of which `what` is the form that ranks compare
   std::shared_ptr<completion> end = std::make_shared<completion>();
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   bool shown = false;       ///< in the timeline

@@ -38,7 +38,7 @@ struct engine_options {
   std::string timeline{};    ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
   bool mark_cycles = false;  ///< HOROVOD_TIMELINE_MARK_CYCLES
 
-  bool autotune = false;         ///< HOROVOD_AUTOTUNE
+  bool autotune = false;         ///< HOROVOD_AUTOTUNE; for batches on the host
   std::string autotune_log{};    ///< HOROVOD_AUTOTUNE_LOG
   int autotune_warmup = 3;       ///< HOROVOD_AUTOTUNE_WARMUP_SAMPLES
   int autotune_steps = 10;       ///< HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE: steps in a sample

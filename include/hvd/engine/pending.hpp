@@ -54,6 +54,7 @@ class pending_batches {
     all_.push_back(std::move(e));
     count_.store(all_.size(), std::memory_order_relaxed);
     looks_ = 0;
+    nap_ = least_nap;
   }
 
   /// Calls `end(submission, error or null)` for all of the batches that are done. If none is, and none has been for
@@ -66,6 +67,7 @@ class pending_batches {
     if (any) {
       checked_ = now;
       looks_ = 0;
+      nap_ = least_nap;
     } else if (now - checked_ >= longest && !called()) {
       checked_ = now;
       control_.check();
@@ -74,7 +76,6 @@ class pending_batches {
   /// True for some looks after a batch was started or has ended: the next one may be done in a moment.
   bool spin() noexcept {
     if (all_.empty() || ++looks_ > most_looks) return false;
-    nap_ = least_nap;
     cpu_pause();
     return true;
   }
@@ -85,8 +86,8 @@ class pending_batches {
     return std::min(until, clock::now() + nap_);
   }
 
-  /// Ends the batches that are done before `until`, and aborts the device if others are left: their submissions are for
-  /// those who know why.
+  /// Ends the batches that are done before `until`, and aborts the device if others are left. The caller ends their
+  /// submissions.
   template <class End>
   void finish(clock::time_point until, const End& end) noexcept {
     try {

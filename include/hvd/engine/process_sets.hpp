@@ -169,9 +169,9 @@ class process_sets {
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
     T control = world->data().split(color, key);
     T data = world->data().split(color, key);
+    D device = world->device().split(color, key);
     std::shared_ptr<driver_type> made;
     try {
-      D device = world->device().split(color, key);
       if (member) made = make_driver(std::move(control), std::move(data), std::move(device), id, ranks);
     } catch (const error& e) {  // its rank counts in the new group
       if (e.rank() < 0 || e.rank() >= static_cast<int>(ranks.size())) throw;

@@ -29,8 +29,8 @@ namespace hvd::inline HVD_ABI {
 struct tensor_memory {
   memory_kind kind = memory_kind::host;
   int device = 0;  ///< its index on this rank; ranks need not have the same
-  /// An event of the device, behind which the input is written and the output may be; null: that is so now. Only the
-  /// device knows what it points to, which must live until the operation is done.
+  /// An event of the device: the input is read and the output written only after it; null: at once. Only the device
+  /// knows what it points to, which must live until the operation is done.
   void* ready = nullptr;
 };
 
@@ -71,7 +71,7 @@ struct request {
 
 /// The result for one tensor.
 struct result {
-  std::shared_ptr<std::byte> data{};  ///< where the input lies too; null where the caller gave the memory
+  std::shared_ptr<std::byte> data{};  ///< in the kind of memory of the input; null where the caller gave it
   std::vector<std::size_t> shape{};   ///< of the output
   dtype type = dtype::float32;
   std::vector<std::size_t> received_splits{};  ///< alltoall: rows from each rank

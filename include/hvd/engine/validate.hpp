@@ -81,6 +81,7 @@ inline void validate(const request& r, int rank, int size, int device = -1) {
     if (std::find(t.shape.begin(), t.shape.end(), 0U) != t.shape.end()) elements = 0;
     if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
     const memory_kind memory = t.memory.kind;
+    if (name(memory) == "unknown") refuse({which, " lies in memory of an unknown kind; allowed: host and device"});
     if (memory == memory_kind::device && device < 0) {
       refuse({which, " lies on device ", t.memory.device,
               ", and this engine has none; copy it to the host, or make the engine with a device"},

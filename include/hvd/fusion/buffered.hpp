@@ -22,6 +22,8 @@ namespace hvd::inline HVD_ABI::detail {
 /// without the buffer if it is not converted.
 template <Transport T>
 class buffered_fusion {
+  static_assert(memory_of<T> == memory_kind::host, "hvd: fusion packs on the host, and T's buffers lie on a device");
+
  public:
   buffered_fusion(T& comm, std::size_t most) : threshold(most), comm_(comm) {}
 

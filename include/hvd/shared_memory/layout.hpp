@@ -143,7 +143,7 @@ class rank_set {
 /// The start of a group's memory. Filled before any other rank can see it, and constant from then on, except for the
 /// abort word and the flags.
 struct alignas(header_bytes) group_header {
-  static constexpr std::uint64_t magic_value = 0x31306d656d647668;  // "hvdmem01"
+  static constexpr std::uint64_t magic_value = 0x32306d656d647668;  // "hvdmem02"
   std::uint64_t magic = magic_value;
   std::uint64_t total_bytes = 0;
   std::array<std::uint64_t, 2> nonce{};

@@ -7,7 +7,7 @@
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/agree.hpp>
-#include <hvd/shared_memory/messages.hpp>
+#include <hvd/shared_memory/peer_communicator.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/shm/group.hpp>
 
@@ -29,7 +29,7 @@ namespace hvd::inline HVD_ABI {
 /// When a rank ends in any way, SIGKILL included, every rank that waits for it notices within milliseconds; all ranks
 /// then throw `hvd::error` of kind peer_lost with its number. One thread at a time may use a transport. After fork,
 /// only the process that joined may use it.
-class ShmTransport {
+class ShmTransport : public detail::peer_communicator {
  public:
   using options = sharing_options;
   static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
@@ -42,13 +42,13 @@ class ShmTransport {
   /// ranks that did not come, peer_lost, no_memory with how much was wanted and where, mismatch (another size or
   /// version of hvd), system.
   ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
-      : state_(std::make_shared<state>(job, rank, size, opts, 0)) {}
+      : ShmTransport(std::make_shared<state>(job, rank, size, opts, 0)) {}
 
   /// The same ranks as `over`, which find each other by its messages. All of them must be able to share memory: a
   /// random number that rank 0 of `over` puts into the segment and sends to the others proves that they do.
   template <Bootstrap T>
     requires(!std::same_as<T, options>)
-  explicit ShmTransport(T& over, const options& opts = {}) : state_(meet(over, opts)) {}
+  explicit ShmTransport(T& over, const options& opts = {}) : ShmTransport(meet(over, opts)) {}
 
   /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
   /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to a new value each time, or the variables of Open
@@ -77,37 +77,11 @@ class ShmTransport {
   ShmTransport(ShmTransport&&) noexcept = default;
   ShmTransport& operator=(ShmTransport&& other) noexcept {
     leave();
+    detail::peer_communicator::operator=(other);
     state_ = std::move(other.state_);
     return *this;
   }
   ~ShmTransport() { leave(); }
-
-  /// The rank of this process in the group, from 0; and the number of ranks.
-  [[nodiscard]] int rank() const noexcept { return state_->peers().rank(); }
-  [[nodiscard]] int size() const noexcept { return state_->peers().size(); }
-  /// No rank leaves before all have entered. Errors: peer_lost, timeout, aborted, mismatch.
-  void barrier() { detail::barrier(peers()); }
-
-  /// Messages in bytes, as PointToPoint describes them; `hvd::send` and `hvd::recv` take buffers. Errors: peer_lost,
-  /// timeout, aborted; of `recv` also mismatch, for a message of another length.
-  void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
-  /// See `send`.
-  void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
-  /// Sends and receives at once, so that neither waits for the other. See `send`.
-  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
-    detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
-  }
-
-  /// Whether a message from `peer`, or its beginning, is there. Errors: invalid_argument if there is no such rank;
-  /// aborted, or any other error that ended the group.
-  [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
-  /// For waits outside of the transport: throws peer_lost if the process of any rank is gone or has left the group, and
-  /// the reason if a rank has given up. Ends the group like a wait that fails. Cost: a system call for each rank.
-  void check() { peers().check_all(); }
-  /// The rank for which the thread of this rank waits now; where an exchange waits for two, the one that it receives
-  /// from. -1 while it does not wait, in the first microseconds of a wait, and while the ranks join a transport made
-  /// over this one. Any thread may ask, as long as the transport is neither moved nor destroyed.
-  [[nodiscard]] int waiting_for() const noexcept { return state_->peers().waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
   /// Errors: those of the constructor and of `barrier`. The deadline is failure_policy::timeout where that is shorter
@@ -169,9 +143,6 @@ class ShmTransport {
     return {data, n, std::move(owner)};
   }
 
-  /// For algorithms: see PeerMemory.
-  [[nodiscard]] detail::peer_memory& peers() noexcept { return state_->peers(); }
-
  private:
   using state = detail::shm_group;
 
@@ -217,7 +188,8 @@ class ShmTransport {
     }
   }
 
-  explicit ShmTransport(std::shared_ptr<state> joined) : state_(std::move(joined)) {}
+  explicit ShmTransport(std::shared_ptr<state> joined)
+      : detail::peer_communicator(joined->peers()), state_(std::move(joined)) {}
 
   void leave() noexcept {
     if (state_) state_->leave();

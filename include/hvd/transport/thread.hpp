@@ -3,7 +3,7 @@
 
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/agree.hpp>
-#include <hvd/shared_memory/messages.hpp>
+#include <hvd/shared_memory/peer_communicator.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport.hpp>
 
@@ -25,7 +25,7 @@ namespace hvd::inline HVD_ABI {
 
 /// Connects threads of one process by the protocols of shared memory, in memory of the process. A rank whose transport
 /// is destroyed (its thread returned or threw) counts as lost for the ranks that still wait for it.
-class ThreadTransport {
+class ThreadTransport : public detail::peer_communicator {
  public:
   using options = sharing_options;
   static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
@@ -80,39 +80,15 @@ class ThreadTransport {
   };
 
   /// Joins as `rank`. Does not wait for the others. invalid_argument if the rank is out of range or taken.
-  ThreadTransport(std::shared_ptr<group> g, int rank) : state_(std::make_shared<state>(std::move(g), rank)) {}
+  ThreadTransport(std::shared_ptr<group> g, int rank) : ThreadTransport(std::make_shared<state>(std::move(g), rank)) {}
   ThreadTransport(ThreadTransport&&) noexcept = default;
   ThreadTransport& operator=(ThreadTransport&& other) noexcept {
     leave();
+    detail::peer_communicator::operator=(other);
     state_ = std::move(other.state_);
     return *this;
   }
   ~ThreadTransport() { leave(); }
-
-  /// The rank of this thread in the group, from 0; and the number of ranks.
-  [[nodiscard]] int rank() const noexcept { return state_->peers.rank(); }
-  [[nodiscard]] int size() const noexcept { return state_->peers.size(); }
-  /// No rank leaves before all have entered. Errors: peer_lost, timeout, aborted, mismatch.
-  void barrier() { detail::barrier(peers()); }
-
-  /// Messages in bytes, as PointToPoint describes them; `hvd::send` and `hvd::recv` take buffers. Errors: peer_lost,
-  /// timeout, aborted; of `recv` also mismatch, for a message of another length.
-  void send(const std::byte* data, std::size_t bytes, int peer) { detail::send_message(peers(), data, bytes, peer); }
-  /// See `send`.
-  void recv(std::byte* data, std::size_t bytes, int peer) { detail::receive_message(peers(), data, bytes, peer); }
-  /// Sends and receives at once, so that neither waits for the other. See `send`.
-  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
-    detail::exchange_messages(peers(), out, out_bytes, to, in, in_bytes, from);
-  }
-
-  /// Whether a message from `peer`, or its beginning, is there. Errors: invalid_argument if there is no such rank;
-  /// aborted, or any other error that ended the group.
-  [[nodiscard]] bool arrived(int peer) { return detail::message_arrived(peers(), peer); }
-  /// For waits outside of the transport: throws peer_lost if any rank has left the group, and the reason if a rank has
-  /// given up. Ends the group like a wait that fails.
-  void check() { peers().check_all(); }
-  /// The rank for which the thread of this rank waits now, or -1: see ShmTransport::waiting_for.
-  [[nodiscard]] int waiting_for() const noexcept { return state_->peers.waits().waiting_for(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
   /// those of `barrier`.
@@ -134,9 +110,6 @@ class ThreadTransport {
   /// n elements on every rank, zero at first; collective. Errors: mismatch if ranks want different sizes, no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n);
-
-  /// For algorithms: see PeerMemory.
-  [[nodiscard]] detail::peer_memory& peers() noexcept { return state_->peers; }
 
  private:
   struct state {
@@ -161,6 +134,9 @@ class ThreadTransport {
     detail::peer_memory peers;
     std::uint32_t blocks = 0;
   };
+
+  explicit ThreadTransport(std::shared_ptr<state> joined)
+      : detail::peer_communicator(joined->peers), state_(std::move(joined)) {}
 
   void leave() noexcept {
     if (!state_) return;

@@ -19,10 +19,9 @@ namespace hvd_python {
 class callbacks {
  public:
   /// Never destroyed: threads may still use it while the process ends.
-  static callbacks& instance() {
-    static auto* const all = new callbacks;
-    return *all;
-  }
+  static callbacks& instance() { return *current(); }
+  /// For a forked child, in which threads that it does not have may hold the lock: it gets one of its own.
+  static void forget() { current() = new callbacks; }
 
   /// A function that `keep_alive` holds.
   void add(std::shared_ptr<void> function) {
@@ -41,11 +40,18 @@ class callbacks {
       function = std::move(ready_.front());
       ready_.pop_front();
     }
+    nanobind::object next = nanobind::borrow(static_cast<PyObject*>(function.get()));
+    function.reset();
     released_objects::instance().drain();
-    return nanobind::borrow(static_cast<PyObject*>(function.get()));
+    return next;
   }
 
  private:
+  static callbacks*& current() {
+    static callbacks* all = new callbacks;
+    return all;
+  }
+
   std::mutex mutex_;
   std::condition_variable any_;
   std::deque<std::shared_ptr<void>> ready_;

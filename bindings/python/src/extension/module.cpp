@@ -171,6 +171,7 @@ void define_job(nb::module_& m) {
   c.def("forget", &job::forget);
 
   m.def("next_callback", [] { return callbacks::instance().next(); });
+  m.def("forget_callbacks", &callbacks::forget);
   const auto released = nb::call_guard<released_gil>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);

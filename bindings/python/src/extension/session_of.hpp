@@ -4,7 +4,10 @@
 #include "session.hpp"
 
 #include <hvd/engine.hpp>
+#include <hvd/transport.hpp>
+#include <hvd/transport/self.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -21,11 +24,12 @@ class session_of final : public session {
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
   std::vector<int> hosts() const override {
-    std::vector<int> all(static_cast<std::size_t>(size()));
-    if constexpr (requires { comm_.host_of(0); }) {
-      for (int r = 0; r != size(); ++r) all[static_cast<std::size_t>(r)] = comm_.host_of(r);
+    if constexpr (requires { comm_.host_of(); }) {
+      return comm_.host_of();
+    } else {
+      static_assert(hvd::PeerMemory<T> || std::same_as<T, hvd::SelfTransport>, "all ranks are on one host");
+      return std::vector<int>(static_cast<std::size_t>(size()));
     }
-    return all;
   }
   hvd::handle submit(hvd::request r, int process_set, bool wake) override {
     return engine_.submit(std::move(r), process_set, wake);

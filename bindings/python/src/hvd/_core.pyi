@@ -65,9 +65,10 @@ class Job:
         done: Callable[[], object] | None = None,
         /,
     ) -> Handle:
-        """Begins an operation. ``wire`` is the number of the dtype in which wider floating-point tensors travel, or -1
-        for their own. ``keep`` is referenced until it is done. ``done`` is what ``next_callback`` returns then. Without ``wake`` the
-        caller waits at once, and its thread does the work. Raises ValueError.
+        """Begins an operation. ``wire`` is the number of the dtype in which wider floating-point tensors
+        travel, or -1 for their own. ``keep`` is referenced until it is done. ``done`` is what ``next_callback``
+        returns then. Without ``wake`` the caller waits at once, and its thread does the work. Raises
+        ValueError.
         """
 
     def join(self) -> Handle: ...
@@ -83,6 +84,9 @@ class Job:
 
 def next_callback() -> Callable[[], object]:
     """Waits until an operation has ended that was submitted with ``done``, and returns that."""
+
+def forget_callbacks() -> None:
+    """For a forked child: functions of its parent are not called."""
 
 def connect_alone() -> Job: ...
 def connect_shm(name: str, rank: int, size: int, /) -> Job: ...

@@ -15,7 +15,7 @@ from hvd.core import handles
 from hvd.core.adapter import T
 from hvd.core.blocking import Blocking
 from hvd.core.collectives import read_splits
-from hvd.core.compression import Compressor, NoneCompressor, compressed
+from hvd.core.compression import Compressor, NoneCompressor, compressed, compressed_group
 from hvd.core.handles import synchronize
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op, Reduction, ReduceOp, reduction
@@ -61,7 +61,7 @@ class Functions(Generic[Like, T]):
         Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average``
         is an older form of ``op``: True for Average, False for Sum.
         """
-        sent, ctx, wire = compressed(compression, tensor)
+        sent, ctx, wire = compressed(compression, self._readable(tensor))
         how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
         result: T = self._blocking.allreduce([self._readable(sent)], True, name, how, process_set)
         return _decompressed(compression, result, ctx)
@@ -105,11 +105,9 @@ class Functions(Generic[Like, T]):
         postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[T]:
         """``allreduce`` of several tensors, together: all or none. Has gradients, as ``allreduce``."""
-        parts = [compressed(compression, t) for t in tensors]
-        sent, contexts = [self._readable(t) for t, _, _ in parts], [ctx for _, ctx, _ in parts]
-        wire = max((number for _, _, number in parts), default=-1)
+        sent, contexts, wire = compressed_group(compression, [self._readable(t) for t in tensors])
         how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
-        results = self._blocking.allreduce(sent, False, name, how, process_set)
+        results = self._blocking.allreduce([self._readable(t) for t in sent], False, name, how, process_set)
         return [_decompressed(compression, result, ctx) for result, ctx in zip(results, contexts)]
 
     def grouped_allreduce_async_(
@@ -204,7 +202,7 @@ class Functions(Generic[Like, T]):
         With splits the result is a pair: the tensor, and how many rows came from each rank (int32). Has a gradient
         where the framework records them.
         """
-        rows = read_splits(splits)
+        rows = read_splits(splits if splits is None or isinstance(splits, Sequence) else self._readable(splits))
         output, received = self._blocking.alltoall(self._readable(tensor), rows, name, process_set)
         return output if splits is None else (output, received)
 

@@ -142,6 +142,14 @@ def check_own_compression() -> None:
     (p * (1 + 2**-12)).sum().backward()
     optimizer.synchronize()
     assert p.grad.tolist() == [n * (1 + 2**-12)] * 2
+    # A class that only decompresses in its own way is asked as well.
+    class Halved(hvd.Compression.fp16):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return tensor.to(ctx) / 2
+
+    result = hvd.allreduce(torch.ones(2), op=hvd.Sum, compression=Halved)
+    assert (result.tolist(), result.dtype) == ([n / 2] * 2, torch.float32)
     # A group of which some members are converted while they are packed, and some before.
     tensors = [torch.full((3,), 1 + 2**-12, dtype=dtype) for dtype in (torch.float32, torch.float64)]
     tensors.append(torch.tensor([70000]))

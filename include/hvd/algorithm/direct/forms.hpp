@@ -84,7 +84,7 @@ struct blocks_to_gather : call_blocks {
 };
 
 /// Reduce_scatter: every rank stages a block for each other rank; the receiver reduces its blocks. (alltoall_form
-/// copies them.) `op` reduces where they travel; `outer` scales what is converted.
+/// copies them.) `op` reduces in the type in which they travel; `outer` scales before they are converted.
 template <class Blocks>
 struct reduce_scatter_form : staged_form {
   peer_memory& m;
@@ -114,8 +114,10 @@ struct reduce_scatter_form : staged_form {
     const int r = m.rank();
     const auto& own = blocks.block(r);
     const std::byte** const ins = m.inputs();
-    for (int q = 0; k * each >= own.length && q != m.size(); ++q) {  // waits for the peers though it reads nothing
-      if (q != r) from(q);
+    if (k * each >= own.length) {  // nothing to read: wait for the peers all the same
+      for (int q = 0; q != m.size(); ++q) {
+        if (q != r) from(q);
+      }
     }
     each_in_chunk(own, k, each, [&](const auto& p, std::size_t first, std::size_t at, std::size_t n) {
       for (int q = 0; q != m.size(); ++q) {

@@ -123,8 +123,8 @@ class two_shot_run {
   std::span<const descriptor> all_{};
 };
 
-/// Allreduce (root < 0), or reduce to a root, of a vector (vector.hpp). `op` reduces where it travels; `outer` scales
-/// what is converted.
+/// Allreduce (root < 0), or reduce to a root, of a vector (vector.hpp). `op` reduces in the type in which it
+/// travels; `outer` scales before it is converted.
 template <class V>
 class two_shot_reduction {
  public:

@@ -2,15 +2,15 @@
 //
 // The staged protocols see a rank's data as a vector of elements that lies in pieces. A plain call has one piece; a
 // batch of tensors has one for each tensor (fusion/pack.hpp). Such a vector has
-//   length, unit                elements, and bytes of an element where it travels;
-//   converts()                  whether it travels as another type than it has in memory;
-//   each(first, last, f)        calls f(piece, first element within it, index in the vector, elements) for all pieces
-//   of
-//                               [first, last); a piece has `in` and `out`;
+//   length, unit    elements, and bytes of an element where it travels;
+//   converts()      whether it travels as another type than it has in memory;
+//   each(first, last, f)
+//                   calls f(piece, first element within it, index in the vector, elements) for all pieces of
+//                   [first, last); a piece has `in` and `out`;
 //   stage(to, piece, first, n, outer)
-//                               copies elements to the staging ring, converted and scaled by `outer` if they are;
+//                   copies elements to the staging ring, converted and scaled by `outer` if they are;
 //   unpack(piece, first, n, from)
-//                               back, if they are converted.
+//                   copies them back, if they are converted.
 #pragma once
 
 #include <hvd/op.hpp>

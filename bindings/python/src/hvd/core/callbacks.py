@@ -22,8 +22,9 @@ def start() -> None:
     global _thread
     with _lock:
         if _thread is None:
-            _thread = threading.Thread(target=_call, name="hvd-callbacks", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_call, name="hvd-callbacks", daemon=True)
+            thread.start()
+            _thread = thread
 
 
 def _call() -> None:
@@ -31,15 +32,16 @@ def _call() -> None:
         function = _core.next_callback()
         try:
             function()
-        except Exception:
+        except BaseException:  # SystemExit, too, would end the thread
             threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
         del function
 
 
 def _forget_in_child() -> None:
-    """A forked child has no such thread, and is no rank."""
+    """A forked child has no such thread, and none of the functions are its own."""
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
+    _core.forget_callbacks()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

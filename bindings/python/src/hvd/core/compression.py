@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -17,7 +18,6 @@ class Compressor:
     def decompress(tensor: Any, ctx: Any) -> Any:
         """The result in the type that the tensor had."""
         raise NotImplementedError
-
 
     @staticmethod
     def wire(tensor: Any) -> int:
@@ -42,12 +42,22 @@ class NoneCompressor(Compressor):
 def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
     """What to send of a tensor, what ``decompress`` needs to know, and the number of the dtype in which it travels.
 
-    Of a class that has a ``compress`` but no ``wire`` of its own the inherited ``wire`` is not asked.
+    An inherited ``wire`` is not asked of a class with a ``compress`` or ``decompress`` of its own.
     """
     for kind in getattr(compression, "__mro__", ()):
-        if "compress" in vars(kind):
+        if "compress" in vars(kind) or "decompress" in vars(kind):
             number: int = compression.wire(tensor) if "wire" in vars(kind) else -1
             if number >= 0:
                 return tensor, None, number
             break
     return *compression.compress(tensor), -1
+
+
+def compressed_group(compression: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any], int]:
+    """The same for tensors that travel together, in at most one type: else ``compress`` makes what is sent of each."""
+    parts = [compressed(compression, t) for t in tensors]
+    wires = {wire for _, _, wire in parts if wire >= 0}
+    if len(wires) > 1:
+        parts = [(*compression.compress(t), -1) for t in tensors]
+        wires = set()
+    return [sent for sent, _, _ in parts], [ctx for _, ctx, _ in parts], max(wires, default=-1)

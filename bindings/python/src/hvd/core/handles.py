@@ -83,13 +83,14 @@ def begin(
     """Submits an operation of ``kind`` (see ``_core.operations``) and returns its handle; ``finish`` makes its result.
 
     Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
-    ``Collectives``. ``done``: see ``core.callbacks``. Raises ValueError for what this rank alone can see, TypeError for names and factors of other types.
+    ``Collectives``. ``done``: see ``core.callbacks``. Raises ValueError for what this rank alone can see, TypeError for
+    names and factors of other types.
     """
     job = state.current_job()
+    if done is not None:
+        callbacks.start()
     name = _name(prefix, given, process_set)
     try:
-        if done is not None:
-            callbacks.start()
         handle = job.submit(kind, name, tensors, *how, root, priority, process_set, keep, wake, done)
     except (TypeError, ValueError) as e:
         if given is None:  # nothing was submitted: the next call is the one that other ranks wait for

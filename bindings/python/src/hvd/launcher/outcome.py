@@ -40,8 +40,10 @@ class Outcome:
         while self.failed is not None and self.failed not in seen:
             seen.add(self.failed)
             cause = self.lost.get(self.failed)
-            if cause is None or self.codes.get(cause) == 0 or not last_lines(cause):
+            code = None if cause is None else self.codes.get(cause)
+            silent = code in (None, -signal.SIGTERM) and cause is not None and not last_lines(cause)
+            if cause is None or code == 0 or silent:
                 return
             self.failed = cause
-            if self.codes.get(cause) not in (None, -signal.SIGTERM):  # which it got from here while it was ending
-                self.code = self.codes[cause]
+            if code is not None and code != -signal.SIGTERM:  # which it got from here while it was ending
+                self.code = code

@@ -28,7 +28,9 @@ class _Differentiable(Blocking[Tensor]):
         if not _any_wants_gradient(tensors):
             return super().allreduce(tensors, single, name, how, process_set)
         if single:
-            return _apply(HorovodAllreduce, tensors[0], name, *how, process_set)
+            return _apply(
+                HorovodAllreduce, tensors[0], name, how.op, how.prescale, how.postscale, process_set, how.wire
+            )
         return _apply(HorovodGroupedAllreduce, name, *how, process_set, *tensors)
 
     def allgather(self, tensors: Sequence[Tensor], single: bool, name: str | None, process_set: ProcessSet) -> Any:
@@ -75,8 +77,8 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float, wire: int,
-        process_set: ProcessSet,
+        ctx: Any, tensor: Tensor, name: str | None, op: ReduceOp, prescale: float, postscale: float,
+        process_set: ProcessSet, wire: int = -1,
     ) -> Any:
         ctx.how = Reduction(op, prescale, postscale, wire), process_set
         return _PLAIN.allreduce((tensor,), True, name, *ctx.how)

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from hvd.core.compression import compressed
+from hvd.core.compression import compressed, compressed_group
 from hvd.core.gradients import Slot
 from hvd.core.handles import synchronize
 from hvd.core.reduce_op import Average, Reduction
@@ -73,14 +73,12 @@ class TorchReducer:
                 dense.append((slot, gradient))
         if not dense:
             return
-        parts = [compressed(self._options._compression, gradient) for _, gradient in dense]
-        both = [sent for sent, _, _ in parts]
-        how = self._how(max(wire for _, _, wire in parts))
-        handle = OPS.allreduce(both, both, False, name, how, self._options.process_set, exposed=True)
+        both, contexts, wire = compressed_group(self._options._compression, [gradient for _, gradient in dense])
+        handle = OPS.allreduce(both, both, False, name, self._how(wire), self._options.process_set, exposed=True)
 
         def finish() -> None:
             synchronize(handle)
-            for (slot, gradient), (sent, ctx, _) in zip(dense, parts):
+            for (slot, gradient), sent, ctx in zip(dense, both, contexts):
                 self._store(slot, gradient, sent, ctx)
 
         for slot, _ in dense:
