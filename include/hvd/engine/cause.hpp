@@ -112,8 +112,8 @@ struct driver_members {
 template <class T>
 class driver_cause {
  public:
-  driver_cause(T& control, T& data, agreement<T>& words, driver_members members, std::shared_ptr<cause_board> board)
-      : control_(control), data_(data), rank_(control.rank()), words_(words), members_(std::move(members)),
+  driver_cause(T& control, T& data, agreement<T>& agreed, driver_members members, std::shared_ptr<cause_board> board)
+      : control_(control), data_(data), rank_(control.rank()), words_(agreed), members_(std::move(members)),
         board_(std::move(board)) {
     board_->add(words_.own_cause());
     if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both

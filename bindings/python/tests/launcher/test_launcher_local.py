@@ -146,6 +146,7 @@ def test_binding():
         ("trap '' TERM; echo boom >&2; READY; sleep 0.5; exit 3", 1, 3, ["boom"]),
         ("echo boom >&2; READY; sleep 1000", 1, 1, ["boom"]),  # ended by the launcher
         ("READY; sleep 1000", 0, 1, ["no sum"]),  # has not said why
+        ("READY; kill -9 $$", 1, -9, []),  # has said nothing, but how it ended is known
         ("echo boom >&2; READY; exit 0", 0, 1, ["no sum"]),  # has not failed
     ],
 )
