@@ -103,11 +103,9 @@ class device_memory {
 class device_event {
  public:
   void set() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-    }
-    changed_.notify_all();
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    changed_.notify_all();  // under the lock: who sees `done_` may destroy this
   }
   /// False if it was given up before.
   bool wait(const std::atomic<bool>& given_up) {
