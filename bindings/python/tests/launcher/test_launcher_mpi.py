@@ -13,6 +13,7 @@ import pytest
 from launcher_support import LIMIT, end_of_all, environment, hvdrun
 
 from hvd.launcher import LaunchError, RankFailed, mpi
+from hvd.launcher.reach import try_hosts
 from hvd.launcher.supervisor import rank as guard
 
 if not any(map(shutil.which, mpi.NAMES)):
@@ -234,6 +235,24 @@ def test_a_signal_while_hosts_are_tried(tmp_path):
     assert run.returncode == 128 + signal.SIGTERM
     end_of_all([pid])
     assert sorted(os.listdir(tmp_path)) == ["agent", "pids"]
+
+
+def test_a_signal_as_soon_as_the_agent_runs(tmp_path, monkeypatch):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nsleep 1000\n")
+    agent.chmod(0o755)
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        try_hosts(["a", "b"], str(agent), os.environ, "mpiexec", LIMIT)
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
 
 
 MPI = r"""

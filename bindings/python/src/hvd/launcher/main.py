@@ -14,9 +14,8 @@ from hvd.launcher import hosts, options, settings
 from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
+from hvd.launcher.signals import SIGNALS
 from hvd.remote.errors import RankFailed
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from typing import Callable
 
 from hvd.launcher import hosts
 from hvd.launcher.errors import LaunchError
+from hvd.launcher.signals import held
 from hvd.launcher.supervisor.client import GUARD
 
 
@@ -71,7 +72,8 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
     deadline = time.monotonic() + limit
     problems = []
     with contextlib.ExitStack() as stack:
-        asked = {name: stack.enter_context(_asking([agent, name, script], env)) for name in names}
+        with held():
+            asked = {name: stack.enter_context(_asking([agent, name, script], env)) for name in names}
         for name, process in asked.items():
             try:
                 out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))

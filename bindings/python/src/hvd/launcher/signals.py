@@ -10,6 +10,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that end a job."""
+
 
 @contextlib.contextmanager
 def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
@@ -45,3 +48,24 @@ def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: C
             signal.signal(number, handler)
         os.close(read)
         os.close(write)
+
+
+@contextlib.contextmanager
+def held(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """Signals that come while the block runs act when it ends, so that none comes between a start and its clean-up.
+
+    Only on the main thread, where Python handles signals.
+    """
+    pending: list[int] = []
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.signal(number, lambda number, _: pending.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in pending:
+            signal.raise_signal(number)
