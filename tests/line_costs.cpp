@@ -13,6 +13,7 @@
 
 #include "support/processes.hpp"
 #include "support/require.hpp"
+#include "support/skip.hpp"
 
 #include <doctest/doctest.h>
 
@@ -47,6 +48,66 @@ hvd::sharing_options with_costs(const private_directory& d, const line_costs& li
 }
 
 constexpr line_costs xeon{106000, 6800, 9000}, epyc{100000, 7500, 2000};
+
+/// Binds the calling process to the `which`-th of its CPUs; false if it has fewer.
+bool bind_to(int which) {
+  cpu_set_t all, one;
+  require(::sched_getaffinity(0, sizeof all, &all) == 0, "no CPUs");
+  int cpu = 0;
+  for (; cpu != CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &all) && which-- == 0) break;
+  }
+  if (cpu == CPU_SETSIZE) return false;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  return ::sched_setaffinity(0, sizeof one, &one) == 0;
+}
+
+/// All collectives at all sizes where protocols change, with every root.
+void check_collectives(ShmTransport& comm) {
+  const int np = comm.size(), r = comm.rank();
+  const auto p = static_cast<std::size_t>(np);
+  for (const std::size_t n : {1, 14, 15, 541, 542, 543, 1023, 1024, 8192, 12288, 20'000, 100'000, 300'000}) {
+    const auto value = [n](int rank, std::size_t i) { return rank * 1'000'003 + static_cast<int>(i * 7 + n); };
+    const auto sum = [&](std::size_t i) {
+      int s = 0;
+      for (int q = 0; q != np; ++q) s += value(q, i);
+      return s;
+    };
+    std::vector<int> own(n), each(n * p);
+    for (std::size_t i = 0; i != n; ++i) own[i] = value(r, i);
+    for (std::size_t i = 0; i != n * p; ++i) each[i] = value(r, i);
+    for (int root = 0; root != np; ++root) {
+      std::vector<int> out(n, -1), all(n * p, -1);
+      hvd::allreduce(comm, own, out);
+      for (std::size_t i = 0; i != n; ++i) require(out[i] == sum(i), "allreduce");
+      hvd::reduce(comm, own, out, hvd::sum, root);
+      for (std::size_t i = 0; r == root && i != n; ++i) require(out[i] == sum(i), "reduce");
+      hvd::broadcast(comm, own, out, root);
+      for (std::size_t i = 0; i != n; ++i) require(out[i] == value(root, i), "broadcast");
+      hvd::gather(comm, own, all, root);
+      for (std::size_t i = 0; r == root && i != n * p; ++i) {
+        require(all[i] == value(static_cast<int>(i / n), i % n), "gather");
+      }
+      hvd::allgather(comm, own, all);
+      for (std::size_t i = 0; i != n * p; ++i) {
+        require(all[i] == value(static_cast<int>(i / n), i % n), "allgather");
+      }
+      hvd::alltoall(comm, each, all);
+      for (std::size_t i = 0; i != n * p; ++i) {
+        require(all[i] == value(static_cast<int>(i / n), i % n + static_cast<std::size_t>(r) * n), "alltoall");
+      }
+      hvd::scatter(comm, each, out, root);
+      for (std::size_t i = 0; i != n; ++i) {
+        require(out[i] == value(root, i + static_cast<std::size_t>(r) * n), "scatter");
+      }
+      hvd::reduce_scatter(comm, each, out);
+      for (std::size_t i = 0; i != n; ++i) {
+        require(out[i] == sum(i + static_cast<std::size_t>(r) * n), "reduce_scatter");
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -152,47 +213,7 @@ TEST_CASE("all collectives give the same with any costs, at all sizes where prot
       children ranks(np);
       ranks.start_all([&](int r, report&) {
         ShmTransport comm("costs@1", r, np, with_costs(d, lines));
-        const auto p = static_cast<std::size_t>(np);
-        for (const std::size_t n : {1, 14, 15, 541, 542, 543, 1023, 1024, 8192, 12288, 20'000, 100'000, 300'000}) {
-          const auto value = [n](int rank, std::size_t i) { return rank * 1'000'003 + static_cast<int>(i * 7 + n); };
-          const auto sum = [&](std::size_t i) {
-            int s = 0;
-            for (int q = 0; q != np; ++q) s += value(q, i);
-            return s;
-          };
-          std::vector<int> own(n), each(n * p);
-          for (std::size_t i = 0; i != n; ++i) own[i] = value(r, i);
-          for (std::size_t i = 0; i != n * p; ++i) each[i] = value(r, i);
-          for (int root = 0; root != np; ++root) {
-            std::vector<int> out(n, -1), all(n * p, -1);
-            hvd::allreduce(comm, own, out);
-            for (std::size_t i = 0; i != n; ++i) require(out[i] == sum(i), "allreduce");
-            hvd::reduce(comm, own, out, hvd::sum, root);
-            for (std::size_t i = 0; r == root && i != n; ++i) require(out[i] == sum(i), "reduce");
-            hvd::broadcast(comm, own, out, root);
-            for (std::size_t i = 0; i != n; ++i) require(out[i] == value(root, i), "broadcast");
-            hvd::gather(comm, own, all, root);
-            for (std::size_t i = 0; r == root && i != n * p; ++i) {
-              require(all[i] == value(static_cast<int>(i / n), i % n), "gather");
-            }
-            hvd::allgather(comm, own, all);
-            for (std::size_t i = 0; i != n * p; ++i) {
-              require(all[i] == value(static_cast<int>(i / n), i % n), "allgather");
-            }
-            hvd::alltoall(comm, each, all);
-            for (std::size_t i = 0; i != n * p; ++i) {
-              require(all[i] == value(static_cast<int>(i / n), i % n + static_cast<std::size_t>(r) * n), "alltoall");
-            }
-            hvd::scatter(comm, each, out, root);
-            for (std::size_t i = 0; i != n; ++i) {
-              require(out[i] == value(root, i + static_cast<std::size_t>(r) * n), "scatter");
-            }
-            hvd::reduce_scatter(comm, each, out);
-            for (std::size_t i = 0; i != n; ++i) {
-              require(out[i] == sum(i + static_cast<std::size_t>(r) * n), "reduce_scatter");
-            }
-          }
-        }
+        check_collectives(comm);
       });
       REQUIRE(ranks.wait(100.0));
       for (int r = 0; r != np; ++r) {
@@ -201,6 +222,35 @@ TEST_CASE("all collectives give the same with any costs, at all sizes where prot
       }
     }
   }
+}
+
+/// Stands in for a CPU with efficiency cores: rank 1 shares its core with a process that never sleeps.
+TEST_CASE("a rank on a slower core than the others gets and gives the same results") {
+  cpu_set_t all;
+  REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
+  if (CPU_COUNT(&all) < 2) {
+    hvd::test::skip("one CPU");
+    return;
+  }
+  const private_directory d;
+  children busy(1);
+  busy.start(0, [](report&) {
+    require(bind_to(1), "cannot be bound");
+    for (volatile bool spins = true; spins;) continue;
+  });
+  children ranks(2);
+  ranks.start_all([&](int r, report&) {
+    require(bind_to(r), "cannot be bound");
+    ShmTransport comm("slower@1", r, 2, with_costs(d, {}));
+    check_collectives(comm);
+  });
+  CHECK(ranks.wait(100.0));
+  for (int r = 0; r != 2; ++r) {
+    CAPTURE(ranks[r].text());
+    CHECK(ranks[r].kind == report::nothing);
+  }
+  busy.kill(0, SIGKILL);
+  CHECK(busy.wait(20.0));
 }
 
 TEST_CASE("a copy is right wherever source and target lie in their pages") {
@@ -228,13 +278,7 @@ TEST_CASE("where memory is too little to measure, or ranks outnumber CPUs, nothi
       if (little) {
         o.memory.staging_bytes = 32 << 10;
       } else {
-        cpu_set_t all, one;
-        require(::sched_getaffinity(0, sizeof all, &all) == 0, "no CPUs");
-        int cpu = 0;
-        while (!CPU_ISSET(cpu, &all)) ++cpu;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        require(::sched_setaffinity(0, sizeof one, &one) == 0, "cannot be bound");
+        require(bind_to(0), "cannot be bound");
       }
       ShmTransport comm("unknown@1", r, 2, o);
       require(!comm.peers().costs().known(), "measured");
