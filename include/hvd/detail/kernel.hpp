@@ -165,39 +165,42 @@ struct maximum {
 
 // ---- the kernel -------------------------------------------------------------------------------------------
 
+/// `scaling` in the type of the accumulators; the conversions are done once, not for every vector.
+template <class T>
+struct factors {
+  bool prescales = false, postscales = false, divides = false;
+  T pre{}, post{}, divisor{};
+
+  [[gnu::always_inline]] explicit factors(const scaling* s) noexcept {
+    if constexpr (std::is_floating_point_v<T>) {
+      if (s == nullptr) return;
+      prescales = s->prescales();
+      postscales = s->post != 1.0;
+      divides = s->divisor != 1;
+      pre = static_cast<T>(s->pre);
+      post = static_cast<T>(s->post);
+      divisor = static_cast<T>(s->divisor);
+    }
+  }
+};
+
 template <class Format, class Combine, int Bytes>
 struct vector_kernel {
   using acc = typename Format::accumulated;
   using V = vec_t<acc, Bytes>;
+  using narrower = vector_kernel<Format, Combine, Bytes / 2>;
   static constexpr std::size_t width = Bytes / sizeof(acc);
   static constexpr std::size_t stored_bytes = width * sizeof(typename Format::stored);
   static constexpr int unroll = 4;  // hides the latency of loads that miss the first-level cache
 
-  /// `scaling` in the type of the accumulators; the conversions are done once, not for every vector.
-  struct factors {
-    bool prescales = false, postscales = false, divides = false;
-    acc pre{}, post{}, divisor{};
-
-    [[gnu::always_inline]] explicit factors(const scaling* s) noexcept {
-      if constexpr (std::is_floating_point_v<acc>) {
-        if (s == nullptr) return;
-        prescales = s->prescales();
-        postscales = s->post != 1.0;
-        divides = s->divisor != 1;
-        pre = static_cast<acc>(s->pre);
-        post = static_cast<acc>(s->post);
-        divisor = static_cast<acc>(s->divisor);
-      }
-    }
-  };
-  [[gnu::always_inline]] static void prepare(V& v, const factors& f) noexcept {
+  [[gnu::always_inline]] static void prepare(V& v, const factors<acc>& f) noexcept {
     if constexpr (std::is_floating_point_v<acc>) {
       if (!f.prescales) return;
       v *= f.pre;
       keep_product(v);
     }
   }
-  [[gnu::always_inline]] static void finish(V& v, const factors& f) noexcept {
+  [[gnu::always_inline]] static void finish(V& v, const factors<acc>& f) noexcept {
     if constexpr (std::is_floating_point_v<acc>) {
       if (f.postscales) v *= f.post;
       if (f.divides) v /= f.divisor;
@@ -214,55 +217,103 @@ struct vector_kernel {
 #endif
   }
 
+  /// The results of N vectors from byte `at` on.
+  template <int N>
+  [[gnu::always_inline]] static void fold(V (&a)[N], const std::byte* const* ins, int nins, std::size_t at,
+                                          const factors<acc>& f) noexcept {
+#pragma GCC unroll 4
+    for (int u = 0; u != N; ++u) {
+      Format::template load<Bytes>(ins[0] + at + static_cast<std::size_t>(u) * stored_bytes, a[u]);
+      prepare(a[u], f);
+    }
+    for (int k = 1; k < nins; ++k) {
+      const std::byte* const in = ins[k] + at;
+#pragma GCC unroll 4
+      for (int u = 0; u != N; ++u) {
+        V b;
+        Format::template load<Bytes>(in + static_cast<std::size_t>(u) * stored_bytes, b);
+        prepare(b, f);
+        Combine::apply(a[u], b);
+      }
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u != N; ++u) finish(a[u], f);
+  }
+  template <int N>
+  [[gnu::always_inline]] static void put(const V (&a)[N], std::byte* const* outs, int nouts, std::size_t at) noexcept {
+    for (int j = 0; j != nouts; ++j) {
+#pragma GCC unroll 4
+      for (int u = 0; u != N; ++u) {
+        Format::template store<Bytes>(outs[j] + at + static_cast<std::size_t>(u) * stored_bytes, a[u]);
+      }
+    }
+  }
+
+  /// What does not fill its last vector has one that overlaps the vector before it. It is read before anything is
+  /// written, as an output may be an input.
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
                                          std::size_t count, const scaling* scale) noexcept {
-    const factors s(scale);
+    const factors<acc> f(scale);
     const std::size_t bytes = count * sizeof(typename Format::stored);
+    if (bytes < stored_bytes) return run_short(outs, nouts, ins, nins, bytes, f);
+    const bool overlaps = bytes % stored_bytes != 0;
+    V last[1] = {};
+    if (overlaps) fold(last, ins, nins, bytes - stored_bytes, f);
     std::size_t i = 0;
     for (; i + unroll * stored_bytes <= bytes; i += unroll * stored_bytes) {
       V a[unroll];
-#pragma GCC unroll 4
-      for (int u = 0; u != unroll; ++u) {
-        Format::template load<Bytes>(ins[0] + i + static_cast<std::size_t>(u) * stored_bytes, a[u]);
-        prepare(a[u], s);
-      }
-      for (int k = 1; k < nins; ++k) {
-        const std::byte* const in = ins[k] + i;
-#pragma GCC unroll 4
-        for (int u = 0; u != unroll; ++u) {
-          V b;
-          Format::template load<Bytes>(in + static_cast<std::size_t>(u) * stored_bytes, b);
-          prepare(b, s);
-          Combine::apply(a[u], b);
-        }
-      }
-#pragma GCC unroll 4
-      for (int u = 0; u != unroll; ++u) finish(a[u], s);
-      for (int j = 0; j != nouts; ++j) {
-#pragma GCC unroll 4
-        for (int u = 0; u != unroll; ++u) {
-          Format::template store<Bytes>(outs[j] + i + static_cast<std::size_t>(u) * stored_bytes, a[u]);
-        }
-      }
+      fold(a, ins, nins, i, f);
+      put(a, outs, nouts, i);
     }
-    // The rest, a vector at a time; the last one is padded with zeros so that the same code handles it.
-    for (; i < bytes; i += stored_bytes) {
-      const std::size_t here = bytes - i < stored_bytes ? bytes - i : stored_bytes;
+    for (; i + stored_bytes <= bytes; i += stored_bytes) {
+      V a[1];
+      fold(a, ins, nins, i, f);
+      put(a, outs, nouts, i);
+    }
+    if (overlaps) put(last, outs, nouts, bytes - stored_bytes);
+  }
+  /// The same for less than two vectors; for less than one by narrower ones, of which the last is padded with zeros.
+  [[gnu::always_inline]] static void run_short(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
+                                               std::size_t bytes, const factors<acc>& f) noexcept {
+    if (bytes >= stored_bytes) {
+      V first[1], last[1];
+      fold(first, ins, nins, 0, f);
+      fold(last, ins, nins, bytes - stored_bytes, f);
+      put(first, outs, nouts, 0);
+      put(last, outs, nouts, bytes - stored_bytes);
+    } else if constexpr (Bytes > 16) {
+      narrower::run_short(outs, nouts, ins, nins, bytes, f);
+    } else {
       alignas(Bytes) std::byte padded[stored_bytes] = {};
       V a, b;
-      __builtin_memcpy(padded, ins[0] + i, here);
+      copy_part(padded, ins[0], bytes);
       Format::template load<Bytes>(padded, a);
-      prepare(a, s);
+      prepare(a, f);
       for (int k = 1; k < nins; ++k) {
-        __builtin_memcpy(padded, ins[k] + i, here);
+        copy_part(padded, ins[k], bytes);
         Format::template load<Bytes>(padded, b);
-        prepare(b, s);
+        prepare(b, f);
         Combine::apply(a, b);
       }
-      finish(a, s);
+      finish(a, f);
       Format::template store<Bytes>(padded, a);
-      for (int j = 0; j != nouts; ++j) __builtin_memcpy(outs[j] + i, padded, here);
+      for (int j = 0; j != nouts; ++j) copy_part(outs[j], padded, bytes);
     }
+  }
+  /// Less than 16 bytes, in pieces whose sizes the compiler knows: a call would take longer than all the rest.
+  [[gnu::always_inline]] static void copy_part(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+    std::size_t at = 0;
+    copy_piece<8>(to, from, bytes, at);
+    copy_piece<4>(to, from, bytes, at);
+    copy_piece<2>(to, from, bytes, at);
+    copy_piece<1>(to, from, bytes, at);
+  }
+  template <std::size_t Piece>
+  [[gnu::always_inline]] static void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes,
+                                                std::size_t& at) noexcept {
+    if ((bytes & Piece) == 0) return;
+    __builtin_memcpy(to + at, from + at, Piece);
+    at += Piece;
   }
 };
 

@@ -38,7 +38,7 @@ struct conversion_kernel {
                                          const scaling* scale) noexcept {
     constexpr std::size_t width = scaled::width;
     constexpr std::size_t from = sizeof(typename From::stored), to = sizeof(typename To::stored);
-    const typename scaled::factors s(scale);
+    const factors<typename scaled::acc> s(scale);
     const auto one = [&](std::byte * stored, const std::byte* loaded) __attribute__((always_inline)) {
       typename scaled::V v;
       From::template load<Bytes>(loaded, v);
