@@ -9,6 +9,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <emmintrin.h>
 #endif
 
@@ -23,6 +24,8 @@ inline isa cpu_isa() noexcept {
 #if defined(__x86_64__)
   static const isa widest = [] {
     __builtin_cpu_init();
+    unsigned a = 0, b = 0, c = 0, d = 0;  // every CPU with AVX2 has F16C, but a virtual machine may hide it
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_F16C) == 0) return isa::baseline;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
       return isa::avx512;

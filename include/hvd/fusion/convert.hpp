@@ -36,7 +36,7 @@ struct conversion_kernel {
 
   [[gnu::always_inline]] static void run(std::byte* out, const std::byte* in, std::size_t count,
                                          const scaling* scale) noexcept {
-    constexpr std::size_t width = scaled::width;
+    constexpr std::size_t width = Bytes / sizeof(typename scaled::acc);
     constexpr std::size_t from = sizeof(typename From::stored), to = sizeof(typename To::stored);
     const factors<typename scaled::acc> s(scale);
     const auto one = [&](std::byte * stored, const std::byte* loaded) __attribute__((always_inline)) {
@@ -64,13 +64,14 @@ void convert_baseline(std::byte* out, const std::byte* in, std::size_t count, co
 
 #if defined(__x86_64__)
 template <class From, class To>
-[[gnu::target("avx2")]] void convert_avx2(std::byte* out, const std::byte* in, std::size_t count, const scaling* s) {
+[[gnu::target("avx2,f16c")]] void convert_avx2(std::byte* out, const std::byte* in, std::size_t count,
+                                               const scaling* s) {
   conversion_kernel<From, To, 32>::run(out, in, count, s);
 }
 
 template <class From, class To>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void convert_avx512(std::byte* out, const std::byte* in,
-                                                                          std::size_t count, const scaling* s) {
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,f16c")]] void convert_avx512(std::byte* out, const std::byte* in,
+                                                                               std::size_t count, const scaling* s) {
   conversion_kernel<From, To, 64>::run(out, in, count, s);
 }
 #endif

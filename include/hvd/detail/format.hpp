@@ -1,0 +1,209 @@
+// hvd/detail/format.hpp: how elements are stored, and in which type they are accumulated, in vectors of any width.
+//
+// load and store convert between one vector of accumulators and what it takes in memory; load_unit and store_unit
+// between `Bytes` bytes of memory and as many vectors as they need, in which order is the format's business.
+#pragma once
+
+#include <hvd/version.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hvd::inline HVD_ABI::detail {
+
+// GCC and Clang vectors of `Bytes` bytes. They are passed by reference only: by value they would make an ABI
+// that depends on compiler flags.
+template <class T, int Bytes>
+struct vec {
+  typedef T type __attribute__((vector_size(Bytes)));
+};
+template <class T, int Bytes>
+using vec_t = typename vec<T, Bytes>::type;
+
+template <class T>
+struct plain {
+  using stored = T;
+  using accumulated = T;
+
+  template <int Bytes>
+  [[gnu::always_inline]] static void load(const std::byte* from, vec_t<T, Bytes>& v) noexcept {
+    __builtin_memcpy(&v, from, Bytes);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store(std::byte* to, const vec_t<T, Bytes>& v) noexcept {
+    __builtin_memcpy(to, &v, Bytes);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<T, Bytes> (&v)[1]) noexcept {
+    load<Bytes>(from, v[0]);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<T, Bytes> (&v)[1]) noexcept {
+    store<Bytes>(to, v[0]);
+  }
+};
+
+struct bfloat16_format {
+  using stored = std::uint16_t;
+  using accumulated = float;
+
+  template <int Bytes>
+  [[gnu::always_inline]] static void load(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
+    vec_t<std::uint16_t, Bytes / 2> narrow;
+    __builtin_memcpy(&narrow, from, Bytes / 2);
+    const auto bits = __builtin_convertvector(narrow, vec_t<std::uint32_t, Bytes>) << 16;
+    __builtin_memcpy(&v, &bits, Bytes);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
+    vec_t<std::uint32_t, Bytes> bits;
+    round<Bytes>(v, bits);
+    const auto narrow = __builtin_convertvector(bits >> 16, vec_t<std::uint16_t, Bytes / 2>);
+    __builtin_memcpy(to, &narrow, Bytes / 2);
+  }
+  /// Each 32-bit word has two elements: the vectors have the lower and the upper ones, so that no lane is moved.
+  template <int Bytes>
+  [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<float, Bytes> (&v)[2]) noexcept {
+    vec_t<std::uint32_t, Bytes> pairs;
+    __builtin_memcpy(&pairs, from, Bytes);
+    const auto lower = pairs << 16, upper = pairs & 0xffff0000U;
+    __builtin_memcpy(&v[0], &lower, Bytes);
+    __builtin_memcpy(&v[1], &upper, Bytes);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
+    vec_t<std::uint32_t, Bytes> lower, upper;
+    round<Bytes>(v[0], lower);
+    round<Bytes>(v[1], upper);
+    const auto pairs = (lower >> 16) | (upper & 0xffff0000U);
+    __builtin_memcpy(to, &pairs, Bytes);
+  }
+
+ private:
+  /// The upper half of each word is the result: to nearest, ties to even; a NaN becomes quiet.
+  template <int Bytes>
+  [[gnu::always_inline]] static void round(const vec_t<float, Bytes>& v, vec_t<std::uint32_t, Bytes>& bits) noexcept {
+    using integers = vec_t<std::int32_t, Bytes>;
+    __builtin_memcpy(&bits, &v, Bytes);
+    integers magnitude;
+    const auto without_sign = bits & 0x7fffffffU;
+    __builtin_memcpy(&magnitude, &without_sign, Bytes);
+    const auto rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+    bits = magnitude > 0x7f800000 ? bits | 0x400000U : rounded;
+  }
+};
+
+// IEEE half: by instructions in vectors that only CPUs with AVX2 or AVX-512 have; in others by integer arithmetic, after
+// F. Giesen, "Float to half done quick" (2012), which vectorises on every CPU. Both give the same bits, also of
+// subnormals where the caller's thread flushes subnormal floats to zero.
+struct half_format {
+  using stored = std::uint16_t;
+  using accumulated = float;
+
+  template <int Bytes>
+  [[gnu::always_inline]] static void load(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
+    if constexpr (by_instruction(Bytes)) {
+      load_by_instruction<Bytes>(from, v);
+    } else {
+      load_by_integers<Bytes>(from, v);
+    }
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
+    if constexpr (by_instruction(Bytes)) {
+      store_by_instruction<Bytes>(to, v);
+    } else {
+      store_by_integers<Bytes>(to, v);
+    }
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<float, Bytes> (&v)[2]) noexcept {
+    load<Bytes>(from, v[0]);
+    load<Bytes>(from + Bytes / 2, v[1]);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
+    store<Bytes>(to, v[0]);
+    store<Bytes>(to + Bytes / 2, v[1]);
+  }
+
+ private:
+#if defined(__x86_64__) && (!defined(__clang__) || defined(__FLT16_MANT_DIG__))
+  static constexpr bool by_instruction(int bytes) { return bytes >= 32; }
+
+  template <int Bytes>
+  [[gnu::always_inline]] static void load_by_instruction(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
+#if defined(__clang__)
+    vec_t<_Float16, Bytes / 2> halves;
+    __builtin_memcpy(&halves, from, Bytes / 2);
+    v = __builtin_convertvector(halves, vec_t<float, Bytes>);
+#else  // GCC 12 converts such vectors one element at a time
+    vec_t<std::uint16_t, Bytes / 2> halves;
+    __builtin_memcpy(&halves, from, Bytes / 2);
+    asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(v) : "v"(halves));
+#endif
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store_by_instruction(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
+#if defined(__clang__)
+    const auto halves = __builtin_convertvector(v, vec_t<_Float16, Bytes / 2>);
+#else
+    vec_t<std::uint16_t, Bytes / 2> halves;
+    asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(halves) : "v"(v));  // 0: to nearest, ties to even
+#endif
+    __builtin_memcpy(to, &halves, Bytes / 2);
+  }
+#else
+  static constexpr bool by_instruction(int) { return false; }
+#endif
+
+  template <int Bytes>
+  [[gnu::always_inline]] static void load_by_integers(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
+    using words = vec_t<std::uint32_t, Bytes>;
+    vec_t<std::uint16_t, Bytes / 2> narrow;
+    __builtin_memcpy(&narrow, from, Bytes / 2);
+    const words h = __builtin_convertvector(narrow, words);
+    const words magnitude = (h & 0x7fffU) << 13;
+    const words normal = magnitude + (112U << 23);
+    const words infinite_or_nan = magnitude + (224U << 23);
+    // A subnormal is mantissa x 2^-24: build 2^-14 + mantissa x 2^-24 and subtract 2^-14 exactly.
+    const words biased = magnitude + (113U << 23);
+    const words base = words{} + (113U << 23);
+    vec_t<float, Bytes> with_base, only_base;
+    __builtin_memcpy(&with_base, &biased, Bytes);
+    __builtin_memcpy(&only_base, &base, Bytes);
+    with_base -= only_base;
+    words subnormal;
+    __builtin_memcpy(&subnormal, &with_base, Bytes);
+    words bits = magnitude >= (0x7c00U << 13) ? infinite_or_nan : normal;
+    bits = magnitude < (0x0400U << 13) ? subnormal : bits;
+    bits |= (h & 0x8000U) << 16;
+    __builtin_memcpy(&v, &bits, Bytes);
+  }
+  template <int Bytes>
+  [[gnu::always_inline]] static void store_by_integers(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
+    using words = vec_t<std::uint32_t, Bytes>;
+    words bits;
+    __builtin_memcpy(&bits, &v, Bytes);
+    const words sign = (bits >> 16) & 0x8000U;
+    const words f = bits & 0x7fffffffU;
+    const words normal = (f - (112U << 23) + 0xfffU + ((f >> 13) & 1U)) >> 13;
+    // Adding 0.5 lines the mantissa of a subnormal result up with the float's last bits and rounds it.
+    const words half_bits = words{} + (126U << 23);
+    vec_t<float, Bytes> shifted, half;
+    __builtin_memcpy(&shifted, &f, Bytes);
+    __builtin_memcpy(&half, &half_bits, Bytes);
+    shifted += half;
+    words subnormal;
+    __builtin_memcpy(&subnormal, &shifted, Bytes);
+    subnormal -= half_bits;
+    words result = f < (113U << 23) ? subnormal : normal;
+    result = f >= (143U << 23) ? words{} + 0x7c00U : result;
+    result = f > 0x7f800000U ? 0x7e00U | ((f >> 13) & 0x3ffU) : result;
+    result |= sign;
+    const auto narrow = __builtin_convertvector(result, vec_t<std::uint16_t, Bytes / 2>);
+    __builtin_memcpy(to, &narrow, Bytes / 2);
+  }
+};
+
+}  // namespace hvd::inline HVD_ABI::detail
