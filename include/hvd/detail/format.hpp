@@ -93,8 +93,8 @@ struct bfloat16_format {
   }
 };
 
-// IEEE half: by instructions in vectors that only CPUs with AVX2 or AVX-512 have; in others by integer arithmetic, after
-// F. Giesen, "Float to half done quick" (2012), which vectorises on every CPU. Both give the same bits, also of
+// IEEE half: by instructions in vectors that only CPUs with AVX2 or AVX-512 have; in others by integer arithmetic,
+// after F. Giesen, "Float to half done quick" (2012), which vectorises on every CPU. Both give the same bits, also of
 // subnormals where the caller's thread flushes subnormal floats to zero.
 struct half_format {
   using stored = std::uint16_t;
