@@ -223,8 +223,78 @@ TEST_CASE("config: what tells a launch is what a launcher of just these ranks sa
   other["WORLD_SIZE"] = "5";  // a job within a job
   CHECK(launch(other).empty());
   CHECK(launch({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_NAMESPACE", "7"}}).size() == 16);
-  CHECK(launch({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "7"}}).size() == 16);
+  CHECK(launch({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_ID", "0"}}).size() == 16);
   CHECK(launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).empty());  // no ancestor of this test starts MPI programs
+}
+
+TEST_CASE("config: without HOROVOD_RANK the place is what a launcher says") {
+  const auto told = [](const variables& set) {
+    const hvd::config c = read(set);
+    return std::string(c.launcher) + " " + c.job + " " + std::to_string(c.launch.size());
+  };
+  CHECK(told({}) == "none  0");
+
+  const variables torch{
+      {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}};
+  CHECK(place(torch) == six{3, 4, 1, 2, 1, 2});
+  CHECK(told(torch) == "TORCHRUN torchrun 16");
+  variables below_slurm = torch;  // srun starts one torchrun on each host
+  below_slurm.insert({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_ID", "0"}});
+  CHECK(place(below_slurm) == six{3, 4, 1, 2, 1, 2});
+  CHECK(place({{"RANK", "1"}, {"WORLD_SIZE", "2"}}) == six{1, 2, 1, 2, 0, 1});  // set by hand
+  CHECK(told({{"RANK", "1"}, {"WORLD_SIZE", "2"}}) == "RANK rank 16");
+  CHECK(told({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"HVD_JOB", "j"}, {"HVD_LAUNCH", "17"}}) == "RANK j 2");
+
+  const variables mpich{{"PMI_RANK", "3"}, {"PMI_SIZE", "5"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+  CHECK(place(mpich) == six{3, 5, 1, 2, 1, 3});  // hosts may have different numbers of ranks
+  CHECK(told(mpich) == "PMI pmi 16");
+  CHECK(told(mpich) == told(mpich));
+  CHECK(read(mpich).launch == read({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).launch);  // the process that started both
+
+  const variables open_mpi{{"OMPI_COMM_WORLD_RANK", "0"},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                           {"PMIX_NAMESPACE", "1@2"}};
+  CHECK(place(open_mpi) == six{0, 2, 0, 2, 0, 1});
+  CHECK(told(open_mpi) == "OMPI ompi 16");
+
+  // hvdrun's variables count before all others.
+  variables both = mpich;
+  both.insert({{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}});
+  CHECK(place(both) == six{0, 1, 0, 1, 0, 1});
+
+  CHECK(complaint_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}) == has("PMI_RANK=\"2\" is out of range"));
+  CHECK(complaint_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "3"}}) ==
+        has("MPI_LOCALNRANKS=\"3\" is out of range; allowed: 1 to PMI_SIZE (here 1 to 2)"));
+}
+
+TEST_CASE("config: srun lists the ranks of all hosts") {
+  const auto at = [](const char* rank, const char* size, const char* node, const char* local, const char* list) {
+    variables set{{"SLURM_STEP_ID", "0"},
+                  {"SLURM_PROCID", rank},
+                  {"SLURM_STEP_NUM_TASKS", size},
+                  {"SLURM_NODEID", node},
+                  {"SLURM_LOCALID", local}};
+    if (list != nullptr) set["SLURM_STEP_TASKS_PER_NODE"] = list;
+    return set;
+  };
+  CHECK(place(at("1", "2", "0", "1", nullptr)) == six{1, 2, 1, 2, 0, 1});
+  CHECK(place(at("4", "5", "2", "0", "2(x2),1")) == six{4, 5, 0, 1, 4, 5});
+  CHECK(place(at("3", "4", "1", "1", "2(x2)")) == six{3, 4, 1, 2, 1, 2});
+  CHECK(place(at("1999999", "2000000", "999999", "1", "2(x999999),2")) == six{1999999, 2000000, 1, 2, 999999, 1000000});
+  variables own_pmi = at("3", "4", "1", "1", "2(x2)");
+  own_pmi.insert({{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}});  // srun --mpi=pmi2, which says nothing of hosts
+  CHECK(place(own_pmi) == six{3, 4, 1, 2, 1, 2});
+  CHECK(place({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}) == six{0, 1, 0, 1, 0, 1});  // the script of a batch job
+
+  for (const char* wrong : {"", "x", "2(x3)", "2,2,", "1(x4", "-1,5", "2(x2))", "2 (x2)", "4000000000(x1)", "0(x4),4x",
+                            "1(x999999999),1(x999999999)", "99999999999"}) {
+    CAPTURE(wrong);
+    CHECK(complaint_of(at("3", "4", "1", "1", wrong)) == has("SLURM_STEP_TASKS_PER_NODE"));
+  }
+  CHECK(complaint_of(at("3", "4", "2", "1", "2(x2)")) == has("SLURM_NODEID=\"2\" is out of range"));
+  CHECK(complaint_of(at("3", "4", "1", "2", "2(x2)")) == has("SLURM_LOCALID=\"2\" is out of range"));
 }
 
 TEST_CASE("config: a message shows any value on one short line") {

@@ -13,9 +13,12 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <thread>
 
 namespace {
 
@@ -63,6 +66,35 @@ std::string errors_of(F&& f) {
 }
 
 // ---- fork_run -------------------------------------------------------------------------------------------------------
+
+TEST_CASE("fork_run refuses to copy a process of several threads, and says how many and what to do") {
+  const private_directory d;
+  bool ran = false;
+  const auto run = [&] {
+    return hvd::fork_run(
+        2, [&](hvd::ShmTransport&) { ran = true; }, options_in(d));
+  };
+  std::atomic<bool> end = false;
+  const auto sleep = [&] { end.wait(false); };
+  std::thread first(sleep), second(sleep);
+  std::string text;
+  try {
+    run();
+  } catch (const hvd::error& e) {
+    CHECK(e.kind() == error_kind::unsupported);
+    text = e.what();
+  }
+  end = true;
+  end.notify_all();
+  first.join();
+  second.join();
+  CHECK(text ==
+        "hvd: fork_run: this process has 3 threads, and a rank that is forked from it would have one, and locks that "
+        "nobody unlocks; call fork_run before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or "
+        "start the ranks by hvdrun");
+  CHECK_FALSE(ran);
+  CHECK(run() == 0);
+}
 
 TEST_CASE("fork_run runs every rank once, in processes of their own, and returns 0") {
   const private_directory d;

@@ -3,8 +3,8 @@
 
 #include <hvd/call.hpp>
 #include <hvd/collective/front_door.hpp>
+#include <hvd/config.hpp>
 #include <hvd/detail/inform.hpp>
-#include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>

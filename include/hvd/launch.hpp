@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include <dirent.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -116,6 +117,30 @@ inline void check_ranks(const char* function, int np) {
   fail(error_kind::invalid_argument, {function, ": np, the number of ranks, is ", np, "; allowed: 1 to ", max_ranks});
 }
 
+/// The threads of this process; 1 where the system does not tell.
+inline int count_threads() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir("/proc/self/task"), &::closedir);
+  int found = 0;
+  while (const dirent* const entry = tasks ? ::readdir(tasks.get()) : nullptr) found += entry->d_name[0] != '.';
+  return std::max(found, 1);
+}
+
+/// A fork copies the thread that calls it, and the locks of all others as they are. A thread pool (OpenMP's, a BLAS's,
+/// libtorch's) then waits in the child for threads that it does not have.
+inline void refuse_threads() {
+  int threads = count_threads();
+  // A thread that has been joined is in the list for an instant more.
+  for (int i = 0; threads > 1 && i != 100; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    threads = count_threads();
+  }
+  if (threads == 1) return;
+  fail(error_kind::unsupported,
+       {"fork_run: this process has ", threads,
+        " threads, and a rank that is forked from it would have one, and locks that nobody unlocks; call fork_run "
+        "before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or start the ranks by hvdrun"});
+}
+
 /// Reports that a rank was killed, which it cannot do itself; but not by a signal that this process passed on to it.
 inline void report_killed(int rank, int np, int signal) {
   if (signal == signal_relay::received()) return;
@@ -150,12 +175,14 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 /// the ranks; the result is then 128 + signal. If a rank dies before it has joined, the others lose it at once, not
 /// after a time limit. If this process dies, its ranks are killed.
 ///
-/// Call it before this process starts threads: children are forked and do not exec. Standard output is flushed before
-/// the fork and at a rank's end; destructors of static objects do not run in the ranks. Errors: invalid_argument for np
-/// outside 1 to 4096, no_memory, system.
+/// Call it before this process starts threads (OpenMP, a BLAS and libtorch keep some): children are forked and do not
+/// exec. Standard output is flushed before the fork and at a rank's end; destructors of static objects do not run in
+/// the ranks. Errors, before anything is started: invalid_argument for np outside 1 to 4096; unsupported in a process
+/// with more than one thread; no_memory, system.
 template <class F>
 int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::check_ranks("fork_run", np);
+  detail::refuse_threads();
   std::vector<pid_t> ranks(static_cast<std::size_t>(np), 0);
   std::vector<int> codes(ranks.size(), 0);
   detail::signal_relay relay(ranks);

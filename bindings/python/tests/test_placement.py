@@ -52,6 +52,14 @@ def test_open_mpi() -> None:
     assert first == Place(0, 2, 0, 2, 0, 1, first.job, "OMPI") and first.job != second.job
 
 
+def test_torchrun() -> None:
+    variables = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "a"}
+    place = place_of(**variables)
+    assert place == Place(1, 2, 1, 2, 0, 1, place.job, "TORCHRUN") and place.job.startswith("torchrun@")
+    # srun starts one torchrun on each host, whose ranks see its variables, too.
+    assert place_of(**variables, SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=1, SLURM_STEP_ID=0) == place
+
+
 def test_launches_of_one_name_are_told_apart() -> None:
     ranks = {"HOROVOD_RANK": 1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}
     assert place_of(**ranks, HVD_LAUNCH="7f").job == "j@7f"
@@ -78,7 +86,7 @@ def test_slurm_with_more_hosts_than_ranks() -> None:
     """A long list in few letters takes no memory; a fuzzer's input took 500 MB and 13 s."""
     step = {"SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 7}
     tracemalloc.start()
-    with pytest.raises(ValueError, match="does not list the 7 ranks"):
+    with pytest.raises(ValueError, match="does not list the ranks of the hosts; allowed: numbers that add up to 7"):
         place_of(**step, SLURM_STEP_TASKS_PER_NODE=",".join(["1(x999999)"] * 3))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -90,15 +98,15 @@ def test_slurm_with_more_hosts_than_ranks() -> None:
 
 
 def test_more_ranks_on_the_host_than_there_are() -> None:
-    with pytest.raises(ValueError, match='MPI_LOCALNRANKS="21" is no whole number from 1 to 2'):
+    with pytest.raises(ValueError, match='MPI_LOCALNRANKS="21" is out of range; allowed: 1 to PMI_SIZE .here 1 to 2.'):
         place_of(PMI_RANK=1, PMI_SIZE=2, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=21)
 
 
 @pytest.mark.parametrize(
     "variables,match",
     [
-        ({"HOROVOD_RANK": 0}, "HOROVOD_SIZE is not set"),
-        ({"HOROVOD_SIZE": 2}, "HOROVOD_RANK is not set"),
+        ({"HOROVOD_RANK": 0}, "HOROVOD_SIZE is not; allowed: both or neither"),
+        ({"HOROVOD_SIZE": 2}, "HOROVOD_RANK is not; allowed: both or neither"),
         ({"HOROVOD_RANK": 2, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, "0 to 1"),
         ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="x"'),
         ({"HOROVOD_RANK": -1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="-1"'),

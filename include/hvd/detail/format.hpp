@@ -4,10 +4,12 @@
 // between `Bytes` bytes of memory and as many vectors as they need, in which order is the format's business.
 #pragma once
 
-#include <hvd/version.hpp>
+#include <hvd/detail/precise.hpp>
 
 #include <cstddef>
 #include <cstdint>
+
+HVD_PRECISE_BEGIN
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -207,3 +209,5 @@ struct half_format {
 };
 
 }  // namespace hvd::inline HVD_ABI::detail
+
+HVD_PRECISE_END

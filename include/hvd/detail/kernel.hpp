@@ -7,10 +7,14 @@
 
 #include <hvd/detail/cpu.hpp>
 #include <hvd/detail/format.hpp>
+#include <hvd/detail/precise.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
+
+HVD_PRECISE_BEGIN
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -45,19 +49,48 @@ struct multiply {
     a *= b;
   }
 };
-// A NaN in any input makes the result NaN, whatever the rank it came from.
-struct minimum {
+/// The smallest or the largest; a NaN in any input makes the result NaN, whatever the rank it came from, and -0 is less
+/// than +0. Floats are compared as integers in the same order: one comparison, and selection by a mask, because GCC 12
+/// makes scalars of more than that where vectors are wider than those of the CPU that a program is compiled for.
+template <bool Largest>
+struct extreme {
   template <class V>
   [[gnu::always_inline]] static void apply(V& a, const V& b) noexcept {
-    a = ((b < a) | (b != b)) ? b : a;
+    if constexpr (requires { a[0]; }) {
+      using word = decltype(b < a);
+      word x = reinterpret_cast<word>(a), y = reinterpret_cast<word>(b), taken;
+      if constexpr (std::is_floating_point_v<std::remove_cvref_t<decltype(a[0])>>) {
+        word p, q;
+        order(x, p);
+        order(y, q);
+        taken = Largest ? q > p : q < p;
+      } else {
+        taken = Largest ? b > a : b < a;
+      }
+      x ^= (x ^ y) & taken;
+      a = reinterpret_cast<V>(x);
+    } else {
+      a = ((Largest ? b > a : b < a) || b != b) ? b : a;
+    }
   }
-};
-struct maximum {
+
+ private:
+  /// From the bits of floats: integers in their order, and every NaN beyond them on the side that is sought.
   template <class V>
-  [[gnu::always_inline]] static void apply(V& a, const V& b) noexcept {
-    a = ((b > a) | (b != b)) ? b : a;
+  [[gnu::always_inline]] static void order(const V& bits, V& result) noexcept {
+    using word = std::remove_cvref_t<decltype(bits[0])>;
+    using unsigned_word = std::make_unsigned_t<word>;
+    constexpr int digits = std::numeric_limits<word>::digits, mantissa = digits == 31 ? 23 : 52;
+    constexpr word magnitude = std::numeric_limits<word>::max(), infinity = magnitude >> mantissa << mantissa;
+    // Of negative numbers that of the larger magnitude is the smaller. So infinities become `infinity` and ~infinity,
+    // and the sum, which wraps, turns all integers until the NaNs of both signs are at one end.
+    constexpr auto end = static_cast<unsigned_word>(Largest ? ~infinity : infinity + 1);
+    const auto ordered = reinterpret_cast<vec_t<unsigned_word, sizeof(V)>>(bits ^ ((bits >> digits) & magnitude));
+    result = reinterpret_cast<V>(ordered - (end + (unsigned_word{1} << digits)));
   }
 };
+using minimum = extreme<false>;
+using maximum = extreme<true>;
 
 // ---- the kernel -------------------------------------------------------------------------------------------
 
@@ -262,3 +295,5 @@ kernel vectorised(isa level = cpu_isa()) noexcept {
 }
 
 }  // namespace hvd::inline HVD_ABI::detail
+
+HVD_PRECISE_END

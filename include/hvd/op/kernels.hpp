@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/kernel.hpp>
+#include <hvd/detail/precise.hpp>
 #include <hvd/dtype.hpp>
 
 #include <cmath>
@@ -45,6 +46,8 @@ consteval auto find_builtin() {
 template <class T>
 using builtin_of = typename decltype(find_builtin<T>())::type;
 
+HVD_PRECISE_BEGIN
+
 template <class T>
 T scale_value(T value, double factor, double divisor = 1.0) {
   if constexpr (std::is_integral_v<T>) {
@@ -77,6 +80,25 @@ T finish_value(T value, const scaling& s) {
   }
   return scale_value(value, s.post, s.divisor);
 }
+
+// The scalar twin of a vector operation. Integers are combined unsigned and wide, so that they wrap without overflow.
+template <class Combine>
+struct scalar {
+  template <class T>
+  T operator()(T a, T b) const {
+    constexpr bool wraps = std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>;
+    if constexpr (std::is_integral_v<T> && wraps) {
+      std::uint64_t wide = static_cast<std::uint64_t>(a);
+      Combine::apply(wide, static_cast<std::uint64_t>(b));
+      return static_cast<T>(wide);
+    } else {
+      Combine::apply(a, b);
+      return a;
+    }
+  }
+};
+
+HVD_PRECISE_END
 
 /// The kernel for everything that has no vector form: user-defined operations, products of complex numbers,
 /// scaled integers. Works on tiles that stay in the first-level cache; its inner loops are the compiler's to
@@ -115,22 +137,6 @@ void reduce_tiled(std::byte* const* outs, int nouts, const std::byte* const* ins
   }
 }
 
-// The scalar twin of a vector operation. Arithmetic is unsigned and wide, so that it wraps without overflow.
-template <class Combine>
-struct scalar {
-  template <class T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>) {
-      std::uint64_t wide = static_cast<std::uint64_t>(a);
-      Combine::apply(wide, static_cast<std::uint64_t>(b));
-      return static_cast<T>(wide);
-    } else {
-      Combine::apply(a, b);
-      return a;
-    }
-  }
-};
-
 template <class T, class Combine>
 void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                     const scaling* s) {
@@ -161,13 +167,7 @@ kernel builtin_kernel() {
       return &reduce_tiled<T, times>;
     }
   } else if constexpr (std::is_same_v<T, long double>) {
-    struct fold {
-      T operator()(T a, T b) const {
-        Combine::apply(a, b);
-        return a;
-      }
-    };
-    return &reduce_tiled<T, fold>;
+    return &reduce_tiled<T, scalar<Combine>>;
   } else {
     return vectorised<plain<T>, Combine>();
   }

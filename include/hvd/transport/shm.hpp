@@ -2,7 +2,6 @@
 #pragma once
 
 #include <hvd/config.hpp>
-#include <hvd/detail/launch_id.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/shared_array.hpp>
@@ -50,28 +49,27 @@ class ShmTransport : public detail::peer_communicator {
     requires(!std::same_as<T, options>)
   explicit ShmTransport(T& over, const options& opts = {}) : ShmTransport(meet(over, opts)) {}
 
-  /// Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as a launcher sets them;
-  /// alone if none of them is set. HVD_LAUNCH, which a launcher sets to a new value each time, or the variables of Open
-  /// MPI, Slurm, torchrun or MPICH distinguish two launches under one name. invalid_argument names the variable, its
-  /// value and what is allowed.
+  /// Joins the job that the environment describes (hvd/config.hpp): HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as hvdrun
+  /// sets them, or the variables of torchrun, mpiexec or srun; alone if nothing says that a launcher has started this
+  /// process. Errors: invalid_argument, which names the variable, its value and what is allowed; unsupported if the job
+  /// has ranks on other hosts.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
-    if (c.size > 1 && c.job.empty()) {
-      detail::fail(error_kind::invalid_argument,
-                   {"HOROVOD_SIZE is ", c.size, " but HVD_JOB is not set; set it to one name on all ranks"});
-    }
-    if (!c.job.empty() && std::getenv("HOROVOD_SIZE") == nullptr) {
+    detail::refuse_nameless(c);
+    if (c.launcher == "none" && !c.job.empty()) {
       detail::fail(error_kind::invalid_argument,
                    {detail::assignment("HVD_JOB", c.job),
                     " is set but HOROVOD_RANK and HOROVOD_SIZE are not; set them on every rank, or unset HVD_JOB for a "
                     "program that runs alone"});
     }
     if (c.local_size != c.size) {
-      detail::fail(error_kind::unsupported, {"HOROVOD_LOCAL_SIZE is ", c.local_size, " and HOROVOD_SIZE ", c.size,
-                                             ": ShmTransport joins ranks of one host only"});
+      detail::fail(error_kind::unsupported,
+                   {c.launcher, " has started ", c.local_size, " of the ", c.size,
+                    " ranks on this host, and ShmTransport joins ranks of one host only; start all of them on one, or "
+                    "use hvd::MpiTransport or hvd::Hierarchical"});
     }
     if (c.job.empty()) return {detail::joined({"alone-", detail::hex(detail::random_word())}), c.rank, c.size};
-    return {c.launch.empty() ? c.job : detail::joined({c.job, "@", c.launch}), c.rank, c.size};
+    return {detail::meeting_name(c), c.rank, c.size};
   }
 
   ShmTransport(ShmTransport&&) noexcept = default;

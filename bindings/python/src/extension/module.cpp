@@ -7,6 +7,7 @@
 #include "keep_alive.hpp"
 #include "session.hpp"
 
+#include <hvd/config.hpp>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -149,6 +150,21 @@ void define_handle(nb::module_& m) {
       .def("last_joined", &hvd::handle::last_joined);
 }
 
+/// The fields of hvd.core.placement.Place.
+nb::tuple find_place(const nb::dict& environment) {
+  const auto variable = [&](const char* name) -> std::optional<std::string> {
+    const nb::object value = environment.attr("get")(name);
+    if (value.is_none()) return std::nullopt;
+    // A variable may be no text: Python escapes its bytes.
+    const nb::object bytes = value.attr("encode")("utf-8", "surrogateescape");
+    return std::string(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+  };
+  const hvd::detail::place p = hvd::detail::find_place(variable);
+  hvd::detail::refuse_nameless(p);
+  return nb::make_tuple(p.rank, p.size, p.local_rank, p.local_size, p.cross_rank, p.cross_size,
+                        hvd::detail::meeting_name(p), std::string(p.launcher));
+}
+
 void define_job(nb::module_& m) {
   nb::class_<job> c(m, "Job");
   c.def_prop_ro("rank", [](const job& j) { return j.run([](const session& s) { return s.rank(); }); });
@@ -172,6 +188,7 @@ void define_job(nb::module_& m) {
 
   m.def("next_callback", [] { return callbacks::instance().next(); });
   m.def("forget_callbacks", &callbacks::forget);
+  m.def("find_place", &find_place);
   const auto released = nb::call_guard<released_gil>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);

@@ -88,5 +88,8 @@ def next_callback() -> Callable[[], object]:
 def forget_callbacks() -> None:
     """For a forked child: functions of its parent are not called."""
 
+def find_place(environment: dict[str, str], /) -> tuple[int, int, int, int, int, int, str, str]:
+    """The fields of ``hvd.core.placement.Place``."""
+
 def connect_alone() -> Job: ...
 def connect_shm(name: str, rank: int, size: int, /) -> Job: ...

@@ -111,6 +111,12 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
         raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
     hosts = job.hosts
     rank, size = job.rank, job.size
+    if comm is None and place.launcher != "none" and size != place.size:
+        job.close()
+        raise ValueError(
+            f"hvd: {place.launcher} has started {place.size} ranks, but MPI connects {size}: it does not know them;"
+            " start them by hvdrun or mpiexec of the MPI that this package was built with"
+        )
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)
     # The cross group of a rank: the ranks with the same local rank, one of each host.

@@ -1,0 +1,19 @@
+// hvd/detail/precise.hpp: code that computes the same where the program is compiled with -Ofast or -ffast-math.
+#pragma once
+
+#include <hvd/version.hpp>
+
+// Between the two the compiler knows NaN, divides instead of multiplying by a reciprocal, and adds in the order that is
+// written. (GCC warns that `optimize` is no feature for everyday use, so it has it only where the options need it.)
+#if defined(__clang__)
+#define HVD_PRECISE_BEGIN _Pragma("float_control(precise, on, push)")
+#define HVD_PRECISE_END _Pragma("float_control(pop)")
+#elif defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__RECIPROCAL_MATH__) || defined(__ASSOCIATIVE_MATH__)
+#define HVD_PRECISE_BEGIN                                                                                              \
+  _Pragma("GCC push_options") _Pragma(                                                                                 \
+      "GCC optimize(\"no-fast-math\", \"no-finite-math-only\", \"no-reciprocal-math\", \"no-associative-math\")")
+#define HVD_PRECISE_END _Pragma("GCC pop_options")
+#else
+#define HVD_PRECISE_BEGIN
+#define HVD_PRECISE_END
+#endif
