@@ -222,7 +222,7 @@ TEST_CASE("allreduce: scaled before and after") {
       for (const std::size_t threshold : {std::size_t{0}, std::size_t{4096}, unlimited}) {
         FusionBuffer buffer(comm, threshold);
         const auto views = b.views();
-        buffer.allreduce(views, op, 2.0, post);
+        buffer.allreduce(views, {op, 2.0, post});
         b.check(std::string(name(op)) + " scaled, threshold " + std::to_string(threshold));
       }
     }
@@ -259,7 +259,7 @@ TEST_CASE("allreduce: a conversion is scaled before it rounds, so that large sum
     std::vector<float> large(3000, 49152.0f), other(5, 1.0f);
     FusionBuffer buffer(comm);
     const fused tensors[] = {view(large, dtype::float16), view(other)};
-    buffer.allreduce(tensors, reduce_op::sum, 1.0 / 4, 4.0 / comm.size());
+    buffer.allreduce(tensors, hvd::scaled(hvd::sum, 1.0 / 4, 4.0 / comm.size()));
     require(large == std::vector<float>(3000, 49152.0f), "a sum that overflows");
     require(other == std::vector<float>(5, 1.0f), "beside it");
   });
@@ -344,7 +344,7 @@ TEST_CASE("with common memory a tensor's bits depend on nothing else in the batc
         views.push_back(view(half_copies[i]));
         views.push_back(view(copies[i]));
       }
-      buffer.allreduce(views, reduce_op::average, 0.3, 1.7);
+      buffer.allreduce(views, hvd::scaled(hvd::average, 0.3, 1.7));
       for (std::size_t i = first; i != copies.size(); ++i) {
         require(copies[i] == alone[i], "other bits than alone");
         require(std::memcmp(half_copies[i].data(), halves_alone[i].data(), 2 * halves[i].size()) == 0, "halves too");
@@ -485,7 +485,7 @@ TEST_CASE("allgather and reduce_scatter: uneven blocks, in place and not") {
           };
           t % 2 == 0 ? add(ints, int_results) : add(floats, float_results);
         }
-        buffer.reduce_scatter(scattered, reduce_op::sum, 1.0, 1.0, counts);
+        buffer.reduce_scatter(scattered, counts);
         buffer.allgather(gathered, counts);
         for (std::size_t t = 0; t != 5; ++t) {
           const auto check = [&](auto& values, auto& results) {
@@ -503,6 +503,40 @@ TEST_CASE("allgather and reduce_scatter: uneven blocks, in place and not") {
   });
 }
 
+TEST_CASE("lists of tensors of several types, in place and not, by every operation object") {
+  on_all([](auto& comm) {
+    const auto check = [&](const auto& op) {
+      std::vector<float> a(70), b(3000), c(5), result(5);
+      std::vector<std::int32_t> d(11);
+      const auto fill = [&](auto& v, std::size_t seed) {
+        using T = std::remove_reference_t<decltype(v[0])>;
+        for (std::size_t i = 0; i != v.size(); ++i) v[i] = input<T>(op, seed + i, comm.rank(), comm.size());
+      };
+      const auto verify = [&](const auto& v, std::size_t seed) {
+        using T = std::remove_cvref_t<decltype(v[0])>;
+        for (std::size_t i = 0; i != v.size(); ++i) {
+          require(v[i] == expected<T>(op, seed + i, comm.size()), [&] { return "element " + std::to_string(i); });
+        }
+      };
+      fill(a, 0), fill(b, 100), fill(c, 200), fill(d, 300);
+      hvd::tensor_list list = hvd::tensors(a, std::span(b), d);
+      hvd::allreduce(comm, list.add(c, result), op);
+      verify(a, 0), verify(b, 100), verify(result, 200), verify(d, 300);
+    };
+    check(hvd::sum);
+    check(hvd::average);
+    check(hvd::max);
+    check(hvd::scaled(hvd::sum, 2.0, 0.5));
+    std::vector<std::vector<double>> parts(5);
+    for (std::size_t t = 0; t != 5; ++t) parts[t].assign(100 * t, comm.rank() + static_cast<double>(t));
+    hvd::broadcast(comm, hvd::tensors(parts), comm.size() - 1);
+    for (std::size_t t = 0; t != 5; ++t) {
+      require(parts[t] == std::vector<double>(100 * t, comm.size() - 1 + static_cast<double>(t)), "broadcast");
+    }
+    hvd::allreduce(comm, hvd::tensor_list());
+  });
+}
+
 TEST_CASE("reduce_scatter: scaled, averaged") {
   on_all([](auto& comm) {
     const auto ranks = static_cast<std::size_t>(comm.size()), own = static_cast<std::size_t>(comm.rank());
@@ -517,7 +551,7 @@ TEST_CASE("reduce_scatter: scaled, averaged") {
           {bytes_of(in[t]), bytes_of(out[t]), in[t].size(), dtype::float64, t == 1 ? dtype::float32 : dtype::float64});
     }
     FusionBuffer buffer(comm);
-    buffer.reduce_scatter(views, reduce_op::average, 2.0, 0.5, counts);
+    buffer.reduce_scatter(views, counts, op);
     for (std::size_t i = 0; i != 2100; ++i) {
       require(out[i / 700][i % 700] == expected<double>(op, own * 700 + i % 700, comm.size()), "reduce_scatter scaled");
     }
@@ -608,7 +642,7 @@ TEST_CASE("nothing to do") {
     buffer.adasum({});
     buffer.broadcast({}, 0);
     buffer.allgather({}, {});
-    buffer.reduce_scatter({}, reduce_op::sum, 1.0, 1.0, {});
+    buffer.reduce_scatter({}, {});
     const fused empty[] = {{nullptr, nullptr, 0, dtype::float32}, {nullptr, nullptr, 0, dtype::int8}};
     const std::vector<std::vector<std::size_t>> counts(2,
                                                        std::vector<std::size_t>(static_cast<std::size_t>(comm.size())));
@@ -616,7 +650,7 @@ TEST_CASE("nothing to do") {
     buffer.adasum(std::span(empty).first(1));
     buffer.broadcast(empty, 0);
     buffer.allgather(empty, counts);
-    buffer.reduce_scatter(empty, reduce_op::max, 1.0, 1.0, counts);
+    buffer.reduce_scatter(empty, counts, hvd::max);
   });
 }
 
@@ -628,7 +662,7 @@ TEST_CASE("what is wrong is refused before anything is sent") {
     std::vector<std::uint8_t> flags(8);
     const auto with = [&](fused second) { return std::vector<fused>{view(a), second}; };
     const auto allreduce = [&](fused second, reduce_op op = reduce_op::sum, double scale = 1.0) {
-      return complaint([&] { buffer.allreduce(with(second), op, scale); });
+      return complaint([&] { buffer.allreduce(with(second), {op, scale}); });
     };
     const auto text = [&](hvd::operation kind, const std::string& why) {
       return doctest::String(refused(kind, comm, why).c_str());
@@ -679,7 +713,7 @@ TEST_CASE("what is wrong is refused before anything is sent") {
           }) == text(operation::allgather, "tensor 1 has 8 elements; allowed: 0 (its count for this rank)"));
     const fused scattered{bytes_of(all), bytes_of(a), 8 * ranks, dtype::float32};
     CHECK(complaint([&] {
-            buffer.reduce_scatter(std::vector{scattered, scattered}, reduce_op::sum, 1.0, 1.0, table{eight, none});
+            buffer.reduce_scatter(std::vector{scattered, scattered}, table{eight, none});
           }) == text(operation::reduce_scatter,
                      "tensor 1 has " + std::to_string(8 * ranks) + " elements; allowed: 0 (the sum of its counts)"));
     buffer.allreduce(with(view(b)));  // and the group can still be used

@@ -21,7 +21,7 @@ from pathlib import Path
 LEVELS = (
     ("version error", "together"),
     ("detail/", "together"),
-    ("dtype config topology shared_array line_costs policy buffer op dynamic_op eigen pin", "together"),
+    ("dtype config topology shared_array line_costs policy buffer tensors op dynamic_op eigen pin", "together"),
     ("transport call selection shared_memory/", "together"),
     ("transport/* algorithm/", "apart"),
     ("collective/", "together"),

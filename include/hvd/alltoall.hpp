@@ -78,4 +78,14 @@ void alltoall_v(T& comm, In&& in, std::span<const std::size_t> send_counts, Out&
              how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void alltoall(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+template <Transport T, detail::NoBuffer B, class... More>
+void alltoall_v(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

@@ -3,7 +3,9 @@
 
 #include <hvd/dtype.hpp>
 
+#include <concepts>
 #include <cstddef>
+#include <initializer_list>
 #include <ranges>
 #include <span>
 #include <type_traits>
@@ -12,7 +14,8 @@ namespace hvd::inline HVD_ABI {
 
 /// Makes a type a buffer: specialise with `static std::span<T> span(B& b)`. Contiguous sized ranges
 /// (std::span, std::vector, std::array, C arrays, shared_array) need no specialisation; hvd/eigen.hpp adds
-/// Eigen's dense types.
+/// Eigen's dense types. `static constexpr bool borrowed` says whether a B refers to memory that outlives it, as a view does
+/// (then asynchronous calls take a temporary B), or owns it.
 template <class B>
 struct buffer_access {};
 
@@ -20,6 +23,19 @@ namespace detail {
 
 template <class B>
 concept custom_buffer = requires(std::remove_reference_t<B>& b) { buffer_access<std::remove_cvref_t<B>>::span(b); };
+/// A type with buffer_access that says whether its objects refer to elements that lie elsewhere.
+template <class B>
+concept says_borrowed = requires { requires bool{buffer_access<std::remove_cvref_t<B>>::borrowed}; };
+template <class B>
+concept says_owning = requires { requires !bool{buffer_access<std::remove_cvref_t<B>>::borrowed}; };
+/// Refers to elements that lie elsewhere, as far as the type shows.
+template <class E>
+inline constexpr bool is_view = std::is_pointer_v<E> || std::ranges::enable_view<E> ||
+                                std::ranges::enable_borrowed_range<E> || (custom_buffer<E> && !says_owning<E>);
+template <class E>
+inline constexpr bool is_view<std::initializer_list<E>> = true;
+template <class E>
+concept View = is_view<E>;
 template <class B>
 concept range_buffer = std::ranges::range<B&> && !custom_buffer<B>;
 
@@ -30,10 +46,49 @@ concept range_buffer = std::ranges::range<B&> && !custom_buffer<B>;
 template <class B>
 concept Buffer = detail::custom_buffer<B> || detail::range_buffer<B>;
 
+class tensor_list;
+
 namespace detail {
+
 /// A pointer, not an array, which would also convert to one: arrays know their length and are buffers.
 template <class P>
 concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
+/// What stands where a collective takes data, and cannot.
+template <class B>
+concept NoBuffer = !Buffer<B> && !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list>;
+
+/// Never compiles: the sentence for what is no buffer.
+template <class B>
+constexpr void refuse_buffer() {
+  static_assert(Buffer<B>,
+                "hvd: this type is no buffer: pass a view of its elements, such as std::span(t.data_ptr<float>(), "
+                "t.numel()) for a tensor of libtorch, or specialise hvd::buffer_access for the type");
+}
+
+}  // namespace detail
+
+/// A buffer whose memory outlives the call that it is passed to: a variable, a view (std::span, an Eigen::Map), and no
+/// temporary that owns its elements.
+template <class B>
+concept BorrowedBuffer =
+    Buffer<B> && (std::is_lvalue_reference_v<B> || std::ranges::enable_borrowed_range<std::remove_cvref_t<B>> ||
+                  detail::says_borrowed<B>);
+
+namespace detail {
+
+/// What asynchronous calls and lists of tensors take.
+template <class B>
+constexpr void require_borrowed() {
+  if constexpr (!Buffer<B>) {
+    refuse_buffer<B>();
+  } else {
+    static_assert(BorrowedBuffer<B>,
+                  "hvd: this buffer is a temporary that owns its elements, which are gone before the operation is done; "
+                  "pass a variable, or a view (std::span) of memory that lives until then; hvd::submit_options::keep "
+                  "holds the owner of such memory");
+  }
+}
+
 }  // namespace detail
 
 /// The elements of a buffer as a span (const if the buffer is). Compile-time errors for anything that is not
@@ -47,6 +102,9 @@ constexpr auto as_span(B&& b) {
                   "hvd: a buffer must be contiguous memory of known size (std::span, std::vector, std::array, "
                   "...); std::vector<bool>, lists and strided views are not: copy them first");
     using element = std::remove_reference_t<std::ranges::range_reference_t<B&>>;
+    static_assert(!detail::View<std::remove_cv_t<element>>,
+                  "hvd: a buffer's elements must not be pointers, spans or other views: other ranks would receive "
+                  "addresses; for many tensors in one call pass hvd::tensors(a, b, c) or an hvd::tensor_list");
     static_assert(Element<std::remove_cv_t<element>>,
                   "hvd: a buffer's elements must be trivially copyable values, not pointers or classes with "
                   "copy constructors: other ranks receive their bytes");

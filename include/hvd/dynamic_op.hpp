@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace hvd::inline HVD_ABI {
@@ -49,6 +50,22 @@ constexpr std::string_view name(reduce_op op) noexcept {
 }
 
 namespace detail {
+
+/// The number of a built-in operation.
+template <class Op>
+constexpr reduce_op number_of() noexcept {
+  static_assert(is_builtin<Op>,
+                "hvd: here the reduction is one of hvd's own (sum, average, min, max, product), whose names ranks compare; "
+                "a function object of your own works in the collectives on one buffer");
+  constexpr auto place = std::apply(
+      [](auto... ops) {
+        std::size_t at = 0, i = 0;
+        ((at = std::is_same_v<decltype(ops), Op> ? i : at, ++i), ...);
+        return at;
+      },
+      reduce_ops());
+  return static_cast<reduce_op>(place);
+}
 
 using reduction_maker = reduction (*)(int size);
 
@@ -107,6 +124,26 @@ inline reduction_maker find_maker(dtype type, reduce_op op) noexcept {
 
 }  // namespace detail
 
+/// A built-in operation with its factors, as a value. It is made from what other calls take, `hvd::average` or
+/// `hvd::scaled(hvd::sum, 0.5)`, and from a reduce_op.
+struct dynamic_op {
+  reduce_op op = reduce_op::sum;
+  double prescale = 1.0;   ///< factor of every input
+  double postscale = 1.0;  ///< factor of the result
+
+  constexpr dynamic_op() = default;
+  constexpr dynamic_op(reduce_op by_number, double before = 1.0, double after = 1.0) noexcept
+      : op(by_number), prescale(before), postscale(after) {}
+  template <class Op>
+    requires(!std::is_convertible_v<Op, reduce_op>)
+  constexpr dynamic_op(const Op& /*an empty object: its type says it all*/) noexcept : op(detail::number_of<Op>()) {}
+  template <class Op>
+  constexpr dynamic_op(const scaled_op<Op>& scaled) noexcept : dynamic_op(scaled.op) {
+    prescale *= scaled.prescale;
+    postscale *= scaled.postscale;
+  }
+};
+
 /// The run-time twin of make_reduction<T>(op, size): `op` on elements of `type` in a group of `size` ranks, where every
 /// input is multiplied by `prescale` before and the result by `postscale` after (see scaled_op). Equal to the reduction
 /// that the typed call makes, so that ranks may mix the two.
@@ -126,6 +163,9 @@ inline reduction make_reduction(dtype type, reduce_op op, int size, double presc
   r.scale.pre *= prescale;
   r.scale.post *= postscale;
   return r;
+}
+inline reduction make_reduction(dtype type, const dynamic_op& op, int size) {
+  return make_reduction(type, op.op, size, op.prescale, op.postscale);
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -52,6 +52,7 @@ inline constexpr bool eigen_packed<Eigen::Block<X, Rows, Cols, true>> =
 /// that it is contiguous does not compile, and the message states what to write instead.
 template <detail::eigen_expression B>
 struct buffer_access<B> {
+  static constexpr bool borrowed = !std::is_base_of_v<Eigen::PlainObjectBase<B>, B>;
   template <class M>
   static auto span(M& m) {
     static_assert(detail::eigen_packed<B>,

@@ -1,7 +1,6 @@
 // hvd/engine.hpp: named tensors, submitted in any order by each rank, reduced in one agreed order, fused.
 #pragma once
 
-#include <hvd/buffer.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/clock.hpp>
@@ -10,6 +9,7 @@
 #include <hvd/engine/process_sets.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/engine/validate.hpp>
+#include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
 
 #include <chrono>
@@ -81,51 +81,44 @@ class Engine {
     return h;
   }
 
-  // ---- by buffers of one type ---------------------------------------------------------------------------------
+  // ---- by buffers, and by lists of them -----------------------------------------------------------------------
 
-  /// inout[i] = op over all ranks, by name. The buffer must live until the handle is done.
-  template <Buffer B>
-  handle allreduce(std::string name, B&& inout, reduce_op op = reduce_op::sum, double prescale = 1.0,
-                   double postscale = 1.0, int process_set = 0) {
-    request r = asked(operation::allreduce, std::move(name), of(as_output(inout)));
-    r.op = op;
-    r.prescale = prescale;
-    r.postscale = postscale;
-    return submit(std::move(r), process_set);
+  // Buffers must live until the handle is done, and lie where they are: a temporary does not compile. `op` is one of
+  // hvd's own: `hvd::average`, `hvd::scaled(hvd::sum, 0.5)`, or a reduce_op.
+
+  /// inout[i] = op over all ranks, by name. The tensors of a list are reduced together, when all ranks have submitted it.
+  template <class B>
+  handle allreduce(std::string name, B&& inout, dynamic_op op = {}, submit_options how = {}) {
+    return reduce(asked(operation::allreduce, std::move(name), std::forward<B>(inout)), op, std::move(how));
   }
-  /// The root's elements, to all ranks, in place.
-  template <Buffer B>
-  handle broadcast(std::string name, B&& inout, int root, int process_set = 0) {
-    request r = asked(operation::broadcast, std::move(name), of(as_output(inout)));
+  /// The root's elements, to all ranks, in place; also of a list.
+  template <class B>
+  handle broadcast(std::string name, B&& inout, int root, submit_options how = {}) {
+    request r = asked(operation::broadcast, std::move(name), std::forward<B>(inout));
     r.root = root;
-    return submit(std::move(r), process_set);
+    return submit(std::move(r), std::move(how));
   }
   /// The elements of all ranks, which may have different numbers of them; the result is the handle's `output`.
-  template <Buffer B>
-  handle allgather(std::string name, const B& in, int process_set = 0) {
-    return submit(asked(operation::allgather, std::move(name), from(as_span(in))), process_set);
+  template <class B>
+  handle allgather(std::string name, B&& in, submit_options how = {}) {
+    return submit(asked_input(operation::allgather, std::move(name), std::forward<B>(in)), std::move(how));
   }
   /// This rank's part of the reduction; if the elements do not divide evenly, the first ranks get one more. The result
   /// is the handle's `output`.
-  template <Buffer B>
-  handle reduce_scatter(std::string name, const B& in, reduce_op op = reduce_op::sum, int process_set = 0) {
-    request r = asked(operation::reduce_scatter, std::move(name), from(as_span(in)));
-    r.op = op;
-    return submit(std::move(r), process_set);
+  template <class B>
+  handle reduce_scatter(std::string name, B&& in, dynamic_op op = {}, submit_options how = {}) {
+    return reduce(asked_input(operation::reduce_scatter, std::move(name), std::forward<B>(in)), op, std::move(how));
   }
   /// splits[r] elements to rank r; the result is the handle's `output`, with the number of elements from each rank.
-  template <Buffer B>
-  handle alltoall(std::string name, const B& in, std::vector<std::size_t> splits = {}, int process_set = 0) {
-    request r = asked(operation::alltoall, std::move(name), from(as_span(in)));
+  template <class B>
+  handle alltoall(std::string name, B&& in, std::vector<std::size_t> splits = {}, submit_options how = {}) {
+    request r = asked_input(operation::alltoall, std::move(name), std::forward<B>(in));
     r.tensors.back().splits = std::move(splits);
-    return submit(std::move(r), process_set);
+    return submit(std::move(r), std::move(how));
   }
   /// Done when all ranks of the process set have submitted it.
   handle barrier(std::string name = "barrier", int process_set = 0) {
-    request r;
-    r.kind = operation::barrier;
-    r.name = std::move(name);
-    return submit(std::move(r), process_set);
+    return submit(asked(operation::barrier, std::move(name)), process_set);
   }
 
   // ---- ranks that have no more data ---------------------------------------------------------------------------
@@ -231,28 +224,47 @@ class Engine {
     return {d->submit(std::move(r), wake), d};
   }
 
-  static request asked(operation kind, std::string name, tensor t) {
+  handle submit(request r, submit_options how) {
+    r.priority = how.priority;
+    r.wire = how.wire;
+    r.keep = std::move(how.keep);
+    return submit(std::move(r), how.process_set);
+  }
+  handle reduce(request r, const dynamic_op& op, submit_options how) {
+    r.op = op.op;
+    r.prescale = op.prescale;
+    r.postscale = op.postscale;
+    return submit(std::move(r), std::move(how));
+  }
+
+  static request asked(operation kind, std::string name) {
     request r;
     r.kind = kind;
     r.name = std::move(name);
-    r.tensors.push_back(std::move(t));
     return r;
   }
-  template <class E>
-  static tensor of(std::span<E> s) {
-    tensor t = from(std::span<const E>(s));
-    t.out = reinterpret_cast<std::byte*>(s.data());
-    return t;
+  template <class B>
+  static request asked(operation kind, std::string name, B&& inout) {
+    request r = asked(kind, std::move(name));
+    if constexpr (std::same_as<std::remove_cvref_t<B>, tensor_list>) {
+      for (const fused& f : std::span<const fused>(inout)) r.tensors.push_back(tensor_of(f));
+    } else {
+      r.tensors.push_back(tensor_of(fused::of(std::forward<B>(inout))));
+    }
+    return r;
   }
-  template <class E>
-  static tensor from(std::span<E> s) {
-    using element = std::remove_const_t<E>;
-    static_assert(dtype_of<element> != dtype::user,
-                  "hvd: the engine takes numbers and bool: other types have no name that ranks could compare");
+  template <class B>
+  static request asked_input(operation kind, std::string name, B&& in) {
+    request r = asked(kind, std::move(name));
+    r.tensors.push_back(tensor_of(fused::input(std::forward<B>(in))));
+    return r;
+  }
+  static tensor tensor_of(const fused& f) {
     tensor t;
-    t.in = reinterpret_cast<const std::byte*>(s.data());
-    t.type = dtype_of<element>;
-    t.shape = {s.size()};
+    t.in = f.in;
+    t.out = f.out;
+    t.type = f.type;
+    t.shape = {f.count};
     return t;
   }
 

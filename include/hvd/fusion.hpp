@@ -54,16 +54,16 @@ class FusionBuffer {
   /// Only between calls, and the same on all ranks.
   void threshold(std::size_t bytes) noexcept { fusion_.threshold = bytes; }
 
-  /// out[i] = postscale x (op over all ranks of prescale x in[i]) for each tensor; `average` divides by the number of
-  /// ranks, and `adasum` calls the function below. A converted tensor's result is rounded to the wire type.
-  void allreduce(std::span<const fused> tensors, reduce_op op = reduce_op::sum, double prescale = 1.0,
-                 double postscale = 1.0) {
-    if (op == reduce_op::adasum) return adasum(tensors, prescale, postscale);
-    same_length(operation::allreduce, tensors).reduces(tensors, op, prescale, postscale).check(comm_);
+  /// out[i] = op over all ranks of in[i], for each tensor. `op` as in all collectives (`hvd::average`,
+  /// `hvd::scaled(hvd::sum, 0.5)`), or a reduce_op, whose `adasum` calls the function below. A converted tensor's result
+  /// is rounded to the wire type.
+  void allreduce(std::span<const fused> tensors, dynamic_op op = {}) {
+    if (op.op == reduce_op::adasum) return adasum(tensors, op.prescale, op.postscale);
+    same_length(operation::allreduce, tensors).reduces(tensors, op).check(comm_);
     each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
       const auto vectors = detail::by_type(
           batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
-      const auto ops = reductions(vectors, op, prescale, postscale);
+      const auto ops = reductions(vectors, op);
       fusion_.allreduce(batch, vectors, ops);
     });
   }
@@ -82,7 +82,7 @@ class FusionBuffer {
       const auto vectors = detail::by_type(batch, [&](detail::fused_vector& v, std::size_t i) {
         v.add(batch[i].in, batch[i].out, batch[i].count, i, 1);  // no gaps: they would be tensors too
       });
-      const auto ops = reductions(vectors, reduce_op::sum, prescale, postscale);
+      const auto ops = reductions(vectors, {reduce_op::sum, prescale, postscale});
       if constexpr (PointToPoint<T>) {
         fusion_.adasum(vectors, ops);
       } else {
@@ -132,8 +132,8 @@ class FusionBuffer {
 
   /// As allreduce, but rank r gets only block r of each tensor t, of counts[t][r] elements. `out` may be this rank's
   /// block of `in`; the rest of `in` is not changed.
-  void reduce_scatter(std::span<const fused> tensors, reduce_op op, double prescale, double postscale,
-                      std::span<const std::vector<std::size_t>> counts) {
+  void reduce_scatter(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts,
+                      dynamic_op op = {}) {
     detail::fused_arguments check = check_arguments(operation::reduce_scatter);
     check.counts(tensors, counts).check(comm_);
     const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
@@ -144,13 +144,13 @@ class FusionBuffer {
               return detail::lies_at(tensors[i].out, tensors[i].in,
                                      detail::sum_of(counts[i], own) * size_of(tensors[i].type));
             })
-        .reduces(tensors, op, prescale, postscale)
+        .reduces(tensors, op)
         .lengths(tensors, "the sum of its counts", [&](std::size_t i) { return detail::sum_of(counts[i], ranks); })
         .check(comm_);
     each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
       const auto vectors = detail::by_type(
           batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
-      const auto ops = reductions(vectors, op, prescale, postscale);
+      const auto ops = reductions(vectors, op);
       fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
     });
   }
@@ -184,12 +184,10 @@ class FusionBuffer {
         [&](std::size_t i) { return tensors[i].in == tensors[i].out; });
     return check;
   }
-  [[nodiscard]] std::vector<reduction> reductions(std::span<const detail::fused_vector> vectors, reduce_op op,
-                                                  double prescale, double postscale) const {
+  [[nodiscard]] std::vector<reduction> reductions(std::span<const detail::fused_vector> vectors,
+                                                  const dynamic_op& op) const {
     std::vector<reduction> all;
-    for (const detail::fused_vector& v : vectors) {
-      all.push_back(make_reduction(v.wire, op, comm_.size(), prescale, postscale));
-    }
+    for (const detail::fused_vector& v : vectors) all.push_back(make_reduction(v.wire, op, comm_.size()));
     return all;
   }
   template <class F>
@@ -201,5 +199,18 @@ class FusionBuffer {
   T& comm_;
   typename detail::fusion_of<T>::type fusion_;
 };
+
+/// Many tensors, in one collective: `hvd::allreduce(comm, hvd::tensors(a, b, c), hvd::average)`. The lists of all ranks
+/// have the same counts and types in the same order. Results, errors and cost are those of FusionBuffer; where ranks have
+/// no common memory, one that is kept saves allocating its buffer in each call.
+template <Transport T>
+void allreduce(T& comm, const tensor_list& list, dynamic_op op = {}) {
+  FusionBuffer<T>(comm).allreduce(list, op);
+}
+/// Every rank gets the root's tensors.
+template <Transport T>
+void broadcast(T& comm, const tensor_list& list, int root = 0) {
+  FusionBuffer<T>(comm).broadcast(list, root);
+}
 
 }  // namespace hvd::inline HVD_ABI

@@ -66,4 +66,14 @@ void gather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, 
   gather_v(comm, detail::one_block(in, counts, comm.rank()), all, counts, root, how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void gather(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+template <Transport T, detail::NoBuffer B, class... More>
+void gather_v(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

@@ -18,6 +18,7 @@
 #include <hvd/scan.hpp>
 #include <hvd/scatter.hpp>
 #include <hvd/send_recv.hpp>
+#include <hvd/tensors.hpp>
 #include <hvd/timeline.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/self.hpp>

@@ -46,4 +46,10 @@ void reduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, int root =
   reduce(comm, std::span(inout, count), op, root, how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void reduce(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

@@ -61,4 +61,14 @@ void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> 
   reduce_scatter_v(comm, detail::all_blocks(in, counts), detail::one_block(out, counts, comm.rank()), counts, op, how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void reduce_scatter(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+template <Transport T, detail::NoBuffer B, class... More>
+void reduce_scatter_v(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

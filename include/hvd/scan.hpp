@@ -37,4 +37,10 @@ void scan(T& comm, P&& inout, std::size_t count, const Op& op = {}, const Algori
   scan(comm, std::span(inout, count), op, how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void scan(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

@@ -66,4 +66,14 @@ void scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts,
   scatter_v(comm, all, detail::one_block(out, counts, comm.rank()), counts, root, how);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <Transport T, detail::NoBuffer B, class... More>
+void scatter(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+template <Transport T, detail::NoBuffer B, class... More>
+void scatter_v(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

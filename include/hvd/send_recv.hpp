@@ -26,4 +26,14 @@ void recv(T& comm, B&& buffer, int peer) {
   comm.recv(detail::writable_bytes_of(s), s.size_bytes(), peer);
 }
 
+/// What is no buffer does not compile, and the error says what to pass instead.
+template <PointToPoint T, detail::NoBuffer B, class... More>
+void send(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+template <PointToPoint T, detail::NoBuffer B, class... More>
+void recv(T&, B&&, More&&...) {
+  detail::refuse_buffer<B>();
+}
+
 }  // namespace hvd::inline HVD_ABI

@@ -383,7 +383,7 @@ void work_with_engine(T& comm, unsigned seed) {
       const std::size_t n = 1 + dice() % 500;
       if (engine.rank() == 0 || engine.rank() == size - 1) {
         tensors.push_back({0, std::vector<float>(n, 1.0F)});
-        handles.push_back(engine.allreduce("in a set", tensors.back().data, hvd::reduce_op::sum, 1.0, 1.0, set));
+        handles.push_back(engine.allreduce("in a set", tensors.back().data, hvd::sum, {.process_set = set}));
       }
     }
     std::vector<unsigned> names(1 + dice() % 6);

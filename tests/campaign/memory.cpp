@@ -161,7 +161,7 @@ void with_engine(T& comm) {
   }
   const int set = comm.size() == 1 ? engine.add_process_set({0}) : engine.add_process_set({0, comm.size() - 1});
   if (comm.rank() == 0 || comm.rank() == comm.size() - 1) {
-    engine.allreduce("in a set", a, hvd::reduce_op::max, 1.0, 1.0, set).wait();
+    engine.allreduce("in a set", a, hvd::max, {.process_set = set}).wait();
   }
   engine.remove_process_set(set);
   const auto bucket = engine.alloc_bucket(400);

@@ -224,12 +224,12 @@ void submit_to(batch& b, hvd::Engine<T>& engine, std::mt19937& dice, std::mt1993
     const auto number = static_cast<int>(i) + 8 * (fresh ? step : step % 4);
     const std::string name = hvd::detail::joined({o.kind, ".", o.n, ".", number, fresh ? " fresh" : ""});
     switch (o.kind) {
-      case 4: b.handles.push_back(engine.broadcast(name, o.data, static_cast<int>(o.root), id)); break;
-      case 5: b.handles.push_back(engine.allgather(name, o.data, id)); break;
-      case 6: b.handles.push_back(engine.reduce_scatter(name, o.data, hvd::reduce_op::sum, id)); break;
-      case 7: b.handles.push_back(engine.alltoall(name, o.data, {}, id)); break;
+      case 4: b.handles.push_back(engine.broadcast(name, o.data, static_cast<int>(o.root), {.process_set = id})); break;
+      case 5: b.handles.push_back(engine.allgather(name, o.data, {.process_set = id})); break;
+      case 6: b.handles.push_back(engine.reduce_scatter(name, o.data, hvd::sum, {.process_set = id})); break;
+      case 7: b.handles.push_back(engine.alltoall(name, o.data, {}, {.process_set = id})); break;
       case 8: b.handles.push_back(engine.barrier(name, id)); break;
-      default: b.handles.push_back(engine.allreduce(name, o.data, hvd::reduce_op::average, 1.0, 1.0, id));
+      default: b.handles.push_back(engine.allreduce(name, o.data, hvd::average, {.process_set = id}));
     }
   }
 }

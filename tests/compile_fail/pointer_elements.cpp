@@ -1,4 +1,4 @@
-// error: a buffer's elements must be trivially copyable values, not pointers
+// error: a buffer's elements must not be pointers, spans or other views
 #include <hvd/broadcast.hpp>
 #include <hvd/transport/self.hpp>
 

@@ -67,13 +67,13 @@ TEST_CASE("a rank that ends because another was lost is not named by those who w
     if (comm.rank() == 2) return;  // the one to name
     // Rank 1 learns of it in the whole group, and ends. Rank 0 waits for rank 1, in a set of which rank 2 is no part.
     const auto e =
-        error_of([&] { engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, comm.rank() == 0 ? set : 0).wait(); });
+        error_of([&] { engine.allreduce("x", v, hvd::sum, {.process_set = comm.rank() == 0 ? set : 0}).wait(); });
     all.expect(e, error::peer_lost, 2,
                comm.rank() == 0 ? "allreduce \"x\" on rank 0 of 2: rank 2 of all 3 has exited or was killed"
                                 : "allreduce \"x\" on rank 1 of 3: rank 2 has exited or was killed");
     if (comm.rank() == 1) return;
     // And whatever this rank does later.
-    all.expect(error_of([&] { engine.allreduce("y", v, hvd::reduce_op::sum, 1, 1, set).wait(); }), error::peer_lost, 2,
+    all.expect(error_of([&] { engine.allreduce("y", v, hvd::sum, {.process_set = set}).wait(); }), error::peer_lost, 2,
                "allreduce \"y\" on rank 0 of 2: rank 2 of all 3");
     all.expect(error_of([&] { engine.allreduce("y", v).wait(); }), error::peer_lost, 2, "rank 2 has exited");
   });
@@ -91,7 +91,7 @@ TEST_CASE("the same through several process sets") {
     if (comm.rank() == 4) return;
     // Each waits for the one above it.
     const int set = sets[static_cast<std::size_t>(comm.rank())];
-    all.expect(error_of([&] { engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, set).wait(); }), error::peer_lost, 4,
+    all.expect(error_of([&] { engine.allreduce("x", v, hvd::sum, {.process_set = set}).wait(); }), error::peer_lost, 4,
                "on rank 1 of 2: rank 4 of all 5 has exited");
   });
   all.check();
@@ -105,7 +105,7 @@ TEST_CASE("errors in a process set count in the whole group") {
     const int set = engine.add_process_set({2, 1});
     engine.barrier().wait();
     if (comm.rank() != 1) return;
-    const auto e = error_of([&] { engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, set).wait(); });
+    const auto e = error_of([&] { engine.allreduce("x", v, hvd::sum, {.process_set = set}).wait(); });
     all.expect(e, error::peer_lost, 2, "allreduce \"x\" on rank 1 of 2: rank 2 of all 3 has exited");
   });
   all.check();
@@ -133,7 +133,7 @@ TEST_CASE("a process set that all ranks remove is no reason to name anybody") {
     for (int i = 0; i != 20; ++i) {
       const int set = engine.add_process_set({0, 1, 2});
       hvd::handle left;
-      if (comm.rank() == 0) left = engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, set);
+      if (comm.rank() == 0) left = engine.allreduce("x", v, hvd::sum, {.process_set = set});
       engine.remove_process_set(set);
       if (comm.rank() == 0) {
         const auto e = error_of([&] { left.wait(); });

@@ -148,6 +148,21 @@ void conformance_front_doors() {
       require(numbers(part) == std::vector<std::int32_t>{size * (size - 1) / 2}, "a wrong reduce_scatter");
       require(numbers(swapped) == from_all, "a wrong alltoall");
       require(sum.last_joined() == -1, "an allreduce is no join");
+      // Reductions as the blocking calls take them, and lists.
+      std::vector<double> scaled(300, rank);
+      std::vector<std::int32_t> largest = {rank};
+      auto owner = std::make_shared<std::vector<float>>(3, 1.0f);
+      const std::weak_ptr<void> owned = owner;
+      const std::span<float> kept(*owner);
+      const handle halves = engine.allreduce("scaled", scaled, hvd::scaled(hvd::average, 0.5, 4.0)),
+                   most = engine.allreduce("largest", largest, hvd::max, {.priority = 2}),
+                   last = engine.allreduce("kept", kept, hvd::sum, {.keep = std::move(owner)}),
+                   listed = engine.allreduce("list", hvd::tensors(x, blocks, std::span(scaled).first(0)), hvd::max),
+                   given = engine.broadcast("given", hvd::tensors(mean, std::span(&number, 1)), 0);
+      for (const handle& h : {given, listed, last, most, halves}) h.wait();
+      require(scaled[299] == p - 1 && largest[0] == size - 1, "wrong by operation objects");
+      require(x[0] == p && x[1] == ranks_sum && blocks[0] == size - 1, "a wrong list");
+      require(owned.expired(), "an operation that is done keeps its memory");
       // A scalar.
       double one = 0.5;
       request r{.name = "scalar"};
@@ -609,7 +624,7 @@ void conformance_independent_sets() {
       const int stuck = engine.add_process_set({0, 1}), free = engine.add_process_set({1, 0});
       float x = 1.0f;
       handle waiting;
-      if (rank == 0) waiting = engine.allreduce("x", std::span(&x, 1), reduce_op::sum, 1.0, 1.0, stuck);
+      if (rank == 0) waiting = engine.allreduce("x", std::span(&x, 1), hvd::sum, {.process_set = stuck});
       for (std::uint64_t step = 0; step != 10; ++step) {
         attempt world({.name = "w", .seed = step}, rank, size);
         world.submit(engine);
@@ -622,12 +637,12 @@ void conformance_independent_sets() {
       }
       if (rank == 0) require(!waiting.poll(), "done without the other rank");
       comm.barrier();
-      if (rank == 1) waiting = engine.allreduce("x", std::span(&x, 1), reduce_op::sum, 1.0, 1.0, stuck);
+      if (rank == 1) waiting = engine.allreduce("x", std::span(&x, 1), hvd::sum, {.process_set = stuck});
       if (rank < 2) {
         waiting.wait(long_enough);
         require(x == 2.0f, "a wrong sum");
         // What is in flight when a set is removed ends.
-        if (rank == 0) waiting = engine.allreduce("x", std::span(&x, 1), reduce_op::sum, 1.0, 1.0, stuck);
+        if (rank == 0) waiting = engine.allreduce("x", std::span(&x, 1), hvd::sum, {.process_set = stuck});
       }
       engine.remove_process_set(stuck);
       // Of kind aborted here, or peer_lost where the other rank was first to go.

@@ -46,7 +46,7 @@ void work(hvd::ShmTransport& comm, numbers random, bool one, report& r) {
       const int set = engine.add_process_set(members);
       const bool member = comm.rank() == members.front() || comm.rank() == members.back();
       for (int i = 0; i != 3; ++i) {
-        if (member) engine.allreduce("s", tensors[1], hvd::reduce_op::sum, 1, 1, set).wait();
+        if (member) engine.allreduce("s", tensors[1], hvd::sum, {.process_set = set}).wait();
         engine.barrier().wait();
       }
       if (below(random, 2) == 0) engine.remove_process_set(set);
@@ -120,7 +120,7 @@ TEST_CASE("a second launch of a name ends the engine that works under it, on all
       const int set = engine.add_process_set({1, 2});
       std::vector<float> v(100);
       for (r.progress = 1;;) {
-        engine.allreduce("x", v, hvd::reduce_op::sum, 1, 1, rank != 0 ? set : 0).wait();  // of rank 0: never ready
+        engine.allreduce("x", v, hvd::sum, {.process_set = rank != 0 ? set : 0}).wait();  // of rank 0: never ready
       }
     });
   };

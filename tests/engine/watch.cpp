@@ -156,7 +156,7 @@ void check_report_of_set(const std::vector<int>& members, int late, const std::v
     if (comm.rank() == late) {
       while (!reported) std::this_thread::sleep_for(1ms);
     }
-    const hvd::handle h = engine.allreduce("x", v, hvd::reduce_op::sum, 1.0, 1.0, set);
+    const hvd::handle h = engine.allreduce("x", v, hvd::sum, {.process_set = set});
     if (comm.rank() == 1) {
       const std::string text = said.until("\"x\"");
       for (const char* const words : wanted) CHECK_MESSAGE(has(text, words), text);

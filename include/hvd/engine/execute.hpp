@@ -154,7 +154,7 @@ class executor {
       tensors_.push_back(f);
     });
     if (common.op == reduce_op::adasum) return buffer_.adasum(tensors_, common.prescale, common.postscale);
-    buffer_.allreduce(tensors_, common.op, common.prescale, common.postscale);
+    buffer_.allreduce(tensors_, {common.op, common.prescale, common.postscale});
   }
 
   void broadcast(std::span<const work> works, int root) {
@@ -207,7 +207,7 @@ class executor {
                           .type = w.what.types[t],
                           .wire = wire_of(w.what, t)});
     });
-    buffer_.reduce_scatter(tensors_, common.op, common.prescale, common.postscale, elements);
+    buffer_.reduce_scatter(tensors_, elements, {common.op, common.prescale, common.postscale});
   }
 
   void alltoall(const work& w, received_rows receive) {

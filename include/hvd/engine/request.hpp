@@ -69,6 +69,14 @@ struct request {
       done{};  ///< called once, by the thread that ended the operation; must neither wait nor throw
 };
 
+/// What a call by name and buffer leaves at its defaults.
+struct submit_options {
+  int process_set = 0;
+  int priority = 0;               ///< as in request
+  dtype wire = dtype::user;       ///< as in request
+  std::shared_ptr<void> keep{};   ///< owner of the buffer's memory: kept alive until the operation is done
+};
+
 /// The result for one tensor.
 struct result {
   std::shared_ptr<std::byte> data{};  ///< in the kind of memory of the input; null where the caller gave it

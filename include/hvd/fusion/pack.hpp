@@ -5,6 +5,7 @@
 #include <hvd/collective/front_door.hpp>
 #include <hvd/dynamic_op.hpp>
 #include <hvd/fusion/convert.hpp>
+#include <hvd/tensors.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,19 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace hvd::inline HVD_ABI {
-
-/// A tensor of a batch, on this rank.
-struct fused {
-  const std::byte* in = nullptr;  ///< null only if it has no elements
-  std::byte* out = nullptr;       ///< equal to `in`, or without overlap with it; no overlap with other tensors
-  std::size_t count = 0;          ///< elements of `in`
-  dtype type{};
-  /// The type it travels and is reduced in: float16 or bfloat16 for float32, float32 for float64; else its own type.
-  dtype wire = type;
-};
-
-namespace detail {
+namespace hvd::inline HVD_ABI::detail {
 
 struct conversions {
   converter narrow = nullptr, widen = nullptr;
@@ -227,10 +216,10 @@ class fused_arguments : public arguments {
     return *this;
   }
   /// Whether `op` is defined for all of them.
-  fused_arguments& reduces(std::span<const fused> all, reduce_op op, double prescale, double postscale) {
+  fused_arguments& reduces(std::span<const fused> all, const dynamic_op& op) {
     for (std::size_t i = 0; i != all.size(); ++i) {
       try {
-        static_cast<void>(make_reduction(all[i].type, op, 1, prescale, postscale));
+        static_cast<void>(make_reduction(all[i].type, op, 1));
       } catch (const error& e) {
         refuse({"tensor ", i, ": ", sentence(e)});
         break;
@@ -240,6 +229,4 @@ class fused_arguments : public arguments {
   }
 };
 
-}  // namespace detail
-
-}  // namespace hvd::inline HVD_ABI
+}  // namespace hvd::inline HVD_ABI::detail

@@ -1,0 +1,17 @@
+// error: here the reduction is one of hvd's own
+#include <hvd/engine.hpp>
+#include <hvd/transport/thread.hpp>
+
+#include <vector>
+
+struct difference {
+  float operator()(float a, float b) const { return a - b; }
+};
+
+void f(hvd::Engine<hvd::ThreadTransport>& engine, std::vector<float>& v) {
+#ifdef BAD
+  engine.allreduce("x", v, difference{});
+#else
+  engine.allreduce("x", v, hvd::scaled(hvd::average, 0.5));
+#endif
+}
