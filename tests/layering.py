@@ -28,7 +28,7 @@ LEVELS = (
     ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter scan barrier send_recv", "apart"),
     ("fusion hierarchical timeline", "apart"),
     ("engine launch", "apart"),
-    ("hvd", "apart"),
+    ("hvd torch compiled c/", "apart"),
 )
 # Folders of headers that users include; every other folder has parts of the header of its name, or what several share.
 PUBLIC_FOLDERS = ("transport", "algorithm")
@@ -36,6 +36,7 @@ PUBLIC_FOLDERS = ("transport", "algorithm")
 # A header named after a third party, with its parts, is the only one that includes it, and no other header includes that one.
 THIRD_PARTY = {
     "eigen": ("Eigen/",),
+    "torch": ("torch/", "ATen/", "c10/"),
     "transport/mpi": ("mpi.h",),
     "transport/nccl": ("nccl.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h"),
 }
@@ -200,7 +201,7 @@ class Check:
         return posixpath.normpath(name[len("hvd/") :]) if name.startswith("hvd/") else None
 
     def check_foreign(self, path, line, header, name):
-        if is_system(name) or name.startswith(THIRD_PARTY.get(stem(header), ())) or name == NOT_THERE:
+        if is_system(name) or name.startswith(THIRD_PARTY.get(stem(header).rstrip("/"), ())) or name == NOT_THERE:
             return
         folder = next((part for part in name.split("/") if part in OTHER_FOLDERS), None)
         if folder is not None:
@@ -216,7 +217,8 @@ class Check:
     def check_edge(self, path, line, header, target):
         here, there = self.place(header), self.place(target)
         owner = posixpath.dirname(target)
-        if stem(target) in THIRD_PARTY and stem(header) != stem(target):
+        third_party = stem(target).rstrip("/")
+        if third_party in THIRD_PARTY and stem(header).rstrip("/") != third_party:
             self.say(path, line, f"<hvd/{target}> needs a third party, so no other header includes it.")
         elif owner in self.owned and not is_public(target) and not header.startswith((owner + ".", owner + "/")):
             self.say(path, line, f"<hvd/{target}> is a part of {owner}.hpp, included there alone.")
@@ -256,8 +258,8 @@ class Check:
                         self.say(path, line, f'"{name}" is not a file of the examples.')
                 elif name.startswith("hvd/") and not is_public(name[len("hvd/") :]):
                     self.say(path, line, f"<{name}> is a part; an example uses what users use.")
-                elif not (name.startswith(("hvd/", "Eigen/")) or is_system(name)):
-                    self.say(path, line, f"<{name}> is not hvd, Eigen or the standard library.")
+                elif not (name.startswith(("hvd/", "Eigen/", "torch/")) or is_system(name)):
+                    self.say(path, line, f"<{name}> is not hvd, Eigen, libtorch or the standard library.")
 
     def check_bench(self):
         base = self.root / "bench"

@@ -14,8 +14,8 @@ namespace hvd::inline HVD_ABI {
 
 /// Makes a type a buffer: specialise with `static std::span<T> span(B& b)`. Contiguous sized ranges
 /// (std::span, std::vector, std::array, C arrays, shared_array) need no specialisation; hvd/eigen.hpp adds
-/// Eigen's dense types. `static constexpr bool borrowed` says whether a B refers to memory that outlives it, as a view does
-/// (then asynchronous calls take a temporary B), or owns it.
+/// Eigen's dense types. `static constexpr bool borrowed` says whether a B refers to memory that outlives it, as a view
+/// does (then asynchronous calls take a temporary B), or owns it.
 template <class B>
 struct buffer_access {};
 
@@ -82,10 +82,11 @@ constexpr void require_borrowed() {
   if constexpr (!Buffer<B>) {
     refuse_buffer<B>();
   } else {
-    static_assert(BorrowedBuffer<B>,
-                  "hvd: this buffer is a temporary that owns its elements, which are gone before the operation is done; "
-                  "pass a variable, or a view (std::span) of memory that lives until then; hvd::submit_options::keep "
-                  "holds the owner of such memory");
+    static_assert(
+        BorrowedBuffer<B>,
+        "hvd: this buffer is a temporary that owns its elements, which are gone before the operation is done; "
+        "pass a variable, or a view (std::span) of memory that lives until then; hvd::submit_options::keep "
+        "holds the owner of such memory");
   }
 }
 

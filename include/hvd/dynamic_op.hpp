@@ -54,17 +54,11 @@ namespace detail {
 /// The number of a built-in operation.
 template <class Op>
 constexpr reduce_op number_of() noexcept {
-  static_assert(is_builtin<Op>,
-                "hvd: here the reduction is one of hvd's own (sum, average, min, max, product), whose names ranks compare; "
-                "a function object of your own works in the collectives on one buffer");
-  constexpr auto place = std::apply(
-      [](auto... ops) {
-        std::size_t at = 0, i = 0;
-        ((at = std::is_same_v<decltype(ops), Op> ? i : at, ++i), ...);
-        return at;
-      },
-      reduce_ops());
-  return static_cast<reduce_op>(place);
+  static_assert(
+      is_builtin<Op>,
+      "hvd: here the reduction is one of hvd's own (sum, average, min, max, product), whose names ranks compare; "
+      "a function object of your own works in the collectives on one buffer");
+  return static_cast<reduce_op>(place_in<Op, reduce_ops>());
 }
 
 using reduction_maker = reduction (*)(int size);

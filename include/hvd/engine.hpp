@@ -12,6 +12,10 @@
 #include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
 
+#if HVD_COMPILED
+#include <hvd/transport/shm.hpp>
+#endif
+
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -57,11 +61,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   /// What is in flight on this rank ends with an error of kind aborted; other ranks that wait for this one get an
   /// error.
-  ~Engine() {
-    shutdown();
-    // A forked child leaks it: threads that it does not have may have been changing it, or hold its locks.
-    if (forked()) sets_.release();
-  }
+  ~Engine();
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
@@ -86,7 +86,8 @@ class Engine {
   // Buffers must live until the handle is done, and lie where they are: a temporary does not compile. `op` is one of
   // hvd's own: `hvd::average`, `hvd::scaled(hvd::sum, 0.5)`, or a reduce_op.
 
-  /// inout[i] = op over all ranks, by name. The tensors of a list are reduced together, when all ranks have submitted it.
+  /// inout[i] = op over all ranks, by name. The tensors of a list are reduced together, when all ranks have submitted
+  /// it.
   template <class B>
   handle allreduce(std::string name, B&& inout, dynamic_op op = {}, submit_options how = {}) {
     return reduce(asked(operation::allreduce, std::move(name), std::forward<B>(inout)), op, std::move(how));
@@ -127,32 +128,19 @@ class Engine {
   /// with sum, average (which divides by the number of all ranks) or adasum, and takes part in barriers; other
   /// operations end with an error (unsupported) on the ranks that submit them. The handle's `last_joined` is the rank
   /// that joined last.
-  handle join() {
-    const auto d = driver(0);
-    return {d->join(), d};
-  }
+  handle join();
 
   // ---- process sets -------------------------------------------------------------------------------------------
 
   /// A group of some ranks, with operations and names of its own, which runs beside all others. Collective over all
   /// ranks, also those that are not in it; waits. Returns its number, from 1. Errors: mismatch if ranks give different
   /// lists; invalid_argument for an empty list, and for ranks that do not exist or are listed twice.
-  int add_process_set(std::vector<int> ranks) {
-    refuse_fork();
-    detail::check_members(ranks, rank(), size());
-    return sets_->add(std::move(ranks));
-  }
+  int add_process_set(std::vector<int> ranks);
   /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
   /// invalid_argument for 0, and for a set that does not exist.
-  void remove_process_set(int id) {
-    refuse_fork();
-    sets_->remove(id);
-  }
+  void remove_process_set(int id);
   /// The ranks of a process set. Errors: invalid_argument if no set has this number.
-  [[nodiscard]] std::vector<int> process_set(int id) const {
-    refuse_fork();
-    return sets_->ranks(id);
-  }
+  [[nodiscard]] std::vector<int> process_set(int id) const;
 
   // ---- memory -------------------------------------------------------------------------------------------------
 
@@ -160,56 +148,25 @@ class Engine {
   /// they lie, if they are in place and at the same offset on all ranks. Zero at first. Collective over all ranks;
   /// waits. It lives until both the pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch
   /// if ranks want different sizes.
-  [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) {
-    refuse_fork();
-    return sets_->bucket(bytes);
-  }
+  [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes);
 
   // ---- the timeline -------------------------------------------------------------------------------------------
 
   /// Records what this rank does from now on in a file (hvd/timeline.hpp). Each rank may start at any time,
   /// independently of the others, and all may name the same file. Errors: those of Timeline::start.
-  void start_timeline(const std::string& path, bool mark_cycles = false) {
-    refuse_fork();
-    sets_->timeline.start(path, {.rank = rank_,
-                                 .size = size_,
-                                 .mark_cycles = mark_cycles,
-                                 .job = detail::hex(clock_.job),
-                                 .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
-                                 .start_steady_ns = clock_.steady_ns,
-                                 .start_epoch_us = clock_.epoch_us});
-  }
+  void start_timeline(const std::string& path, bool mark_cycles = false);
   /// Stops it. The file is strict JSON when this returns, as it was after every append.
-  void stop_timeline() {
-    if (!forked()) sets_->timeline.stop();
-  }
+  void stop_timeline();
   /// To see whether it records, and how many events were dropped.
   [[nodiscard]] const Timeline& timeline() const noexcept { return sets_->timeline; }
 
   /// Ends the engine, as the destructor does; later submissions throw aborted. Does nothing in a forked child.
-  void shutdown() {
-    if (forked()) return;
-    sets_->shutdown();
-  }
+  void shutdown();
 
  private:
   using sets_type = detail::process_sets<Control, D>;
 
-  Engine(Control& comm, engine_options opts, D device)
-      : rank_(comm.rank()), size_(comm.size()), clock_(detail::agree_on_clock(comm, detail::random_word())),
-        sets_(std::make_unique<sets_type>(size_, opts)) {
-    if constexpr (requires { Control::require_threads(""); }) Control::require_threads("Engine");
-    if (size_ > 1) detail::agree_on_options(comm, opts, Device<D>);
-    if (!opts.timeline.empty()) start_timeline(opts.timeline, opts.mark_cycles);
-    try {
-      Control control = comm.split(0, rank_);
-      Control data = comm.split(0, rank_);
-      sets_->start(std::move(control), std::move(data), std::move(device));
-      if (opts.watch && opts.thread && size_ > 1) sets_->start_watch(comm.split(0, rank_));
-    } catch (const error& e) {
-      detail::fail_at_start(comm, e, sets_->causes());
-    }
-  }
+  Engine(Control& comm, engine_options opts, D device);
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
@@ -218,11 +175,7 @@ class Engine {
     refuse_fork();
     return sets_->driver_of(process_set);
   }
-  handle start(request r, int process_set, bool wake) {
-    const auto d = driver(process_set);
-    detail::validate(r, d->rank(), d->size(), d->device_index());
-    return {d->submit(std::move(r), wake), d};
-  }
+  handle start(request r, int process_set, bool wake);
 
   handle submit(request r, submit_options how) {
     r.priority = how.priority;
@@ -273,5 +226,108 @@ class Engine {
   const pid_t pid_ = ::getpid();
   std::unique_ptr<sets_type> sets_;
 };
+
+// Not in the class, where they would be inline: then each file would compile them, also where HVD_COMPILED has them in
+// one.
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+Engine<Control, D>::Engine(Control& comm, engine_options opts, D device)
+    : rank_(comm.rank()), size_(comm.size()), clock_(detail::agree_on_clock(comm, detail::random_word())),
+      sets_(std::make_unique<sets_type>(size_, opts)) {
+  if constexpr (requires { Control::require_threads(""); }) Control::require_threads("Engine");
+  if (size_ > 1) detail::agree_on_options(comm, opts, Device<D>);
+  if (!opts.timeline.empty()) start_timeline(opts.timeline, opts.mark_cycles);
+  try {
+    Control control = comm.split(0, rank_);
+    Control data = comm.split(0, rank_);
+    sets_->start(std::move(control), std::move(data), std::move(device));
+    if (opts.watch && opts.thread && size_ > 1) sets_->start_watch(comm.split(0, rank_));
+  } catch (const error& e) {
+    detail::fail_at_start(comm, e, sets_->causes());
+  }
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+Engine<Control, D>::~Engine() {
+  shutdown();
+  // A forked child leaks it: threads that it does not have may have been changing it, or hold its locks.
+  if (forked()) sets_.release();
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+handle Engine<Control, D>::start(request r, int process_set, bool wake) {
+  const auto d = driver(process_set);
+  detail::validate(r, d->rank(), d->size(), d->device_index());
+  return {d->submit(std::move(r), wake), d};
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+handle Engine<Control, D>::join() {
+  const auto d = driver(0);
+  return {d->join(), d};
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+int Engine<Control, D>::add_process_set(std::vector<int> ranks) {
+  refuse_fork();
+  detail::check_members(ranks, rank(), size());
+  return sets_->add(std::move(ranks));
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+void Engine<Control, D>::remove_process_set(int id) {
+  refuse_fork();
+  sets_->remove(id);
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+std::vector<int> Engine<Control, D>::process_set(int id) const {
+  refuse_fork();
+  return sets_->ranks(id);
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+std::shared_ptr<std::byte> Engine<Control, D>::alloc_bucket(std::size_t bytes) {
+  refuse_fork();
+  return sets_->bucket(bytes);
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycles) {
+  refuse_fork();
+  sets_->timeline.start(path, {.rank = rank_,
+                               .size = size_,
+                               .mark_cycles = mark_cycles,
+                               .job = detail::hex(clock_.job),
+                               .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
+                               .start_steady_ns = clock_.steady_ns,
+                               .start_epoch_us = clock_.epoch_us});
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+void Engine<Control, D>::stop_timeline() {
+  if (!forked()) sets_->timeline.stop();
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+void Engine<Control, D>::shutdown() {
+  if (forked()) return;
+  sets_->shutdown();
+}
+
+#if HVD_COMPILED
+extern template class Engine<ShmTransport>;
+#endif
 
 }  // namespace hvd::inline HVD_ABI

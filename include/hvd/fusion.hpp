@@ -5,6 +5,10 @@
 #include <hvd/fusion/staged.hpp>
 #include <hvd/transport.hpp>
 
+#if HVD_COMPILED
+#include <hvd/transport/shm.hpp>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -55,105 +59,25 @@ class FusionBuffer {
   void threshold(std::size_t bytes) noexcept { fusion_.threshold = bytes; }
 
   /// out[i] = op over all ranks of in[i], for each tensor. `op` as in all collectives (`hvd::average`,
-  /// `hvd::scaled(hvd::sum, 0.5)`), or a reduce_op, whose `adasum` calls the function below. A converted tensor's result
-  /// is rounded to the wire type.
-  void allreduce(std::span<const fused> tensors, dynamic_op op = {}) {
-    if (op.op == reduce_op::adasum) return adasum(tensors, op.prescale, op.postscale);
-    same_length(operation::allreduce, tensors).reduces(tensors, op).check(comm_);
-    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
-      const auto vectors = detail::by_type(
-          batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
-      const auto ops = reductions(vectors, op);
-      fusion_.allreduce(batch, vectors, ops);
-    });
-  }
+  /// `hvd::scaled(hvd::sum, 0.5)`), or a reduce_op, whose `adasum` calls the function below. A converted tensor's
+  /// result is rounded to the wire type.
+  void allreduce(std::span<const fused> tensors, dynamic_op op = {});
 
   /// Adaptive summation (hvd/algorithm/adasum.hpp), in which each tensor has factors of its own; by messages, on every
   /// transport that has them (else unsupported). float16, bfloat16, float32 and float64.
-  void adasum(std::span<const fused> tensors, double prescale = 1.0, double postscale = 1.0) {
-    detail::fused_arguments check = same_length(operation::allreduce, tensors);
-    for (std::size_t i = 0; i != tensors.size(); ++i) {
-      if (detail::find_adasum(tensors[i].wire) != nullptr) continue;
-      check.refuse({"tensor ", i, ": adasum is for float16, bfloat16, float32 and float64, not for ",
-                    hvd::name(tensors[i].wire)});
-    }
-    check.check(comm_);
-    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
-      const auto vectors = detail::by_type(batch, [&](detail::fused_vector& v, std::size_t i) {
-        v.add(batch[i].in, batch[i].out, batch[i].count, i, 1);  // no gaps: they would be tensors too
-      });
-      const auto ops = reductions(vectors, {reduce_op::sum, prescale, postscale});
-      if constexpr (PointToPoint<T>) {
-        fusion_.adasum(vectors, ops);
-      } else {
-        detail::fail(error_kind::unsupported, {"adasum on rank ", comm_.rank(), " of ", comm_.size(),
-                                               ": it needs messages, which this transport does not have"});
-      }
-    });
-  }
+  void adasum(std::span<const fused> tensors, double prescale = 1.0, double postscale = 1.0);
 
   /// `in` of each tensor on root, to `out` on all ranks. `in` is not used elsewhere. No conversion.
-  void broadcast(std::span<const fused> tensors, int root) {
-    const bool sends = comm_.rank() == root;
-    check_arguments(operation::broadcast)
-        .tensors(
-            tensors, [&](std::size_t i) { return std::pair(sends ? tensors[i].count : 0, tensors[i].count); },
-            [&](std::size_t i) { return tensors[i].in == tensors[i].out; })
-        .moves(tensors)
-        .root(root)
-        .check(comm_);
-    each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
-      detail::fused_vector v;
-      for (const fused& t : batch) v.add(t.in, t.out, t.count * size_of(t.type), 0);
-      fusion_.broadcast(batch, v, root);
-    });
-  }
+  void broadcast(std::span<const fused> tensors, int root);
 
   /// `in` of each tensor t, which has counts[t][rank] elements, from all ranks to all: `out` has the blocks of all
   /// ranks in rank order. `in` may be this rank's block of `out`. No conversion.
-  void allgather(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts) {
-    detail::fused_arguments check = check_arguments(operation::allgather);
-    check.counts(tensors, counts).check(comm_);
-    const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
-    check
-        .tensors(
-            tensors, [&](std::size_t i) { return std::pair(counts[i][own], detail::sum_of(counts[i], ranks)); },
-            [&](std::size_t i) {
-              return detail::lies_at(tensors[i].in, tensors[i].out,
-                                     detail::sum_of(counts[i], own) * size_of(tensors[i].type));
-            })
-        .moves(tensors)
-        .lengths(tensors, "its count for this rank", [&](std::size_t i) { return counts[i][own]; })
-        .check(comm_);
-    each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
-      fusion_.allgather(batch, counts.subspan(at, batch.size()));
-    });
-  }
+  void allgather(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts);
 
   /// As allreduce, but rank r gets only block r of each tensor t, of counts[t][r] elements. `out` may be this rank's
   /// block of `in`; the rest of `in` is not changed.
   void reduce_scatter(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts,
-                      dynamic_op op = {}) {
-    detail::fused_arguments check = check_arguments(operation::reduce_scatter);
-    check.counts(tensors, counts).check(comm_);
-    const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
-    check
-        .tensors(
-            tensors, [&](std::size_t i) { return std::pair(detail::sum_of(counts[i], ranks), counts[i][own]); },
-            [&](std::size_t i) {
-              return detail::lies_at(tensors[i].out, tensors[i].in,
-                                     detail::sum_of(counts[i], own) * size_of(tensors[i].type));
-            })
-        .reduces(tensors, op)
-        .lengths(tensors, "the sum of its counts", [&](std::size_t i) { return detail::sum_of(counts[i], ranks); })
-        .check(comm_);
-    each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
-      const auto vectors = detail::by_type(
-          batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
-      const auto ops = reductions(vectors, op);
-      fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
-    });
-  }
+                      dynamic_op op = {});
 
   /// Allocates n elements in which tensors are reduced without packing; collective. Fill them, and pass parts of them
   /// as tensors with in == out, at the same offsets on all ranks. Where the transport has no shared memory, this is
@@ -200,9 +124,112 @@ class FusionBuffer {
   typename detail::fusion_of<T>::type fusion_;
 };
 
+// Not in the class, where they would be inline: then each file would compile them, also where HVD_COMPILED has them in
+// one.
+
+template <Transport T>
+void FusionBuffer<T>::allreduce(std::span<const fused> tensors, dynamic_op op) {
+  if (op.op == reduce_op::adasum) return adasum(tensors, op.prescale, op.postscale);
+  same_length(operation::allreduce, tensors).reduces(tensors, op).check(comm_);
+  each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+    const auto vectors = detail::by_type(
+        batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
+    const auto ops = reductions(vectors, op);
+    fusion_.allreduce(batch, vectors, ops);
+  });
+}
+
+template <Transport T>
+void FusionBuffer<T>::adasum(std::span<const fused> tensors, double prescale, double postscale) {
+  detail::fused_arguments check = same_length(operation::allreduce, tensors);
+  for (std::size_t i = 0; i != tensors.size(); ++i) {
+    if (detail::find_adasum(tensors[i].wire) != nullptr) continue;
+    check.refuse(
+        {"tensor ", i, ": adasum is for float16, bfloat16, float32 and float64, not for ", hvd::name(tensors[i].wire)});
+  }
+  check.check(comm_);
+  each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+    const auto vectors = detail::by_type(batch, [&](detail::fused_vector& v, std::size_t i) {
+      v.add(batch[i].in, batch[i].out, batch[i].count, i, 1);  // no gaps: they would be tensors too
+    });
+    const auto ops = reductions(vectors, {reduce_op::sum, prescale, postscale});
+    if constexpr (PointToPoint<T>) {
+      fusion_.adasum(vectors, ops);
+    } else {
+      detail::fail(error_kind::unsupported, {"adasum on rank ", comm_.rank(), " of ", comm_.size(),
+                                             ": it needs messages, which this transport does not have"});
+    }
+  });
+}
+
+template <Transport T>
+void FusionBuffer<T>::broadcast(std::span<const fused> tensors, int root) {
+  const bool sends = comm_.rank() == root;
+  check_arguments(operation::broadcast)
+      .tensors(
+          tensors, [&](std::size_t i) { return std::pair(sends ? tensors[i].count : 0, tensors[i].count); },
+          [&](std::size_t i) { return tensors[i].in == tensors[i].out; })
+      .moves(tensors)
+      .root(root)
+      .check(comm_);
+  each_batch(tensors, [&](std::span<const fused> batch, std::size_t) {
+    detail::fused_vector v;
+    for (const fused& t : batch) v.add(t.in, t.out, t.count * size_of(t.type), 0);
+    fusion_.broadcast(batch, v, root);
+  });
+}
+
+template <Transport T>
+void FusionBuffer<T>::allgather(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts) {
+  detail::fused_arguments check = check_arguments(operation::allgather);
+  check.counts(tensors, counts).check(comm_);
+  const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
+  check
+      .tensors(
+          tensors, [&](std::size_t i) { return std::pair(counts[i][own], detail::sum_of(counts[i], ranks)); },
+          [&](std::size_t i) {
+            return detail::lies_at(tensors[i].in, tensors[i].out,
+                                   detail::sum_of(counts[i], own) * size_of(tensors[i].type));
+          })
+      .moves(tensors)
+      .lengths(tensors, "its count for this rank", [&](std::size_t i) { return counts[i][own]; })
+      .check(comm_);
+  each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
+    fusion_.allgather(batch, counts.subspan(at, batch.size()));
+  });
+}
+
+template <Transport T>
+void FusionBuffer<T>::reduce_scatter(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts,
+                                     dynamic_op op) {
+  detail::fused_arguments check = check_arguments(operation::reduce_scatter);
+  check.counts(tensors, counts).check(comm_);
+  const std::size_t own = static_cast<std::size_t>(comm_.rank()), ranks = static_cast<std::size_t>(comm_.size());
+  check
+      .tensors(
+          tensors, [&](std::size_t i) { return std::pair(detail::sum_of(counts[i], ranks), counts[i][own]); },
+          [&](std::size_t i) {
+            return detail::lies_at(tensors[i].out, tensors[i].in,
+                                   detail::sum_of(counts[i], own) * size_of(tensors[i].type));
+          })
+      .reduces(tensors, op)
+      .lengths(tensors, "the sum of its counts", [&](std::size_t i) { return detail::sum_of(counts[i], ranks); })
+      .check(comm_);
+  each_batch(tensors, [&](std::span<const fused> batch, std::size_t at) {
+    const auto vectors = detail::by_type(
+        batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
+    const auto ops = reductions(vectors, op);
+    fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
+  });
+}
+
+#if HVD_COMPILED
+extern template class FusionBuffer<ShmTransport>;
+#endif
+
 /// Many tensors, in one collective: `hvd::allreduce(comm, hvd::tensors(a, b, c), hvd::average)`. The lists of all ranks
-/// have the same counts and types in the same order. Results, errors and cost are those of FusionBuffer; where ranks have
-/// no common memory, one that is kept saves allocating its buffer in each call.
+/// have the same counts and types in the same order. Results, errors and cost are those of FusionBuffer; where ranks
+/// have no common memory, one that is kept saves allocating its buffer in each call.
 template <Transport T>
 void allreduce(T& comm, const tensor_list& list, dynamic_op op = {}) {
   FusionBuffer<T>(comm).allreduce(list, op);

@@ -140,15 +140,12 @@ constexpr std::uint32_t type_hash() {
   return h | 0x80000000U;  // apart from the built-in operations
 }
 
-template <class Op, std::size_t... I>
-constexpr std::uint32_t find_builtin_op(std::index_sequence<I...>) noexcept {
-  return (std::uint32_t{0} + ... + (std::is_same_v<Op, std::tuple_element_t<I, builtin_ops>> ? I + 1 : 0));
-}
 using builtin_places = std::make_index_sequence<std::tuple_size_v<builtin_ops>>;
 
 /// The number of Op in builtin_ops, from 1; 0 if it is none of them.
 template <class Op>
-inline constexpr std::uint32_t builtin_place = find_builtin_op<Op>(builtin_places());
+inline constexpr std::uint32_t builtin_place =
+    static_cast<std::uint32_t>((place_in<Op, builtin_ops>() + 1) % (std::tuple_size_v<builtin_ops> + 1));
 template <class Op>
 inline constexpr bool is_builtin = builtin_place<Op> != 0;
 template <class Op>

@@ -93,10 +93,11 @@ namespace detail {
 
 /// A range of buffers, and no buffer of elements.
 template <class R>
-concept range_of_buffers = std::ranges::range<R&> && !custom_buffer<R> && requires(std::ranges::range_reference_t<R&> b) {
-  requires Buffer<decltype(b)>;
-  requires View<std::remove_cvref_t<decltype(b)>> || !Element<std::remove_cvref_t<decltype(b)>>;
-};
+concept range_of_buffers =
+    std::ranges::range<R&> && !custom_buffer<R> && requires(std::ranges::range_reference_t<R&> b) {
+      requires Buffer<decltype(b)>;
+      requires View<std::remove_cvref_t<decltype(b)>> || !Element<std::remove_cvref_t<decltype(b)>>;
+    };
 
 }  // namespace detail
 

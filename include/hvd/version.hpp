@@ -19,11 +19,17 @@
 #define HVD_CHECK 0
 #endif
 
-#define HVD_DETAIL_ABI_(major, minor, patch, check) v##major##_##minor##_##patch##_c##check
-#define HVD_DETAIL_ABI(major, minor, patch, check) HVD_DETAIL_ABI_(major, minor, patch, check)
+/// Whether what takes long to compile is taken from a library, or from the one file of the program that includes
+/// hvd/compiled.hpp. The same in all files of a program.
+#ifndef HVD_COMPILED
+#define HVD_COMPILED 0
+#endif
+
+#define HVD_DETAIL_ABI_(major, minor, patch, check, compiled) v##major##_##minor##_##patch##_c##check##_l##compiled
+#define HVD_DETAIL_ABI(major, minor, patch, check, compiled) HVD_DETAIL_ABI_(major, minor, patch, check, compiled)
 /// The inline namespace in which everything lives, named after the version, so that two copies of hvd in one process
 /// (two shared objects that vendor different versions, or different check levels) never share a symbol.
-#define HVD_ABI HVD_DETAIL_ABI(HVD_VERSION_MAJOR, HVD_VERSION_MINOR, HVD_VERSION_PATCH, HVD_CHECK)
+#define HVD_ABI HVD_DETAIL_ABI(HVD_VERSION_MAJOR, HVD_VERSION_MINOR, HVD_VERSION_PATCH, HVD_CHECK, HVD_COMPILED)
 #define HVD_DETAIL_TEXT_(x) #x
 #define HVD_DETAIL_TEXT(x) HVD_DETAIL_TEXT_(x)
 

@@ -9,6 +9,9 @@
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/transport.hpp>
+#if HVD_COMPILED
+#include <hvd/transport/shm.hpp>
+#endif
 
 #include <concepts>
 #include <cstddef>
@@ -299,6 +302,14 @@ void run(T& comm, const Call& call, const A& how) {
     how(comm, call);
   }
 }
+
+#if HVD_COMPILED
+extern template void run(ShmTransport&, const allreduce_call&, const automatic<>&);
+extern template void run(ShmTransport&, const reduce_call&, const automatic<>&);
+extern template void run(ShmTransport&, const reduce_scatter_call&, const automatic<>&);
+extern template void run(ShmTransport&, const broadcast_call&, const automatic<>&);
+extern template void run(ShmTransport&, const allgather_call&, const automatic<>&);
+#endif
 
 /// The span of a pointer where counts give the length: the blocks of all ranks, or one of them. (That there is a count
 /// for each rank is checked later.)

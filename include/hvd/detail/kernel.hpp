@@ -57,10 +57,10 @@ struct extreme {
   template <class V>
   [[gnu::always_inline]] static void apply(V& a, const V& b) noexcept {
     if constexpr (requires { a[0]; }) {
-      using word = decltype(b < a);
-      word x = reinterpret_cast<word>(a), y = reinterpret_cast<word>(b), taken;
+      using integer = decltype(b < a);
+      integer x = reinterpret_cast<integer>(a), y = reinterpret_cast<integer>(b), taken;
       if constexpr (std::is_floating_point_v<std::remove_cvref_t<decltype(a[0])>>) {
-        word p, q;
+        integer p, q;
         order(x, p);
         order(y, q);
         taken = Largest ? q > p : q < p;
@@ -78,15 +78,15 @@ struct extreme {
   /// From the bits of floats: integers in their order, and every NaN beyond them on the side that is sought.
   template <class V>
   [[gnu::always_inline]] static void order(const V& bits, V& result) noexcept {
-    using word = std::remove_cvref_t<decltype(bits[0])>;
-    using unsigned_word = std::make_unsigned_t<word>;
-    constexpr int digits = std::numeric_limits<word>::digits, mantissa = digits == 31 ? 23 : 52;
-    constexpr word magnitude = std::numeric_limits<word>::max(), infinity = magnitude >> mantissa << mantissa;
+    using integer = std::remove_cvref_t<decltype(bits[0])>;
+    using unsigned_integer = std::make_unsigned_t<integer>;
+    constexpr int digits = std::numeric_limits<integer>::digits, mantissa = digits == 31 ? 23 : 52;
+    constexpr integer magnitude = std::numeric_limits<integer>::max(), infinity = magnitude >> mantissa << mantissa;
     // Of negative numbers that of the larger magnitude is the smaller. So infinities become `infinity` and ~infinity,
     // and the sum, which wraps, turns all integers until the NaNs of both signs are at one end.
-    constexpr auto end = static_cast<unsigned_word>(Largest ? ~infinity : infinity + 1);
-    const auto ordered = reinterpret_cast<vec_t<unsigned_word, sizeof(V)>>(bits ^ ((bits >> digits) & magnitude));
-    result = reinterpret_cast<V>(ordered - (end + (unsigned_word{1} << digits)));
+    constexpr auto end = static_cast<unsigned_integer>(Largest ? ~infinity : infinity + 1);
+    const auto ordered = reinterpret_cast<vec_t<unsigned_integer, sizeof(V)>>(bits ^ ((bits >> digits) & magnitude));
+    result = reinterpret_cast<V>(ordered - (end + (unsigned_integer{1} << digits)));
   }
 };
 using minimum = extreme<false>;
@@ -113,13 +113,21 @@ struct factors {
   }
 };
 
+#if defined(__x86_64__)
+inline constexpr bool wider_vectors = true;  ///< than 16 bytes, on CPUs of some ten years
+#else
+inline constexpr bool wider_vectors = false;
+#endif
+
 /// A unit is `Bytes` bytes of memory, in as many vectors as their accumulators take.
 template <class Format, class Combine, int Bytes>
 struct vector_kernel {
   using acc = typename Format::accumulated;
   using V = vec_t<acc, Bytes>;
   static constexpr int parts = sizeof(acc) / sizeof(typename Format::stored);
-  static constexpr int unroll = 4 / parts;  // hides the latency of loads that miss the first-level cache
+  /// Hides the latency of loads that miss the first-level cache. Not where it would be compiled for few who run it:
+  /// products, and CPUs without AVX2.
+  static constexpr int unroll = std::is_same_v<Combine, multiply> || (Bytes == 16 && wider_vectors) ? 1 : 4 / parts;
   struct unit {
     V part[parts];
   };
@@ -188,10 +196,12 @@ struct vector_kernel {
     unit last[1] = {};
     if (overlaps) fold(last, ins, nins, bytes - Bytes, f);
     std::size_t i = 0;
-    for (; i + unroll * Bytes <= bytes; i += unroll * Bytes) {
-      unit a[unroll];
-      fold(a, ins, nins, i, f);
-      put(a, outs, nouts, i);
+    if constexpr (unroll > 1) {
+      for (; i + unroll * Bytes <= bytes; i += unroll * Bytes) {
+        unit a[unroll];
+        fold(a, ins, nins, i, f);
+        put(a, outs, nouts, i);
+      }
     }
     for (; i + Bytes <= bytes; i += Bytes) {
       unit a[1];

@@ -72,9 +72,9 @@ struct request {
 /// What a call by name and buffer leaves at its defaults.
 struct submit_options {
   int process_set = 0;
-  int priority = 0;               ///< as in request
-  dtype wire = dtype::user;       ///< as in request
-  std::shared_ptr<void> keep{};   ///< owner of the buffer's memory: kept alive until the operation is done
+  int priority = 0;              ///< as in request
+  dtype wire = dtype::user;      ///< as in request
+  std::shared_ptr<void> keep{};  ///< owner of the buffer's memory: kept alive until the operation is done
 };
 
 /// The result for one tensor.

@@ -21,8 +21,10 @@ namespace hvd::inline HVD_ABI::detail {
 struct conversions {
   converter narrow = nullptr, widen = nullptr;
 };
-/// Nulls where the type cannot travel as the other, or need not be converted.
-inline conversions find_conversions(dtype type, dtype wire) noexcept {
+/// Nulls where the type cannot travel as the other, or need not be converted. (A template, so that it is compiled only
+/// where it is called.)
+template <class = void>
+conversions make_conversions(dtype type, dtype wire) noexcept {
   if (type == dtype::float32 && wire == dtype::float16) {
     return {conversion<plain<float>, half_format>(), conversion<half_format, plain<float>>()};
   }
@@ -34,6 +36,11 @@ inline conversions find_conversions(dtype type, dtype wire) noexcept {
   }
   return {};
 }
+#if HVD_COMPILED
+conversions find_conversions(dtype type, dtype wire) noexcept;  // in hvd/compiled.hpp
+#else
+inline conversions find_conversions(dtype type, dtype wire) noexcept { return make_conversions(type, wire); }
+#endif
 
 /// A reduction in two parts: `outer` in packing and unpacking, `inner` in the collective. Where kernels read all inputs
 /// at once, they scale at no cost and round once; but values to be converted are scaled before they are rounded.

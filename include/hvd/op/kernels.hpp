@@ -32,6 +32,18 @@ using dtypes =
     std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
                std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>, std::complex<double>>;
 
+/// Which of a tuple's types it is.
+template <class T, class... All>
+consteval std::size_t find_place_in(std::type_identity<std::tuple<All...>>) {
+  std::size_t at = sizeof...(All), i = 0;
+  ((at = std::is_same_v<All, T> ? i : at, ++i), ...);
+  return at;
+}
+template <class T, class Tuple>
+consteval std::size_t place_in() {
+  return find_place_in<T>(std::type_identity<Tuple>());
+}
+
 template <class T>
 consteval auto find_builtin() {
   if constexpr (std::is_arithmetic_v<T> || is_complex<T> || is_half<T> || dtype_of<T> == dtype::user) {
@@ -148,8 +160,16 @@ void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* i
   vectorised<plain<element>, Combine>()(outs, nouts, ins, nins, count, nullptr);
 }
 
+/// Product of complex numbers.
+struct times {
+  template <class T>
+  T operator()(T a, T b) const {
+    return a * b;
+  }
+};
+
 template <class T, class Combine>
-kernel builtin_kernel() {
+kernel make_kernel() {
   if constexpr (std::is_integral_v<T>) {
     return &reduce_integer<T, Combine>;
   } else if constexpr (std::is_same_v<T, half>) {
@@ -161,9 +181,6 @@ kernel builtin_kernel() {
     if constexpr (std::is_same_v<Combine, add>) {
       return vectorised<plain<real>, add>();
     } else {
-      struct times {
-        T operator()(T a, T b) const { return a * b; }
-      };
       return &reduce_tiled<T, times>;
     }
   } else if constexpr (std::is_same_v<T, long double>) {
@@ -171,6 +188,23 @@ kernel builtin_kernel() {
   } else {
     return vectorised<plain<T>, Combine>();
   }
+}
+
+using combines = std::tuple<add, multiply, minimum, maximum>;
+
+#if HVD_COMPILED
+/// In hvd/compiled.hpp: make_kernel for a type of `dtypes` and an operation of `combines`, by their places.
+kernel compiled_kernel(std::size_t type, std::size_t combine) noexcept;
+#endif
+
+template <class T, class Combine>
+kernel builtin_kernel() {
+#if HVD_COMPILED
+  if constexpr (dtype_of<T> != dtype::user) {
+    return compiled_kernel(static_cast<std::size_t>(dtype_of<T>), place_in<Combine, combines>());
+  }
+#endif
+  return make_kernel<T, Combine>();
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

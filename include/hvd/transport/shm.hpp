@@ -22,6 +22,21 @@
 
 namespace hvd::inline HVD_ABI {
 
+namespace detail {
+
+/// Finds the group or makes it, and joins it. (A template, so that HVD_COMPILED can have it compiled once.)
+template <class Group = shm_group>
+std::shared_ptr<Group> join_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
+                                  const watch& lost = {}, std::shared_ptr<job_claims> claims = {}) {
+  return std::make_shared<Group>(std::move(name), rank, size, opts, nonce, lost, std::move(claims));
+}
+#if HVD_COMPILED
+extern template std::shared_ptr<shm_group> join_group(group_name, int, int, const sharing_options&, std::uint64_t,
+                                                      const watch&, std::shared_ptr<job_claims>);
+#endif
+
+}  // namespace detail
+
 /// The default transport: nothing to install, no daemon, no port. All ranks run as one user on one host, forked from
 /// a common parent or not.
 ///
@@ -41,7 +56,7 @@ class ShmTransport : public detail::peer_communicator {
   /// ranks that did not come, peer_lost, no_memory with how much was wanted and where, mismatch (another size or
   /// version of hvd), system.
   ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
-      : ShmTransport(std::make_shared<state>(job, rank, size, opts, 0)) {}
+      : ShmTransport(detail::join_group(detail::group_name(job), rank, size, opts, 0)) {}
 
   /// The same ranks as `over`, which find each other by its messages. All of them must be able to share memory: a
   /// random number that rank 0 of `over` puts into the segment and sends to the others proves that they do.
@@ -98,8 +113,8 @@ class ShmTransport : public detail::peer_communicator {
     try {
       detail::group_name name(detail::joined({"split-", detail::hex(plan.nonce)}),
                               detail::part_name(state_->file(), "split", plan.nonce), true);
-      return ShmTransport(std::make_shared<state>(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
-                                                  state_->opts(), 0, lost, state_->claims()));
+      return ShmTransport(detail::join_group(std::move(name), plan.rank, static_cast<int>(plan.members.size()),
+                                             state_->opts(), 0, lost, state_->claims()));
     } catch (const error& e) {
       peers().check_abort(-1, detail::phase::join);  // this group has ended, and with it the new one
       if (e.kind() == error_kind::peer_lost) peers().inform();
@@ -173,8 +188,8 @@ class ShmTransport : public detail::peer_communicator {
     };
     std::shared_ptr<detail::job_claims> claims;
     if constexpr (std::same_as<T, ShmTransport>) claims = over.state_->claims();
-    return std::make_shared<state>(std::move(name), over.rank(), over.size(), opts, meeting.nonce[1], lost,
-                                   std::move(claims));
+    return detail::join_group(std::move(name), over.rank(), over.size(), opts, meeting.nonce[1], lost,
+                              std::move(claims));
   }
   /// The name of the first segment of the job that `over` belongs to.
   template <class T>
