@@ -152,3 +152,20 @@ TEST_CASE("collectives on matrices") {
     CHECK(got == all);
   });
 }
+
+TEST_CASE("Eigen's 16-bit types are hvd's, and borrowed are maps and blocks, not matrices") {
+  static_assert(hvd::dtype_of<Eigen::half> == hvd::dtype::float16);
+  static_assert(hvd::dtype_of<Eigen::bfloat16> == hvd::dtype::bfloat16);
+  static_assert(hvd::BorrowedBuffer<Eigen::Map<Eigen::VectorXf>> && !hvd::BorrowedBuffer<Eigen::VectorXf>);
+  static_assert(hvd::BorrowedBuffer<Eigen::VectorXf&> &&
+                hvd::BorrowedBuffer<decltype(std::declval<Eigen::MatrixXf&>().col(0))>);
+  everywhere([](auto& comm) {
+    const auto p = static_cast<float>(comm.size());
+    Eigen::Vector<Eigen::half, 5> halves = Eigen::Vector<Eigen::half, 5>::Constant(Eigen::half(1.5f));
+    Eigen::Vector<Eigen::bfloat16, 5> brains = Eigen::Vector<Eigen::bfloat16, 5>::Constant(Eigen::bfloat16(0.5f));
+    hvd::allreduce(comm, halves);
+    hvd::allreduce(comm, brains, hvd::scaled(hvd::sum, 2.0));
+    CHECK(static_cast<float>(halves[4]) == 1.5f * p);
+    CHECK(static_cast<float>(brains[4]) == p);
+  });
+}

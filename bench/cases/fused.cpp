@@ -44,10 +44,10 @@ std::uint64_t GradientBuffers::wrong() const {
 }
 
 PackBuffer::PackBuffer(erased_backend& backend, const job& work)
-    : backend_(backend),
-      capacity_(std::max<std::size_t>(work.fusion_bytes / hvd::size_of(work.type), 1) * hvd::size_of(work.type)),
-      data_(static_cast<std::byte*>(backend.allocate(capacity_, work.memory == buffers::shared))) {
-  if (!work.check) rewrite(work.type, work.op, backend.rank, 0, data_, capacity_);
+    : backend_(backend), capacity_(work.fusion_bytes / hvd::size_of(work.type) * hvd::size_of(work.type)),
+      data_(static_cast<std::byte*>(
+          backend.allocate(std::max(capacity_, hvd::size_of(work.type)), work.memory == buffers::shared))) {
+  if (!work.check && capacity_ != 0) rewrite(work.type, work.op, backend.rank, 0, data_, capacity_);
 }
 
 void run_fused(const Stage& stage, erased_backend& backend, const job& work, std::uint64_t& epoch) {
@@ -56,8 +56,8 @@ void run_fused(const Stage& stage, erased_backend& backend, const job& work, std
   PackBuffer buffer(backend, work);
   // Gradients lie in private memory; a library that fuses by itself, by the algorithm of its choice, needs no more.
   const std::string_view algorithm = work.algorithm;
-  const bool by_library =
-      backend.fuse && work.memory == buffers::private_ && (algorithm.empty() || algorithm == "automatic");
+  const bool by_library = backend.fuse && work.fusion_bytes != 0 && work.memory == buffers::private_ &&
+                          (algorithm.empty() || algorithm == "automatic");
   const auto step = [&] {
     if (by_library) return backend.fuse(work, gradients.parts());
     buffer.reduce_all(gradients.parts(), [&](std::byte* data, std::size_t bytes) {

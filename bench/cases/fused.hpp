@@ -44,9 +44,13 @@ class PackBuffer {
   ~PackBuffer() { backend_.release(data_); }
 
   /// Packs as much as fits, calls reduce(data, bytes), unpacks, and goes on until all is done. A gradient may lie
-  /// across the end of the buffer.
+  /// across the end of the buffer. Without a buffer, of 0 bytes, each gradient is reduced where it lies.
   template <class Reduce>
   void reduce_all(const std::vector<std::span<std::byte>>& parts, Reduce reduce) {
+    if (capacity_ == 0) {
+      for (const std::span<std::byte> p : parts) reduce(p.data(), p.size());
+      return;
+    }
     for (cursor at; at.part != parts.size();) {
       cursor back = at;
       const std::size_t bytes = walk(parts, at, capacity_, [&](std::byte* gradient, std::size_t place, std::size_t n) {

@@ -95,7 +95,10 @@ void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int 
     throw usage_error(std::string(name(o.ops[0])) + " is not defined for " + std::string(type_name(o.types[0])) +
                       "; see --list");
   }
-  if (o.fusion_bytes < 1024) throw usage_error("--fusion-bytes must be at least 1K");
+  if (o.fusion_bytes < 1024 && (o.fusion_bytes != 0 || o.kind == collective::engine)) {
+    throw usage_error(o.kind == collective::engine ? "--fusion-bytes must be at least 1K"
+                                                   : "--fusion-bytes must be 0 or at least 1K");
+  }
   if (!reduces(o.kind)) o.ops = {redop::sum};
   if (o.rounds == 0) o.rounds = o.peers.empty() && !o.limit && o.kind != collective::engine ? 1 : 3;
   if (o.kind == collective::engine) check_replay(o);
@@ -195,7 +198,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   flags.add("--model", "For fused and engine: resnet50 (default) or transformer124m (gpt2)", [&](str f, str t) {
     o.parameters = t == "gpt2" ? model::transformer124m : choice_option<model>(f, model_names, t);
   });
-  flags.add("--fusion-bytes", "For fused and engine: size of the fusion buffer (default: 4M)",
+  flags.add("--fusion-bytes", "For fused and engine: size of the fusion buffer (default: 4M); for fused also 0: one call for each gradient",
             [&](str f, str t) { o.fusion_bytes = size_option(f, t); });
   add_replay_flags(app, flags, o.passes);
   app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");

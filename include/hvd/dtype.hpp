@@ -217,6 +217,12 @@ template <>
 inline constexpr dtype dtype_of<_Float16> = dtype::float16;
 #endif
 
+// C++23's, where the compiler has it; its std::float16_t is _Float16.
+#if defined(__STDCPP_BFLOAT16_T__)
+template <>
+inline constexpr dtype dtype_of<decltype(0.0bf16)> = dtype::bfloat16;
+#endif
+
 /// What a buffer may hold. Trivially copyable, because elements travel as bytes through memory that belongs
 /// to no one process; no pointer (nor pointer to member, nor null), because an address means nothing to
 /// another rank; no array, because elements are assigned; not volatile, because they are copied by memcpy.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/buffer.hpp>
+#include <hvd/dtype.hpp>
 
 #include <Eigen/Core>
 
@@ -10,6 +11,11 @@
 #include <type_traits>
 
 namespace hvd::inline HVD_ABI {
+
+template <>
+inline constexpr dtype dtype_of<Eigen::half> = dtype::float16;
+template <>
+inline constexpr dtype dtype_of<Eigen::bfloat16> = dtype::bfloat16;
 
 namespace detail {
 

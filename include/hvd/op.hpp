@@ -196,13 +196,15 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
   if constexpr (detail::is_builtin<Op>) {
     if constexpr (Op::of_ordered) {
       static_assert(detail::is_ordered<N>,
-                    "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, "
-                    "bool); complex numbers have no order");
+                    "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, bool), not "
+                    "for complex numbers; a type that is one of these in another spelling says so: template <> inline "
+                    "constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
     } else {
       static_assert(detail::is_number<N>,
                     "hvd: sum, average and product are defined for numbers (integers, half, bfloat16, float, double, "
                     "complex); for bool use hvd::max (or) or hvd::min (and), for your own type pass a function "
-                    "object T operator()(T, T)");
+                    "object T operator()(T, T); a type that is one of these in another spelling says so: template <> "
+                    "inline constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
     }
     r.fold = detail::builtin_kernel<N, typename Op::kernel>();
     if constexpr (detail::is_complex<N> && std::is_same_v<typename Op::kernel, detail::add>) r.components = 2;

@@ -1,4 +1,4 @@
-// error: complex numbers have no order
+// error: min and max are defined for ordered types
 #include <hvd/reduce.hpp>
 #include <hvd/transport/self.hpp>
 
