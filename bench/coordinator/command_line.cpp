@@ -198,8 +198,10 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   flags.add("--model", "For fused and engine: resnet50 (default) or transformer124m (gpt2)", [&](str f, str t) {
     o.parameters = t == "gpt2" ? model::transformer124m : choice_option<model>(f, model_names, t);
   });
-  flags.add("--fusion-bytes", "For fused and engine: size of the fusion buffer (default: 4M); for fused also 0: one call for each gradient",
-            [&](str f, str t) { o.fusion_bytes = size_option(f, t); });
+  flags.add(
+      "--fusion-bytes",
+      "For fused and engine: size of the fusion buffer (default: 4M); for fused also 0: one call for each gradient",
+      [&](str f, str t) { o.fusion_bytes = size_option(f, t); });
   add_replay_flags(app, flags, o.passes);
   app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");
   app.add_flag("--explain", o.explain,

@@ -195,10 +195,11 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
   r.op = detail::op_id<Op>;
   if constexpr (detail::is_builtin<Op>) {
     if constexpr (Op::of_ordered) {
-      static_assert(detail::is_ordered<N>,
-                    "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, bool), not "
-                    "for complex numbers; a type that is one of these in another spelling says so: template <> inline "
-                    "constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
+      static_assert(
+          detail::is_ordered<N>,
+          "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, bool), not "
+          "for complex numbers; a type that is one of these in another spelling says so: template <> inline "
+          "constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
     } else {
       static_assert(detail::is_number<N>,
                     "hvd: sum, average and product are defined for numbers (integers, half, bfloat16, float, double, "

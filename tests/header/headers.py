@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What the build's own compiler does not say by itself about the headers.
 
-usage: headers.py clang CXX     each public header alone compiles with CXX, a Clang, without a warning and without RTTI;
-                                and all together with RTTI (that each part includes what it needs, g++ says)
+usage: headers.py clang CXX     each public header alone compiles with CXX, a Clang, without a warning and without RTTI
+                                (but for torch.hpp); and all together with RTTI (that each part includes what it
+                                needs, g++ says)
        headers.py symbols CXX   none defines a symbol that a second file would define again, or keep a copy of
 
 A compiler that is not there makes a SKIP.
@@ -57,6 +58,18 @@ def flags(package):
     return None if found.returncode else [word.replace("-I", "-isystem", 1) for word in found.stdout.split()]
 
 
+def torch_flags():
+    """How to find libtorch, which comes with PyTorch, in this Python or the project's own; None if there is none."""
+    look = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+    for python in (sys.executable, INCLUDE.parent / ".venv" / "bin" / "python"):
+        if shutil.which(python) is None:
+            continue
+        found = subprocess.run([python, "-c", look], capture_output=True, text=True).stdout.strip()
+        if (Path(found) / "include" / "torch").is_dir():
+            return ["-isystem", f"{found}/include", "-isystem", f"{found}/include/torch/csrc/api/include"]
+    return None
+
+
 def includes(headers):
     return "".join(f"#include <{header}>\n" for header in headers)
 
@@ -78,7 +91,9 @@ def clang(cxx, third_parties, folder):
         return [words]
 
     def alone(header):
-        check = [*command, "-fno-rtti", *STRICT, "-include-pch", library, "-fsyntax-only", "-x", "c++", "-"]
+        # libtorch needs RTTI, and so nothing that was precompiled without.
+        how = [] if header == "hvd/torch.hpp" else ["-fno-rtti", "-include-pch", library]
+        check = [*command, *how, *STRICT, "-fsyntax-only", "-x", "c++", "-"]
         words = failure(check, includes([header, header]))
         return words and f"{header} alone:\n{words}"
 
@@ -88,7 +103,7 @@ def clang(cxx, third_parties, folder):
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(together)
-        public = [header for header in HEADERS if header.rpartition("/")[0] in ("", "algorithm", "transport")]
+        public = [header for header in HEADERS if header.rpartition("/")[0] in ("hvd", "hvd/algorithm", "hvd/transport")]
         return [words for words in [*pool.map(alone, public), first.result()] if words]
 
 
@@ -119,8 +134,13 @@ def main(arguments):
     mpi = next((found for found in map(flags, MPIS) if found is not None), None)
     if mpi is None:
         print("SKIP: neither MPICH nor Open MPI is installed, so hvd/transport/mpi*.hpp are left out")
-        HEADERS[:] = [header for header in HEADERS if not header.startswith("transport/mpi")]
+        HEADERS[:] = [header for header in HEADERS if not header.startswith("hvd/transport/mpi")]
     third_parties += mpi or []
+    torch = torch_flags()
+    if torch is None:
+        print("SKIP: there is no PyTorch, so hvd/torch*.hpp are left out")
+        HEADERS[:] = [header for header in HEADERS if not header.startswith("hvd/torch")]
+    third_parties += torch or []
     with tempfile.TemporaryDirectory(prefix="hvd-headers-") as folder:
         wrong = {"clang": clang, "symbols": symbols}[check](cxx, third_parties, Path(folder))
     for words in wrong:

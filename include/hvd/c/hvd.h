@@ -71,7 +71,7 @@ typedef int64_t hvd_handle; /* an operation in flight; 0 is none */
 /* The sentence of this thread's last failed call, and the rank at fault (-1: none); valid until its next failure. */
 HVD_API const char* hvd_last_error(void);
 HVD_API int hvd_last_error_rank(void);
-/* "0.4.0" */
+/* "0.1.0" */
 HVD_API const char* hvd_version(void);
 /* Bytes of an element; 0 for a number that is no type. */
 HVD_API size_t hvd_size_of(int dtype);
@@ -157,6 +157,10 @@ HVD_API int hvd_engine_free(hvd_engine engine);
 HVD_API int hvd_engine_add_process_set(hvd_engine engine, const int* ranks, size_t n, int* process_set);
 HVD_API int hvd_engine_remove_process_set(hvd_engine engine, int process_set);
 
+/* Memory for gradients that are not copied: where ranks have common memory, an allreduce reduces what lies in it, in
+ * place and at the same offset on all ranks, where it lies. Zero at first; lives as long as the engine. Collective. */
+HVD_API int hvd_engine_alloc_bucket(hvd_engine engine, size_t bytes, void** memory);
+
 /* How an operation is submitted; NULL is {0, 0, -1}. */
 typedef struct hvd_submit {
   int process_set; /* 0: all ranks */
@@ -192,6 +196,10 @@ HVD_API int hvd_poll(hvd_handle handle, int* done);
 /* The result of an allgather, reduce_scatter or alltoall that is done: where it lies and its number of elements. It
  * lives until the handle is released. */
 HVD_API int hvd_output(hvd_handle handle, const void** data, size_t* count);
+/* Of an alltoall that is done: the elements from each rank, `size` entries (of the process set, in its order). */
+HVD_API int hvd_received_splits(hvd_handle handle, size_t* counts);
+/* Of a join that is done: the rank that joined last. */
+HVD_API int hvd_last_joined(hvd_handle handle, int* rank);
 /* Forgets the handle; the operation goes on. Releasing 0 does nothing. */
 HVD_API int hvd_release(hvd_handle handle);
 

@@ -222,7 +222,7 @@ inline rank_of_size slurm_host(const variable_lookup& variable, int size) {
   unsigned long long node = 0;
   if (hosts > 1) {
     if (!node_text) fail(error_kind::invalid_argument, {assignment(name, text), " is set but SLURM_NODEID is not"});
-    node = parse_integer("SLURM_NODEID", *node_text, 0, static_cast<int>(hosts) - 1);
+    node = static_cast<unsigned>(parse_integer("SLURM_NODEID", *node_text, 0, static_cast<int>(hosts) - 1));
   }
   int here = 0;
   each([&](unsigned long long count, unsigned long long repeated) {

@@ -1,0 +1,192 @@
+// c/requests.hpp: what C programs submit to the engine, as requests; and the handles that they get.
+#pragma once
+
+#include "collectives.hpp"
+#include "communicator.hpp"
+#include "objects.hpp"
+
+#include <hvd/c/hvd.h>
+#include <hvd/engine/request.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::c {
+
+struct engine_object final : object {
+  std::shared_ptr<engine> runs;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<std::byte>> buckets;  // guarded by the mutex
+
+  explicit engine_object(std::shared_ptr<engine> e) : runs(std::move(e)) {}
+};
+struct handle_object final : object {
+  hvd::handle end;
+  bool has_output;  // made by the engine, and not memory of the caller
+
+  handle_object(hvd::handle h, bool output) : end(std::move(h)), has_output(output) {}
+};
+
+/// A copy, so that freeing the number while a call is under way ends the engine and not the program.
+inline std::shared_ptr<engine> engine_of(hvd_engine number, std::string_view function) {
+  const table::pinned held(number, kind::engine, function);
+  return static_cast<engine_object&>(held.what()).runs;
+}
+inline std::pair<hvd::handle, bool> handle_of(hvd_handle number, std::string_view function) {
+  const table::pinned held(number, kind::handle, function);
+  const auto& h = static_cast<handle_object&>(held.what());
+  return {h.end, h.has_output};
+}
+
+/// One operation on its way from the arguments of a C function to the engine.
+class submission {
+ public:
+  submission(hvd_engine number, std::string_view function, operation what, const char* name, const hvd_submit* how,
+             hvd_handle* handle)
+      : function_(function), engine_(engine_of(number, function)), handle_(handle) {
+    require(function, handle, "handle", "an hvd_handle");
+    *handle = 0;
+    require(function, name, "name", "a text, the same on all ranks");
+    request_.kind = what;
+    request_.name = name;
+    if (how == nullptr) return;
+    process_set_ = how->process_set;
+    request_.priority = how->priority;
+    if (how->wire == -1) return;
+    if (!is_dtype(how->wire))
+      refuse_it({"wire ", how->wire, " is no element type; allowed: -1, HVD_FLOAT16, HVD_BFLOAT16 and HVD_FLOAT32"});
+    request_.wire = static_cast<dtype>(how->wire);
+  }
+
+  submission& reduced_by(int op) {
+    if (!is_op(op)) refuse_it({"op ", op, " is no reduction", allowed_ops});
+    request_.op = static_cast<reduce_op>(op);
+    return *this;
+  }
+  submission& from(int root) {
+    request_.root = root;
+    return *this;
+  }
+  /// A tensor whose result goes to memory of the caller.
+  submission& tensor(const void* in, void* out, std::size_t count, int type) {
+    if (out == nullptr && count != 0) refuse_it({"the output is null but has ", count, " elements"});
+    return add(in, out, count, type);
+  }
+  submission& list(const hvd_tensor* tensors, std::size_t n) {
+    if (tensors == nullptr && n != 0) refuse_it({"the list of tensors is null but has ", n, " of them"});
+    for (std::size_t i = 0; i != n; ++i) {
+      if (tensors[i].wire != tensors[i].dtype) {
+        refuse_it({"tensor ", i, " of dtype ", tensors[i].dtype, " has wire ", tensors[i].wire,
+                   "; in the engine all of a list travel alike: give its own dtype there, and the wire in hvd_submit"});
+      }
+      tensor(tensors[i].in, tensors[i].out, tensors[i].count, tensors[i].dtype);
+    }
+    return *this;
+  }
+  /// A tensor whose result the engine allocates.
+  submission& input(const void* in, std::size_t count, int type) {
+    has_output_ = true;
+    return add(in, nullptr, count, type);
+  }
+  submission& splits(const std::size_t* counts) {
+    if (counts == nullptr) return *this;
+    // A rank of the process set has one entry for each rank of it.
+    const int ranks = process_set_ == 0 ? engine_->size() : engine_->ranks_of(process_set_);
+    request_.tensors.back().splits.assign(counts, counts + ranks);
+    return *this;
+  }
+
+  void submit() { publish(engine_->submit(std::move(request_), process_set_)); }
+
+ private:
+  [[noreturn]] void refuse_it(std::initializer_list<detail::piece> what) const {
+    refuse(function_,
+           {"\"", request_.name, "\" on rank ", engine_->rank(), " of ", engine_->size(), ": ", detail::joined(what)});
+  }
+  submission& add(const void* in, void* out, std::size_t count, int type) {
+    if (!is_dtype(type)) refuse_it({"dtype ", type, " is no element type", allowed_dtypes});
+    hvd::tensor& t = request_.tensors.emplace_back();
+    t.in = checked::bytes(in);
+    t.out = checked::bytes(out);
+    t.type = static_cast<dtype>(type);
+    t.shape = {count};
+    return *this;
+  }
+  void publish(hvd::handle end) {
+    *handle_ = table::all().add(kind::handle, std::make_unique<handle_object>(std::move(end), has_output_));
+  }
+
+  std::string_view function_;
+  std::shared_ptr<engine> engine_;
+  hvd_handle* handle_;
+  request request_;
+  int process_set_ = 0;
+  bool has_output_ = false;
+};
+
+inline void wait(hvd_handle number, double seconds) {
+  const hvd::handle end = handle_of(number, "wait").first;
+  if (std::isnan(seconds)) refuse("wait", {"the time limit is no number; pass seconds, or -1 for no limit"});
+  end.wait(seconds < 0 ? std::nullopt : std::optional(std::chrono::duration<double>(seconds)));
+}
+
+/// Memory that lives as long as the engine.
+inline std::byte* alloc_bucket(hvd_engine number, std::size_t bytes) {
+  std::shared_ptr<std::byte> made = engine_of(number, "engine_alloc_bucket")->alloc_bucket(bytes);
+  const table::pinned held(number, kind::engine, "engine_alloc_bucket");
+  auto& e = static_cast<engine_object&>(held.what());
+  const std::lock_guard lock(e.mutex);
+  return e.buckets.emplace_back(std::move(made)).get();
+}
+
+/// The end of an operation that is done; throws what it ended with.
+inline hvd::handle done(hvd_handle number, std::string_view function) {
+  hvd::handle end = handle_of(number, function).first;
+  if (!end.poll()) refuse(function, {"the operation of handle ", number, " is not done; call hvd_wait before"});
+  end.wait();
+  return end;
+}
+
+inline void received_splits(hvd_handle number, std::size_t* counts) {
+  require("received_splits", counts, "counts", "a size_t for each rank");
+  const hvd::handle end = done(number, "received_splits");
+  const auto& splits =
+      handle_of(number, "received_splits").second ? end.output().received_splits : std::vector<std::size_t>();
+  if (splits.empty()) refuse("received_splits", {"the operation of handle ", number, " is no alltoall"});
+  std::copy(splits.begin(), splits.end(), counts);
+}
+
+inline void last_joined(hvd_handle number, int* rank) {
+  require("last_joined", rank, "rank", "an int");
+  *rank = done(number, "last_joined").last_joined();
+  if (*rank < 0) refuse("last_joined", {"the operation of handle ", number, " is no join"});
+}
+
+inline void output(hvd_handle number, const void** data, std::size_t* count) {
+  require("output", data, "data", "a pointer");
+  require("output", count, "count", "a size_t");
+  *data = nullptr;
+  *count = 0;
+  const hvd::handle end = done(number, "output");
+  if (!handle_of(number, "output").second) {
+    refuse("output", {"the operation of handle ", number,
+                      " has no output of its own: its result, if it has one, is in "
+                      "the memory that it was given"});
+  }
+  const result& r = end.output();
+  std::size_t elements = 1;
+  for (const std::size_t n : r.shape) elements *= n;
+  *data = r.data.get();
+  *count = elements;
+}
+
+}  // namespace hvd::inline HVD_ABI::c
