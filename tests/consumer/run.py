@@ -201,6 +201,46 @@ def single_header(folder, arguments):
     check(app / "app")
 
 
+def libraries(folder, arguments):
+    """libhvd from C and from C++17, and a C++20 program with hvd-compiled, by pkg-config."""
+    need("cc", "pkg-config")
+    vendor(folder / "hvd")
+    shutil.copytree(ROOT / "c", folder / "hvd" / "c")
+    off = ["-Dtests=disabled", "-Dexamples=disabled", "-Dbench=disabled", "-Dmpi=disabled", "-Doptimization=0", "-Ddebug=false"]
+    prefix = folder / "prefix"
+    run(*MESON, "setup", *off, "--prefix", prefix, "--libdir", "lib", folder / "hvd-build", folder / "hvd")
+    run(*MESON, "install", "-C", folder / "hvd-build")
+    paths = {"PKG_CONFIG_PATH": f"{prefix / 'lib' / 'pkgconfig'}:{prefix / 'share' / 'pkgconfig'}"}
+    where = {**paths, "LD_LIBRARY_PATH": prefix / "lib"}
+
+    def flags(package, *more):
+        return run("pkg-config", "--cflags", "--libs", *more, package, **paths).split()
+
+    sources = HERE / "libraries"
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    programs = {
+        "c11": ["cc", "-std=c11", *strict, sources / "mean.c", *flags("hvd-c")],
+        "c++17": [arguments.cxx, "-std=c++17", *strict, "-x", "c++", sources / "mean.c", *flags("hvd-c")],
+        "compiled": [arguments.cxx, "-std=c++20", *strict, sources / "mean.cpp", *flags("hvd-compiled")],
+    }
+    for name, command in programs.items():
+        run(*command, "-o", folder / name)
+        printed = run(folder / name, **where)
+        promised = "1 2 0.5" + (", 1 1\n" if name == "compiled" else "\n")
+        if printed != promised:
+            raise Wrong(f"{name} printed {printed!r} and not {promised!r}")
+
+
+def openmp(folder, arguments):
+    """Ranks that use a pool of threads, and a process that has one and may not be forked."""
+    source = HERE / "openmp" / "main.cpp"
+    run(arguments.cxx, "-std=c++20", *STRICT, "-fopenmp", "-I", ROOT / "include", source, "-o", folder / "app")
+    printed = run(folder / "app")
+    promised = "3000\nhvd: fork_run: this process has 2 threads, "
+    if not printed.startswith(promised):
+        raise Wrong(f"the program printed {printed!r}, which does not begin with {promised!r}")
+
+
 def bench(folder, arguments):
     """The installed hvd-bench of a build that has one, away from the build and with nothing beside it."""
     run(*MESON, "install", "--no-rebuild", "-C", arguments.build, "--destdir", folder / "moved")
@@ -220,6 +260,8 @@ CASES = [
     makefile,
     plain,
     single_header,
+    libraries,
+    openmp,
     bench,
 ]
 
