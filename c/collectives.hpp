@@ -44,7 +44,10 @@ class checked {
   [[nodiscard]] std::size_t unit() const noexcept { return unit_; }
   [[nodiscard]] detail::arguments& found() noexcept { return found_; }
   /// Throws what has been found; the communicator is usable afterwards.
-  void check() { comm_.check(found_); }
+  void check() {
+    if (!found_.valid()) [[unlikely]]
+      comm_.check(found_);
+  }
   /// The same for operations that not all ranks call.
   void check_alone() { found_.check_alone(); }
 

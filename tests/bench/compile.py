@@ -53,7 +53,7 @@ class Compile(unittest.TestCase):
         file = self.folder / "run.json"
         words = ("--headers", "version.hpp", "--rounds", "1", "--compilers", compiler)
         out, _ = self.run_program(*words, "--json", file, "--output", self.folder)
-        self.assertRegex(out, r"\| `version.hpp` \| \d+ \| \d+\.\d\d \|\n\| a program \| \d+ \| \d+\.\d\d \|")
+        self.assertRegex(out, r"\| `version.hpp` \| \d+ \| \d+\.\d\d \|  \|\n\| a program \| \d+ \| \d+\.\d\d \| \d+ \|")
         run = json.loads(file.read_text())
         self.assertEqual([row["what"] for row in run["rows"]], ["version.hpp", "a program"])
         self.assertTrue(all(row["lines"] > 0 and row["seconds"][compiler] > 0 for row in run["rows"]))

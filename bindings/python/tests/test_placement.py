@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +60,22 @@ def test_torchrun() -> None:
     assert place == Place(1, 2, 1, 2, 0, 1, place.job, "TORCHRUN") and place.job.startswith("torchrun@")
     # srun starts one torchrun on each host, whose ranks see its variables, too.
     assert place_of(**variables, SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=1, SLURM_STEP_ID=0) == place
+
+
+def test_ranks_that_torchrun_starts(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, numpy as np, hvd\n"
+        "hvd.init()\n"
+        "x = hvd.allreduce(np.full(3, hvd.rank()), op=hvd.Sum)\n"
+        "os.write(1, f'{hvd.rank()} of {hvd.size()}: {x.tolist()}\\n'.encode())\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "PMI", "OMPI_", "SLURM_"))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 of 2: [1, 1, 1]", "1 of 2: [1, 1, 1]"]
 
 
 def test_launches_of_one_name_are_told_apart() -> None:

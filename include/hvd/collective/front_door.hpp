@@ -152,6 +152,8 @@ class arguments {
     if (problem_.empty()) problem_ = joined(why);
   }
 
+  /// Whether nothing was found.
+  [[nodiscard]] bool valid() const noexcept { return problem_.empty(); }
   /// Throws if anything was found. With HVD_CHECK the other ranks learn it and throw too.
   template <class T>
   void check(T& comm) const {

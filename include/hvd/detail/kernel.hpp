@@ -293,12 +293,15 @@ template <class Format, class Combine>
 }
 #endif
 
-/// The vector kernel for this CPU.
+/// The vector kernel for this CPU. Vectors of 64 bytes are for sums of floating-point numbers alone: from memory all other
+/// operations are as fast with half of that, and each kernel takes time to compile.
 template <class Format, class Combine>
 kernel vectorised(isa level = cpu_isa()) noexcept {
 #if defined(__x86_64__)
-  if (level == isa::avx512) return &reduce_avx512<Format, Combine>;
-  if (level == isa::avx2) return &reduce_avx2<Format, Combine>;
+  if constexpr (std::is_floating_point_v<typename Format::accumulated> && std::is_same_v<Combine, add>) {
+    if (level == isa::avx512) return &reduce_avx512<Format, Combine>;
+  }
+  if (level != isa::baseline) return &reduce_avx2<Format, Combine>;
 #endif
   static_cast<void>(level);
   return &reduce_baseline<Format, Combine>;
