@@ -212,17 +212,19 @@ inline std::vector<fused> list_of(communicator& comm, operation kind, const hvd_
     found.refuse({"the list of tensors is null but has ", n, " of them"});
     n = 0;
   }
+  found.addressable("the list of tensors", n, sizeof(hvd_tensor));
+  comm.check(found);
   list.reserve(n);
   for (std::size_t i = 0; i != n; ++i) {
     const hvd_tensor& t = tensors[i];
     if (!is_dtype(t.dtype)) {
       found.refuse({"tensor ", i, " has dtype ", t.dtype, ", which is no element type", allowed_dtypes});
-    } else if (!is_dtype(t.wire)) {
-      found.refuse({"tensor ", i, " has wire ", t.wire, ", which is no element type; allowed: its dtype, ", t.dtype,
+    } else if (t.wire != 0 && !is_dtype(t.wire)) {
+      found.refuse({"tensor ", i, " has wire ", t.wire, ", which is no element type; allowed: 0, its dtype ", t.dtype,
                     ", or a smaller floating-point type for a larger one"});
     }
     list.push_back({checked::bytes(t.in), checked::bytes(t.out), t.count, static_cast<dtype>(t.dtype),
-                    static_cast<dtype>(t.wire)});
+                    static_cast<dtype>(t.wire == 0 ? t.dtype : t.wire)});
   }
   comm.check(found);
   return list;

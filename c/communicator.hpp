@@ -122,7 +122,8 @@ class communicator_on final : public communicator {
   }
   [[nodiscard]] std::shared_ptr<engine> make_engine() override { return std::make_shared<engine_on<T>>(comm_); }
   [[nodiscard]] std::byte* alloc_shared(std::size_t bytes) override {
-    shared_.reserve(shared_.size() + 1);  // nothing fails behind the collective
+    // If memory for the list runs out, it does so before the collective call.
+    if (shared_.size() == shared_.capacity()) shared_.reserve(2 * shared_.size() + 8);
     shared_array<std::byte> made = comm_.template alloc_shared<std::byte>(bytes);
     std::byte* const start = made.data();
     if (start != nullptr) shared_.push_back(std::move(made));

@@ -1,2 +1,2 @@
-// c/compiled.cpp: the file of a program that has what HVD_COMPILED leaves out of all others.
+// c/compiled.cpp: the one file that defines what HVD_COMPILED leaves out of all others.
 #include <hvd/compiled.hpp>

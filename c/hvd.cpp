@@ -35,7 +35,11 @@ int on(hvd_comm number, std::string_view function, const F& f) noexcept {
   });
 }
 
+void end_all() noexcept;
+
 hvd_comm publish(std::unique_ptr<communicator> made) {
+  static const int registered = std::atexit([] { end_all(); });
+  static_cast<void>(registered);
   const int rank = made->rank(), size = made->size();
   return table::all().add(kind::communicator, std::move(made), rank, size);
 }
@@ -110,8 +114,6 @@ int hvd_init(int abi, const char* transport, hvd_comm* comm) {
     require("init", comm, "comm", "an hvd_comm");
     *comm = 0;
     *comm = c::join(transport);
-    static const int registered = std::atexit([] { c::end_all(); });
-    static_cast<void>(registered);
   });
 }
 
@@ -134,7 +136,7 @@ int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part) {
     if (part == nullptr) found.refuse({"part is null; pass the address of an hvd_comm"});
     group.check(found);
     *part = 0;
-    auto made = group.split(color < 0 ? -1 : color, key);  // the ranks in no group come together in one, and part again
+    auto made = group.split(color < 0 ? -1 : color, key);  // collective: ranks without a group form one for a moment
     if (color >= 0) *part = c::publish(std::move(made));
   });
 }
@@ -282,7 +284,9 @@ int hvd_broadcast_list(hvd_comm comm, const hvd_tensor* tensors, size_t n, int r
 
 int hvd_engine_init(hvd_comm comm, hvd_engine* engine) {
   return on(comm, "engine_init", [&](communicator& group) {
-    require("engine_init", engine, "engine", "an hvd_engine");
+    hvd::detail::arguments found(operation::split, group.rank(), group.size());
+    if (engine == nullptr) found.refuse({"engine_init: engine is null; pass the address of an hvd_engine"});
+    group.check(found);
     *engine = 0;
     *engine = table::all().add(kind::engine, std::make_unique<c::engine_object>(group.make_engine()));
   });
@@ -297,6 +301,9 @@ int hvd_engine_add_process_set(hvd_engine engine, const int* ranks, size_t n, in
     require("engine_add_process_set", process_set, "process_set", "an int");
     *process_set = -1;
     if (n != 0) require("engine_add_process_set", ranks, "ranks", "the first of n ranks");
+    if (n > static_cast<std::size_t>(e->size())) {
+      c::refuse("engine_add_process_set", {"n, the number of ranks, is ", n, "; allowed: at most ", e->size()});
+    }
     *process_set = e->add_process_set(std::vector<int>(ranks, ranks + n));
   });
 }
@@ -364,7 +371,7 @@ int hvd_engine_join(hvd_engine engine, hvd_handle* handle) {
     const auto e = c::engine_of(engine, "engine_join");
     require("engine_join", handle, "handle", "an hvd_handle");
     *handle = 0;
-    *handle = table::all().add(kind::handle, std::make_unique<c::handle_object>(e->join(), false));
+    *handle = c::number_of([&] { return e->join(); }, false);
   });
 }
 

@@ -48,8 +48,7 @@ class object {
 
 class table {
  public:
-  /// The one of this process. Constant at first and never destroyed, so that it is there for all that runs while the
-  /// process starts or ends.
+  /// The one of this process. Constant-initialised and never destroyed, so it can be used before main and during exit.
   static table& all() noexcept;
 
   /// Makes a number for an object. `rank` and `size`: what `place` gives.
@@ -62,7 +61,7 @@ class table {
     s.what = what.release();
     s.epoch.store(forks_.load(std::memory_order_relaxed), std::memory_order_relaxed);
     s.place.store(std::uint64_t{static_cast<std::uint32_t>(rank)} << 32 | static_cast<std::uint32_t>(size),
-                  std::memory_order_relaxed);
+                  std::memory_order_release);
     const std::uint64_t owner = std::uint64_t{static_cast<std::uint8_t>(k)} << kind_shift |
                                 (s.state.load(std::memory_order_relaxed) & generations);
     s.state.store(owner, std::memory_order_release);
@@ -143,7 +142,7 @@ class table {
     slot* const start = blocks_[block].load(std::memory_order_acquire);
     return start == nullptr ? nullptr : start + (shifted - (first_block << block));
   }
-  /// Throws for a number that can be none of this kind here.
+  /// Throws if the number cannot belong to an object of this kind in this process.
   slot* find_alive(std::int64_t number, kind k, std::string_view function) {
     const bool right_kind = static_cast<std::uint64_t>(number) >> kind_shift == static_cast<std::uint8_t>(k);
     slot* const s = right_kind ? find(static_cast<std::uint64_t>(number) & users) : nullptr;

@@ -47,6 +47,22 @@ inline std::pair<hvd::handle, bool> handle_of(hvd_handle number, std::string_vie
   return {h.end, h.has_output};
 }
 
+/// Starts an operation and makes a number for its end: the number first, because an operation that is under way has its
+/// caller's memory.
+template <class F>
+hvd_handle number_of(const F& start, bool has_output) {
+  auto made = std::make_unique<handle_object>(hvd::handle(), has_output);
+  handle_object& object = *made;
+  const hvd_handle number = table::all().add(kind::handle, std::move(made));
+  try {
+    object.end = start();
+  } catch (...) {
+    table::all().remove(number, kind::handle, "release");
+    throw;
+  }
+  return number;
+}
+
 /// One operation on its way from the arguments of a C function to the engine.
 class submission {
  public:
@@ -61,9 +77,9 @@ class submission {
     if (how == nullptr) return;
     process_set_ = how->process_set;
     request_.priority = how->priority;
-    if (how->wire == -1) return;
+    if (how->wire == 0) return;
     if (!is_dtype(how->wire))
-      refuse_it({"wire ", how->wire, " is no element type; allowed: -1, HVD_FLOAT16, HVD_BFLOAT16 and HVD_FLOAT32"});
+      refuse_it({"wire ", how->wire, " is no element type; allowed: 0, HVD_FLOAT16, HVD_BFLOAT16 and HVD_FLOAT32"});
     request_.wire = static_cast<dtype>(how->wire);
   }
 
@@ -84,9 +100,9 @@ class submission {
   submission& list(const hvd_tensor* tensors, std::size_t n) {
     if (tensors == nullptr && n != 0) refuse_it({"the list of tensors is null but has ", n, " of them"});
     for (std::size_t i = 0; i != n; ++i) {
-      if (tensors[i].wire != tensors[i].dtype) {
+      if (tensors[i].wire != 0 && tensors[i].wire != tensors[i].dtype) {
         refuse_it({"tensor ", i, " of dtype ", tensors[i].dtype, " has wire ", tensors[i].wire,
-                   "; in the engine all of a list travel alike: give its own dtype there, and the wire in hvd_submit"});
+                   "; in the engine all of a list travel alike: give 0 there, and the wire in hvd_submit"});
       }
       tensor(tensors[i].in, tensors[i].out, tensors[i].count, tensors[i].dtype);
     }
@@ -105,7 +121,9 @@ class submission {
     return *this;
   }
 
-  void submit() { publish(engine_->submit(std::move(request_), process_set_)); }
+  void submit() {
+    *handle_ = number_of([&] { return engine_->submit(std::move(request_), process_set_); }, has_output_);
+  }
 
  private:
   [[noreturn]] void refuse_it(std::initializer_list<detail::piece> what) const {
@@ -120,9 +138,6 @@ class submission {
     t.type = static_cast<dtype>(type);
     t.shape = {count};
     return *this;
-  }
-  void publish(hvd::handle end) {
-    *handle_ = table::all().add(kind::handle, std::make_unique<handle_object>(std::move(end), has_output_));
   }
 
   std::string_view function_;

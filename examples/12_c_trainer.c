@@ -4,7 +4,7 @@
  * lie in one array, in memory that the ranks share. With --engine each layer's gradients are submitted by name as soon
  * as they are computed, and travel while the layers below are still at work.
  *
- * usage: 12_c_trainer [--ranks N] [--engine]
+ * usage: 12_c_trainer [--ranks N] [--engine]      N processes of this host; without, those that a launcher has started
  */
 #include <hvd/c/hvd.h>
 
@@ -407,7 +407,7 @@ static int run(hvd_comm comm, void* with_engine) {
 }
 
 int main(int argc, char** argv) {
-  long ranks = 2;
+  long ranks = 0;
   int with_engine = 0, code = 0;
   for (int i = 1; i != argc; ++i) {
     if (strcmp(argv[i], "--engine") == 0) {
@@ -421,8 +421,8 @@ int main(int argc, char** argv) {
       }
     }
   }
-  /* Under a launcher this process is a rank already. */
-  if (getenv("HVD_JOB")) {
+  /* Without --ranks this process is one rank: of those that a launcher has started, or alone. */
+  if (ranks == 0) {
     hvd_comm comm;
     if (hvd_init(HVD_ABI_VERSION, NULL, &comm)) return failed();
     code = run(comm, &with_engine);

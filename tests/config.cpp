@@ -264,6 +264,13 @@ TEST_CASE("config: without HOROVOD_RANK the place is what a launcher says") {
   both.insert({{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}});
   CHECK(place(both) == six{0, 1, 0, 1, 0, 1});
 
+  // Without what would identify the launch it is that of the parent; but a name that somebody gives the job is kept.
+  CHECK(told({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}}) == "OMPI ompi 16");
+  CHECK(told({{"RANK", "1"}, {"WORLD_SIZE", "2"}}) == "RANK rank 16");
+  CHECK(told({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"HVD_JOB", "j"}}) == "RANK j 0");
+  CHECK(complaint_of({{"RANK", "1"}}) == has("RANK=\"1\" is set but WORLD_SIZE is not; allowed: both or neither"));
+  CHECK(complaint_of({{"PMI_SIZE", "2"}}) == has("PMI_SIZE=\"2\" is set but PMI_RANK is not"));
+  CHECK(complaint_of({{"OMPI_COMM_WORLD_RANK", "0"}}) == has("OMPI_COMM_WORLD_SIZE is not"));
   CHECK(complaint_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}) == has("PMI_RANK=\"2\" is out of range"));
   CHECK(complaint_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "3"}}) ==
         has("MPI_LOCALNRANKS=\"3\" is out of range; allowed: 1 to PMI_SIZE (here 1 to 2)"));

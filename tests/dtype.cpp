@@ -1,5 +1,6 @@
 // tests/dtype.cpp: element types, and the 16-bit floats against exact arithmetic in double.
 #include <hvd/dtype.hpp>
+#include <hvd/op.hpp>
 
 #include <doctest/doctest.h>
 
@@ -200,6 +201,7 @@ TEST_CASE("dtype: anything else is user, unless its owner says more") {
   CHECK(dtype_of<my_float16> == dtype::float16);
 #if defined(__x86_64__) && defined(__FLT16_MANT_DIG__)
   CHECK(dtype_of<_Float16> == dtype::float16);
+  static_assert(std::is_same_v<hvd::detail::builtin_of<_Float16>, hvd::half>);
 #endif
 }
 

@@ -144,10 +144,9 @@ class Engine {
 
   // ---- memory -------------------------------------------------------------------------------------------------
 
-  /// Memory for gradients that are not copied: where ranks have common memory, an allreduce reduces tensors in it where
-  /// they lie, if they are in place and at the same offset on all ranks. Zero at first. Collective over all ranks;
-  /// waits. It lives until both the pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch
-  /// if ranks want different sizes.
+  /// Memory for gradients. Where ranks have common memory, an allreduce of tensors in it, in place and at the same
+  /// offset on all ranks, copies nothing. Zero at first. Collective over all ranks; waits. It lives until both the
+  /// pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch if ranks want different sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes);
 
   // ---- the timeline -------------------------------------------------------------------------------------------
@@ -213,6 +212,11 @@ class Engine {
     return r;
   }
   static tensor tensor_of(const fused& f) {
+    if (f.wire != f.type) {
+      detail::fail(error_kind::invalid_argument,
+                   {"a tensor of ", name(f.type), " in a list for the engine is to travel as ", name(f.wire),
+                    "; all of a list travel alike: give submit_options::wire"});
+    }
     tensor t;
     t.in = f.in;
     t.out = f.out;
@@ -227,8 +231,8 @@ class Engine {
   std::unique_ptr<sets_type> sets_;
 };
 
-// Not in the class, where they would be inline: then each file would compile them, also where HVD_COMPILED has them in
-// one.
+// Defined outside of the class: members that are defined inside are inline, and every file would compile them despite
+// `extern template`.
 
 template <Probing Control, class D>
   requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)

@@ -124,8 +124,8 @@ class FusionBuffer {
   typename detail::fusion_of<T>::type fusion_;
 };
 
-// Not in the class, where they would be inline: then each file would compile them, also where HVD_COMPILED has them in
-// one.
+// Defined outside of the class: members that are defined inside are inline, and every file would compile them despite
+// `extern template`.
 
 template <Transport T>
 void FusionBuffer<T>::allreduce(std::span<const fused> tensors, dynamic_op op) {

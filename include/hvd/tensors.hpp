@@ -70,6 +70,8 @@ class tensor_list {
   /// Input and output of the same length. Errors: invalid_argument.
   template <class In, class Out>
   tensor_list& add(In&& in, Out&& out) {
+    detail::require_borrowed<In>();
+    detail::require_borrowed<Out>();
     const std::size_t given = as_span(in).size(), taken = as_span(out).size();
     if (given != taken) {
       detail::fail(error_kind::invalid_argument, {"tensor_list: the output of tensor ", size(), " has ", taken,

@@ -32,12 +32,12 @@ namespace hvd::inline HVD_ABI {
 ///
 /// All parameters with requires_grad have a gradient from the start: zeros in memory of Engine::alloc_bucket, where an
 /// allreduce copies nothing. `zero_grad()` below keeps it there. So does `optimizer.zero_grad(false)`; after libtorch's
-/// default, which sets gradients to None, the backward pass makes new ones elsewhere: they are reduced where they lie,
-/// with the same result and a copy more. A parameter that the pass did not use counts as zeros.
+/// default, which sets gradients to None, the backward pass makes new ones elsewhere: they are copied into their place,
+/// with the same result. A parameter that the pass did not use counts as zeros.
 ///
 /// Make it when the model has its final type and place. Gradients must be dense and on the host. Destroy it and the
-/// engine in any order, outside of a backward pass; without the engine, no backward pass may run before this is
-/// destroyed too. Gradients stay valid: their memory lives as long as they do.
+/// engine in any order, outside of a backward pass; without the engine, neither a backward pass nor
+/// synchronize() may run before this is destroyed too. Gradients stay valid: their memory lives as long as they do.
 template <class Control, class D = no_device>
 class DistributedGradients {
  public:

@@ -413,7 +413,7 @@ static void engines(hvd_comm comm) {
   OK(hvd_engine_add_process_set(engine, ranks, (size_t)members, &set));
   CHECK(set == 1);
   if (rank >= size / 2) {
-    const hvd_submit in_set = {set, 0, -1};
+    const hvd_submit in_set = {set, 0, 0};
     int32_t who = rank;
     OK(hvd_engine_allreduce(engine, "who", &who, &who, 1, HVD_INT32, HVD_MIN, &in_set, &h));
     OK(hvd_wait(h, -1));

@@ -126,6 +126,7 @@ static void arguments(hvd_comm comm) {
     REFUSED(hvd_allreduce_list(comm, &list, 1, HVD_SUM), BAD, where);
     REFUSED(hvd_allreduce_list(comm, &wire, 1, HVD_SUM), BAD, where);
     REFUSED(hvd_broadcast_list(comm, &list, 1, 0), BAD, where);
+    REFUSED(hvd_broadcast_list(comm, &list, SIZE_MAX, 0), BAD, "addressed");
   }
   const int wrong_ops[] = {-1, 6, 256 + HVD_SUM, INT32_MAX, INT32_MIN};
   for (size_t i = 0; i < sizeof wrong_ops / sizeof *wrong_ops; ++i) {
@@ -228,11 +229,11 @@ static void engine_arguments(hvd_comm comm) {
   REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_BOOL, HVD_SUM, NULL, &h), BAD, "not defined");
   REFUSED(hvd_engine_allreduce(e, "a", x, x + 1, 3, HVD_FLOAT32, HVD_SUM, NULL, &h), BAD, "overlap");
   REFUSED(hvd_engine_allreduce(e, "a", x, y, SIZE_MAX / 2, HVD_FLOAT32, HVD_SUM, NULL, &h), BAD, "addressed");
-  const hvd_submit no_set = {7, 0, -1}, no_wire = {0, 0, 256 + HVD_FLOAT16}, int_wire = {0, 0, HVD_INT8};
+  const hvd_submit no_set = {7, 0, 0}, no_wire = {0, 0, 256 + HVD_FLOAT16}, int_wire = {0, 0, HVD_UINT8};
   REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_FLOAT32, HVD_SUM, &no_set, &h), BAD, "no process set 7");
   REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_FLOAT32, HVD_SUM, &no_set, &h), BAD, "allreduce");
   REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_FLOAT32, HVD_SUM, &no_wire, &h), BAD, "wire 264");
-  REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_FLOAT32, HVD_SUM, &int_wire, &h), BAD, "int8");
+  REFUSED(hvd_engine_allreduce(e, "a", x, y, 1, HVD_FLOAT32, HVD_SUM, &int_wire, &h), BAD, "uint8");
   const hvd_tensor wire = {x, y, 1, HVD_FLOAT32, HVD_FLOAT16};
   REFUSED(hvd_engine_allreduce_list(e, "a", &wire, 1, HVD_SUM, NULL, &h), BAD, "wire");
   REFUSED(hvd_engine_allreduce_list(e, "a", NULL, 2, HVD_SUM, NULL, &h), BAD, "null");
@@ -244,6 +245,7 @@ static void engine_arguments(hvd_comm comm) {
   REFUSED(hvd_engine_alltoall(e, "a", x, 1, HVD_FLOAT32, more, &no_set, &h), BAD, "no process set 7");
   int set = 5, twice[2] = {0, 0}, nobody = size;
   REFUSED(hvd_engine_add_process_set(e, NULL, 1, &set), BAD, "ranks is null");
+  REFUSED(hvd_engine_add_process_set(e, twice, SIZE_MAX, &set), BAD, "allowed: at most");
   REFUSED(hvd_engine_add_process_set(e, twice, 1, NULL), BAD, "process_set is null");
   REFUSED(hvd_engine_alloc_bucket(e, 8, NULL), BAD, "memory is null");
   REFUSED(hvd_engine_add_process_set(e, twice, 2, &set), BAD, "twice");

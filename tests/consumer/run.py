@@ -119,9 +119,11 @@ def installed_headers(prefix):
 def meson_subproject(folder, _):
     app = project(folder, "meson_subproject")
     vendor(app / "subprojects" / "hvd")
+    shutil.copytree(ROOT / "c", app / "subprojects" / "hvd" / "c")
     run(*MESON, "setup", "--wrap-mode=nodownload", "--force-fallback-for=hvd", app / "build", folder=app)
     run(*MESON, "compile", "-C", app / "build")
     check(app / "build" / "app")
+    check(app / "build" / "app_compiled")
     # A project that vendors hvd installs its own product only.
     run(*MESON, "install", "-C", app / "build", "--destdir", folder / "destination")
     if [Path(name).name for name in files_below(folder / "destination")] != ["app"]:

@@ -2,14 +2,17 @@
 // their bits: here a compiler takes v != v for false.
 #include <hvd/detail/kernel.hpp>
 #include <hvd/dynamic_op.hpp>
+#include <hvd/fusion/pack.hpp>
 #include <hvd/op.hpp>
 
 #include <bit>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -106,6 +109,41 @@ void check_rounding() {
   expect(wrong == 0, "rounding of " + std::to_string(wrong) + " of 4096 quotients");
 }
 
+/// Infinite, where a product of parts alone is not a number; and exact otherwise.
+template <class Bits>
+void check_complex() {
+  using real = std::conditional_t<sizeof(Bits) == 4, float, double>;
+  using number = std::complex<real>;
+  constexpr Bits infinity =
+      sizeof(Bits) == 4 ? static_cast<Bits>(0x7f80'0000) : static_cast<Bits>(0x7ff0'0000'0000'0000);
+  const number a[] = {{std::bit_cast<real>(infinity), std::bit_cast<real>(infinity)}, {3, 4}}, b[] = {{1, 2}, {5, -6}};
+  const std::byte* const in[] = {reinterpret_cast<const std::byte*>(a), reinterpret_cast<const std::byte*>(b)};
+  number out[2];
+  std::byte* to = reinterpret_cast<std::byte*>(out);
+  hvd::make_reduction<number>(hvd::product, 2).complete(&to, 1, in, 2, 2);
+  const auto magnitude = [](real part) { return static_cast<Bits>(std::bit_cast<Bits>(part) << 1 >> 1); };
+  expect(magnitude(out[0].real()) == infinity || magnitude(out[0].imag()) == infinity, "product of an infinity");
+  expect(out[1] == number(39, 2), "product of complex numbers");
+}
+
+/// A NaN and an infinity stay what they are on their way through a narrower type.
+void check_conversions() {
+  const std::uint32_t bits[] = {0x7fc0'0000, 0xff80'0000, 0x3f80'0000, 0x7f80'0000};
+  float in[4], out[4];
+  std::uint16_t narrow[4];
+  std::memcpy(in, bits, sizeof in);
+  const auto both = [&](hvd::dtype wire, std::uint16_t infinity) {
+    const hvd::detail::conversions c = hvd::detail::find_conversions(hvd::dtype::float32, wire);
+    c.narrow(reinterpret_cast<std::byte*>(narrow), reinterpret_cast<const std::byte*>(in), 4, nullptr);
+    c.widen(reinterpret_cast<std::byte*>(out), reinterpret_cast<const std::byte*>(narrow), 4, nullptr);
+    expect((narrow[0] & 0x7fffu) > infinity && narrow[1] == (infinity | 0x8000u) && narrow[3] == infinity &&
+               std::memcmp(in + 1, out + 1, 3 * sizeof(float)) == 0,
+           "conversion to " + std::string(hvd::name(wire)));
+  };
+  both(hvd::dtype::float16, 0x7c00);
+  both(hvd::dtype::bfloat16, 0x7f80);
+}
+
 void check_long_double() {
   const long double nan = std::bit_cast<double>(std::uint64_t{0x7ff8'0000'0000'0000});
   for (int from = 0; from != 2; ++from) {
@@ -146,6 +184,9 @@ int main() {
   check_quotients<std::int32_t>("int32");
   check_quotients<std::int64_t>("int64");
   check_rounding();
+  check_complex<std::uint32_t>();
+  check_complex<std::uint64_t>();
+  check_conversions();
   check_long_double();
   return failures == 0 ? 0 : 1;
 }

@@ -20,7 +20,9 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
+/* A library that has c/hvd.cpp for itself compiles it with -DHVD_API= and -fvisibility=hidden. */
+#if defined(HVD_API)
+#elif defined(__GNUC__)
 #define HVD_API __attribute__((visibility("default")))
 #else
 #define HVD_API
@@ -96,8 +98,8 @@ HVD_API int hvd_free(hvd_comm comm);
 HVD_API int hvd_rank(hvd_comm comm);
 HVD_API int hvd_size(hvd_comm comm);
 
-/* `bytes` of memory that the ranks of one host share, zero at first: collectives on it copy less. The same on all
- * ranks; collective. hvd_free_shared is not. Where the transport has no such memory: private memory, with the same
+/* `bytes` of memory that the ranks of one host share, zero at first: collectives on it copy less. `bytes` is the same
+ * on all ranks. Collective; hvd_free_shared is not. Where the transport has no such memory: private memory, with the same
  * results. */
 HVD_API int hvd_alloc_shared(hvd_comm comm, size_t bytes, void** memory);
 HVD_API int hvd_free_shared(hvd_comm comm, void* memory);
@@ -133,8 +135,8 @@ HVD_API int hvd_alltoall_v(hvd_comm comm, const void* in, void* out, const size_
 HVD_API int hvd_send(hvd_comm comm, const void* buffer, size_t count, int dtype, int peer);
 HVD_API int hvd_recv(hvd_comm comm, void* buffer, size_t count, int dtype, int peer);
 
-/* A tensor of a list. `wire`: the type in which it travels, float16 or bfloat16 for float32, float32 for float64; else
- * equal to `dtype`, as always in the engine, which takes one for all from hvd_submit. */
+/* A tensor of a list. `wire`: the type in which it travels, HVD_FLOAT16 or HVD_BFLOAT16 for float32, HVD_FLOAT32 for
+ * float64; 0: its own. In the engine 0: there hvd_submit has the type of the whole list. */
 typedef struct hvd_tensor {
   const void* in;
   void* out;
@@ -157,15 +159,15 @@ HVD_API int hvd_engine_free(hvd_engine engine);
 HVD_API int hvd_engine_add_process_set(hvd_engine engine, const int* ranks, size_t n, int* process_set);
 HVD_API int hvd_engine_remove_process_set(hvd_engine engine, int process_set);
 
-/* Memory for gradients that are not copied: where ranks have common memory, an allreduce reduces what lies in it, in
- * place and at the same offset on all ranks, where it lies. Zero at first; lives as long as the engine. Collective. */
+/* Memory for gradients. Where ranks have common memory, an allreduce of what lies in it, in place and at the same offset
+ * on all ranks, copies nothing. Zero at first; lives as long as the engine. Collective. */
 HVD_API int hvd_engine_alloc_bucket(hvd_engine engine, size_t bytes, void** memory);
 
-/* How an operation is submitted; NULL is {0, 0, -1}. */
+/* How an operation is submitted; NULL is {0, 0, 0}. */
 typedef struct hvd_submit {
   int process_set; /* 0: all ranks */
   int priority;    /* of what is ready at the same time, higher ones run first */
-  int wire;        /* the type in which wider floating-point tensors travel; -1: their own */
+  int wire;        /* the type in which wider floating-point tensors travel; 0: their own */
 } hvd_submit;
 
 /* Each returns at once; the memory belongs to the engine until the handle is done. Every handle must be released. */

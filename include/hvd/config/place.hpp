@@ -34,8 +34,9 @@ struct place {
 struct launcher {
   std::string_view name;
   const char *rank, *size, *local_rank, *local_size;
-  /// Variables that together identify a launch, of which the first is always set. None: the launcher's process does.
+  /// Variables that together identify a launch. Without the first the launcher's process does.
   std::array<const char*, 3> identity;
+  bool marked;  ///< the launcher has started a process only if the first of them is set: others use the same variables
 };
 
 /// The first whose variables are set counts. torchrun comes first because srun or mpiexec may start it, one on each
@@ -46,28 +47,35 @@ inline constexpr launcher launchers[] = {
      "WORLD_SIZE",
      "LOCAL_RANK",
      "LOCAL_WORLD_SIZE",
-     {"TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
-    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", {}},
+     {"TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"},
+     true},
+    {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", {}, false},
     {"OMPI",
      "OMPI_COMM_WORLD_RANK",
      "OMPI_COMM_WORLD_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE",
-     {"PMIX_NAMESPACE"}},
+     {"PMIX_NAMESPACE"},
+     false},
     {"SLURM",
      "SLURM_PROCID",
      "SLURM_STEP_NUM_TASKS",  // not set for the script of a batch job, which is no rank
      nullptr,                 // see slurm_host
      nullptr,
-     {"SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"}},
-    {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}},  // set by hand, as torch.distributed reads it
+     {"SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"},
+     true},
+    // Set by hand, as torch.distributed reads them.
+    {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}, false},
 };
 
+/// Also where one of the two variables is missing, which is then an error and not a job of one.
 inline bool has_started_this(const launcher& l, const variable_lookup& variable) {
-  if (!variable(l.rank) || !variable(l.size)) return false;
-  if (l.identity.front() != nullptr) return variable(l.identity.front()).has_value();
+  const bool rank = variable(l.rank).has_value(), size = variable(l.size).has_value();
+  if (l.marked) return rank && size && variable(l.identity.front());
+  if (!rank && !size) return false;
+  if (variable(l.local_size)) return true;
   // A PMI that says nothing of hosts is srun's own; Slurm's variables do.
-  return variable(l.local_size) || !variable("SLURM_STEP_ID") || !variable("SLURM_PROCID");
+  return !variable("SLURM_STEP_ID") || !variable("SLURM_PROCID") || !variable("SLURM_STEP_NUM_TASKS");
 }
 
 /// The nearest ancestor of this process that launches programs, as host, process number and start time; without one
@@ -105,10 +113,11 @@ inline std::string launcher_process(bool or_parent) {
   return first.empty() ? joined({std::string_view(host), " ", ::getppid()}) : first;
 }
 
-/// 16 hexadecimal digits, or nothing if the launcher does not identify its launches.
+/// 16 hexadecimal digits, or nothing if the launcher does not identify its launches. The parent of ranks that have no
+/// launcher is the same for all, if nobody has said that their job has a name.
 inline std::string identity_of(const launcher& l, const variable_lookup& variable, bool or_parent) {
   std::string text;
-  if (l.identity.front() == nullptr) {
+  if (l.identity.front() == nullptr || !variable(l.identity.front())) {
     text = launcher_process(or_parent);
     if (text.empty()) return {};
   }
@@ -262,7 +271,7 @@ inline place find_place(const variable_lookup& variable) {
         found->cross_size = (global.size - 1) / local.size + 1;
       }
       found->launcher = l.name;
-      found->launch = given_launch.empty() ? identity_of(l, variable, true) : std::string();
+      found->launch = given_launch.empty() ? identity_of(l, variable, !variable("HVD_JOB")) : std::string();
       for (const char c : l.name) found->job += static_cast<char>(c - 'A' + 'a');
       break;
     }

@@ -10,8 +10,9 @@
 #define HVD_PRECISE_END _Pragma("float_control(pop)")
 #elif defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__RECIPROCAL_MATH__) || defined(__ASSOCIATIVE_MATH__)
 #define HVD_PRECISE_BEGIN                                                                                              \
-  _Pragma("GCC push_options") _Pragma(                                                                                 \
-      "GCC optimize(\"no-fast-math\", \"no-finite-math-only\", \"no-reciprocal-math\", \"no-associative-math\")")
+  _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-fast-math\", \"no-finite-math-only\")")                       \
+      _Pragma("GCC optimize(\"no-reciprocal-math\", \"no-associative-math\")")                                         \
+          _Pragma("GCC optimize(\"no-cx-limited-range\")")
 #define HVD_PRECISE_END _Pragma("GCC pop_options")
 #else
 #define HVD_PRECISE_BEGIN

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <hvd/detail/kernel.hpp>
+#include <hvd/detail/precise.hpp>
 
 #include <cstddef>
+
+HVD_PRECISE_BEGIN
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -88,3 +91,5 @@ converter conversion(isa level = cpu_isa()) noexcept {
 }
 
 }  // namespace hvd::inline HVD_ABI::detail
+
+HVD_PRECISE_END

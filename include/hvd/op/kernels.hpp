@@ -46,7 +46,9 @@ consteval std::size_t place_in() {
 
 template <class T>
 consteval auto find_builtin() {
-  if constexpr (std::is_arithmetic_v<T> || is_complex<T> || is_half<T> || dtype_of<T> == dtype::user) {
+  // C++23's 16-bit types are arithmetic, too: they are reduced as `half` and `bfloat16` are.
+  constexpr bool wide = std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, long double>;
+  if constexpr (std::is_integral_v<T> || wide || is_complex<T> || is_half<T> || dtype_of<T> == dtype::user) {
     return std::type_identity<T>{};
   } else {
     using found = std::tuple_element_t<static_cast<std::size_t>(dtype_of<T>), dtypes>;
@@ -110,6 +112,22 @@ struct scalar {
   }
 };
 
+/// Product of complex numbers. (Not std::complex's own, which is compiled as the program's options say.)
+struct times {
+  template <class T>
+  T operator()(T a, T b) const {
+    __extension__ using parts =
+        std::conditional_t<std::is_same_v<typename T::value_type, float>, __complex__ float, __complex__ double>;
+    parts x, y;
+    __real__ x = a.real();
+    __imag__ x = a.imag();
+    __real__ y = b.real();
+    __imag__ y = b.imag();
+    x *= y;
+    return {__real__ x, __imag__ x};
+  }
+};
+
 HVD_PRECISE_END
 
 /// The kernel for everything that has no vector form: user-defined operations, products of complex numbers,
@@ -160,14 +178,6 @@ void reduce_integer(std::byte* const* outs, int nouts, const std::byte* const* i
   vectorised<plain<element>, Combine>()(outs, nouts, ins, nins, count, nullptr);
 }
 
-/// Product of complex numbers.
-struct times {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a * b;
-  }
-};
-
 template <class T, class Combine>
 kernel make_kernel() {
   if constexpr (std::is_integral_v<T>) {
@@ -202,9 +212,9 @@ kernel builtin_kernel() {
 #if HVD_COMPILED
   if constexpr (dtype_of<T> != dtype::user) {
     return compiled_kernel(static_cast<std::size_t>(dtype_of<T>), place_in<Combine, combines>());
-  }
+  } else
 #endif
-  return make_kernel<T, Combine>();
+    return make_kernel<T, Combine>();
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -223,9 +223,7 @@ class gradient_reducer {
     at::Tensor& g = p.mutable_grad();
     if (!g.defined()) g = slot.place.defined() ? slot.place.zero_() : at::zeros_like(p);
     const std::string what = "the gradient of " + slot.name;
-    if (g.layout() == at::kStrided && !same_order(g, p)) {
-      g = (slot.place.defined() ? slot.place : at::empty_like(p)).copy_(g.detach());
-    }
+    if (g.layout() == at::kStrided && g.is_cpu()) own(slot, g);
     const fused view = view_of_torch(g, what);
     request r;
     r.name = how_.prefix + slot.name;
@@ -241,6 +239,16 @@ class gradient_reducer {
     t.shape = {view.count};
     slot.end = engine_.submit(std::move(r), 0, wake);
     slot.in_flight = true;
+  }
+
+  /// Moves a gradient into memory that nobody else reads: libtorch makes the tensor that arrives the gradient where it
+  /// can, and does not ask whether views of it share its memory.
+  void own(const gradient_slot& slot, at::Tensor& g) {
+    const at::Tensor& p = slot.parameter;
+    const bool in_place = slot.place.defined() && g.data_ptr() == slot.place.data_ptr();
+    if (same_order(g, p) && (in_place || (!slot.place.defined() && g.storage().use_count() == 1))) return;
+    const at::Tensor from = in_place ? g.detach().clone() : g.detach();
+    g = (slot.place.defined() ? slot.place : at::empty_like(p)).copy_(from);
   }
 
   E& engine_;

@@ -256,6 +256,28 @@ void ends(ShmTransport& comm) {
   require(!kept.equal(copy), "and are written to as others");
 }
 
+/// libtorch makes the gradient of `position` a view of what the backward pass of the product reads after that. Here
+/// this backward pass waits, so that a reduction of the view would be complete before.
+void views(ShmTransport& comm, engine_type& engine) {
+  for (const bool buckets : {true, false}) {
+    torch::Tensor scale = torch::ones({4}, torch::kFloat64).requires_grad_();
+    torch::Tensor position = torch::zeros({1, 4}, torch::kFloat64).requires_grad_();
+    hvd::DistributedGradients gradients(engine, named_parameters{{"scale", scale}, {"position", position}},
+                                        {.buckets = buckets, .bytes_together = 0, .prefix = "views."});
+    scale.mutable_grad() = torch::Tensor();
+    position.mutable_grad() = torch::Tensor();
+    const torch::Tensor product = scale * torch::full({4}, 3.0, torch::kFloat64);
+    product.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
+    // Of two ranks the second has twice the gradient of the first.
+    ((product + position.view({4})).sum() * (comm.rank() + 1)).backward();
+    gradients.synchronize();
+    const double mean = (comm.size() + 1) / 2.0;
+    require(scale.grad().equal(torch::full({4}, 3 * mean, torch::kFloat64)),
+            "a gradient that shared memory with another");
+    require(position.grad().equal(torch::full({1, 4}, mean, torch::kFloat64)), "a gradient that is a view");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -286,6 +308,7 @@ int main() {
       other_order(comm, engine);
       wire(engine);
       begins(comm, engine);
+      views(comm, engine);
     }
     ends(comm);
     std::puts("done");
