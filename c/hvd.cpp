@@ -301,8 +301,9 @@ int hvd_engine_add_process_set(hvd_engine engine, const int* ranks, size_t n, in
     require("engine_add_process_set", process_set, "process_set", "an int");
     *process_set = -1;
     if (n != 0) require("engine_add_process_set", ranks, "ranks", "the first of n ranks");
-    if (n > static_cast<std::size_t>(e->size())) {
-      c::refuse("engine_add_process_set", {"n, the number of ranks, is ", n, "; allowed: at most ", e->size()});
+    if (n > static_cast<std::size_t>(hvd::detail::max_ranks)) {
+      c::refuse("engine_add_process_set",
+                {"n, the number of ranks, is ", n, "; allowed: at most ", hvd::detail::max_ranks});
     }
     *process_set = e->add_process_set(std::vector<int>(ranks, ranks + n));
   });
