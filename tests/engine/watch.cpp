@@ -204,6 +204,20 @@ TEST_CASE("a stall that lasts ends the job where that is asked for") {
   });
 }
 
+namespace {
+
+/// Beside the ranks, which cannot be forked from a process with a second thread.
+template <class F>
+pid_t in_child(const F& f) {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child != 0) return child;
+  f();
+  ::_exit(0);
+}
+
+}  // namespace
+
 TEST_CASE("a rank whose process is stopped does not answer, and is named for that") {
   // Rank 0 tells the process group's parent, through common memory, what its watch has said.
   struct board {
@@ -214,7 +228,7 @@ TEST_CASE("a rank whose process is stopped does not answer, and is named for tha
   void* const memory = ::mmap(nullptr, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   auto& shown = *new (memory) board{};
-  std::thread waker([&] {
+  const pid_t waker = in_child([&] {
     for (int i = 0; i != 3000 && !shown.heard; ++i) std::this_thread::sleep_for(10ms);
     if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
   });
@@ -234,7 +248,7 @@ TEST_CASE("a rank whose process is stopped does not answer, and is named for tha
     engine.allreduce("x", v).wait();
     return v[0] == 3.0f ? 0 : 1;
   });
-  waker.join();
+  ::waitpid(waker, nullptr, 0);
   CHECK(code == 0);
   CHECK(shown.heard);
   const std::string text = shown.text;
@@ -251,7 +265,7 @@ TEST_CASE("a stopped rank does not keep the others from giving up") {
   void* const memory = ::mmap(nullptr, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   auto& shown = *new (memory) board{};
-  std::thread waker([&] {
+  const pid_t waker = in_child([&] {
     for (int i = 0; i != 3000 && shown.ended != 2; ++i) std::this_thread::sleep_for(10ms);
     if (shown.stopped != 0) ::kill(shown.stopped, SIGCONT);
   });
@@ -273,7 +287,7 @@ TEST_CASE("a stopped rank does not keep the others from giving up") {
       if (e.kind() == hvd::error::timeout || e.kind() == hvd::error::aborted) ++shown.ended;
     }
   });
-  waker.join();
+  ::waitpid(waker, nullptr, 0);
   CHECK(shown.ended == 2);
   ::munmap(memory, sizeof(board));
 }

@@ -47,7 +47,7 @@ def hvd_symbols(library):
 def namespace(version):
     """The start of a mangled name: the inline namespace with its length, for any check level."""
     text = "_".join(str(number) for number in version)
-    return f"{len(text) + 4}v{text}_c"
+    return f"{len(text) + 7}v{text}_c"
 
 
 def judge(ours, theirs, own):
