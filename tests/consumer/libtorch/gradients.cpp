@@ -266,13 +266,14 @@ void views(ShmTransport& comm, engine_type& engine) {
                                         {.buckets = buckets, .bytes_together = 0, .prefix = "views."});
     scale.mutable_grad() = torch::Tensor();
     position.mutable_grad() = torch::Tensor();
-    const torch::Tensor product = scale * torch::full({4}, 3.0, torch::kFloat64);
+    // Rank r has r + 1 as the gradient of `position`, and its square as that of `scale`.
+    const torch::Tensor factor = torch::full({4}, comm.rank() + 1.0, torch::kFloat64);
+    const torch::Tensor product = scale * factor;
     product.register_hook([](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
-    // Of two ranks the second has twice the gradient of the first.
-    ((product + position.view({4})).sum() * (comm.rank() + 1)).backward();
+    ((product + position.view({4})) * factor).sum().backward();
     gradients.synchronize();
-    const double mean = (comm.size() + 1) / 2.0;
-    require(scale.grad().equal(torch::full({4}, 3 * mean, torch::kFloat64)),
+    const double ranks = comm.size(), mean = (ranks + 1) / 2, of_squares = (ranks + 1) * (2 * ranks + 1) / 6;
+    require(scale.grad().equal(torch::full({4}, of_squares, torch::kFloat64)),
             "a gradient that shared memory with another");
     require(position.grad().equal(torch::full({1, 4}, mean, torch::kFloat64)), "a gradient that is a view");
   }
