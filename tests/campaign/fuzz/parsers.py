@@ -29,7 +29,7 @@ extension = types.ModuleType("hvd._core")
 extension.dtypes = extension.operations = collections.defaultdict(int)
 sys.modules["hvd._core"] = extension
 with atheris.instrument_imports(include=["hvd"]):
-    from hvd.core import objects, placement  # noqa: E402
+    from hvd.core import objects  # noqa: E402
     from hvd.exceptions import HorovodInternalError  # noqa: E402
     from hvd.launcher import console, hosts, mpi, options, settings, streams  # noqa: E402
     from hvd.launcher.supervisor import cores  # noqa: E402
@@ -128,18 +128,6 @@ def command_line(data):
         return
     require(chosen.version or chosen.check_build or (chosen.np >= 1 and chosen.command), "nothing to start")
     require(all(warnings), "an empty warning")
-
-
-@parser
-def place(data):
-    """Variables of launchers, NAME=value on lines. Besides: a rank beyond its size."""
-    pairs = (line.split("=", 1) for line in data.decode("utf-8", "replace").split("\n"))
-    environment = dict(pair for pair in pairs if len(pair) == 2)
-    with refuses("hvd: "):
-        found = placement.find_place(environment)
-        require(0 <= found.rank < found.size, "a rank that is none")
-        require(0 <= found.local_rank < found.local_size <= found.size, "no place on a host")
-        require(0 <= found.cross_rank < found.cross_size, "no place across hosts")
 
 
 @parser
