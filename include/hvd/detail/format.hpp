@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 HVD_PRECISE_BEGIN
 
@@ -22,6 +23,21 @@ struct vec {
 template <class T, int Bytes>
 using vec_t = typename vec<T, Bytes>::type;
 
+template <class V>
+struct unaligned {
+  typedef V type __attribute__((aligned(1), may_alias));
+};
+// A vector from memory and back, in one access. (Of __builtin_memcpy GCC makes pieces of 16 bytes before it knows that
+// the function around it is for AVX2, and puts them together on the stack, which takes four times as long.)
+template <class V>
+[[gnu::always_inline]] inline void get(const std::byte* from, V& v) noexcept {
+  v = *reinterpret_cast<const typename unaligned<V>::type*>(from);
+}
+template <class V>
+[[gnu::always_inline]] inline void put(std::byte* to, const V& v) noexcept {
+  *reinterpret_cast<typename unaligned<V>::type*>(to) = v;
+}
+
 template <class T>
 struct plain {
   using stored = T;
@@ -29,11 +45,11 @@ struct plain {
 
   template <int Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<T, Bytes>& v) noexcept {
-    __builtin_memcpy(&v, from, Bytes);
+    get(from, v);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<T, Bytes>& v) noexcept {
-    __builtin_memcpy(to, &v, Bytes);
+    put(to, v);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<T, Bytes> (&v)[1]) noexcept {
@@ -52,25 +68,25 @@ struct bfloat16_format {
   template <int Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
     vec_t<std::uint16_t, Bytes / 2> narrow;
-    __builtin_memcpy(&narrow, from, Bytes / 2);
+    get(from, narrow);
     const auto bits = __builtin_convertvector(narrow, vec_t<std::uint32_t, Bytes>) << 16;
-    __builtin_memcpy(&v, &bits, Bytes);
+    v = reinterpret_cast<std::remove_reference_t<decltype((v))>>(bits);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     vec_t<std::uint32_t, Bytes> bits;
     round<Bytes>(v, bits);
     const auto narrow = __builtin_convertvector(bits >> 16, vec_t<std::uint16_t, Bytes / 2>);
-    __builtin_memcpy(to, &narrow, Bytes / 2);
+    put(to, narrow);
   }
   /// Each 32-bit word has two elements: the vectors have the lower and the upper ones, so that no lane is moved.
   template <int Bytes>
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<float, Bytes> (&v)[2]) noexcept {
     vec_t<std::uint32_t, Bytes> pairs;
-    __builtin_memcpy(&pairs, from, Bytes);
+    get(from, pairs);
     const auto lower = pairs << 16, upper = pairs & 0xffff0000U;
-    __builtin_memcpy(&v[0], &lower, Bytes);
-    __builtin_memcpy(&v[1], &upper, Bytes);
+    v[0] = reinterpret_cast<std::remove_reference_t<decltype((v[0]))>>(lower);
+    v[1] = reinterpret_cast<std::remove_reference_t<decltype((v[1]))>>(upper);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
@@ -78,7 +94,7 @@ struct bfloat16_format {
     round<Bytes>(v[0], lower);
     round<Bytes>(v[1], upper);
     const auto pairs = (lower >> 16) | (upper & 0xffff0000U);
-    __builtin_memcpy(to, &pairs, Bytes);
+    put(to, pairs);
   }
 
  private:
@@ -86,10 +102,10 @@ struct bfloat16_format {
   template <int Bytes>
   [[gnu::always_inline]] static void round(const vec_t<float, Bytes>& v, vec_t<std::uint32_t, Bytes>& bits) noexcept {
     using integers = vec_t<std::int32_t, Bytes>;
-    __builtin_memcpy(&bits, &v, Bytes);
+    bits = reinterpret_cast<std::remove_reference_t<decltype((bits))>>(v);
     integers magnitude;
     const auto without_sign = bits & 0x7fffffffU;
-    __builtin_memcpy(&magnitude, &without_sign, Bytes);
+    magnitude = reinterpret_cast<std::remove_reference_t<decltype((magnitude))>>(without_sign);
     const auto rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
     bits = magnitude > 0x7f800000 ? bits | 0x400000U : rounded;
   }
@@ -137,11 +153,11 @@ struct half_format {
   [[gnu::always_inline]] static void load_by_instruction(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
 #if defined(__clang__)
     vec_t<_Float16, Bytes / 2> halves;
-    __builtin_memcpy(&halves, from, Bytes / 2);
+    get(from, halves);
     v = __builtin_convertvector(halves, vec_t<float, Bytes>);
 #else  // GCC 12 converts such vectors one element at a time
     vec_t<std::uint16_t, Bytes / 2> halves;
-    __builtin_memcpy(&halves, from, Bytes / 2);
+    get(from, halves);
     asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(v) : "v"(halves));
 #endif
   }
@@ -153,7 +169,7 @@ struct half_format {
     vec_t<std::uint16_t, Bytes / 2> halves;
     asm("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(halves) : "v"(v));  // 0: to nearest, ties to even
 #endif
-    __builtin_memcpy(to, &halves, Bytes / 2);
+    put(to, halves);
   }
 #else
   static constexpr bool by_instruction(int) { return false; }
@@ -163,7 +179,7 @@ struct half_format {
   [[gnu::always_inline]] static void load_by_integers(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
     using words = vec_t<std::uint32_t, Bytes>;
     vec_t<std::uint16_t, Bytes / 2> narrow;
-    __builtin_memcpy(&narrow, from, Bytes / 2);
+    get(from, narrow);
     const words h = __builtin_convertvector(narrow, words);
     const words magnitude = (h & 0x7fffU) << 13;
     const words normal = magnitude + (112U << 23);
@@ -172,39 +188,39 @@ struct half_format {
     const words biased = magnitude + (113U << 23);
     const words base = words{} + (113U << 23);
     vec_t<float, Bytes> with_base, only_base;
-    __builtin_memcpy(&with_base, &biased, Bytes);
-    __builtin_memcpy(&only_base, &base, Bytes);
+    with_base = reinterpret_cast<std::remove_reference_t<decltype((with_base))>>(biased);
+    only_base = reinterpret_cast<std::remove_reference_t<decltype((only_base))>>(base);
     with_base -= only_base;
     words subnormal;
-    __builtin_memcpy(&subnormal, &with_base, Bytes);
+    subnormal = reinterpret_cast<std::remove_reference_t<decltype((subnormal))>>(with_base);
     words bits = magnitude >= (0x7c00U << 13) ? infinite_or_nan : normal;
     bits = magnitude < (0x0400U << 13) ? subnormal : bits;
     bits |= (h & 0x8000U) << 16;
-    __builtin_memcpy(&v, &bits, Bytes);
+    v = reinterpret_cast<std::remove_reference_t<decltype((v))>>(bits);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store_by_integers(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     using words = vec_t<std::uint32_t, Bytes>;
     words bits;
-    __builtin_memcpy(&bits, &v, Bytes);
+    bits = reinterpret_cast<std::remove_reference_t<decltype((bits))>>(v);
     const words sign = (bits >> 16) & 0x8000U;
     const words f = bits & 0x7fffffffU;
     const words normal = (f - (112U << 23) + 0xfffU + ((f >> 13) & 1U)) >> 13;
     // Adding 0.5 lines the mantissa of a subnormal result up with the float's last bits and rounds it.
     const words half_bits = words{} + (126U << 23);
     vec_t<float, Bytes> shifted, half;
-    __builtin_memcpy(&shifted, &f, Bytes);
-    __builtin_memcpy(&half, &half_bits, Bytes);
+    shifted = reinterpret_cast<std::remove_reference_t<decltype((shifted))>>(f);
+    half = reinterpret_cast<std::remove_reference_t<decltype((half))>>(half_bits);
     shifted += half;
     words subnormal;
-    __builtin_memcpy(&subnormal, &shifted, Bytes);
+    subnormal = reinterpret_cast<std::remove_reference_t<decltype((subnormal))>>(shifted);
     subnormal -= half_bits;
     words result = f < (113U << 23) ? subnormal : normal;
     result = f >= (143U << 23) ? words{} + 0x7c00U : result;
     result = f > 0x7f800000U ? 0x7e00U | ((f >> 13) & 0x3ffU) : result;
     result |= sign;
     const auto narrow = __builtin_convertvector(result, vec_t<std::uint16_t, Bytes / 2>);
-    __builtin_memcpy(to, &narrow, Bytes / 2);
+    put(to, narrow);
   }
 };
 

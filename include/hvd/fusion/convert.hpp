@@ -22,13 +22,13 @@ struct widened_float {
   template <int Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<double, Bytes>& v) noexcept {
     vec_t<float, Bytes / 2> narrow;
-    __builtin_memcpy(&narrow, from, Bytes / 2);
+    get(from, narrow);
     v = __builtin_convertvector(narrow, vec_t<double, Bytes>);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<double, Bytes>& v) noexcept {
     const auto narrow = __builtin_convertvector(v, vec_t<float, Bytes / 2>);
-    __builtin_memcpy(to, &narrow, Bytes / 2);
+    put(to, narrow);
   }
 };
 
