@@ -293,8 +293,8 @@ template <class Format, class Combine>
 }
 #endif
 
-/// The vector kernel for this CPU. Vectors of 64 bytes are for sums of floating-point numbers alone: from memory all
-/// other operations are as fast with half of that, and each kernel takes time to compile.
+/// The vector kernel for this CPU. Vectors of 64 bytes are for sums of floating-point numbers alone: behind the
+/// first-level cache all operations are as fast with half of that, and each kernel takes time to compile.
 template <class Format, class Combine>
 kernel vectorised(isa level = cpu_isa()) noexcept {
 #if defined(__x86_64__)
