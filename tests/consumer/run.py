@@ -233,6 +233,28 @@ def libraries(folder, arguments):
             raise Wrong(f"{name} printed {printed!r} and not {promised!r}")
 
 
+def private_libraries(folder, arguments):
+    """Two libraries, each with c/hvd.cpp of another version for itself, in one program."""
+    need("cc")
+    libraries = []
+    for number, name in enumerate(("first", "second")):
+        tree = folder / name
+        shutil.copytree(ROOT / "include", tree / "include")
+        shutil.copytree(ROOT / "c", tree / "c")
+        header = tree / "include" / "hvd" / "version.hpp"
+        header.write_text(header.read_text().replace("HVD_VERSION_PATCH 0", f"HVD_VERSION_PATCH {number + 7}"))
+        hidden = ["-fPIC", "-fvisibility=hidden", "-DHVD_API=", "-I", tree / "include", "-c"]
+        run(arguments.cxx, "-std=c++20", *hidden, tree / "c" / "hvd.cpp", "-o", tree / "hvd.o")
+        run("cc", *hidden, f"-DNAME={name}", HERE / "libraries" / "private.c", "-o", tree / "private.o")
+        libraries.append(folder / f"lib{name}.so")
+        run(arguments.cxx, "-shared", tree / "hvd.o", tree / "private.o", "-o", libraries[-1], "-pthread")
+    run("cc", "-I", ROOT / "include", HERE / "libraries" / "private.c", *libraries, "-o", folder / "app")
+    printed = run(folder / "app", LD_LIBRARY_PATH=folder)
+    versions = [version().rsplit(".", 1)[0] + f".{patch}" for patch in (7, 8)]
+    if printed != " ".join(versions) + "\n":
+        raise Wrong(f"the program printed {printed!r} and not the versions {versions}")
+
+
 def openmp(folder, arguments):
     """Ranks that use a pool of threads, and a process that has one and may not be forked."""
     source = HERE / "openmp" / "main.cpp"
@@ -263,6 +285,7 @@ CASES = [
     plain,
     single_header,
     libraries,
+    private_libraries,
     openmp,
     bench,
 ]
