@@ -114,7 +114,12 @@ class communicator_on final : public communicator {
   void run(const scan_call& call) override { start(call); }
   void send(const std::byte* data, std::size_t bytes, int peer) override { comm_.send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) override { comm_.recv(data, bytes, peer); }
-  void allreduce(std::span<const fused> tensors, const dynamic_op& op) override { fusion_.allreduce(tensors, op); }
+  void allreduce(std::span<const fused> tensors, const dynamic_op& op) override {
+    if (detail::checks(comm_)) {
+      detail::fused_arguments(operation::allreduce, rank(), size()).distinct(tensors).check(comm_);
+    }
+    fusion_.allreduce(tensors, op);
+  }
   void broadcast(std::span<const fused> tensors, int root) override { fusion_.broadcast(tensors, root); }
 
   [[nodiscard]] std::unique_ptr<communicator> split(int color, int key) override {

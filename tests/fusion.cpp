@@ -537,6 +537,44 @@ TEST_CASE("lists of tensors of several types, in place and not, by every operati
   });
 }
 
+TEST_CASE("lists that differ between ranks, or overlap, are refused, also where they are small") {
+  on_threads::run(2, [](auto& comm) {
+    const auto refused = [&](hvd::error_kind kind, const std::string& words, const auto& call) {
+      std::string said;
+      try {
+        call();
+      } catch (const hvd::error& e) {
+        if (e.kind() == kind) said = e.what();
+      }
+      require(said.find(words) != std::string::npos, [&] { return "wrong: " + said + ", wanted: " + words; });
+    };
+    for (const std::size_t n : {32, 512, 1024, 100'000}) {
+      std::vector<float> a(n, 1.0f), b(16, 10.0f);
+      refused(hvd::error_kind::mismatch, "in different calls: ", [&] {
+        hvd::allreduce(comm, comm.rank() == 1 ? hvd::tensors(b, a) : hvd::tensors(a, b));
+      });
+      refused(hvd::error_kind::mismatch, "in different calls: ", [&] {
+        hvd::broadcast(comm, comm.rank() == 1 ? hvd::tensors(b, a) : hvd::tensors(a, b));
+      });
+    }
+  });
+  on_processes::run(2, [](hvd::ShmTransport& world) {
+    std::vector<float> w(100, 1.0f);
+    hvd::sharing_options checked;
+    checked.failure.check = true;
+    hvd::ShmTransport comm(world, checked);
+    std::string said;
+    try {
+      hvd::allreduce(comm, hvd::tensors(w, std::span(w).last(1)));
+    } catch (const hvd::error& e) {
+      said = e.what();
+    }
+    require(said.find("the outputs of tensors 0 and 1 overlap") != std::string::npos, [&] { return "wrong: " + said; });
+    hvd::allreduce(comm, hvd::tensors(w));
+    require(w[99] == 2.0f, "the group is usable");
+  });
+}
+
 TEST_CASE("reduce_scatter: scaled, averaged") {
   on_all([](auto& comm) {
     const auto ranks = static_cast<std::size_t>(comm.size()), own = static_cast<std::size_t>(comm.rank());

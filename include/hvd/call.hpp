@@ -108,7 +108,8 @@ struct allreduce_call {
   std::byte* out;
   std::size_t count;
   const reduction& op;
-  [[nodiscard]] allreduce_call with(const reduction& other) const noexcept { return {in, out, count, other}; }
+  std::uint64_t list = 0;  ///< of a list of tensors that are packed: a hash of their lengths, equal on all ranks
+  [[nodiscard]] allreduce_call with(const reduction& other) const noexcept { return {in, out, count, other, list}; }
 };
 
 /// As allreduce, on `root` alone; elsewhere `out` is not touched.
@@ -147,6 +148,7 @@ struct broadcast_call {
   std::byte* out;
   std::size_t bytes;
   int root;
+  std::uint64_t list = 0;  ///< as in allreduce_call
 };
 
 /// Block r of `in` (cut by `send`) goes to rank r; block r of `out` (cut by `recv`) comes from rank r.

@@ -228,10 +228,15 @@ extern template class FusionBuffer<ShmTransport>;
 #endif
 
 /// Many tensors, in one collective: `hvd::allreduce(comm, hvd::tensors(a, b, c), hvd::average)`. The lists of all ranks
-/// have the same counts and types in the same order. Results, errors and cost are those of FusionBuffer; where ranks
-/// have no common memory, one that is kept saves allocating its buffer in each call.
+/// have the same counts and types in the same order; no two tensors overlap, which is checked with HVD_CHECK. Results,
+/// errors and cost are those of FusionBuffer; where ranks have no common memory, one that is kept saves allocating its
+/// buffer in each call.
 template <Transport T>
 void allreduce(T& comm, const tensor_list& list, dynamic_op op = {}) {
+  // Sorting takes as long as the call where tensors are small.
+  if (detail::checks(comm)) {
+    detail::fused_arguments(operation::allreduce, comm.rank(), comm.size()).distinct(list).check(comm);
+  }
   FusionBuffer<T>(comm).allreduce(list, op);
 }
 /// Every rank gets the root's tensors.

@@ -28,8 +28,10 @@ struct fused {
   template <class B>
   static fused of(B&& inout) {
     detail::require_borrowed<B>();
-    const auto s = as_output(inout);
-    return of(s, s);
+    if constexpr (Buffer<B>) {
+      const auto s = as_output(inout);
+      return of(s, s);
+    }
   }
   /// `count` is the number of elements of `in`; `out` has as many for allreduce and broadcast.
   template <class In, class Out>

@@ -64,6 +64,18 @@ bool checks_messages(T& comm) {
   }
 }
 
+/// Whether ranks compare their calls before they move data.
+template <class T>
+bool checks(T& comm) {
+  if constexpr (PeerMemory<T>) {
+    return comm.peers().checks();
+  } else if constexpr (PointToPoint<T>) {
+    return checks_messages(comm);
+  } else {
+    return false;
+  }
+}
+
 /// The values of all ranks, in rank order; by log p messages, whatever else the transport can do.
 template <PointToPoint T, class Value>
 std::vector<Value> share_by_messages(T& comm, const Value& own) {

@@ -53,7 +53,7 @@ class buffered_fusion {
       const std::size_t bytes = v.parts[last - 1].end() - v.parts[first].start;
       std::byte* const buffer = reserve(bytes);
       if (comm_.rank() == root) pack(v, first, last, buffer);
-      run(comm_, broadcast_call{buffer, buffer, bytes, root}, automatic<>{});
+      run(comm_, broadcast_call{buffer, buffer, bytes, root, hash_of(v, first, last)}, automatic<>{});
       unpack(v, first, last, buffer);
     });
   }
@@ -110,8 +110,9 @@ class buffered_fusion {
       if (last - first == 1 && !v.converts()) {
         return run(comm_, allreduce_call{p.in, p.out, p.count, op}, automatic<>{});
       }
+      const std::uint64_t list = hash_of(v, first, last);
       const auto call = [&](std::byte* buffer, std::size_t count) {
-        run(comm_, allreduce_call{buffer, buffer, count, parts.inner}, automatic<>{});
+        run(comm_, allreduce_call{buffer, buffer, count, parts.inner, list}, automatic<>{});
       };
       const std::size_t count = v.parts[last - 1].end() - p.start;
       const std::size_t most = std::max(threshold, least_piece) / v.unit;
@@ -228,6 +229,13 @@ class buffered_fusion {
   void each_round(const fused_vector& v, const F& f) {
     each_round(
         v.parts.size(), [&](std::size_t i) { return v.parts[i].count * v.unit; }, f);
+  }
+
+  /// Of the lengths of parts [first, last); never 0.
+  static std::uint64_t hash_of(const fused_vector& v, std::size_t first, std::size_t last) {
+    std::uint64_t h = last - first;
+    for (std::size_t i = first; i != last; ++i) h = mix(h, v.parts[i].count);
+    return h | 1;
   }
 
   /// Copies parts [first, last) to and from the buffer. Gaps become zeros: they are reduced with the rest.

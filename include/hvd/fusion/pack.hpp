@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -185,6 +186,26 @@ class fused_arguments : public arguments {
       if (overlap(t.in, elements.first * unit, t.out, elements.second * unit) && !in_place(i)) {
         refuse({"input and output of tensor ", i, " overlap; allowed: no common element, or in place"});
       }
+    }
+    return *this;
+  }
+  /// That no two outputs overlap.
+  fused_arguments& distinct(std::span<const fused> all) {
+    struct block {
+      std::uintptr_t begin, end;
+      std::size_t index;
+    };
+    std::vector<block> blocks;
+    for (std::size_t i = 0; i != all.size(); ++i) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(all[i].out);
+      if (all[i].count != 0) blocks.push_back({begin, begin + all[i].count * size_of(all[i].type), i});
+    }
+    std::sort(blocks.begin(), blocks.end(), [](const block& a, const block& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < blocks.size(); ++i) {
+      if (blocks[i].begin >= blocks[i - 1].end) continue;
+      const auto [first, second] = std::minmax(blocks[i].index, blocks[i - 1].index);
+      refuse({"the outputs of tensors ", first, " and ", second, " overlap; allowed: memory of its own for each"});
+      break;
     }
     return *this;
   }

@@ -42,6 +42,7 @@ inline fused_vector take_mapped(const peer_memory& m, fused_vector& v, std::uint
 inline descriptor describe_fused(operation kind, std::span<const fused> batch, std::uint64_t hash, int root = -1) {
   descriptor d;
   d.kind = kind;
+  d.flags |= descriptor::of_list;
   d.root = static_cast<std::int16_t>(root);
   d.details = mix(hash, batch.size());
   for (const fused& t : batch) {

@@ -25,7 +25,7 @@ struct descriptor {
   dtype type = dtype::user;
   // No bool: a peer may write any byte.
   std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, no rank goes on
-  std::uint8_t flags = 0;    ///< with_counts and staged; need not be equal
+  std::uint8_t flags = 0;    ///< with_counts, staged and of_list; need not be equal
   std::int16_t root = -1;
   std::uint16_t algorithm = 0;  ///< hash of its name and tunables
   std::uint32_t in_block = 0;   ///< shared blocks that the buffers lie in, 0 if they are private
@@ -37,6 +37,7 @@ struct descriptor {
 
   static constexpr std::uint8_t with_counts = 1;  ///< the function has counts, as allgather_v
   static constexpr std::uint8_t staged = 2;       ///< this rank has staged its first chunk already
+  static constexpr std::uint8_t of_list = 4;      ///< `details` is of a list of tensors, too
   [[nodiscard]] bool has(std::uint8_t flag) const noexcept { return (flags & flag) != 0; }
 
   /// A hash of 16 bits: calls that differ have equal ones in one case of 65,536.
@@ -80,6 +81,12 @@ descriptor describe(const Call& c) noexcept {
     d.details = details_of(c.op);
   }
   if constexpr (Rooted<Call>) d.root = static_cast<std::int16_t>(c.root);
+  if constexpr (requires { c.list; }) {
+    if (c.list != 0) {
+      d.details = mix(d.details, c.list);
+      d.flags |= descriptor::of_list;
+    }
+  }
   if (whole.blocks == nullptr) {
     if (!whole.uniform) d.details = 1;
   } else {
@@ -99,6 +106,10 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
     return say("element size", joined({a.element_bytes, " bytes"}), joined({b.element_bytes, " bytes"}));
   }
   if (a.op != b.op) return say("reduction", op_name(a.op), op_name(b.op));
+  if (a.details != b.details && (a.has(descriptor::of_list) || b.has(descriptor::of_list)) && a.root == b.root) {
+    return joined({"number, lengths or order of the tensors in a list, or scale factors, differ between ranks ", rank_a,
+                   " and ", rank_b});
+  }
   if (a.count != b.count) return say(a.kind == operation::broadcast ? "bytes" : "count", a.count, b.count);
   if (a.root != b.root) return say("root", a.root, b.root);
   if (a.details != b.details) {

@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_set>
 
 namespace hvd::inline HVD_ABI {
 
@@ -74,12 +75,17 @@ concept torch_tensor = std::same_as<std::remove_cvref_t<T>, at::Tensor>;
 inline fused view_of(const at::Tensor& t) { return detail::view_of_torch(t, "hvd::view_of: the tensor"); }
 
 /// A list of tensors: `hvd::broadcast(comm, hvd::tensors(model->parameters()))`. It views memory that some other
-/// tensor, as a module's own, must keep alive. Errors: those of view_of.
+/// tensor, as a module's own, must keep alive. One that comes twice, as a layer that a model uses in two places, is in
+/// the list once. Errors: those of view_of.
 template <std::ranges::range R>
   requires detail::torch_tensor<std::ranges::range_reference_t<R&>>
 [[nodiscard]] tensor_list tensors(R&& all) {
   tensor_list list;
-  for (const at::Tensor& t : all) list.add(view_of(t));
+  std::unordered_set<const void*> known;
+  for (const at::Tensor& t : all) {
+    const fused view = view_of(t);
+    if (view.count == 0 || known.insert(view.in).second) list.add(view);
+  }
   return list;
 }
 template <detail::torch_tensor First, detail::torch_tensor... Rest>
