@@ -57,10 +57,7 @@ class checked {
   }
   /// A buffer of `count` elements.
   checked& buffer(const char* name, const void* data, std::size_t count) {
-    if (count > std::size_t{PTRDIFF_MAX} / unit_) [[unlikely]]
-      found_.addressable(name, count, unit_);
-    if (data == nullptr && count != 0) [[unlikely]]
-      found_.refuse({name, " is null but has ", count, " elements"});
+    found_.buffer(name, data, count, unit_);
     return *this;
   }
   checked& apart(const void* in, std::size_t in_count, const void* out, std::size_t out_count, bool in_place) {

@@ -115,9 +115,7 @@ class communicator_on final : public communicator {
   void send(const std::byte* data, std::size_t bytes, int peer) override { comm_.send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) override { comm_.recv(data, bytes, peer); }
   void allreduce(std::span<const fused> tensors, const dynamic_op& op) override {
-    if (detail::checks(comm_)) {
-      detail::fused_arguments(operation::allreduce, rank(), size()).distinct(tensors).check(comm_);
-    }
+    detail::check_distinct(comm_, tensors);
     fusion_.allreduce(tensors, op);
   }
   void broadcast(std::span<const fused> tensors, int root) override { fusion_.broadcast(tensors, root); }

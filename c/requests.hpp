@@ -132,11 +132,8 @@ class submission {
   }
   submission& add(const void* in, void* out, std::size_t count, int type) {
     if (!is_dtype(type)) refuse_it({"dtype ", type, " is no element type", allowed_dtypes});
-    hvd::tensor& t = request_.tensors.emplace_back();
-    t.in = checked::bytes(in);
-    t.out = checked::bytes(out);
-    t.type = static_cast<dtype>(type);
-    t.shape = {count};
+    request_.tensors.push_back(
+        detail::tensor_of({checked::bytes(in), checked::bytes(out), count, static_cast<dtype>(type)}));
     return *this;
   }
 
@@ -163,26 +160,26 @@ inline std::byte* alloc_bucket(hvd_engine number, std::size_t bytes) {
   return e.buckets.emplace_back(std::move(made)).get();
 }
 
-/// The end of an operation that is done; throws what it ended with.
-inline hvd::handle done(hvd_handle number, std::string_view function) {
-  hvd::handle end = handle_of(number, function).first;
-  if (!end.poll()) refuse(function, {"the operation of handle ", number, " is not done; call hvd_wait before"});
-  end.wait();
-  return end;
+/// The end of an operation that is done, and whether it has an output; throws what it ended with.
+inline std::pair<hvd::handle, bool> done(hvd_handle number, std::string_view function) {
+  std::pair<hvd::handle, bool> found = handle_of(number, function);
+  if (!found.first.poll()) refuse(function, {"the operation of handle ", number, " is not done; call hvd_wait before"});
+  found.first.wait();
+  return found;
 }
 
 inline void received_splits(hvd_handle number, std::size_t* counts) {
   require("received_splits", counts, "counts", "a size_t for each rank");
-  const hvd::handle end = done(number, "received_splits");
-  const auto& splits =
-      handle_of(number, "received_splits").second ? end.output().received_splits : std::vector<std::size_t>();
-  if (splits.empty()) refuse("received_splits", {"the operation of handle ", number, " is no alltoall"});
-  std::copy(splits.begin(), splits.end(), counts);
+  const auto [end, has_output] = done(number, "received_splits");
+  if (!has_output || end.output().received_splits.empty()) {
+    refuse("received_splits", {"the operation of handle ", number, " is no alltoall"});
+  }
+  std::copy(end.output().received_splits.begin(), end.output().received_splits.end(), counts);
 }
 
 inline void last_joined(hvd_handle number, int* rank) {
   require("last_joined", rank, "rank", "an int");
-  *rank = done(number, "last_joined").last_joined();
+  *rank = done(number, "last_joined").first.last_joined();
   if (*rank < 0) refuse("last_joined", {"the operation of handle ", number, " is no join"});
 }
 
@@ -191,8 +188,8 @@ inline void output(hvd_handle number, const void** data, std::size_t* count) {
   require("output", count, "count", "a size_t");
   *data = nullptr;
   *count = 0;
-  const hvd::handle end = done(number, "output");
-  if (!handle_of(number, "output").second) {
+  const auto [end, has_output] = done(number, "output");
+  if (!has_output) {
     refuse("output", {"the operation of handle ", number,
                       " has no output of its own: its result, if it has one, is in "
                       "the memory that it was given"});

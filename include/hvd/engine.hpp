@@ -217,12 +217,7 @@ class Engine {
                    {"a tensor of ", name(f.type), " in a list for the engine is to travel as ", name(f.wire),
                     "; all of a list travel alike: give submit_options::wire"});
     }
-    tensor t;
-    t.in = f.in;
-    t.out = f.out;
-    t.type = f.type;
-    t.shape = {f.count};
-    return t;
+    return detail::tensor_of(f);
   }
 
   const int rank_, size_;

@@ -233,10 +233,7 @@ extern template class FusionBuffer<ShmTransport>;
 /// buffer in each call.
 template <Transport T>
 void allreduce(T& comm, const tensor_list& list, dynamic_op op = {}) {
-  // Sorting takes as long as the call where tensors are small.
-  if (detail::checks(comm)) {
-    detail::fused_arguments(operation::allreduce, comm.rank(), comm.size()).distinct(list).check(comm);
-  }
+  detail::check_distinct(comm, list);
   FusionBuffer<T>(comm).allreduce(list, op);
 }
 /// Every rank gets the root's tensors.

@@ -103,10 +103,13 @@ class arguments {
 
   template <class S>
   arguments& buffer(const char* name, const S& s) {
-    constexpr std::size_t unit = sizeof(typename S::value_type);
-    if (s.size() > most(unit)) [[unlikely]]
-      addressable(name, s.size(), unit);
-    if (s.data() == nullptr && s.size() != 0) refuse({name, " is null but has ", s.size(), " elements"});
+    return buffer(name, s.data(), s.size(), sizeof(typename S::value_type));
+  }
+  arguments& buffer(const char* name, const void* data, std::size_t count, std::size_t element_bytes) {
+    if (count > most(element_bytes)) [[unlikely]]
+      addressable(name, count, element_bytes);
+    if (data == nullptr && count != 0) [[unlikely]]
+      refuse({name, " is null but has ", count, " elements"});
     return *this;
   }
   /// Called before anything is computed from the number of elements: products with it, and pointers, could wrap around.

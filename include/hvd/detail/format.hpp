@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 HVD_PRECISE_BEGIN
 
@@ -36,6 +35,11 @@ template <class V>
 template <class V>
 [[gnu::always_inline]] inline void put(std::byte* to, const V& v) noexcept {
   *reinterpret_cast<typename unaligned<V>::type*>(to) = v;
+}
+/// The bits of a vector as one of other elements.
+template <class From, class To>
+[[gnu::always_inline]] inline void copy_bits(const From& from, To& to) noexcept {
+  to = reinterpret_cast<To>(from);
 }
 
 template <class T>
@@ -70,7 +74,7 @@ struct bfloat16_format {
     vec_t<std::uint16_t, Bytes / 2> narrow;
     get(from, narrow);
     const auto bits = __builtin_convertvector(narrow, vec_t<std::uint32_t, Bytes>) << 16;
-    v = reinterpret_cast<std::remove_reference_t<decltype((v))>>(bits);
+    copy_bits(bits, v);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
@@ -85,8 +89,8 @@ struct bfloat16_format {
     vec_t<std::uint32_t, Bytes> pairs;
     get(from, pairs);
     const auto lower = pairs << 16, upper = pairs & 0xffff0000U;
-    v[0] = reinterpret_cast<std::remove_reference_t<decltype((v[0]))>>(lower);
-    v[1] = reinterpret_cast<std::remove_reference_t<decltype((v[1]))>>(upper);
+    copy_bits(lower, v[0]);
+    copy_bits(upper, v[1]);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
@@ -102,10 +106,10 @@ struct bfloat16_format {
   template <int Bytes>
   [[gnu::always_inline]] static void round(const vec_t<float, Bytes>& v, vec_t<std::uint32_t, Bytes>& bits) noexcept {
     using integers = vec_t<std::int32_t, Bytes>;
-    bits = reinterpret_cast<std::remove_reference_t<decltype((bits))>>(v);
+    copy_bits(v, bits);
     integers magnitude;
     const auto without_sign = bits & 0x7fffffffU;
-    magnitude = reinterpret_cast<std::remove_reference_t<decltype((magnitude))>>(without_sign);
+    copy_bits(without_sign, magnitude);
     const auto rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
     bits = magnitude > 0x7f800000 ? bits | 0x400000U : rounded;
   }
@@ -188,32 +192,32 @@ struct half_format {
     const words biased = magnitude + (113U << 23);
     const words base = words{} + (113U << 23);
     vec_t<float, Bytes> with_base, only_base;
-    with_base = reinterpret_cast<std::remove_reference_t<decltype((with_base))>>(biased);
-    only_base = reinterpret_cast<std::remove_reference_t<decltype((only_base))>>(base);
+    copy_bits(biased, with_base);
+    copy_bits(base, only_base);
     with_base -= only_base;
     words subnormal;
-    subnormal = reinterpret_cast<std::remove_reference_t<decltype((subnormal))>>(with_base);
+    copy_bits(with_base, subnormal);
     words bits = magnitude >= (0x7c00U << 13) ? infinite_or_nan : normal;
     bits = magnitude < (0x0400U << 13) ? subnormal : bits;
     bits |= (h & 0x8000U) << 16;
-    v = reinterpret_cast<std::remove_reference_t<decltype((v))>>(bits);
+    copy_bits(bits, v);
   }
   template <int Bytes>
   [[gnu::always_inline]] static void store_by_integers(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     using words = vec_t<std::uint32_t, Bytes>;
     words bits;
-    bits = reinterpret_cast<std::remove_reference_t<decltype((bits))>>(v);
+    copy_bits(v, bits);
     const words sign = (bits >> 16) & 0x8000U;
     const words f = bits & 0x7fffffffU;
     const words normal = (f - (112U << 23) + 0xfffU + ((f >> 13) & 1U)) >> 13;
     // Adding 0.5 lines the mantissa of a subnormal result up with the float's last bits and rounds it.
     const words half_bits = words{} + (126U << 23);
     vec_t<float, Bytes> shifted, half;
-    shifted = reinterpret_cast<std::remove_reference_t<decltype((shifted))>>(f);
-    half = reinterpret_cast<std::remove_reference_t<decltype((half))>>(half_bits);
+    copy_bits(f, shifted);
+    copy_bits(half_bits, half);
     shifted += half;
     words subnormal;
-    subnormal = reinterpret_cast<std::remove_reference_t<decltype((subnormal))>>(shifted);
+    copy_bits(shifted, subnormal);
     subnormal -= half_bits;
     words result = f < (113U << 23) ? subnormal : normal;
     result = f >= (143U << 23) ? words{} + 0x7c00U : result;

@@ -5,6 +5,7 @@
 #include <hvd/dynamic_op.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
+#include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
@@ -45,6 +46,20 @@ struct tensor {
   std::vector<std::size_t> splits{};  ///< alltoall: rows (of dimension 0) for each rank; empty: equal parts
   tensor_memory memory{};             ///< of `in` and `out`; of one kind for all tensors of an operation, on all ranks
 };
+
+namespace detail {
+
+/// A tensor of a list as one of a request.
+inline tensor tensor_of(const fused& f) {
+  tensor t;
+  t.in = f.in;
+  t.out = f.out;
+  t.type = f.type;
+  t.shape = {f.count};
+  return t;
+}
+
+}  // namespace detail
 
 class handle;
 

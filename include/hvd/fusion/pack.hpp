@@ -257,4 +257,11 @@ class fused_arguments : public arguments {
   }
 };
 
+/// That no two outputs of an allreduce overlap; only with HVD_CHECK, as sorting takes as long as the call where tensors
+/// are small.
+template <class T>
+void check_distinct(T& comm, std::span<const fused> all) {
+  if (checks(comm)) fused_arguments(operation::allreduce, comm.rank(), comm.size()).distinct(all).check(comm);
+}
+
 }  // namespace hvd::inline HVD_ABI::detail

@@ -224,7 +224,6 @@ class gradient_reducer {
     if (!g.defined()) g = slot.place.defined() ? slot.place.zero_() : at::zeros_like(p);
     const std::string what = "the gradient of " + slot.name;
     if (g.layout() == at::kStrided && g.is_cpu()) own(slot, g);
-    const fused view = view_of_torch(g, what);
     request r;
     r.name = how_.prefix + slot.name;
     r.op = how_.op.op;
@@ -232,11 +231,7 @@ class gradient_reducer {
     r.postscale = how_.op.postscale;
     r.wire = how_.wire;
     r.keep = std::make_shared<at::Tensor>(g);  // also if the user sets it to None meanwhile
-    tensor& t = r.tensors.emplace_back();
-    t.in = view.in;
-    t.out = view.out;
-    t.type = view.type;
-    t.shape = {view.count};
+    r.tensors.push_back(tensor_of(view_of_torch(g, what)));
     slot.end = engine_.submit(std::move(r), 0, wake);
     slot.in_flight = true;
   }
