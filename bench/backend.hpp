@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,15 @@ class NamedReductions {
   virtual void stop_timeline() = 0;
 };
 
+/// What a library has whose buffers lie on a device, which `run` only queues work on.
+struct device_buffers {
+  std::string name;                                                               ///< of the device, for people
+  int ordinal = 0;                                                                ///< among those that the rank sees
+  std::function<void(void* to, const void* from, std::size_t bytes)> upload{};    ///< from the host; waits
+  std::function<void(void* to, const void* from, std::size_t bytes)> download{};  ///< to the host; waits
+  std::function<void()> finish{};                                                 ///< waits for all that was queued
+};
+
 /// A backend without its type. One indirect call, the same for all libraries, is within the timed part.
 struct erased_backend {
   int rank = 0;
@@ -65,6 +75,7 @@ struct erased_backend {
   std::function<std::unique_ptr<NamedReductions>(const job&)> named;
   /// Reduces gradients in place, fused by the library itself; empty where a library has no such thing.
   std::function<void(const job&, std::span<const std::span<std::byte>>)> fuse;
+  std::optional<device_buffers> device{};  ///< nothing: buffers are the host's
   bool synchronises = true;  ///< false: ranks need a barrier after each call before they may touch their buffers
 };
 
@@ -84,6 +95,7 @@ erased_backend erase(B& b) {
   if constexpr (requires(const job& j, std::span<const std::span<std::byte>> g) { b.fuse(j, g); }) {
     e.fuse = [&b](const job& j, std::span<const std::span<std::byte>> g) { b.fuse(j, g); };
   }
+  if constexpr (requires { b.device(); }) e.device = b.device();
   if constexpr (requires { B::synchronises; }) e.synchronises = B::synchronises;
   return e;
 }

@@ -42,6 +42,7 @@ struct options {
   averaging over_ranks = averaging::max;
   std::string transport = "shm";
   std::string algorithm;
+  int ranks_per_gpu = 1;  ///< with transport nccl
   buffers memory = buffers::private_;
   mode state = mode::dirty;
   cadence pace = cadence::isolated;

@@ -46,7 +46,9 @@ struct alignas(128) rank_slot {
   alignas(128) std::atomic<std::uint32_t> done{0};  ///< the last command that this rank has finished
   std::atomic<std::uint32_t> attached{0};
   std::atomic<int> pid{0};
-  std::atomic<int> cpu{-1};  ///< -1: not pinned
+  std::atomic<int> cpu{-1};      ///< -1: not pinned
+  text<96> device{};             ///< for people; empty: the CPU
+  std::atomic<int> ordinal{-1};  ///< of the device
   outcome result{};
   std::uint64_t wrong{0};    ///< elements, in a check
   std::uint64_t elapsed{0};  ///< ns that all iterations took, rewriting counted

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -72,6 +73,12 @@ class FakeHost {
         .cache(cpu, 2, 2, "Unified", "1024K", own)
         .cache(cpu, 3, 3, "Unified", l3, shared);
   }
+  FakeHost& core(int cpu, int socket, int id) {
+    const std::string at = "sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    return file(at + "physical_package_id", std::to_string(socket) + "\n")
+        .file(at + "core_id", std::to_string(id) + "\n");
+  }
+  [[nodiscard]] std::string root() const { return root_.string() + "/"; }
   hvd::topology read(const cpus& ids) const { return hvd::topology::of(ids, root_.string()); }
 
  private:
@@ -378,4 +385,83 @@ TEST_CASE("topology: host() is asked from many threads at once") {
   for (auto& slot : seen) threads.emplace_back([&slot] { slot = &hvd::host(); });
   for (auto& thread : threads) thread.join();
   CHECK(std::count(seen.begin(), seen.end(), &hvd::host()) == 8);
+}
+
+TEST_CASE("topology: cores, by socket, NUMA node and core") {
+  const auto cores_of = [](const FakeHost& fake, const cpus& ids) {
+    hvd::topology host = fake.read(ids);
+    hvd::detail::read_cores(host, fake.root() + "sys/devices/system/cpu/");
+    return host.cores;
+  };
+  // Two sockets of two cores with two threads each, numbered as Linux does.
+  FakeHost two;
+  for (int cpu = 0; cpu != 8; ++cpu) two.core(cpu, cpu % 4 / 2, cpu % 2);
+  CHECK(cores_of(two, range(0, 7)) == std::vector<cpus>{{0, 4}, {1, 5}, {2, 6}, {3, 7}});
+  CHECK(cores_of(two, {2, 3, 6}) == std::vector<cpus>{{2, 6}, {3}});
+  // One socket whose nodes have every other core.
+  FakeHost woven;
+  woven.file("sys/devices/system/node/online", "0-1\n");
+  woven.file("sys/devices/system/node/node0/cpulist", "0,2\n").file("sys/devices/system/node/node1/cpulist", "1,3\n");
+  for (int cpu = 0; cpu != 4; ++cpu) woven.core(cpu, 0, cpu);
+  CHECK(cores_of(woven, range(0, 3)) == std::vector<cpus>{{0}, {2}, {1}, {3}});
+  CHECK(cores_of(FakeHost(), {0, 1}) == std::vector<cpus>{{0}, {1}});
+}
+
+namespace {
+
+// A driver with three GPUs, of which the last is a MIG instance and the second fails.
+hvd::detail::cuda_driver three_gpus() {
+  hvd::detail::cuda_driver cuda;
+  cuda.device_count = [](int* count) { return *count = 3, 0; };
+  cuda.device_get = [](int* device, int ordinal) { return *device = ordinal, ordinal == 1 ? 101 : 0; };
+  cuda.device_uuid = [](hvd::detail::cu_uuid* uuid, int device) {
+    for (std::size_t i = 0; i != 16; ++i)
+      uuid->bytes[i] = static_cast<unsigned char>(0x89 + 16 * static_cast<std::size_t>(device) + i);
+    return 0;
+  };
+  cuda.device_name = [](char* text, int length, int device) {
+    return std::snprintf(text, static_cast<std::size_t>(length), "NVIDIA H200%s", device == 2 ? " MIG 1g.18gb" : ""), 0;
+  };
+  cuda.device_pci = [](char* text, int length, int device) {
+    return std::snprintf(text, static_cast<std::size_t>(length), "0000:%X:00.0", 0x1b + device), 0;
+  };
+  cuda.device_memory = [](std::size_t* bytes, int) { return *bytes = 141, 0; };
+  cuda.device_attribute = [](int* value, int attribute, int) { return *value = attribute == 134 ? 1 : 7, 0; };
+  return cuda;
+}
+
+}  // namespace
+
+TEST_CASE("topology: GPUs from the driver, their nodes from sysfs") {
+  FakeHost fake;
+  fake.file("sys/bus/pci/devices/0000:1b:00.0/numa_node", "1\n")
+      .file("sys/bus/pci/devices/0000:1b:00.0/local_cpulist", "4-7\n");
+  fake.file("sys/bus/pci/devices/0000:1d:00.0/numa_node", "-1\n")
+      .file("sys/bus/pci/devices/0000:1d:00.0/local_cpulist", "0-7\n");
+  const auto gpus = hvd::detail::read_gpus(three_gpus(), fake.root());
+  REQUIRE(gpus.size() == 3);
+  CHECK(gpus[0] == hvd::gpu{.ordinal = 0,
+                            .uuid = "GPU-898a8b8c-8d8e-8f90-9192-939495969798",
+                            .pci = "0000:1b:00.0",
+                            .name = "NVIDIA H200",
+                            .numa_node = 1,
+                            .cpus = range(4, 7),
+                            .memory = 141});
+  CHECK(gpus[1] == hvd::gpu{.ordinal = 1});
+  CHECK(gpus[2].uuid == "MIG-a9aaabac-adae-afb0-b1b2-b3b4b5b6b7b8");
+  CHECK(gpus[2].numa_node == -1);  // the host does not say: no CPUs are near
+  CHECK(gpus[2].cpus.empty());
+  // A container without PCI devices in its sysfs: the driver knows the node.
+  FakeHost container;
+  container.file("sys/devices/system/node/node1/cpulist", "2-3\n");
+  CHECK(hvd::detail::read_gpus(three_gpus(), container.root())[0].numa_node == 1);
+  CHECK(hvd::detail::read_gpus(three_gpus(), container.root())[0].cpus == cpus{2, 3});
+}
+
+TEST_CASE("topology: PCI addresses as sysfs writes them") {
+  CHECK(hvd::detail::pci_address("0000:1B:00.0") == "0000:1b:00.0");
+  CHECK(hvd::detail::pci_address("00000000:1B:00.0") == "0000:1b:00.0");
+  CHECK(hvd::detail::pci_address("00010000:1B:00.0") == "10000:1b:00.0");
+  CHECK(hvd::detail::pci_address("1b:00.0") == "0000:1b:00.0");
+  CHECK(hvd::detail::pci_address("7") == "7");
 }

@@ -5,6 +5,7 @@
 #include <bench/backends/calls.hpp>
 #include <bench/backends/hvd_engine.hpp>
 #include <bench/backends/kernels.hpp>
+#include <bench/backends/nccl.hpp>
 #include <bench/cases/inputs.hpp>
 #include <bench/rank/pages.hpp>
 #include <bench/rank/worker.hpp>
@@ -123,8 +124,7 @@ std::string tunables_of(std::string_view algorithm) {
 }
 
 int hvd_process(const Stage& stage, const hvd_settings& settings, int rank) {
-  int code = 0;
-  try {
+  return exit_code_of(stage, rank, [&]() -> int {
     if (settings.transport == "thread") {
       std::atomic<int> worst{0};
       thread_run(stage.ranks(), [&](ThreadTransport& comm) {
@@ -132,23 +132,17 @@ int hvd_process(const Stage& stage, const hvd_settings& settings, int rank) {
         const int mine = serve_hvd(stage, comm, settings);
         if (mine != 0) worst = mine;
       });
-      code = worst;
-    } else if (settings.transport == "self") {
+      return worst;
+    }
+    if (settings.transport == "self") {
       pin_to_list(0);
       SelfTransport comm;
-      code = serve_hvd(stage, comm, settings);
-    } else {
-      pin_to_list(rank);
-      ShmTransport comm(settings.job, rank, stage.ranks());
-      code = serve_hvd(stage, comm, settings);
+      return serve_hvd(stage, comm, settings);
     }
-  } catch (const stage_ended&) {
-    code = 3;
-  } catch (const std::exception& e) {
-    report_start_failure(stage, rank, e.what());
-    code = 1;
-  }
-  return code;
+    pin_to_list(rank);
+    ShmTransport comm(settings.job, rank, stage.ranks());
+    return settings.transport == "nccl" ? serve_nccl(stage, comm, settings) : serve_hvd(stage, comm, settings);
+  });
 }
 
 }  // namespace hvd::bench

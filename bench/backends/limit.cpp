@@ -178,17 +178,12 @@ static_assert(Backend<limit_backend>);
 }  // namespace
 
 int limit_process(const Stage& stage, const hvd_settings& settings, int rank) {
-  try {
+  return exit_code_of(stage, rank, [&] {
     pin_to_list(rank);
     ShmTransport comm(settings.job, rank, stage.ranks());
     limit_backend backend(comm);
     return serve(stage, erase(backend));
-  } catch (const stage_ended&) {
-    return 3;
-  } catch (const std::exception& e) {
-    report_start_failure(stage, rank, e.what());
-    return 1;
-  }
+  });
 }
 
 }  // namespace hvd::bench

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <vector>
 
 namespace hvd::bench {
 
@@ -43,6 +44,29 @@ constexpr unsigned char guard_value = 0xa5;
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
+/// A buffer as the host sees it: the buffer itself, or, of one on a device, a copy.
+class HostCopy {
+ public:
+  /// Without a buffer it does nothing.
+  HostCopy(const erased_backend& backend, std::byte* buffer, std::size_t bytes)
+      : backend_(backend), buffer_(buffer), bytes_(bytes) {
+    if (backend_.device && buffer != nullptr) copy_.resize(bytes);
+  }
+  [[nodiscard]] std::byte* host() const { return copy_.empty() ? buffer_ : copy_.data(); }
+  void push() const {
+    if (!copy_.empty()) backend_.device->upload(buffer_, copy_.data(), bytes_);
+  }
+  void pull() const {
+    if (!copy_.empty()) backend_.device->download(copy_.data(), buffer_, bytes_);
+  }
+
+ private:
+  const erased_backend& backend_;
+  std::byte* buffer_;
+  std::size_t bytes_;
+  mutable std::vector<std::byte> copy_;
+};
+
 /// The buffers of one job and the calls on them.
 class cell {
  public:
@@ -65,8 +89,8 @@ class cell {
   void measure() {
     // Everything is written before it is timed: pages that were never touched are all one page of zeros.
     for (std::size_t t = 0; t != turns_; ++t) {
-      rewrite(job_.type, job_.op, backend_.rank, 0, in_ + t * stride_, stride_);
-      if (!job_.in_place) rewrite(job_.type, job_.op, backend_.rank, 0, out_ + t * stride_, stride_);
+      first_write(in_ + t * stride_);
+      if (!job_.in_place) first_write(out_ + t * stride_);
     }
     for (std::uint32_t i = 0; i != job_.warmup; ++i) one(i);
     const auto start = clock::now();
@@ -81,16 +105,22 @@ class cell {
 
   [[nodiscard]] std::uint64_t wrong() {
     std::uint64_t count = 0;
+    const HostCopy in(backend_, in_, stride_), out(backend_, job_.in_place ? nullptr : out_, stride_);
+    std::byte* const host_in = in.host();
+    std::byte* const host_out = job_.in_place ? host_in : out.host();
     for (std::uint32_t i = 0; i != job_.iterations; ++i) {
-      const call c = at(0);
       // What is left over from the last round must not pass as a result.
-      std::memset(in_, guard_value, stride_);
-      if (!job_.in_place) std::memset(out_, guard_value, stride_);
-      fill(c);
+      std::memset(host_in, guard_value, stride_);
+      if (!job_.in_place) std::memset(host_out, guard_value, stride_);
+      fill(at(0, host_in, host_out));
+      in.push();
+      out.push();
       barrier();
-      backend_.run(backend_.self, c);
+      backend_.run(backend_.self, at(0));
+      finish();
       barrier();
-      count += compare(c);
+      (job_.in_place ? in : out).pull();
+      count += compare(at(0, host_in, host_out), host_out);
     }
     return count;
   }
@@ -98,10 +128,20 @@ class cell {
  private:
   void barrier() { stage_.barrier(backend_.rank, epoch_); }
 
-  [[nodiscard]] call at(std::uint64_t iteration) const {
+  void finish() const {
+    if (backend_.device) backend_.device->finish();
+  }
+  void first_write(std::byte* to) const {
+    const HostCopy memory(backend_, to, stride_);
+    rewrite(job_.type, job_.op, backend_.rank, 0, memory.host(), stride_);
+    memory.push();
+  }
+
+  [[nodiscard]] call at(std::uint64_t iteration) const { return at(iteration, in_, out_); }
+  [[nodiscard]] call at(std::uint64_t iteration, std::byte* in, std::byte* out) const {
     const std::size_t shift = iteration % turns_ * stride_ + offset_;
-    std::byte* in = in_ + shift;
-    std::byte* out = out_ + shift;
+    in += shift;
+    out += shift;
     const std::size_t own = static_cast<std::size_t>(backend_.rank) * job_.count * unit_;
     const collective_facts& f = facts(job_.kind);
     if (job_.in_place && (f.root == root_role::none || backend_.rank == job_.root)) {
@@ -122,6 +162,7 @@ class cell {
     barrier();
     const auto start = clock::now();
     backend_.run(backend_.self, c);
+    finish();
     const auto end = clock::now();
     if (!backend_.synchronises) barrier();
     return ns_between(start, end);
@@ -137,6 +178,7 @@ class cell {
       const call c = at(i);
       backend_.run(backend_.self, c);
     }
+    finish();
     const std::uint64_t each = ns_between(start, clock::now()) / job_.iterations;
     std::fill_n(stage_.samples(backend_.rank), job_.iterations, each);
   }
@@ -147,7 +189,7 @@ class cell {
   }
 
   /// Elements that are not what they should be; guards behind the output count as one element each.
-  [[nodiscard]] std::uint64_t compare(const call& c) const {
+  [[nodiscard]] std::uint64_t compare(const call& c, const std::byte* memory) const {
     const auto* out = static_cast<const std::byte*>(c.out);
     std::uint64_t wrong = 0;
     each_piece(job_.kind, backend_.rank, backend_.size, job_.root, job_.count, [&](const piece& p) {
@@ -155,17 +197,17 @@ class cell {
       wrong += p.ranks == 0 ? wrong_copies(job_.type, job_.op, p.rank, backend_.size, p.from, job_.count, got)
                             : wrong_results(job_.type, job_.op, p.ranks, p.from, job_.count, got);
     });
-    return wrong + guards();
+    return wrong + guards(memory);
   }
 
-  [[nodiscard]] std::uint64_t guards() const {
+  [[nodiscard]] std::uint64_t guards(const std::byte* memory) const {
     const std::size_t end = std::max(extent_.in, extent_.out) * unit_;
     // Out of place the output may be the shorter one.
     const std::size_t used = job_.in_place ? end : extent_.out * unit_;
-    const std::byte* const guard = out_ + offset_ + used;
+    const std::byte* const guard = memory + offset_ + used;
     std::uint64_t wrong = 0;
     for (std::size_t i = 0; i != guard_bytes; ++i) wrong += guard[i] != std::byte{guard_value};
-    for (std::size_t i = 0; i != offset_; ++i) wrong += out_[i] != std::byte{guard_value};
+    for (std::size_t i = 0; i != offset_; ++i) wrong += memory[i] != std::byte{guard_value};
     return wrong;
   }
 

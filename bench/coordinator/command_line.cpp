@@ -5,6 +5,7 @@
 #include <bench/cases/inputs.hpp>
 #include <bench/coordinator/flag_values.hpp>
 #include <bench/coordinator/flags.hpp>
+#include <bench/coordinator/launchers.hpp>
 #include <bench/sizes.hpp>
 
 #include <hvd/topology.hpp>
@@ -44,6 +45,34 @@ void check_replay(const options& o) {
   if (o.cycles != 1) throw usage_error("-N has no meaning for engine; --iters is the number of steps");
 }
 
+/// What --transport nccl brings with it, and what has no meaning on it. `mode_given`: --mode is on the command line.
+void check_nccl(options& o, bool mode_given, bool isolated) {
+  const bool on_gpus = o.transport == "nccl";
+  for (const peer_option& p : o.peers) {
+    const bool bare = p.name == bare_nccl && p.command.empty();
+    if (on_gpus && !bare)
+      throw usage_error("--peer " + p.name + " has its buffers on the host; with --transport nccl: --peer nccl");
+    if (!on_gpus && bare) throw usage_error("--peer nccl has its buffers on GPUs; it takes --transport nccl");
+  }
+  if (!on_gpus) {
+    if (o.ranks_per_gpu != 1) throw usage_error("--ranks-per-gpu takes --transport nccl");
+    return;
+  }
+  if (!mode_given) o.state = mode::clean;
+  if (o.state == mode::dirty) {
+    throw usage_error("--mode dirty has no meaning with --transport nccl, whose buffers the host does not write; "
+                      "allowed: clean, rotating");
+  }
+  if (!o.algorithm.empty())
+    throw usage_error("--algorithm has no meaning with --transport nccl: NCCL chooses (NCCL_ALGO)");
+  if (o.limit) throw usage_error("--limit is a loop on the host; leave it out with --transport nccl");
+  if (has_model(o.kind)) {
+    throw usage_error("hvd-bench " + std::string(name(o.kind)) +
+                      " has its gradients on the host; hvd-bench-gpu measures many tensors on GPUs");
+  }
+  if (!isolated) o.pace = cadence::streaming;
+}
+
 /// `sized`: -t or -g is given. 1 times 1 means one rank where neither -n nor a launcher says how many there are.
 void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int launched) {
   const int each = threads * gpus;
@@ -55,7 +84,7 @@ void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int 
     }
     o.ranks = each;
   } else if (!ranks_given) {
-    o.ranks = sized || o.transport == "self" ? 1 : std::max(2, std::min(host().cpus, 8));
+    o.ranks = sized || o.transport == "self" || o.transport == "nccl" ? 1 : std::max(2, std::min(host().cpus, 8));
   }
   if (launched != 0) {
     if ((ranks_given || each > 1) && o.ranks != launched) {
@@ -116,7 +145,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as getopt
 
   std::string kind;
-  unsigned ranks = 0, factor = 1, threads = 1, gpus = 1, average = 3, warmup = 0, iterations = 0;
+  unsigned ranks = 0, factor = 1, threads = 1, gpus = 1, average = 3, warmup = 0, iterations = 0, ranks_per_gpu = 1;
   bool streaming = false, isolated = false, in_only = false, out_only = false, no_pin = false;
   unsigned ignored = 0, stamps = 0, spread = 0;
   std::optional<buffers> memory, registered;
@@ -182,6 +211,8 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
     choice_option<std::size_t>(f, transport_names, t);
     o.transport = t;
   });
+  flags.whole("--ranks-per-gpu", ranks_per_gpu, 1, 256,
+              "With --transport nccl: how many ranks use one GPU (default: 1)");
   app.add_option("--algorithm", o.algorithm, "NAME or NAME:tunable=value,... (default: automatic); see --list");
   flags.add("--buffers", "private or shared (default: private; fused, engine: shared)",
             [&](str f, str t) { memory = choice_option<buffers>(f, buffers_names, t); });
@@ -263,6 +294,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   if (in_only && !works_in_place(o.kind)) throw usage_error(std::string(name(o.kind)) + " does not work in place");
   o.pin = !no_pin;
   if (!flags.given("--transport") && threads > 1) o.transport = "thread";
+  o.ranks_per_gpu = static_cast<int>(ranks_per_gpu);
   o.ranks = static_cast<int>(ranks);
   for (const std::string& p : peers) {
     peer_option peer = peer_of(p);
@@ -278,6 +310,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       throw usage_error(std::string("NCCL_TESTS_MIN_BW is \"") + least + "\"; expected a bandwidth in GB/s");
     }
   }
+  check_nccl(o, flags.given("--mode"), isolated);
   const bool sized = flags.given("-t") || flags.given("-g");
   check(o, flags.given("-n"), sized, static_cast<int>(threads), static_cast<int>(gpus), launched);
   const std::string root = flags.given("-r") ? flags.text("-r") : "0";

@@ -146,7 +146,7 @@ int run_engine(const options& o, const std::optional<launched>& inside) {
   check_memory(o, 1 + o.peers.size());
   if (inside) check_launched(*inside, o);
   if (inside && inside->rank > 0) {
-    return serve_launched(*inside, {o.transport, o.algorithm, inside->key}, cpu_list(o, m));
+    return serve_launched(*inside, {o.transport, o.algorithm, inside->key, o.ranks_per_gpu}, cpu_list(o, m));
   }
   options with_time = o;  // to stay idle, too
   with_time.limit_seconds = std::max(o.limit_seconds, o.passes.idle_seconds + 20);

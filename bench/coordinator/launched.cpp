@@ -1,6 +1,7 @@
 // bench/coordinator/launched.cpp: ranks of one launcher find each other by their common parent.
 #include <bench/coordinator/launched.hpp>
 
+#include <bench/backends/hvd.hpp>
 #include <bench/coordinator/signals.hpp>
 #include <bench/rank/place.hpp>
 
@@ -86,7 +87,7 @@ void check_launched(const launched& inside, const options& o) {
   if (!o.peers.empty()) {
     throw usage_error("--peer works only where hvd-bench starts the ranks itself; run it without mpiexec");
   }
-  if (o.transport != "shm" && inside.size > 1) {
+  if (in_one_process(o.transport) && inside.size > 1) {
     throw usage_error("--transport " + o.transport + " has all ranks in one process; run it without mpiexec");
   }
 }

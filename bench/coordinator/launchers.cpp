@@ -238,10 +238,14 @@ launch launch_of(const peer_option& wanted, int ranks, int cpus) {
     l.each_rank = wanted.command.find("{ranks}") == std::string::npos;
     return l;
   }
+  if (wanted.name == bare_nccl) {
+    l.how = launch::kind::nccl;
+    return l;
+  }
   const auto* const known =
       std::find_if(std::begin(peers), std::end(peers), [&](const peer& p) { return p.name == wanted.name; });
   if (known == std::end(peers)) {
-    std::string names;
+    std::string names = std::string(bare_nccl) + ", ";
     for (const peer& p : peers) names += std::string(p.name) + ", ";
     throw usage_error("--peer " + wanted.name + " is not known; allowed: " + names + "or NAME=COMMAND");
   }

@@ -11,7 +11,7 @@
 namespace hvd::bench {
 
 struct launch {
-  enum class kind { hvd, limit, command };
+  enum class kind { hvd, limit, nccl, command };
   kind how = kind::hvd;
   std::string name;
   std::vector<std::string> argv;  ///< may contain {ranks} and {scratch}, a folder that is removed at the end
@@ -19,6 +19,9 @@ struct launch {
   bool each_rank = false;  ///< start it once for each rank, which finds its number in HVD_BENCH_RANK
   std::string missing;     ///< why it cannot be started, and what to do
 };
+
+/// The peer that is NCCL without hvd, on the GPUs of --transport nccl.
+inline constexpr std::string_view bare_nccl = "nccl";
 
 /// The peers that `--peer NAME` knows.
 std::vector<std::string> known_peers();

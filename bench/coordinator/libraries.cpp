@@ -79,7 +79,7 @@ std::vector<std::unique_ptr<Library>> start_libraries(const options& o, const ma
   settings.limit_seconds = o.limit_seconds;
   settings.start_seconds = std::min(settings.start_seconds, std::max(o.limit_seconds, 2.0));
   settings.capacity = std::max(most_iterations(o), o.iterations.value_or(0));
-  const hvd_settings own{o.transport, o.algorithm, {}};
+  const hvd_settings own{o.transport, o.algorithm, {}, o.ranks_per_gpu};
 
   std::vector<launch> launches(1);
   launches[0].name = "hvd";

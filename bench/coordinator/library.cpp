@@ -72,7 +72,10 @@ bool Library::start() {
   }
   description_ = stage_->header().description.get();
   ranks_.clear();
-  for (int r = 0; r != settings_.ranks; ++r) ranks_.push_back({stage_->slot(r).pid.load(), stage_->slot(r).cpu.load()});
+  for (int r = 0; r != settings_.ranks; ++r) {
+    const rank_slot& s = stage_->slot(r);
+    ranks_.push_back({s.pid.load(), s.cpu.load(), s.device.get(), s.ordinal.load()});
+  }
   return true;
 }
 
@@ -83,7 +86,7 @@ void Library::spawn() {
     output_ = ::memfd_create("hvd-bench-output", MFD_CLOEXEC);
   }
   const bool once = (how_.how == launch::kind::command && !how_.each_rank) ||
-                    (how_.how == launch::kind::hvd && (hvd_.transport != "shm" || !key_.empty()));
+                    (how_.how == launch::kind::hvd && (in_one_process(hvd_.transport) || !key_.empty()));
   hvd_.job = key_.empty() ? "bench@" + hvd::detail::hex(hvd::detail::random_word()) : key_;
   stage_path_ = stage_->path();
   hvd::detail::flush_output();
@@ -110,8 +113,9 @@ pid_t Library::spawn_one(int rank) {
     ::setenv(cpus_variable, settings_.cpu_list.c_str(), 1);
     if (how_.how == launch::kind::command)
       become(how_, rank, settings_.ranks, stage_path_, janitor_->folder(), output_);
-    const int code =
-        how_.how == launch::kind::limit ? limit_process(*stage_, hvd_, rank) : hvd_process(*stage_, hvd_, rank);
+    const int code = how_.how == launch::kind::limit  ? limit_process(*stage_, hvd_, rank)
+                     : how_.how == launch::kind::nccl ? nccl_process(*stage_, hvd_, rank)
+                                                      : hvd_process(*stage_, hvd_, rank);
     hvd::detail::flush_output();
     ::_exit(code);
   }

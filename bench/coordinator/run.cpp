@@ -168,7 +168,7 @@ int run(const options& o, const std::optional<launched>& inside) {
   check_memory(o, 1 + o.peers.size() + (o.limit ? 1 : 0));
   if (inside) check_launched(*inside, o);
   if (inside && inside->rank > 0) {
-    return serve_launched(*inside, {o.transport, o.algorithm, inside->key}, cpu_list(o, m));
+    return serve_launched(*inside, {o.transport, o.algorithm, inside->key, o.ranks_per_gpu}, cpu_list(o, m));
   }
   std::vector<std::unique_ptr<Library>> libraries = start_libraries(o, m, inside);
   report.head(lines_of(libraries), libraries[0]->ranks());
@@ -215,6 +215,7 @@ void list() {
     if (!tunables.empty()) std::printf("tunables     %s: %s\n", std::string(name).c_str(), tunables.c_str());
   }
   line("models", model_names);
+  std::printf("peer         %s: NCCL without hvd, beside --transport nccl\n", std::string(bare_nccl).c_str());
   for (const std::string& name : known_peers()) {
     const launch l = launch_of({name, ""}, 2, 2);
     std::printf("peer         %s: %s\n", name.c_str(), l.missing.empty() ? "found" : l.missing.c_str());

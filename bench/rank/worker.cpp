@@ -29,6 +29,10 @@ int serve(const Stage& stage, erased_backend b) {
   }
   rank_slot& mine = stage.slot(b.rank);
   if (b.rank == 0) stage.header().description.set(b.describe());
+  if (b.device) {
+    mine.device.set(b.device->name);
+    mine.ordinal = b.device->ordinal;
+  }
   stage.attach(b.rank, bound_cpu());
   KeptBuffers kept(b);
   std::uint64_t epoch = 0;

@@ -20,6 +20,19 @@ namespace hvd::bench {
 /// Runs jobs until the coordinator has no more; returns the exit code. Compiled once, in worker.cpp.
 int serve(const Stage& stage, erased_backend b);
 
+/// What f returns; or the exit code of a rank whose stage has ended, or which says on the stage why it cannot go on.
+template <class F>
+int exit_code_of(const Stage& stage, int rank, const F& f) {
+  try {
+    return f();
+  } catch (const stage_ended&) {
+    return 3;
+  } catch (const std::exception& e) {
+    report_start_failure(stage, rank, e.what());
+    return 1;
+  }
+}
+
 /// The whole program of a peer: joins the stage, pins, makes the backend and serves.
 template <class Make>
   requires Backend<std::remove_cvref_t<std::invoke_result_t<Make&, place>>>
@@ -28,19 +41,15 @@ int worker_main(Make make) {
   try {
     const Stage stage = open_stage();
     at = find_place();
-    try {
+    return exit_code_of(stage, at.rank, [&] {
       pin_to_list(at.rank);  // before the library starts threads
       auto backend = make(at);
       return serve(stage, erase(backend));
-    } catch (const stage_ended&) {
-      return 3;
-    } catch (const std::exception& e) {
-      report_start_failure(stage, at.rank, e.what());
-    }
+    });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "rank %d: %s\n", at.rank, e.what());
+    return 1;
   }
-  return 1;
 }
 
 }  // namespace hvd::bench

@@ -48,6 +48,7 @@ inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   c["cycles"] = o.cycles;
   c["rounds"] = o.rounds;
   c["transport"] = o.transport;
+  if (o.transport == "nccl") c["ranks_per_gpu"] = o.ranks_per_gpu;
   c["algorithm"] = o.algorithm.empty() ? "automatic" : o.algorithm;
   c["buffers"] = name(o.memory);
   c["mode"] = name(o.state);

@@ -20,8 +20,13 @@ void print_ranks(const options& o, const machine& m, const std::vector<rank_line
   bool all_bound = true;
   for (std::size_t r = 0; r != ranks.size(); ++r) {
     const int cpu = ranks[r].cpu;
-    std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2s [%s] %s\n", r, ranks[r].pid, m.host.c_str(),
-                cpu < 0 ? "any" : std::to_string(cpu).c_str(), cpu < 0 ? "not pinned" : "CPU", m.cpu.c_str());
+    if (!ranks[r].device.empty()) {
+      std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2d %s\n", r, ranks[r].pid, m.host.c_str(),
+                  ranks[r].ordinal, ranks[r].device.c_str());
+    } else {
+      std::printf("#  Rank %2zu Group  0 Pid %6d on %10s device %2s [%s] %s\n", r, ranks[r].pid, m.host.c_str(),
+                  cpu < 0 ? "any" : std::to_string(cpu).c_str(), cpu < 0 ? "not pinned" : "CPU", m.cpu.c_str());
+    }
     bound.insert(cpu);
     all_bound = all_bound && cpu >= 0;
   }
@@ -55,12 +60,15 @@ void add_where(json& all, const machine& m, const std::vector<library_line>& lib
   all["devices"] = json::array();
   for (std::size_t r = 0; r != ranks.size(); ++r) {
     const int cpu = ranks[r].cpu;
+    const bool on_device = !ranks[r].device.empty();
     all["devices"].push_back({{"rank", r},
                               {"group", 0},
                               {"pid", ranks[r].pid},
                               {"host", m.host},
-                              {"device", cpu < 0 ? json() : json(cpu)},
-                              {"name", m.cpu}});
+                              {"device", on_device ? json(ranks[r].ordinal)
+                                         : cpu < 0 ? json()
+                                                   : json(cpu)},
+                              {"name", on_device ? ranks[r].device : m.cpu}});
   }
   all["libraries"] = json::array();
   for (const auto& l : libraries) {

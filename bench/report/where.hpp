@@ -14,7 +14,9 @@ namespace hvd::bench {
 /// Where one rank of hvd runs.
 struct rank_line {
   int pid = 0;
-  int cpu = -1;  ///< -1: on several
+  int cpu = -1;          ///< -1: on several
+  std::string device{};  ///< its name, where buffers lie on one
+  int ordinal = -1;      ///< of the device
 };
 
 struct library_line {

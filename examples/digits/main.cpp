@@ -20,6 +20,11 @@ int run(const digits::options& wanted) {
     digits::train(comm, wanted);
     return 0;
   }
+  if (wanted.cuda) {
+    // One sentence, where each rank would say it. In a process of its own: CUDA does not outlive a fork.
+    const int code = hvd::fork_run(1, [](hvd::ShmTransport&) { static_cast<void>(hvd::local_device()); });
+    if (code != 0) return code;
+  }
   const int code = hvd::fork_run(wanted.ranks, [&](hvd::ShmTransport& comm) { digits::train(comm, wanted); });
   if (code == 128 + SIGINT) std::cerr << "\ntrain_digits: interrupted\n";
   return code;

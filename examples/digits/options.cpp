@@ -35,6 +35,7 @@ enum key : int {
   loss_file,
   check_bits,
   engine,
+  device,
 };
 
 constexpr std::array long_options = {
@@ -51,6 +52,7 @@ constexpr std::array long_options = {
     option{"loss-file", required_argument, nullptr, key::loss_file},
     option{"check-bits", no_argument, nullptr, key::check_bits},
     option{"engine", no_argument, nullptr, key::engine},
+    option{"device", required_argument, nullptr, key::device},
     option{"help", no_argument, nullptr, key::help},
     option{nullptr, 0, nullptr, 0},
 };
@@ -96,6 +98,12 @@ struct argument {
     return *result;
   }
 
+  /// Whether it is the second of two words.
+  [[nodiscard]] bool one_of(std::string_view first, std::string_view second) const {
+    if (value != first && value != second) refuse(std::string(first) + " or " + std::string(second));
+    return value == second;
+  }
+
   [[nodiscard]] std::string path() const {
     if (value.empty()) refuse("the name of a file or directory");
     return std::string(value);
@@ -114,6 +122,7 @@ void check_together(const options& wanted, bool ranks_given, bool batch_given, b
   if (wanted.batch_is_global && batch_given) {
     throw usage_error("--batch (images a rank) and --global-batch (images of all ranks) exclude each other");
   }
+  if (wanted.engine && wanted.cuda) throw usage_error("--engine and --device cuda exclude each other");
   if (!wanted.mnist.empty() && data_given) throw usage_error("--data and --mnist exclude each other");
   if (ranks_given && std::getenv("HOROVOD_RANK") != nullptr) {
     throw usage_error("-n: HOROVOD_RANK is set, so the number of ranks is given by HOROVOD_SIZE");
@@ -155,6 +164,7 @@ options parse_options(int argc, char** argv) {
       case key::loss_file: wanted.loss_file = given.path(); break;
       case key::check_bits: wanted.check_bits = true; break;
       case key::engine: wanted.engine = true; break;
+      case key::device: wanted.cuda = given.one_of("cpu", "cuda"); break;
       case key::help: wanted.help = true; return wanted;
       default: refuse_syntax(answer, argv[optind - 1]);
     }
@@ -185,6 +195,8 @@ Trains a multi-layer perceptron on handwritten digits, data-parallel on several 
       --loss-file FILE  write one line an epoch: its number and its loss
       --engine          sum the gradients of a layer while those of the one before are computed;
                         HOROVOD_TIMELINE=FILE shows when, in a browser
+      --device cpu|cuda where the gradients are summed (default cpu): cuda copies them to a GPU of each rank, and
+                        needs NCCL; the network is computed on the host
       --check-bits      after every step, check that all ranks hold the same bits
   -h, --help
 

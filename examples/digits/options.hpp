@@ -21,6 +21,7 @@ struct options {
   std::string loss_file;
   bool check_bits = false;
   bool engine = false;
+  bool cuda = false;
   bool help = false;
 };
 

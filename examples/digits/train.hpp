@@ -15,7 +15,9 @@
 #include <hvd/eigen.hpp>
 #include <hvd/engine.hpp>
 #include <hvd/op.hpp>
+#include <hvd/pin.hpp>
 #include <hvd/transport.hpp>
+#include <hvd/transport/nccl.hpp>
 
 #include <Eigen/Core>
 
@@ -108,6 +110,29 @@ class sum_as_they_come {
  private:
   hvd::Engine<T> engine_;
   std::vector<hvd::handle> in_flight_;
+};
+
+/// Sums the gradients on the ranks' GPUs. The network is computed on the host, so that this program needs neither
+/// CUDA's compiler nor a GPU to be built.
+template <hvd::Bootstrap T>
+class sum_on_gpus {
+ public:
+  explicit sum_on_gpus(T& comm) : pinned_(hvd::pin(comm)), gpu_(comm) {}
+
+  void ready(const char* /*name*/, std::span<float> /*part*/) {}
+  void finish(Eigen::VectorXf& gradient) {
+    const auto length = static_cast<std::size_t>(gradient.size());
+    if (sum_.empty()) sum_ = gpu_.template alloc_shared<float>(length);
+    const std::span<float> all(gradient.data(), length);
+    gpu_.template copy_to_device<float>(all, sum_.data());
+    hvd::allreduce(gpu_, sum_);
+    gpu_.template copy_to_host<float>(sum_.data(), all);
+  }
+
+ private:
+  hvd::PinGuard pinned_;
+  hvd::NcclTransport gpu_;
+  hvd::shared_array<float> sum_;
 };
 
 epoch_totals train_epoch(hvd::Transport auto& comm, auto& gradients, const mlp& model, const labelled_images& images,
@@ -226,7 +251,10 @@ void train(hvd::Transport auto& comm, auto& gradients, const options& wanted) {
 /// The same, summed as the options say.
 template <hvd::Transport T>
 void train(T& comm, const options& wanted) {
-  if (wanted.engine) {
+  if (wanted.cuda) {
+    sum_on_gpus<T> gradients(comm);
+    train(comm, gradients, wanted);
+  } else if (wanted.engine) {
     sum_as_they_come<T> gradients(comm);
     train(comm, gradients, wanted);
   } else {

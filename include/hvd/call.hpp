@@ -229,6 +229,34 @@ extent extent_of(const Call& c) noexcept {
   }
 }
 
+/// Bytes that a rank gives to a call, and that it receives.
+template <class Call>
+std::size_t input_bytes(const Call& c, int rank) noexcept {
+  if constexpr (requires { c.send; }) {
+    return c.send.total_bytes();
+  } else if constexpr (Call::kind == operation::allgather || Call::kind == operation::gather) {
+    return c.blocks.bytes(rank);
+  } else {
+    if constexpr (Rooted<Call> && !Reducing<Call>) {
+      if (rank != c.root) return 0;
+    }
+    return extent_of(c).bytes();
+  }
+}
+template <class Call>
+std::size_t output_bytes(const Call& c, int rank) noexcept {
+  if constexpr (requires { c.recv; }) {
+    return c.recv.total_bytes();
+  } else if constexpr (Call::kind == operation::reduce_scatter || Call::kind == operation::scatter) {
+    return c.blocks.bytes(rank);
+  } else {
+    if constexpr (Call::kind == operation::reduce || Call::kind == operation::gather) {
+      if (rank != c.root) return 0;
+    }
+    return extent_of(c).bytes();
+  }
+}
+
 }  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

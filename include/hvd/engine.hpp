@@ -45,7 +45,8 @@ namespace hvd::inline HVD_ABI {
 /// another one was lost, errors name the one that was lost. In a forked child, shutdown and stop_timeline do nothing,
 /// and every other call that uses the engine throws invalid_argument at once.
 template <Probing Control, class D = no_device>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 class Engine {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
@@ -55,8 +56,8 @@ class Engine {
       : Engine(comm, std::move(opts), no_device{}) {}
   /// The same with a device, which becomes the engine's. It connects the ranks of `comm`, with the same numbers.
   Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
-    requires Device<D>
-      : Engine(comm, std::move(opts), std::move(device)) {}
+    requires(!std::same_as<D, no_device>)
+      : Engine(comm, std::move(opts), device_type(std::move(device))) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   /// What is in flight on this rank ends with an error of kind aborted; other ranks that wait for this one get an
@@ -148,6 +149,10 @@ class Engine {
   /// offset on all ranks, copies nothing. Zero at first. Collective over all ranks; waits. It lives until both the
   /// pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch if ranks want different sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes);
+  /// The same on the engine's device, this rank's `device`: memory that its library knows (of NCCL: registered). A
+  /// tensor that is all of it, or long, is reduced without a copy. Errors besides: unsupported where the engine's
+  /// device has no such memory; those of connecting it.
+  [[nodiscard]] std::shared_ptr<std::byte> alloc_device_bucket(std::size_t bytes, int device);
 
   // ---- the timeline -------------------------------------------------------------------------------------------
 
@@ -163,9 +168,10 @@ class Engine {
   void shutdown();
 
  private:
-  using sets_type = detail::process_sets<Control, D>;
+  using device_type = typename device_for<D>::type;
+  using sets_type = detail::process_sets<Control, device_type>;
 
-  Engine(Control& comm, engine_options opts, D device);
+  Engine(Control& comm, engine_options opts, device_type device);
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
@@ -230,12 +236,13 @@ class Engine {
 // `extern template`.
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
-Engine<Control, D>::Engine(Control& comm, engine_options opts, D device)
+  requires(memory_of<Control> == memory_kind::host) &&
+              (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
+Engine<Control, D>::Engine(Control& comm, engine_options opts, device_type device)
     : rank_(comm.rank()), size_(comm.size()), clock_(detail::agree_on_clock(comm, detail::random_word())),
       sets_(std::make_unique<sets_type>(size_, opts)) {
   if constexpr (requires { Control::require_threads(""); }) Control::require_threads("Engine");
-  if (size_ > 1) detail::agree_on_options(comm, opts, Device<D>);
+  if (size_ > 1) detail::agree_on_options(comm, opts, !std::same_as<D, no_device>);
   if (!opts.timeline.empty()) start_timeline(opts.timeline, opts.mark_cycles);
   try {
     Control control = comm.split(0, rank_);
@@ -248,7 +255,8 @@ Engine<Control, D>::Engine(Control& comm, engine_options opts, D device)
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 Engine<Control, D>::~Engine() {
   shutdown();
   // A forked child leaks it: threads that it does not have may have been changing it, or hold its locks.
@@ -256,22 +264,27 @@ Engine<Control, D>::~Engine() {
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 handle Engine<Control, D>::start(request r, int process_set, bool wake) {
   const auto d = driver(process_set);
-  detail::validate(r, d->rank(), d->size(), d->device_index());
+  if constexpr (requires { d->device().choose(r); }) d->device().choose(r);
+  detail::validate(r, d->rank(), d->size(), d->device_index(), detail::device_converts<device_type>);
+  if constexpr (requires { d->device().verify(r); }) d->device().verify(r);
   return {d->submit(std::move(r), wake), d};
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 handle Engine<Control, D>::join() {
   const auto d = driver(0);
   return {d->join(), d};
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 int Engine<Control, D>::add_process_set(std::vector<int> ranks) {
   refuse_fork();
   detail::check_members(ranks, rank(), size());
@@ -279,28 +292,48 @@ int Engine<Control, D>::add_process_set(std::vector<int> ranks) {
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 void Engine<Control, D>::remove_process_set(int id) {
   refuse_fork();
   sets_->remove(id);
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 std::vector<int> Engine<Control, D>::process_set(int id) const {
   refuse_fork();
   return sets_->ranks(id);
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 std::shared_ptr<std::byte> Engine<Control, D>::alloc_bucket(std::size_t bytes) {
   refuse_fork();
-  return sets_->bucket(bytes);
+  return sets_->bucket(bytes, memory_kind::host);
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
+std::shared_ptr<std::byte> Engine<Control, D>::alloc_device_bucket(std::size_t bytes, int device) {
+  const auto d = driver(0);
+  if constexpr (requires { d->device().bucket(bytes); }) {
+    if constexpr (requires { d->device().choose(device); }) d->device().choose(device);
+    if (d->device_index() == device) return sets_->bucket(bytes, memory_kind::device);
+    detail::fail(error_kind::invalid_argument, {"alloc_device_bucket on rank ", rank_, " of ", size_, ": device ",
+                                                device, " is not this engine's, which is ", d->device_index()});
+  } else {
+    detail::fail(error_kind::unsupported, {"alloc_device_bucket on rank ", rank_, " of ", size_,
+                                           ": this engine's device has no memory of its own; use the program's"});
+  }
+}
+
+template <Probing Control, class D>
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycles) {
   refuse_fork();
   sets_->timeline.start(path, {.rank = rank_,
@@ -313,13 +346,15 @@ void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycle
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 void Engine<Control, D>::stop_timeline() {
   if (!forked()) sets_->timeline.stop();
 }
 
 template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) && (Device<D> || std::same_as<D, no_device>)
+  requires(memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 void Engine<Control, D>::shutdown() {
   if (forked()) return;
   sets_->shutdown();

@@ -124,6 +124,11 @@ class piece {
 /// The text of an error without the prefix "hvd: ", for use within another sentence.
 inline std::string_view sentence(const error& e) noexcept { return std::string_view(e.what()).substr(5); }
 
+/// The same error with a text of its own, to be thrown by another thread or again later: copies share their text, by a
+/// count that ThreadSanitizer does not see.
+inline error again(const error& e, int culprit) { return {e.kind(), std::string(sentence(e)), culprit}; }
+inline error again(const error& e) { return again(e, e.rank()); }
+
 }  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

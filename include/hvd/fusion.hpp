@@ -219,7 +219,11 @@ void FusionBuffer<T>::reduce_scatter(std::span<const fused> tensors, std::span<c
     const auto vectors = detail::by_type(
         batch, [&](detail::fused_vector& v, std::size_t i) { v.add(batch[i].in, batch[i].out, batch[i].count, i); });
     const auto ops = reductions(vectors, op);
-    fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
+    if constexpr (memory_of<T> == memory_kind::device) {
+      fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops, op);
+    } else {
+      fusion_.reduce_scatter(batch, counts.subspan(at, batch.size()), vectors, ops);
+    }
   });
 }
 

@@ -62,10 +62,15 @@ namespace hvd::inline HVD_ABI {
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
 /// exploiting multi-lane communication", 2020.)
+///
+/// `Local` may be an NcclTransport (hvd/gpu.hpp): then buffers lie on GPUs, those of a host are connected by NCCL, and
+/// what travels between hosts is copied to the host's memory and back. (NCCL itself connects GPUs of several hosts;
+/// this is for networks that only the MPI can use.)
 template <Transport Local, PointToPoint Cross>
 class Hierarchical {
  public:
   static constexpr std::string_view timeline_name = timeline_name_of<Cross>;
+  static constexpr memory_kind memory = memory_of<Local>;
   struct options {
     hierarchy_sizes sizes{};    ///< where collectives change what they do
     sharing_options sharing{};  ///< of the local groups
@@ -119,11 +124,21 @@ class Hierarchical {
   void barrier() { levels().barrier(); }
 
   /// Messages go through `Cross`, to neighbours too: one channel, so that they arrive in order. See PointToPoint.
-  void send(const std::byte* data, std::size_t bytes, int peer) { state_->world.send(data, bytes, peer); }
+  void send(const std::byte* data, std::size_t bytes, int peer)
+    requires(memory_of<Local> == memory_kind::host)
+  {
+    state_->world.send(data, bytes, peer);
+  }
   /// See `send`.
-  void recv(std::byte* data, std::size_t bytes, int peer) { state_->world.recv(data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer)
+    requires(memory_of<Local> == memory_kind::host)
+  {
+    state_->world.recv(data, bytes, peer);
+  }
   /// See `send`.
-  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from)
+    requires(memory_of<Local> == memory_kind::host)
+  {
     state_->world.exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
@@ -214,8 +229,16 @@ class Hierarchical {
 
   static std::vector<detail::host_place> places(Cross& world, Local& local) {
     detail::host_place mine{world.rank(), local.rank(), local.size()};
-    auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
-    detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
+    if constexpr (memory_of<Local> == memory_kind::host) {
+      auto* const bytes = reinterpret_cast<std::byte*>(&mine.leader);
+      detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
+    } else {
+      auto there = local.template alloc_shared<int>(1);
+      auto* const bytes = reinterpret_cast<std::byte*>(there.data());
+      local.template copy_to_device<int>({&mine.leader, 1}, there.data());
+      detail::run(local, broadcast_call{bytes, bytes, sizeof mine.leader, 0}, automatic<>{});
+      local.template copy_to_host<int>(there.data(), {&mine.leader, 1});
+    }
     auto all = detail::share_by_messages(world, mine);
     detail::check_places(all, world.rank());
     return all;

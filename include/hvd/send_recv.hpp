@@ -10,7 +10,7 @@ namespace hvd::inline HVD_ABI {
 /// up to the time limit; the transport's `exchange` does both at once. Collectives that travel as messages (all on a
 /// transport without common memory; `ring`, `tree` and the like by name) share the channel: receive all messages before
 /// the next collective, or it ends in mismatch. Errors: invalid_argument, peer_lost, timeout, aborted.
-template <PointToPoint T, Buffer B>
+template <SendRecv T, Buffer B>
 void send(T& comm, const B& buffer, int peer) {
   const auto s = as_span(buffer);
   detail::arguments(operation::send, comm.rank(), comm.size()).buffer("buffer", s).rank_of("peer", peer).check_alone();
@@ -19,7 +19,7 @@ void send(T& comm, const B& buffer, int peer) {
 
 /// Receives the next message of one rank. Errors: as send; mismatch if the message has another length (it is dropped
 /// and the channel stays usable).
-template <PointToPoint T, Buffer B>
+template <SendRecv T, Buffer B>
 void recv(T& comm, B&& buffer, int peer) {
   const auto s = as_output(buffer);
   detail::arguments(operation::recv, comm.rank(), comm.size()).buffer("buffer", s).rank_of("peer", peer).check_alone();
@@ -27,11 +27,11 @@ void recv(T& comm, B&& buffer, int peer) {
 }
 
 /// What is no buffer does not compile, and the error says what to pass instead.
-template <PointToPoint T, detail::NoBuffer B, class... More>
+template <SendRecv T, detail::NoBuffer B, class... More>
 void send(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();
 }
-template <PointToPoint T, detail::NoBuffer B, class... More>
+template <SendRecv T, detail::NoBuffer B, class... More>
 void recv(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();
 }

@@ -57,17 +57,21 @@ inline constexpr std::string_view timeline_name_of = [] {
   }
 }();
 
-/// Ranks can send bytes to each other. Messages between two ranks arrive in order; `send` may block until the
-/// receiver takes the message; `exchange` makes progress in both directions at once, whatever the peers match it with:
-/// `exchange`, or `send` and `recv`. A message of another length than `recv` expects is an `hvd::error` of kind
-/// mismatch.
+/// Ranks can send bytes to each other. Messages between two ranks arrive in order; `send` may block until the receiver
+/// takes the message.
 template <class T>
-concept PointToPoint =
-    Transport<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {
-      t.send(out, bytes, peer);
-      t.recv(in, bytes, peer);
-      t.exchange(out, bytes, peer, in, bytes, peer);
-    };
+concept SendRecv = Transport<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {
+  t.send(out, bytes, peer);
+  t.recv(in, bytes, peer);
+};
+
+/// As SendRecv, from memory of the host; what hvd's own algorithms run on. `exchange` makes progress in both directions
+/// at once, whatever the peers match it with: `exchange`, or `send` and `recv`. A message of another length than `recv`
+/// expects is an `hvd::error` of kind mismatch.
+template <class T>
+concept PointToPoint = SendRecv<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {
+  t.exchange(out, bytes, peer, in, bytes, peer);
+};
 
 /// A rank can probe without waiting. `arrived(peer)` is true if the next message from this rank is there, or its
 /// beginning, so that `recv` would not wait for the peer to start. `check()` throws what a wait would throw if a rank

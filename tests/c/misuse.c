@@ -426,6 +426,11 @@ static void many_threads(hvd_comm comm) {
 
 /* ---- fork ---- */
 
+/* Memory that the parent's threads hold looks lost in a forked child, where they do not run. */
+static int in_forked_child = 0;
+int __lsan_is_turned_off(void); /* LeakSanitizer asks it at the end of a process */
+int __lsan_is_turned_off(void) { return in_forked_child; }
+
 static void fork_child(hvd_comm comm) {
   hvd_engine e = 0;
   hvd_handle h = 0;
@@ -437,6 +442,7 @@ static void fork_child(hvd_comm comm) {
   fflush(NULL);
   const pid_t child = fork();
   if (child == 0) {
+    in_forked_child = 1;
     failures = 0;
     no_communicator(comm, "forked");
     no_engine(e, "forked");

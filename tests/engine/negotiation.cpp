@@ -260,7 +260,9 @@ TEST_CASE("engine commands: their names and arguments are what ranks compare") {
   using shape = std::vector<std::size_t>;
   CHECK(form(add_process_set{{2, 0}}) == std::pair(std::string("engine: add_process_set"), shape{2, 0}));
   CHECK(form(remove_process_set{7}) == std::pair(std::string("engine: remove_process_set"), shape{7}));
-  CHECK(form(alloc_bucket{4096}) == std::pair(std::string("engine: alloc_bucket"), shape{4096}));
+  CHECK(form(alloc_bucket{4096}) == std::pair(std::string("engine: alloc_bucket"), shape{4096, 0}));
+  CHECK(form(alloc_bucket{4096, hvd::memory_kind::device}) ==
+        std::pair(std::string("engine: alloc_bucket"), shape{4096, 1}));
   const submission s(command(alloc_bucket{8}));
   REQUIRE(s.ask);
   CHECK(std::get<alloc_bucket>(*s.ask).bytes == 8);

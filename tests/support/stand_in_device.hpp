@@ -238,7 +238,7 @@ class StandInDevice {
           throw error(error_kind::unsupported, "the stand-in device has no product");
         }
       } catch (const error& e) {  // of this batch alone
-        b->problem.emplace(again(e));
+        b->problem.emplace(detail::again(e));
       }
       try {
         if (!b->problem) {
@@ -246,7 +246,7 @@ class StandInDevice {
         }
       } catch (const error& e) {
         inner->lose(e);
-        b->problem.emplace(again(e));
+        b->problem.emplace(detail::again(e));
       }
       for (const part& p : parts) {
         --p.in->users;
@@ -258,12 +258,12 @@ class StandInDevice {
   }
   bool poll(pending& b) {
     if (!b->done) return false;
-    if (b->problem) throw again(*b->problem);
+    if (b->problem) throw detail::again(*b->problem);
     return true;
   }
   void check() {
     const std::lock_guard lock(in_->mutex);
-    if (in_->lost) throw again(*in_->lost);
+    if (in_->lost) throw detail::again(*in_->lost);
   }
   void abort() noexcept {
     ++in_->strings->aborts;
@@ -274,9 +274,6 @@ class StandInDevice {
   StandInDevice split(int color, int key) { return {in_->comm.split(color, key), in_->index, in_->strings}; }
 
  private:
-  /// The same with a text of its own: copies share it, with a count that ThreadSanitizer does not see.
-  static error again(const error& e) { return {e.kind(), std::string(detail::sentence(e)), e.rank()}; }
-
   /// One tensor of a batch.
   struct part {
     device_memory* in;

@@ -20,7 +20,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The default of every collective: `direct` where ranks have common memory; else the tuning decides. If no tuning is
+/// The default of every collective: `direct` where ranks have common memory; the transport's own collective where it
+/// has nothing else, as NCCL; else the tuning decides. If no tuning is
 /// given and the transport has a `selector`, the selector decides: by the user's HVD_TUNING, or by the costs of
 /// messages and of the transport's own collectives, which are measured at the first collective and then fixed. Else
 /// `default_tuning` decides, which takes the transport's own collective where there is one.
@@ -32,10 +33,12 @@ struct automatic {
   friend constexpr bool operator==(const automatic&, const automatic&) = default;
 
   template <Transport T, class Call>
-    requires PeerMemory<T> || PointToPoint<T>
+    requires PeerMemory<T> || PointToPoint<T> || Native<T, Call>
   void operator()(T& t, const Call& call) const {
     if constexpr (Answers<direct, T, Call>) {
       direct{}(t, call);
+    } else if constexpr (!PointToPoint<T>) {
+      native{}(t, call);
     } else {
       workload w = describe(t, call);
       choice what = choose_for(t, w);

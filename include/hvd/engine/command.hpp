@@ -24,11 +24,12 @@ struct remove_process_set {
   int id;
   [[nodiscard]] std::vector<std::size_t> numbers() const { return {static_cast<std::size_t>(id)}; }
 };
-/// See Engine::alloc_bucket.
+/// See Engine::alloc_bucket, and alloc_device_bucket.
 struct alloc_bucket {
   static constexpr std::string_view name = "alloc_bucket";
   std::size_t bytes;
-  [[nodiscard]] std::vector<std::size_t> numbers() const { return {bytes}; }
+  memory_kind memory = memory_kind::host;
+  [[nodiscard]] std::vector<std::size_t> numbers() const { return {bytes, static_cast<std::size_t>(memory)}; }
 };
 
 using command = std::variant<add_process_set, remove_process_set, alloc_bucket>;

@@ -52,4 +52,22 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   { d.split(color, key) } -> std::same_as<D>;
 };
 
+namespace detail {
+
+/// Whether a device has a static member `converts` that is true: its tensors may travel as another type.
+template <class D>
+inline constexpr bool device_converts = [] {
+  if constexpr (requires { bool{D::converts}; }) return D::converts;
+  return false;
+}();
+
+}  // namespace detail
+
+/// What an engine that is made with a D runs on: D itself, or a Device that a header makes of a transport, as
+/// hvd/gpu.hpp does of NcclTransport.
+template <class D>
+struct device_for {
+  using type = D;
+};
+
 }  // namespace hvd::inline HVD_ABI

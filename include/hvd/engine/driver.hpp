@@ -3,6 +3,7 @@
 
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/autotune.hpp>
+#include <hvd/engine/by_host.hpp>
 #include <hvd/engine/cause.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
@@ -47,9 +48,8 @@ class driver final : public waiting_room {
   /// the process set.
   driver(T control, T data, D device, const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
-      : opts_(opts), rank_(control.rank()), size_(control.size()), device_index_(device.index()),
-        control_(std::move(control)), data_(std::move(data)), agreement_(control_),
-        cause_(control_, data_, agreement_, members, std::move(board)),
+      : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
+        agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
         pending_(control_, std::move(device)), observer_(timeline, control_.rank(), members.set),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
@@ -70,9 +70,15 @@ class driver final : public waiting_room {
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] T& data() noexcept { return data_; }
   [[nodiscard]] D& device() noexcept { return pending_.device(); }
-  [[nodiscard]] int device_index() const noexcept { return device_index_; }
+  [[nodiscard]] int device_index() noexcept { return device().index(); }
   /// Memory that lives as long as the driver. Collective; called by the thread that drives.
-  std::byte* add_bucket(std::size_t bytes) {
+  std::byte* add_bucket(std::size_t bytes, memory_kind memory) {
+    if constexpr (requires { pending_.device().bucket(bytes); }) {
+      if (memory == memory_kind::device) {
+        if (const std::optional<error> problem = pending_.connect(data_)) throw error(*problem);
+        return device_buckets_.emplace_back(pending_.device().bucket(bytes)).get();
+      }
+    }
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
   }
 
@@ -100,19 +106,19 @@ class driver final : public waiting_room {
     return end;
   }
 
-  void await(const completion& end, clock::time_point until) override {
+  void await(const completion& end, clock::time_point until, bool only_queued) override {
     refuse_fork(pid_, rank_, size_);
     if (progress_.mine()) {
       fail(error_kind::invalid_argument,
            {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
     }
-    for (int yields = 0; !end.finished() && clock::now() < until;) {
-      if (progress_.attempt([&] { drive(&end, until); })) {
+    for (int yields = 0; !end.reached(only_queued) && clock::now() < until;) {
+      if (progress_.attempt([&] { drive(&end, until, only_queued); })) {
         if (has_work()) progress_.wake();
       } else if (!opts_.thread || yields < spin_policy{}.waits) {
         ++yields;  // the operation may be done in a moment, or the other thread may stop driving
         ::sched_yield();
-      } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)))) {
+      } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)), only_queued)) {
         return;
       }
     }
@@ -182,10 +188,11 @@ class driver final : public waiting_room {
   }
   [[nodiscard]] bool has_work() { return in_flight_.any() || !pending_.empty(); }
 
-  /// Makes progress until `end` (null: until there is nothing to do), until `until`, or until the driver closes.
-  void drive(const completion* end, clock::time_point until) {
+  /// Makes progress until `end` is reached (null: until there is nothing to do), until `until`, or until the driver
+  /// closes.
+  void drive(const completion* end, clock::time_point until, bool only_queued = false) {
     try {
-      while (!progress_.closing() && !(end != nullptr && end->finished())) {
+      while (!progress_.closing() && !(end != nullptr && end->reached(only_queued))) {
         if (condemned_.load()) throw error(verdict());
         in_flight_.take_fresh(negotiation_);
         poll_device(pending_.quiet);
@@ -193,7 +200,7 @@ class driver final : public waiting_room {
         const auto now = clock::now();
         const bool news = negotiation_.has_news();
         if (agreement_.under_way() || (news && now >= next_round_) || agreement_.called()) {
-          if (!round(until, end)) break;
+          if (!round(until, end, only_queued)) break;
         } else {
           if (now >= until) break;
           if (pending_.spin()) continue;
@@ -225,13 +232,13 @@ class driver final : public waiting_room {
   // ---- a round ------------------------------------------------------------------------------------------------
 
   /// Takes part in a round; false if `until` or `end` (null: none) came first.
-  bool round(clock::time_point until, const completion* end) {
+  bool round(clock::time_point until, const completion* end, bool only_queued) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(pending_.next_look(std::min(until, clock::now() + std::chrono::milliseconds(100))),
                               end != nullptr ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
       poll_device(pending_.quiet_in_round);
-      if (end != nullptr && end->finished()) return false;
+      if (end != nullptr && end->reached(only_queued)) return false;
       if (progress_.closing() || condemned_.load()) return true;
       if (clock::now() >= until) return false;
     }
@@ -280,7 +287,14 @@ class driver final : public waiting_room {
     }
     const signature& first = works.front().what;
     if constexpr (Device<D>) {
-      if (first.memory == memory_kind::device) return start(works, std::move(mine));
+      if (first.memory == memory_kind::device) {
+        if (const std::optional<error> problem = pending_.connect(data_)) {
+          for (const auto& s : mine) finish(*s, *problem);
+          return;
+        }
+        if (first.kind == operation::allreduce && first.op == reduce_op::adasum) return run_by_host(works, mine);
+        return start(works, std::move(mine));
+      }
     }
     observer_.enter(mine, activities_on<T>::name(first.kind));
     if (first.kind == operation::split) {
@@ -320,6 +334,15 @@ class driver final : public waiting_room {
     observer_.enter(mine, activities_on<D>::name(kind));
     pending_.start(works, rows, std::move(mine));
   }
+  /// Adasum of tensors on the device, which has no collective for it.
+  void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
+    await_device();
+    observer_.enter(mine, activities_on<T>::name(operation::allreduce));
+    const bool done = detail::run_by_host(pending_.device(), execute_, works);
+    for (const auto& s : mine)
+      finish(*s, done ? std::nullopt
+                      : std::optional(error(error_kind::unsupported, s->end->label() + ": this device has no adasum")));
+  }
   auto end_of_batch() {
     return [this](submission& s, const error* why) {
       finish(s, why != nullptr ? std::optional(cause_.failed(*s.end, *why)) : std::nullopt);
@@ -348,7 +371,7 @@ class driver final : public waiting_room {
   }
 
   const engine_options opts_;
-  const int rank_, size_, device_index_;
+  const int rank_, size_;
   const pid_t pid_ = ::getpid();
   T control_;
   T data_;
@@ -357,6 +380,7 @@ class driver final : public waiting_room {
   negotiation negotiation_;
   executor<T> execute_;
   std::vector<shared_array<std::byte>> buckets_;
+  std::vector<std::shared_ptr<std::byte>> device_buckets_;
   pending_batches<T, D> pending_;
   observer observer_;
   std::chrono::microseconds cycle_time_;

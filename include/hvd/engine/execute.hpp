@@ -27,6 +27,49 @@ inline std::shared_ptr<std::byte> result_memory(std::size_t bytes) {
           [](std::byte* p) { ::operator delete(p, line); }};
 }
 
+/// The type in which tensor `t` travels: see request::wire.
+inline dtype wire_of(const signature& s, std::size_t t) noexcept {
+  const bool converts = s.wire != dtype::user && find_conversions(s.types[t], s.wire).narrow != nullptr;
+  return converts ? s.wire : s.types[t];
+}
+
+/// The caller's memory for the result of tensor `t`, or what `memory(bytes)` gives.
+template <class Memory>
+std::byte* output_of(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape,
+                     const Memory& memory) {
+  result& r = w.end->results[t];
+  r.type = w.what.types[t];
+  r.shape = std::move(shape);
+  std::byte* const given = w.mine->tensors[t].out;
+  if (given != nullptr && !rows_differ(w.what.kind)) return given;
+  r.data = memory(bytes);
+  return r.data.get();
+}
+
+/// Rows of an alltoall for each rank.
+inline std::vector<std::size_t> splits_of(const tensor& t, std::size_t ranks) {
+  return t.splits.empty() ? std::vector<std::size_t>(ranks, t.shape.front() / ranks) : t.splits;
+}
+
+/// The shape of an allgather's or alltoall's result that has so many rows.
+inline std::vector<std::size_t> shape_of_rows(const signature& s, std::size_t t, std::size_t rows) {
+  std::vector<std::size_t> shape{rows};
+  shape.insert(shape.end(), s.shapes[t].begin(), s.shapes[t].end());
+  return shape;
+}
+
+/// What the ranks get of a reduce_scatter: elements for each, and the shape of this one's.
+struct row_shares {
+  std::vector<std::size_t> counts, shape;
+};
+inline row_shares shares_of(const signature& s, std::size_t t, std::size_t rank, std::size_t ranks) {
+  row_shares found{std::vector<std::size_t>(ranks), s.shapes[t]};
+  const std::size_t rows = found.shape.front(), row = rows == 0 ? 0 : s.elements(t) / rows;
+  for (std::size_t r = 0; r != ranks; ++r) found.counts[r] = share_of(rows, r, ranks) * row;
+  found.shape.front() = share_of(rows, rank, ranks);
+  return found;
+}
+
 template <Transport T>
 class executor {
  public:
@@ -62,7 +105,7 @@ class executor {
       own.resize(p * tensors);
       std::size_t index = 0;
       each(works, [&](const work& w, std::size_t t) {
-        const std::vector<std::size_t> rows = splits_of(w.mine->tensors[t]);
+        const std::vector<std::size_t> rows = splits_of(w.mine->tensors[t], p);
         for (std::size_t r = 0; r != p; ++r) own[r * tensors + index] = rows[r];
         ++index;
       });
@@ -88,34 +131,16 @@ class executor {
  private:
   using counts = std::vector<std::vector<std::size_t>>;
 
-  /// Rows for each rank.
-  [[nodiscard]] std::vector<std::size_t> splits_of(const tensor& t) const {
-    if (!t.splits.empty()) return t.splits;
-    const auto p = static_cast<std::size_t>(comm_.size());
-    return std::vector<std::size_t>(p, t.shape.front() / p);
-  }
   template <class F>
   static void each(std::span<const work> works, const F& f) {
     for (const work& w : works) {
       for (std::size_t t = 0; t != w.what.types.size(); ++t) f(w, t);
     }
   }
-  /// The caller's memory for the result, or memory of the engine.
   static std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
-    result& r = w.end->results[t];
-    r.type = w.what.types[t];
-    r.shape = std::move(shape);
-    std::byte* const given = w.mine->tensors[t].out;
-    if (given != nullptr && !rows_differ(w.what.kind)) return given;
-    r.data = result_memory(bytes);
-    return r.data.get();
+    return output_of(w, t, bytes, std::move(shape), result_memory);
   }
 
-  /// See request::wire.
-  static dtype wire_of(const signature& s, std::size_t t) noexcept {
-    const bool converts = s.wire != dtype::user && find_conversions(s.types[t], s.wire).narrow != nullptr;
-    return converts ? s.wire : s.types[t];
-  }
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
   /// address.
   std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
@@ -177,11 +202,9 @@ class executor {
       std::vector<std::size_t>& of = elements[tensors_.size()];
       const std::size_t sum = total_rows(of, w, t);
       for (std::size_t& rows_of : of) rows_of *= row;
-      std::vector<std::size_t> shape{sum};
-      shape.insert(shape.end(), w.what.shapes[t].begin(), w.what.shapes[t].end());
       const std::size_t bytes = sum * row * size_of(w.what.types[t]);
       tensors_.push_back({.in = w.mine->tensors[t].in,
-                          .out = output(w, t, bytes, std::move(shape)),
+                          .out = output(w, t, bytes, shape_of_rows(w.what, t, sum)),
                           .count = of[static_cast<std::size_t>(comm_.rank())],
                           .type = w.what.types[t],
                           .wire = w.what.types[t]});
@@ -192,17 +215,13 @@ class executor {
   void reduce_scatter(std::span<const work> works, const signature& common) {
     tensors_.clear();
     counts elements;
+    const auto p = static_cast<std::size_t>(comm_.size()), me = static_cast<std::size_t>(comm_.rank());
     each(works, [&](const work& w, std::size_t t) {
-      const std::size_t rows = w.what.shapes[t].front();
-      const std::size_t row = rows == 0 ? 0 : w.what.elements(t) / rows;
-      const std::size_t p = static_cast<std::size_t>(comm_.size());
-      const std::size_t mine = share_of(rows, static_cast<std::size_t>(comm_.rank()), p);
-      std::vector<std::size_t>& of = elements.emplace_back(p);
-      for (std::size_t r = 0; r != p; ++r) of[r] = share_of(rows, r, p) * row;
-      std::vector<std::size_t> shape = w.what.shapes[t];
-      shape.front() = mine;
+      row_shares parts = shares_of(w.what, t, me, p);
+      const std::size_t bytes = parts.counts[me] * size_of(w.what.types[t]);
+      elements.push_back(std::move(parts.counts));
       tensors_.push_back({.in = w.mine->tensors[t].in,
-                          .out = output(w, t, mine * row * size_of(w.what.types[t]), std::move(shape)),
+                          .out = output(w, t, bytes, std::move(parts.shape)),
                           .count = w.what.elements(t),
                           .type = w.what.types[t],
                           .wire = wire_of(w.what, t)});
@@ -213,12 +232,10 @@ class executor {
   void alltoall(const work& w, received_rows receive) {
     for (std::size_t t = 0; t != w.what.types.size(); ++t) {
       const tensor& in = w.mine->tensors[t];
-      std::vector<std::size_t> send = splits_of(in);
+      std::vector<std::size_t> send = splits_of(in, static_cast<std::size_t>(comm_.size()));
       const std::size_t rows = total_rows(receive[t], w, t);
       const std::size_t row = w.what.elements(t), bytes = size_of(w.what.types[t]);
-      std::vector<std::size_t> shape{rows};
-      shape.insert(shape.end(), w.what.shapes[t].begin(), w.what.shapes[t].end());
-      std::byte* const out = output(w, t, rows * row * bytes, std::move(shape));
+      std::byte* const out = output(w, t, rows * row * bytes, shape_of_rows(w.what, t, rows));
       w.end->results[t].received_splits = receive[t];
       for (std::size_t& n : send) n *= row;
       for (std::size_t& n : receive[t]) n *= row;

@@ -41,6 +41,19 @@ class pending_batches {
   [[nodiscard]] D& device() noexcept { return device_; }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
+  /// Connects a device that is connected when it is first needed: collective, over the transport for data. What keeps
+  /// the ranks from it, all of them find.
+  [[nodiscard]] std::optional<error> connect(T& data) {
+    if constexpr (requires { device_.connect(data); }) {
+      try {
+        device_.connect(data);
+      } catch (const error& e) {
+        if (e.kind() == error_kind::peer_lost || e.kind() == error_kind::timeout) throw;
+        return e;
+      }
+    }
+    return std::nullopt;
+  }
   /// Starts a batch, whose submissions live until it has ended. An error of this batch is kept until its turn comes.
   void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine) {
     if (all_.empty()) checked_ = clock::now();

@@ -116,11 +116,11 @@ class process_sets {
     const std::lock_guard one(commanding_);
     ask(remove_process_set{set});
   }
-  /// See Engine::alloc_bucket.
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) {
+  /// See Engine::alloc_bucket, and alloc_device_bucket.
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, memory_kind memory) {
     const auto world = driver_of(0);
     const std::lock_guard one(commanding_);
-    ask(alloc_bucket{bytes});
+    ask(alloc_bucket{bytes, memory});
     return {world, last_bucket_};
   }
 
@@ -198,7 +198,7 @@ class process_sets {
     return what.id;
   }
   int run(const alloc_bucket& what) {
-    last_bucket_ = driver_of(0)->add_bucket(what.bytes);
+    last_bucket_ = driver_of(0)->add_bucket(what.bytes, what.memory);
     return 0;
   }
 

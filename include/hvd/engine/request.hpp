@@ -106,17 +106,31 @@ namespace detail {
 class completion {
  public:
   [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
+  /// Whether it has finished, or all of its work is queued on a device behind `event`.
+  [[nodiscard]] bool queued() const noexcept { return state_.load(std::memory_order_acquire) != 0; }
+  /// The device's event behind which the outputs are written; null for an operation on the host, and until `queued`.
+  [[nodiscard]] const std::shared_ptr<void>& event() const noexcept { return event_; }
   /// The operation's error, if it has one; once finished.
   [[nodiscard]] const std::optional<error>& problem() const noexcept { return problem_; }
 
-  /// Sleeps until the end, or until `until`; returns whether the end has come.
-  bool sleep_until(std::chrono::steady_clock::time_point until) const noexcept {
-    while (!finished()) {
+  /// Whether what a waiting thread wants has come: the end, or all work on a device.
+  [[nodiscard]] bool reached(bool only_queued) const noexcept { return only_queued ? queued() : finished(); }
+  /// Sleeps until it is reached, or until `until`; returns whether it is.
+  bool sleep_until(std::chrono::steady_clock::time_point until, bool only_queued = false) const noexcept {
+    for (auto seen = state_.load(std::memory_order_acquire); !reached(only_queued);
+         seen = state_.load(std::memory_order_acquire)) {
       const auto left = until - std::chrono::steady_clock::now();
       if (left <= left.zero()) return false;
-      futex_wait(state_, 0, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
+      if (seen != 1) futex_wait(state_, seen, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
     }
     return true;
+  }
+
+  /// Called by a device, once at most, before `finish`.
+  void queue(std::shared_ptr<void> event) {
+    event_ = std::move(event);
+    state_.store(2, std::memory_order_release);
+    futex_wake_all(state_);
   }
 
   /// Called by the engine, once.
@@ -138,7 +152,8 @@ class completion {
   }
 
  private:
-  std::atomic<std::uint32_t> state_{0};
+  std::atomic<std::uint32_t> state_{0};  // 2: queued on a device; 1: finished
+  std::shared_ptr<void> event_;
   std::optional<error> problem_;
 };
 
@@ -154,8 +169,8 @@ inline void refuse_fork(pid_t owner, int rank, int size) {
 class waiting_room {
  public:
   virtual ~waiting_room() = default;
-  /// Returns when `end` has finished, or at `until`.
-  virtual void await(const completion& end, std::chrono::steady_clock::time_point until) = 0;
+  /// Returns when `end` has finished, or is queued on a device where that is enough, or at `until`.
+  virtual void await(const completion& end, std::chrono::steady_clock::time_point until, bool only_queued) = 0;
 };
 
 }  // namespace detail
@@ -174,28 +189,22 @@ class handle {
   /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
   /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
   /// the operation stays in flight.
-  void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const {
-    if (end_ == nullptr) return;
-    if (!end_->finished()) {
-      using clock = std::chrono::steady_clock;
-      const bool limited = limit && *limit < std::chrono::hours(24 * 365);
-      const auto until =
-          limited ? clock::now() + std::chrono::duration_cast<clock::duration>(*limit) : clock::time_point::max();
-      if (const auto room = where_.lock()) room->await(*end_, until);
-      if (!end_->finished()) {
-        detail::fail(error_kind::timeout,
-                     {end_->label(), " is not done after ", limit->count(), " s; it stays in flight"});
-      }
-    }
-    if (end_->problem()) throw error(*end_->problem());
+  void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, false); }
+  /// As `wait`, but of an operation on a device also returns when all of its work is queued there: then `device_event`
+  /// is the event behind which the outputs are written, and what fails later is not known yet.
+  void wait_queued(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, true); }
+  /// The event for other streams to wait for (a cudaEvent_t or CUevent); it lives as long as a handle. Null for an
+  /// operation on the host, and before `wait_queued` has returned.
+  [[nodiscard]] void* device_event() const noexcept {
+    return end_ != nullptr && end_->queued() ? end_->event().get() : nullptr;
   }
 
-  /// The result of tensor `i`, after `wait`. Errors: invalid_argument before the end, or for a tensor that is not
-  /// there.
+  /// The result of tensor `i`, after `wait`; on a device after `wait_queued`, and written behind `device_event`.
+  /// Errors: invalid_argument before that, or for a tensor that is not there.
   [[nodiscard]] const result& output(std::size_t i = 0) const {
-    if (end_ == nullptr || !end_->finished() || i >= end_->results.size()) {
+    if (end_ == nullptr || !end_->queued() || i >= end_->results.size()) {
       detail::fail(error_kind::invalid_argument, {"output ", i, " of a handle that has ",
-                                                  end_ && end_->finished() ? end_->results.size() : 0, " outputs yet"});
+                                                  end_ && end_->queued() ? end_->results.size() : 0, " outputs yet"});
     }
     return end_->results[i];
   }
@@ -203,6 +212,22 @@ class handle {
   [[nodiscard]] int last_joined() const noexcept { return end_ != nullptr && end_->finished() ? end_->answer : -1; }
 
  private:
+  void await(std::optional<std::chrono::duration<double>> limit, bool only_queued) const {
+    if (end_ == nullptr) return;
+    if (!end_->reached(only_queued)) {
+      using clock = std::chrono::steady_clock;
+      const bool limited = limit && *limit < std::chrono::hours(24 * 365);
+      const auto until =
+          limited ? clock::now() + std::chrono::duration_cast<clock::duration>(*limit) : clock::time_point::max();
+      if (const auto room = where_.lock()) room->await(*end_, until, only_queued);
+      if (!end_->reached(only_queued)) {
+        detail::fail(error_kind::timeout,
+                     {end_->label(), " is not done after ", limit->count(), " s; it stays in flight"});
+      }
+    }
+    if (end_->finished() && end_->problem()) throw error(*end_->problem());
+  }
+
   std::shared_ptr<detail::completion> end_;
   std::weak_ptr<detail::waiting_room> where_;
 };

@@ -6,6 +6,7 @@
 #include <hvd/engine/watch.hpp>
 #include <hvd/error.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,11 +25,13 @@ class submission_table {
   std::optional<error> add(const std::shared_ptr<submission>& s, observer& shown) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return stopped_;
-    const auto [at, fresh] = all_.emplace(s->what.name, s);
-    if (!fresh) {
+    const auto [first, last] = all_.equal_range(s->what.name);
+    // What is queued on a device ends by itself, and needs its name no longer.
+    if (std::any_of(first, last, [](const auto& held) { return !held.second->end->queued(); })) {
       fail(error_kind::invalid_argument, {s->end->label(), ": this name is in flight already; wait for it first, "
                                                            "or give each tensor its own name"});
     }
+    all_.emplace(s->what.name, s);
     shown.submitted(*s);
     fresh_.push_back(s);
     return std::nullopt;
@@ -62,7 +65,9 @@ class submission_table {
 
   void remove(const submission& s) {
     const std::lock_guard lock(mutex_);
-    all_.erase(s.what.name);
+    const auto [first, last] = all_.equal_range(s.what.name);
+    const auto found = std::find_if(first, last, [&](const auto& held) { return held.second.get() == &s; });
+    if (found != last) all_.erase(found);
   }
   /// All have joined.
   std::shared_ptr<completion> end_join(negotiation& n) {
@@ -80,7 +85,7 @@ class submission_table {
   }
 
   struct rest {
-    std::unordered_map<std::string, std::shared_ptr<submission>> all{};
+    std::unordered_multimap<std::string, std::shared_ptr<submission>> all{};
     std::shared_ptr<completion> join{};
   };
   /// From now on nothing is added, because of `why` or what has stopped it before; returns what is left.
@@ -93,7 +98,7 @@ class submission_table {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<submission>> all_;
+  std::unordered_multimap<std::string, std::shared_ptr<submission>> all_;
   std::vector<std::shared_ptr<submission>> fresh_;  // those that the thread that drives has not taken
   std::shared_ptr<completion> joining_;
   std::optional<error> stopped_;

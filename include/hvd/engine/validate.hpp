@@ -35,8 +35,8 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
 }
 
 /// Throws invalid_argument, or unsupported, in a sentence that names the operation, the rank and what is allowed.
-/// `device` is the index of the engine's device, or -1.
-inline void validate(const request& r, int rank, int size, int device = -1) {
+/// `device` is the index of the engine's device, or -1; `converts`: it can let tensors travel as another type.
+inline void validate(const request& r, int rank, int size, int device = -1, bool converts = false) {
   const auto refuse = [&](std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) {
     fail(kind, {name(r.kind), " \"", r.name, "\" on rank ", rank, " of ", size, ": ", joined(why)});
   };
@@ -95,7 +95,7 @@ inline void validate(const request& r, int rank, int size, int device = -1) {
       refuse({which, " lies on device ", t.memory.device, "; allowed: device ", device,
               ", which the engine was made with"});
     }
-    if (memory == memory_kind::device && r.wire != dtype::user) {
+    if (memory == memory_kind::device && r.wire != dtype::user && !converts) {
       refuse(
           {which, " lies on a device and is to travel as ", name(r.wire), "; only tensors on the host are converted"},
           error_kind::unsupported);

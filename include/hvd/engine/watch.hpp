@@ -78,7 +78,7 @@ class stall_watch {
   }
 
  private:
-  static constexpr std::size_t most_activities = 8;  // in a report; with more, it leaves out for whom they wait
+  static constexpr std::size_t most_activities = 8;  // in a report; with more, it counts the ranks and names none
 
   /// A question about some operations; with its fields filled in, it is the answer.
   struct message {
@@ -276,9 +276,10 @@ class stall_watch {
                       " s: submitted by ", ranks_text(with)});
       if (!without.empty()) text += joined({"; not submitted by ", ranks_text(without)});
       if (!silent.empty()) text += joined({"; no answer from ", ranks_text(silent), " (stopped, or lost?)"});
-      // With many ranks, each may wait for another one.
-      for (const auto& [what, ranks] : doing.size() <= most_activities ? doing : phases) {
-        if (!what.empty()) text += joined({"; ", ranks_text(ranks), what});
+      // With many ranks, each may wait for another one: then how many do what says enough.
+      const bool few = doing.size() <= most_activities;
+      for (const auto& [what, ranks] : few ? doing : phases) {
+        if (!what.empty()) text += joined({"; ", few ? ranks_text(ranks) : joined({ranks.size(), " ranks"}), what});
       }
     }
     return text;

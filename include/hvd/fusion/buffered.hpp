@@ -22,7 +22,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// without the buffer if it is not converted.
 template <Transport T>
 class buffered_fusion {
-  static_assert(memory_of<T> == memory_kind::host, "hvd: fusion packs on the host, and T's buffers lie on a device");
+  static_assert(memory_of<T> == memory_kind::host, "hvd: fusion of tensors on a GPU is in hvd/gpu.hpp: include it");
 
  public:
   buffered_fusion(T& comm, std::size_t most) : threshold(most), comm_(comm) {}
@@ -190,11 +190,6 @@ class buffered_fusion {
 
   /// A tensor that is converted in pieces has pieces of at least so many bytes.
   static constexpr std::size_t least_piece = std::size_t{64} << 10;
-
-  static partition partition_of(const std::vector<std::size_t>& counts, std::size_t unit) {
-    const bool even = std::all_of(counts.begin(), counts.end(), [&](std::size_t n) { return n == counts.front(); });
-    return even ? partition(static_cast<int>(counts.size()), counts.front(), unit) : partition(counts, unit);
-  }
 
   /// The buffer is memory from alloc_shared where the transport has it, but not on ranks with common memory, which use
   /// it only for messages and small collectives. It doubles up to the threshold; it grows beyond only for one tensor

@@ -152,6 +152,12 @@ inline std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t ra
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(ranks), std::size_t{0});
 }
 
+/// Blocks of `counts` elements of `unit` bytes each; uniform where they are equal, for which there are better calls.
+inline partition partition_of(const std::vector<std::size_t>& counts, std::size_t unit) {
+  const bool even = std::all_of(counts.begin(), counts.end(), [&](std::size_t n) { return n == counts.front(); });
+  return even ? partition(static_cast<int>(counts.size()), counts.front(), unit) : partition(counts, unit);
+}
+
 /// What is wrong with a batch, as `arguments` finds it for the collectives.
 class fused_arguments : public arguments {
  public:

@@ -20,6 +20,32 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
+/// Temporary memory where the buffers of a local group lie: on the host, unless hvd/gpu.hpp says otherwise.
+template <class Local>
+struct level_memory {
+  static temporary take(Local& /*local*/, std::size_t bytes) { return temporary(bytes); }
+  static void copy(Local& /*local*/, std::byte* to, const std::byte* from, std::size_t bytes) {
+    copy_bytes(to, from, bytes);
+  }
+};
+
+/// Runs a call between hosts, whose messages come from the host's memory: buffers on a device are copied.
+template <class Local, class Cross, class Call>
+void run_across(Local& local, Cross& cross, const Call& c) {
+  if constexpr (memory_of<Local> == memory_kind::host) {
+    run(cross, c, automatic<>{});
+  } else {
+    const std::size_t in_bytes = input_bytes(c, cross.rank()), out_bytes = output_bytes(c, cross.rank());
+    const temporary in(in_bytes), out(out_bytes);
+    local.template copy_to_host<std::byte>(c.in, {in.data(), in_bytes});
+    Call on_host = c;
+    on_host.in = in.data();
+    on_host.out = out.data();
+    run(cross, on_host, automatic<>{});
+    local.template copy_to_device<std::byte>({out.data(), out_bytes}, c.out);
+  }
+}
+
 /// What one rank needs of its two levels, and the collectives on them. `lane` is null if this rank is in no lane.
 template <class Local, class Cross>
 class two_levels {
@@ -56,14 +82,14 @@ class two_levels {
     const int root_host = host_of(c.root), root = local_of(c.root);
     if (c.count * unit <= sizes_.leader_bytes && root < map_.lanes) {
       const bool leads = local_.rank() == root, at_root = world_.rank() == c.root;
-      const temporary sum(leads && !at_root ? c.count * unit : 0);
+      const auto sum = temporary_of(leads && !at_root ? c.count * unit : 0);
       std::byte* const mine = at_root ? c.out : sum.data();
       here(reduce_call{c.in, mine, c.count, before, root});
       if (leads) there(reduce_call{mine, mine, c.count, after, root_host});
       return;
     }
     const std::size_t room = even_blocks(map_.lanes, chunk(c.count, unit), unit).max_bytes();
-    const temporary sums(has_lane() ? 2 * room : 0);
+    const auto sums = temporary_of(has_lane() ? 2 * room : 0);
     const auto part = [&](int turn) { return has_lane() && turn != 0 ? sums.data() + room : sums.data(); };
     in_chunks<reduce_call>(
         c.count, unit,
@@ -116,15 +142,17 @@ class two_levels {
     const partition mine(hosts.own(), unit);
     if (c.blocks.total_bytes() <= sizes_.leader_bytes) {
       const bool leads = local_.rank() == 0;
-      const temporary all(leads ? c.blocks.total_bytes() : 0), ours(leads ? mine.total_bytes() : 0);
+      const auto all = temporary_of(leads ? c.blocks.total_bytes() : 0);
+      const auto ours = temporary_of(leads ? mine.total_bytes() : 0);
       here(reduce_call{c.in, all.data(), c.blocks.total_count(), before, 0});
       if (leads) there(reduce_scatter_call{all.data(), ours.data(), partition(hosts.counts(), unit), after});
       return here(scatter_call{ours.data(), c.out, mine, 0});
     }
     const std::vector<std::size_t> counts = lane_counts(hosts.counts());
     const partition pieces(counts, unit);
-    const temporary sums(has_lane() ? pieces.total_bytes() : 0), sum(has_lane() ? pieces.bytes(host_) : 0);
-    const temporary ours(mine.total_bytes());
+    const auto sums = temporary_of(has_lane() ? pieces.total_bytes() : 0);
+    const auto sum = temporary_of(has_lane() ? pieces.bytes(host_) : 0);
+    const auto ours = temporary_of(mine.total_bytes());
     for (int h = 0; h != map_.hosts(); ++h) {
       const slices s(map_, local_.size(), hosts.count(h), unit);
       std::byte* const piece = has_lane() ? sums.data() + pieces.offset(h) : nullptr;
@@ -133,7 +161,7 @@ class two_levels {
     if (has_lane()) there(reduce_scatter_call{sums.data(), sum.data(), pieces, after});
     const slices s(map_, local_.size(), mine.total_count(), unit);
     here(allgather_call{sum.data(), ours.data(), s.blocks()});
-    copy_bytes(c.out, ours.data() + mine.offset(local_.rank()), mine.bytes(local_.rank()));
+    level_memory<Local>::copy(local_, c.out, ours.data() + mine.offset(local_.rank()), mine.bytes(local_.rank()));
   }
 
   /// An allgather on each host, then of slices of it in the lanes, then again on each host.
@@ -152,7 +180,7 @@ class two_levels {
     for (std::size_t& n : bytes) n *= c.blocks.element_bytes();
     const std::vector<std::size_t> counts = lane_counts(bytes);
     const partition pieces(counts, 1);
-    const temporary got(has_lane() ? pieces.total_bytes() : 0);
+    const auto got = temporary_of(has_lane() ? pieces.total_bytes() : 0);
     if (has_lane()) {
       const slices s(map_, local_.size(), bytes[static_cast<std::size_t>(host_)], 1);
       there(allgather_call{ours + s.offset(local_.rank()), got.data(), pieces});
@@ -171,7 +199,7 @@ class two_levels {
     const partition mine(hosts.own(), c.blocks.element_bytes());
     const int leader = local_of(c.root);
     const bool leads = local_.rank() == leader, at_root = world_.rank() == c.root;
-    const temporary collected(leads && !at_root ? mine.total_bytes() : 0);
+    const auto collected = temporary_of(leads && !at_root ? mine.total_bytes() : 0);
     std::byte* const ours = at_root ? c.out + hosts.offset(host_) : collected.data();
     here(gather_call{c.in, ours, mine, leader});
     if (leads) there(gather_call{ours, c.out, partition(hosts.counts(), c.blocks.element_bytes()), host_of(c.root)});
@@ -184,7 +212,7 @@ class two_levels {
     const partition mine(hosts.own(), c.blocks.element_bytes());
     const int leader = local_of(c.root);
     const bool leads = local_.rank() == leader;
-    const temporary ours(leads ? mine.total_bytes() : 0);
+    const auto ours = temporary_of(leads ? mine.total_bytes() : 0);
     if (leads) {
       there(scatter_call{c.in, ours.data(), partition(hosts.counts(), c.blocks.element_bytes()), host_of(c.root)});
     }
@@ -239,7 +267,7 @@ class two_levels {
   }
   template <class Call>
   void there(const Call& c) const {
-    on_lane([&] { run(*lane_, c, automatic<>{}); });
+    on_lane([&] { run_across(local_, *lane_, c); });
   }
   /// Errors of the levels name the rank at fault by its rank in the whole group.
   template <class F>
@@ -260,10 +288,12 @@ class two_levels {
     if (one_host) {
       here(c);
     } else {
-      run(world_, c, automatic<>{});
+      run_across(local_, world_, c);
     }
     return true;
   }
+
+  [[nodiscard]] auto temporary_of(std::size_t bytes) const { return level_memory<Local>::take(local_, bytes); }
 
   /// The reduction before data leaves a host, and after.
   static std::pair<reduction, reduction> stages(const reduction& op) {
@@ -310,7 +340,11 @@ class two_levels {
     };
     for (std::size_t k = 0; k != chunks; ++k) {
       calls[k % 2].emplace(begin(k * each, of(k), static_cast<int>(k % 2)));
-      if (has_lane()) on_lane([&] { flights[k % 2].emplace(*lane_, *calls[k % 2], chunks > 1); });
+      if constexpr (memory_of<Local> == memory_kind::host) {
+        if (has_lane()) on_lane([&] { flights[k % 2].emplace(*lane_, *calls[k % 2], chunks > 1); });
+      } else if (has_lane()) {
+        there(*calls[k % 2]);
+      }
       if (k != 0) finish(k - 1);
     }
     finish(chunks - 1);

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import sys
-import tempfile
 import types
 from pathlib import Path
 
@@ -32,7 +31,6 @@ with atheris.instrument_imports(include=["hvd"]):
     from hvd.core import objects  # noqa: E402
     from hvd.exceptions import HorovodInternalError  # noqa: E402
     from hvd.launcher import console, hosts, mpi, options, settings, streams  # noqa: E402
-    from hvd.launcher.supervisor import cores  # noqa: E402
     from hvd.remote import results as remote  # noqa: E402
     from hvd.remote.errors import RankError, RankFailed  # noqa: E402
 
@@ -126,23 +124,8 @@ def command_line(data):
     except SystemExit as error:
         require(error.code == 0 or (error.code == 2 and said.getvalue()), "left without a word")
         return
-    require(chosen.version or chosen.check_build or (chosen.np >= 1 and chosen.command), "nothing to start")
+    require(chosen.version or chosen.check_build or (chosen.np >= 1 and (chosen.command or chosen.show_placement)), "nothing to start")
     require(all(warnings), "an empty warning")
-
-
-@parser
-def quota(data):
-    """What control groups grant. Each file after a line =PATH."""
-    with tempfile.TemporaryDirectory(prefix="hvd-fuzz-") as root:
-        for part in data.decode("latin-1").split("\n="):
-            name, _, text = part.lstrip("=").partition("\n")
-            if name not in ("proc/self/cgroup", "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/cpu.cfs_quota_us",
-                            "sys/fs/cgroup/cpu/cpu.cfs_period_us", "sys/fs/cgroup/a/cpu.max"):  # fmt: skip
-                continue
-            path = Path(root, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.encode("latin-1"))
-        require(cores.quota(root) > 0, "no quota")
 
 
 @parser

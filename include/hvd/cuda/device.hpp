@@ -1,0 +1,216 @@
+// hvd/cuda/device.hpp: a GPU of this process, and what is made on it: streams, events, memory.
+#pragma once
+
+#include <hvd/cuda/driver.hpp>
+#include <hvd/cuda/identity.hpp>
+#include <hvd/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// A GPU and its primary context, which this object retains: the context that the CUDA runtime and PyTorch use too.
+class cuda_device {
+ public:
+  /// Device `ordinal` of those that the process sees; -1: the one of the calling thread's current context, or else
+  /// device 0. Errors: those of get_cuda; invalid_argument for a device that is not there; no_memory, system.
+  explicit cuda_device(int ordinal = -1) : driver_(get_cuda()) {
+    int count = 0;
+    driver_.check(driver_.device_count(&count), "cuDeviceGetCount");
+    if (ordinal < 0) ordinal = std::max(current_ordinal(driver_), 0);
+    if (ordinal >= count) {
+      fail(error_kind::invalid_argument, {"there is no GPU ", ordinal, "; this process sees ", count,
+                                          ", numbered from 0", " (CUDA_VISIBLE_DEVICES limits what it sees)"});
+    }
+    ordinal_ = ordinal;
+    driver_.check(driver_.device_get(&device_, ordinal), "cuDeviceGet");
+    cu_uuid uuid{};
+    std::array<char, 256> name{};
+    driver_.check(driver_.device_uuid(&uuid, device_), "cuDeviceGetUuid");
+    driver_.check(driver_.device_name(name.data(), static_cast<int>(name.size()), device_), "cuDeviceGetName");
+    uuid_ = device_uuid(uuid, std::string_view(name.data()).find(" MIG ") != std::string_view::npos);
+    std::array<char, 64> pci{};
+    driver_.check(driver_.device_pci(pci.data(), static_cast<int>(pci.size()), device_), "cuDeviceGetPCIBusId");
+    pci_ = pci.data();
+    driver_.check(driver_.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  }
+  cuda_device(const cuda_device&) = delete;
+  cuda_device& operator=(const cuda_device&) = delete;
+  ~cuda_device() { driver_.primary_release(device_); }
+
+  [[nodiscard]] const cuda_driver& driver() const noexcept { return driver_; }
+  [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+  [[nodiscard]] const std::string& uuid() const noexcept { return uuid_; }
+  [[nodiscard]] const std::string& pci() const noexcept { return pci_; }
+  /// "GPU-8932f937-... (0000:17:00.0)", for messages.
+  [[nodiscard]] std::string label() const { return joined({uuid_, " (", pci_, ")"}); }
+
+  /// Makes the context current for a thread's calls in a block; others may have theirs.
+  class scope {
+   public:
+    explicit scope(const cuda_device& device) : driver_(device.driver_) {
+      const cu_result code = driver_.context_push(device.context_);
+      if (code == cu_success) [[likely]]
+        return;
+      get_cuda();  // says so if this process was forked
+      driver_.check(code, "cuCtxPushCurrent");
+    }
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+    ~scope() {
+      cu_context before = nullptr;
+      driver_.context_pop(&before);
+    }
+
+   private:
+    const cuda_driver& driver_;
+  };
+
+  /// The GPU whose memory an address is; -1 for memory of the host. Errors: system, for a driver that has failed.
+  [[nodiscard]] int owner_of(const void* address) const {
+    const auto pointer = static_cast<cu_pointer>(reinterpret_cast<std::uintptr_t>(address));
+    unsigned type = 0;
+    int ordinal = -1;
+    const cu_result code = driver_.pointer_attribute(&type, cu_pointer_memory_type, pointer);
+    if (code == cu_invalid_value) return -1;
+    driver_.check(code, "cuPointerGetAttribute");
+    if (type != cu_memory_device) return -1;
+    driver_.check(driver_.pointer_attribute(&ordinal, cu_pointer_device_ordinal, pointer), "cuPointerGetAttribute");
+    return ordinal;
+  }
+
+ private:
+  const cuda_driver& driver_;
+  int ordinal_ = 0;
+  cu_device device_ = 0;
+  std::string uuid_, pci_;
+  cu_context context_ = nullptr;
+};
+
+inline cu_pointer to_device(const void* address) noexcept {
+  return static_cast<cu_pointer>(reinterpret_cast<std::uintptr_t>(address));
+}
+
+/// A stream of its own, which does not wait for the default stream. Made and destroyed within a scope of its device.
+class cuda_stream {
+ public:
+  cuda_stream() = default;
+  /// As urgent as the device allows: other ranks wait for what runs here.
+  explicit cuda_stream(const cuda_driver& driver) : driver_(&driver) {
+    int least = 0, greatest = 0;
+    driver.check(driver.priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    driver.check(driver.stream_create(&stream_, cu_stream_non_blocking, greatest), "cuStreamCreateWithPriority");
+  }
+  cuda_stream(cuda_stream&& other) noexcept : driver_(other.driver_), stream_(std::exchange(other.stream_, nullptr)) {}
+  cuda_stream& operator=(cuda_stream&& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~cuda_stream() {
+    if (stream_ != nullptr) driver_->stream_destroy(stream_);
+  }
+  [[nodiscard]] cu_stream get() const noexcept { return stream_; }
+
+ private:
+  const cuda_driver* driver_ = nullptr;
+  cu_stream stream_ = nullptr;
+};
+
+/// Events without timing, which are used again when the last reference to one is gone. Any thread. Its events keep the
+/// pool and the device alive.
+class cuda_events : public std::enable_shared_from_this<cuda_events> {
+ public:
+  explicit cuda_events(std::shared_ptr<cuda_device> device) : device_(std::move(device)) {}
+  cuda_events(const cuda_events&) = delete;
+  cuda_events& operator=(const cuda_events&) = delete;
+  ~cuda_events() {
+    try {
+      const cuda_device::scope current(*device_);
+      for (const cu_event e : free_) device_->driver().event_destroy(e);
+    } catch (const error&) {  // the driver has shut down, and with it all events
+    }
+  }
+
+  /// An event that was recorded on a stream. Within a scope of the device.
+  [[nodiscard]] std::shared_ptr<void> record(cu_stream stream) {
+    const cuda_driver& driver = device_->driver();
+    const cu_event event = take();
+    std::shared_ptr<void> owner(event, [pool = shared_from_this()](void* e) { pool->give_back(e); });
+    driver.check(driver.event_record(event, stream), "cuEventRecord");
+    return owner;
+  }
+
+ private:
+  cu_event take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        const cu_event e = free_.back();
+        free_.pop_back();
+        return e;
+      }
+    }
+    cu_event e = nullptr;
+    const cuda_driver& driver = device_->driver();
+    driver.check(driver.event_create(&e, cu_event_disable_timing), "cuEventCreate");
+    return e;
+  }
+  void give_back(cu_event e) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(e);
+  }
+
+  std::shared_ptr<cuda_device> device_;
+  std::mutex mutex_;
+  std::vector<cu_event> free_;
+};
+
+/// Memory of the host that the device reaches by itself; zero at first.
+inline std::shared_ptr<std::byte> cuda_host_memory(std::shared_ptr<cuda_device> device, std::size_t bytes) {
+  const cuda_device::scope current(*device);
+  void* address = nullptr;
+  device->driver().check(device->driver().alloc_host(&address, bytes, 0), "cuMemHostAlloc");
+  std::memset(address, 0, bytes);
+  return {static_cast<std::byte*>(address), [device](std::byte* p) {
+            try {
+              const cuda_device::scope scope(*device);
+              device->driver().free_host(p);
+            } catch (const error&) {  // the driver has shut down
+            }
+          }};
+}
+
+/// Memory of a device; freed with the last reference. Errors: no_memory, in a sentence that tells what is free.
+inline std::shared_ptr<std::byte> cuda_memory(std::shared_ptr<cuda_device> device, std::size_t bytes) {
+  const cuda_device::scope current(*device);
+  const cuda_driver& driver = device->driver();
+  cu_pointer address = 0;
+  const cu_result code = driver.alloc(&address, bytes == 0 ? 1 : bytes);
+  if (code == cu_out_of_memory) {
+    std::size_t free = 0, total = 0;
+    driver.memory_info(&free, &total);
+    fail(error_kind::no_memory, {"GPU ", device->label(), " has no ", bytes, " bytes left; ", free, " of ", total,
+                                 " are free; lower the fusion threshold (HOROVOD_FUSION_THRESHOLD) or the batch size"});
+  }
+  driver.check(code, "cuMemAlloc");
+  return {reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address)), [device](std::byte* p) {
+            try {
+              const cuda_device::scope scope(*device);
+              device->driver().free(to_device(p));
+            } catch (const error&) {  // the driver has shut down
+            }
+          }};
+}
+
+}  // namespace hvd::inline HVD_ABI::detail

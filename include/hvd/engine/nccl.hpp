@@ -1,0 +1,304 @@
+// hvd/engine/nccl.hpp: an NcclTransport as the device of an engine.
+#pragma once
+
+#include <hvd/engine/device.hpp>
+#include <hvd/engine/execute.hpp>
+#include <hvd/engine/plan.hpp>
+#include <hvd/engine/request.hpp>
+#include <hvd/error.hpp>
+#include <hvd/fusion/device.hpp>
+#include <hvd/pin.hpp>
+#include <hvd/topology.hpp>
+#include <hvd/transport/nccl.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+namespace detail {
+
+/// Turns works into batches of hvd/fusion/device.hpp. The `ready` of a tensor is an event of CUDA, or null.
+class nccl_device {
+ public:
+  static constexpr std::string_view timeline_name = NcclTransport::timeline_name;
+  static constexpr bool converts = true;
+  using pending = std::shared_ptr<device_batch>;
+
+  explicit nccl_device(const NcclTransport& transport) : nccl_device(transport.group()) {}
+  explicit nccl_device(std::shared_ptr<nccl_group> group)
+      : batches_(std::make_unique<device_batches>(std::move(group))) {}
+
+  [[nodiscard]] int index() const noexcept { return group().device()->ordinal(); }
+
+  /// Throws invalid_argument for addresses that are not this device's, on the rank that submits them; any thread.
+  void verify(const request& r) const { verify(*group().device(), r); }
+  static void verify(const cuda_device& device, const request& r) {
+    if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
+    const cuda_device::scope current(device);
+    const std::string label = joined({"GPU ", device.ordinal(), ", tensor \"", r.name, "\""});
+    for (const tensor& t : r.tensors) {
+      if (t.memory.kind != memory_kind::device) continue;
+      const bool empty = std::find(t.shape.begin(), t.shape.end(), std::size_t{0}) != t.shape.end();
+      check_device_memory(device, name(r.kind), label, "input", t.in, empty ? 0 : 1);
+      if (t.out != nullptr) check_device_memory(device, name(r.kind), label, "output", t.out, empty ? 0 : 1);
+    }
+  }
+
+  pending start(std::span<const work> works, const received_rows& rows) {
+    const cuda_device::scope current(*group().device());
+    pending batch;
+    try {
+      batch = batch_of(works, rows);
+    } catch (const error& e) {
+      // What NCCL cannot do it cannot do on any rank; but memory is missing on this one.
+      if (e.kind() == error_kind::unsupported) throw;
+      throw batches_->lose(e);
+    }
+    std::vector<completion*> ends;
+    for (const work& w : works) {
+      if (w.mine == nullptr) continue;
+      for (const tensor& t : w.mine->tensors) {
+        // Tensors that are ready together often share one event.
+        if (t.memory.ready != nullptr &&
+            std::find(batch->ready.begin(), batch->ready.end(), t.memory.ready) == batch->ready.end()) {
+          batch->ready.push_back(t.memory.ready);
+        }
+      }
+      ends.push_back(w.end);
+    }
+    batch->queued = [ends = std::move(ends)](const std::shared_ptr<void>& event) {
+      for (completion* const end : ends) end->queue(event);
+    };
+    batches_->start(batch);
+    return batch;
+  }
+  bool poll(pending& batch) { return batches_->poll(*batch); }
+  void check() { batches_->check(); }
+  void abort() noexcept { batches_->abort(); }
+  nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
+
+  /// Memory for tensors, registered with NCCL; collective.
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) { return group().allocate(bytes, 1); }
+
+  /// For what only the host can do: the elements of a tensor, once it is ready; and back. They wait for the GPU.
+  std::vector<std::byte> fetch(const tensor& t, std::size_t bytes) {
+    std::vector<std::byte> copy(bytes);
+    transfer(t.memory.ready, [&](const cuda_driver& driver, cu_stream stream) {
+      if (bytes != 0)
+        driver.check(driver.copy_to_host(copy.data(), to_device(t.in), bytes, stream), "cuMemcpyDtoHAsync");
+    });
+    return copy;
+  }
+  void store(const tensor& t, result& r, std::span<const std::byte> from) {
+    std::byte* to = t.out;
+    if (to == nullptr) {
+      r.data = cuda_memory(group().device(), from.size());
+      to = r.data.get();
+    } else {
+      r.data = nullptr;
+    }
+    transfer(nullptr, [&](const cuda_driver& driver, cu_stream stream) {
+      if (!from.empty()) {
+        driver.check(driver.copy_to_device(to_device(to), from.data(), from.size(), stream), "cuMemcpyHtoDAsync");
+      }
+    });
+  }
+
+ private:
+  [[nodiscard]] nccl_group& group() const noexcept { return batches_->group(); }
+
+  template <class F>
+  void transfer(void* ready, const F& f) {
+    const cuda_device::scope current(*group().device());
+    const cuda_driver& driver = group().driver();
+    const cuda_stream stream(driver);
+    group().await_event(stream.get(), ready);
+    f(driver, stream.get());
+    driver.check(driver.stream_synchronize(stream.get()), "cuStreamSynchronize");
+  }
+
+  std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
+    return output_of(w, t, bytes, std::move(shape), [&](std::size_t n) { return cuda_memory(group().device(), n); });
+  }
+
+  pending batch_of(std::span<const work> works, const received_rows& rows) {
+    const signature& common = works.front().what;
+    const auto ranks = static_cast<std::size_t>(group().size()), me = static_cast<std::size_t>(group().rank());
+    std::vector<fused> tensors;
+    std::vector<std::vector<std::size_t>> counts;
+    std::vector<fused_part> bytes;
+    std::size_t index = 0;
+    for (const work& w : works) {
+      for (std::size_t t = 0; t != w.what.types.size(); ++t, ++index) {
+        const dtype type = w.what.types[t];
+        const std::size_t elements = w.what.elements(t), unit = size_of(type);
+        const std::byte* const in = w.mine != nullptr ? w.mine->tensors[t].in : nullptr;
+        switch (common.kind) {
+          case operation::allreduce: {
+            std::byte* const out = w.mine != nullptr ? output(w, t, elements * unit, w.what.shapes[t]) : nullptr;
+            tensors.push_back({in, out, elements, type, wire_of(w.what, t)});
+            break;
+          }
+          case operation::broadcast:
+            bytes.push_back({in, output(w, t, elements * unit, w.what.shapes[t]), elements * unit, 0, index});
+            break;
+          case operation::reduce_scatter: {
+            row_shares parts = shares_of(w.what, t, me, ranks);
+            std::byte* const out = output(w, t, parts.counts[me] * unit, std::move(parts.shape));
+            tensors.push_back({in, out, elements, type, wire_of(w.what, t)});
+            counts.push_back(std::move(parts.counts));
+            break;
+          }
+          default: {  // allgather, alltoall: elements of one row
+            std::vector<std::size_t> of = rows[index];
+            const std::size_t all = sum_of(of, ranks);
+            std::byte* const out = output(w, t, all * elements * unit, shape_of_rows(w.what, t, all));
+            if (common.kind == operation::alltoall) w.end->results[t].received_splits = of;
+            for (std::size_t& n : of) n *= elements;
+            tensors.push_back({in, out, of[me], type, type});
+            counts.push_back(std::move(of));
+          }
+        }
+      }
+    }
+    switch (common.kind) {
+      case operation::allreduce: return allreduce(tensors, {common.op, common.prescale, common.postscale});
+      case operation::broadcast: return device_broadcast(std::move(bytes), common.root);
+      case operation::reduce_scatter:
+        return device_reduce_scatter(group(), std::move(tensors), std::move(counts),
+                                     {common.op, common.prescale, common.postscale});
+      case operation::allgather: return device_allgather(std::move(tensors), std::move(counts));
+      default: return alltoall(works.front(), std::move(tensors), std::move(counts));
+    }
+  }
+
+  pending allreduce(const std::vector<fused>& tensors, const dynamic_op& op) {
+    std::vector<fused_vector> vectors = by_type(
+        tensors, [&](fused_vector& v, std::size_t i) { v.add(tensors[i].in, tensors[i].out, tensors[i].count, i); });
+    std::vector<reduction> ops;
+    for (const fused_vector& v : vectors) ops.push_back(make_reduction(v.wire, op, group().size()));
+    return device_allreduce(group(), std::move(vectors), ops);
+  }
+
+  pending alltoall(const work& w, std::vector<fused> tensors, std::vector<std::vector<std::size_t>> receive) {
+    std::vector<std::vector<std::size_t>> send;
+    for (std::size_t t = 0; t != tensors.size(); ++t) {
+      send.push_back(splits_of(w.mine->tensors[t], static_cast<std::size_t>(group().size())));
+      for (std::size_t& n : send.back()) n *= w.what.elements(t);
+    }
+    auto batch = std::make_shared<device_batch>();
+    batch->what = "alltoall";
+    batch->calls = [tensors = std::move(tensors), send = std::move(send),
+                    receive = std::move(receive)](nccl_group_call& calls) {
+      for (std::size_t t = 0; t != tensors.size(); ++t) {
+        const std::size_t unit = size_of(tensors[t].type);
+        calls.add(alltoall_call{tensors[t].in, tensors[t].out, partition(send[t], unit), partition(receive[t], unit)});
+      }
+    };
+    return batch;
+  }
+
+  std::unique_ptr<device_batches> batches_;
+};
+static_assert(Device<nccl_device>);
+
+}  // namespace detail
+
+/// A device of engines whose ranks are connected by NCCL when the first tensors on GPUs come: each rank's GPU is the
+/// one on which its first tensor lies. Until then nothing is looked for, and a job without GPUs runs as it does
+/// without.
+class NcclOnDemand {
+ public:
+  static constexpr std::string_view timeline_name = NcclTransport::timeline_name;
+  static constexpr bool converts = true;
+  using pending = detail::nccl_device::pending;
+
+  /// `opts.device` is not used.
+  explicit NcclOnDemand(nccl_options opts = {}) : in_(std::make_unique<inner>(opts)) {}
+
+  [[nodiscard]] int index() const noexcept { return in_->index.load(std::memory_order_acquire); }
+
+  /// By the thread that submits: the first tensor decides. Errors: those of a missing driver.
+  void choose(const request& r) {
+    if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
+    choose(r.tensors.front().memory.device);
+  }
+  void choose(int device) {
+    if (index() >= 0) return;
+    const std::lock_guard lock(in_->mutex);
+    if (in_->device) return;
+    in_->device = std::make_shared<detail::cuda_device>(device);
+    in_->index.store(in_->device->ordinal(), std::memory_order_release);
+  }
+  void verify(const request& r) const {
+    if (index() >= 0) detail::nccl_device::verify(*in_->device, r);
+  }
+  /// By the thread that drives, before the first batch, at the same point of the order on all ranks.
+  template <Bootstrap T>
+  void connect(T& data) {
+    if (in_->connected) return;
+    in_->connected.emplace(detail::nccl_group::connect(data, in_->opts, [&] {
+      if (index() < 0) choose(own_device(data));
+      return index();
+    }));
+  }
+
+  pending start(std::span<const detail::work> works, const received_rows& rows) {
+    return in_->connected->start(works, rows);
+  }
+  bool poll(pending& batch) { return in_->connected->poll(batch); }
+  void check() {
+    if (in_->connected) in_->connected->check();
+  }
+  void abort() noexcept {
+    if (in_->connected) in_->connected->abort();
+  }
+  /// The new group is connected when its first tensors on GPUs come.
+  [[nodiscard]] NcclOnDemand split(int /*color*/, int /*key*/) { return NcclOnDemand(in_->opts); }
+
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) { return in_->connected->bucket(bytes); }
+  [[nodiscard]] std::vector<std::byte> fetch(const tensor& t, std::size_t bytes) {
+    return in_->connected->fetch(t, bytes);
+  }
+  void store(const tensor& t, result& r, std::span<const std::byte> from) { in_->connected->store(t, r, from); }
+
+ private:
+  /// Of a rank that has had no tensor on a GPU: it has joined. What the thread that made this is pinned to, else what
+  /// `pin` would choose, with as many ranks on a GPU as the options allow.
+  template <class T>
+  [[nodiscard]] int own_device(T& data) const {
+    if (in_->pinned >= 0) return in_->pinned;
+    parsed_pin policy = detail::pin_of_environment();
+    policy.max_ranks = in_->opts.ranks_per_device;
+    return detail::ordinal_of(placement_of(topology::discover(), policy, local_place::of(data)));
+  }
+
+  struct inner {
+    explicit inner(const nccl_options& o) : opts(o), pinned(detail::pinned() ? detail::pinned()->ordinal : -1) {}
+    const nccl_options opts;
+    const int pinned;
+    std::mutex mutex;
+    std::shared_ptr<detail::cuda_device> device;
+    std::atomic<int> index{-1};
+    std::optional<detail::nccl_device> connected;
+  };
+  std::unique_ptr<inner> in_;
+};
+static_assert(Device<NcclOnDemand>);
+
+template <>
+struct device_for<NcclTransport> {
+  using type = detail::nccl_device;
+};
+
+}  // namespace hvd::inline HVD_ABI

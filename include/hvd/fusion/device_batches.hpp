@@ -1,0 +1,280 @@
+// hvd/fusion/device_batches.hpp: batches of work on a GPU: pack, collectives, unpack, each on a stream of its own.
+//
+// Nothing here waits for the GPU. What must come first is ordered by events: packing waits for the tensors and for the
+// buffer to be free, the collective for the packing, unpacking for the collective. There are two buffers, so that the
+// next batch is packed while one is reduced.
+#pragma once
+
+#include <hvd/cuda/copy.hpp>
+#include <hvd/cuda/device.hpp>
+#include <hvd/shared_memory/futex.hpp>
+#include <hvd/shared_memory/layout.hpp>
+#include <hvd/transport/nccl.hpp>
+
+#include <hvd/dtype.hpp>
+#include <hvd/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// Many parts that one kernel copies: out[i] = in[i] * factor / divisor, converted.
+struct device_copy {
+  dtype from{}, to{};
+  double factor = 1.0;
+  std::uint32_t divisor = 1;
+  std::vector<device_part> parts{};
+};
+
+/// One batch, from its start to its end.
+struct device_batch {
+  std::string_view what{};
+  std::vector<void*> ready{};                      ///< events behind which it begins
+  std::size_t buffer_bytes = 0;                    ///< that it needs
+  std::function<void(std::byte* buffer)> place{};  ///< fills in what follows, which depends on where the buffer is
+  std::vector<std::pair<std::byte*, std::size_t>> zeros{};
+  std::vector<device_copy> before{}, after{};
+  std::function<void(nccl_group_call&)> calls{};
+  std::vector<std::shared_ptr<void>> kept{};            ///< memory that it uses
+  std::function<void(std::shared_ptr<void>)> queued{};  ///< told the event behind which all is done, once there is one
+
+  std::shared_ptr<void> begun{};  ///< the event behind which it waits for nothing but other ranks
+  std::shared_ptr<void> done{};
+  std::optional<error> problem{};
+  std::optional<std::chrono::steady_clock::time_point> waiting_since{};
+};
+
+/// Runs batches in the order in which they are started. One thread at a time, within no scope of the device.
+class device_batches {
+ public:
+  explicit device_batches(std::shared_ptr<nccl_group> group) : group_(std::move(group)) {
+    const cuda_device::scope current(*group_->device());
+    for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
+  }
+  device_batches(const device_batches&) = delete;
+  device_batches& operator=(const device_batches&) = delete;
+  ~device_batches() {
+    if (!drain()) group_->communicator().abort();
+    try {
+      const cuda_device::scope current(*group_->device());
+      for (slot& s : slots_) s = {};
+      retired_.clear();
+      for (cuda_stream& s : streams_) s = {};
+    } catch (const error&) {  // the driver has shut down
+    }
+  }
+
+  [[nodiscard]] nccl_group& group() noexcept { return *group_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return slots_[0].bytes + slots_[1].bytes; }
+  /// Frees the buffers. No batch is under way.
+  void release() {
+    for (slot& s : slots_) s = {};
+  }
+
+  /// Queues a batch, now or, where NCCL still connects ranks, in a later `poll`.
+  void start(std::shared_ptr<device_batch> batch) {
+    waiting_.push_back(std::move(batch));
+    advance();
+  }
+  /// Whether it is done. Throws what it has failed with.
+  [[nodiscard]] bool poll(device_batch& batch) {
+    advance();
+    if (batch.problem) throw again(*batch.problem);
+    if (!batch.done) return false;
+    try {
+      if (passed(batch, batch.done)) return true;
+      watch(batch);
+    } catch (const error& e) {
+      throw lose(e);
+    }
+    return false;
+  }
+  /// Throws if the group is lost, or this device.
+  void check() {
+    if (lost_) throw again(*lost_);
+    group_->communicator().check();
+  }
+  /// After an error of this rank alone: nothing can be started any more, and `check` throws. Returns the error with
+  /// this rank as the one at fault.
+  error lose(const error& e) {
+    const bool own = e.rank() < 0 && e.kind() != error_kind::peer_lost && e.kind() != error_kind::timeout;
+    error mine = again(e, own ? group_->rank() : e.rank());
+    if (!lost_) lost_.emplace(mine);
+    return mine;
+  }
+  /// Ends everything on this rank. Then no stream uses memory of a batch.
+  void abort() noexcept {
+    group_->communicator().abort();  // first: to free memory waits for what NCCL does
+    drain();
+    waiting_.clear();
+    given_up_.clear();
+    restart();
+  }
+
+ private:
+  enum : std::size_t { packing, reducing, unpacking };
+  struct slot {
+    std::shared_ptr<std::byte> memory{};
+    std::size_t bytes = 0;
+    std::shared_ptr<void> free{};  ///< the event behind which it may be written
+  };
+
+  [[nodiscard]] bool passed(const device_batch& batch, const std::shared_ptr<void>& event) const {
+    const cu_result code = group_->driver().event_query(event.get());
+    if (code == cu_not_ready) return false;
+    group_->driver().check(code, batch.what);
+    return true;
+  }
+  /// Throws if other ranks have let this one wait for too long. The time that the program's own work takes before the
+  /// tensors are ready does not count.
+  void watch(device_batch& batch) {
+    const auto limit = group_->communicator().options().timeout;
+    if (limit.count() <= 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!batch.waiting_since && passed(batch, batch.begun)) batch.waiting_since = now;
+    if (batch.waiting_since && now - *batch.waiting_since >= limit) {
+      group_->communicator().out_of_time(batch.what, limit);
+    }
+  }
+  [[nodiscard]] cu_stream stream(std::size_t which) const noexcept { return streams_[which].get(); }
+
+  void advance() {
+    while (!waiting_.empty()) {
+      device_batch& batch = *waiting_.front();
+      try {
+        const cuda_device::scope current(*group_->device());
+        if (step_ == step::fresh) {
+          since_ = std::chrono::steady_clock::now();
+          select(batch);
+          step_ = step::growing;
+        }
+        if (step_ == step::growing) {
+          if (!grown()) return watch_start(batch);
+          step_ = step::issued;
+          if (!issue(batch)) return watch_start(batch);
+        } else if (!group_->communicator().ready(batch.what)) {
+          return watch_start(batch);
+        }
+        finish(batch);
+      } catch (const error& e) {
+        // What all ranks find alike ends this batch alone; anything else leaves them with different batches.
+        const bool alike = e.kind() == error_kind::unsupported || (growth_ && growth_->refused());
+        batch.problem.emplace(alike ? e : lose(e));
+        if (!alike && growth_) given_up_.push_back(std::move(*growth_));
+      }
+      restart();
+      waiting_.pop_front();
+    }
+  }
+  /// The same while NCCL still connects ranks, or memory grows.
+  void watch_start(const device_batch& batch) {
+    const auto limit = group_->communicator().options().timeout;
+    if (limit.count() > 0 && std::chrono::steady_clock::now() - since_ >= limit) {
+      group_->communicator().out_of_time(batch.what, limit);
+    }
+  }
+  void restart() noexcept {
+    step_ = step::fresh;
+    growth_.reset();
+  }
+  /// Chooses the buffer, which begins to grow if it is too short: to twice its length at least.
+  void select(const device_batch& batch) {
+    used_ = nullptr;
+    if (batch.buffer_bytes == 0) return;
+    used_ = &slots_[turn_ ^= 1];
+    if (used_->bytes >= batch.buffer_bytes) return;
+    grows_to_ = round_up(std::max(batch.buffer_bytes, 2 * used_->bytes), nccl_window_alignment);
+    growth_.emplace(group_->grow(grows_to_, stream(reducing)));
+  }
+  /// Whether the buffer is long enough now.
+  bool grown() {
+    if (!growth_) return true;
+    if (!growth_->advance()) return false;
+    retired_.push_back(std::exchange(*used_, {growth_->memory(), grows_to_, nullptr}));
+    used_->free = group_->events()->record(stream(reducing));  // on which it is zeroed
+    return true;
+  }
+  /// True if NCCL has put its work on the stream.
+  bool issue(device_batch& batch) {
+    const cuda_driver& driver = group_->driver();
+    std::byte* buffer = nullptr;
+    if (used_ != nullptr) {
+      buffer = used_->memory.get();
+      group_->await_event(stream(packing), used_->free.get());
+    }
+    if (batch.place) batch.place(buffer);
+    for (void* const event : batch.ready) group_->await_event(stream(packing), event);
+    for (const auto& [address, bytes] : batch.zeros) {
+      if (bytes == 0) continue;
+      driver.check(driver.fill_bytes(to_device(address), 0, bytes, stream(packing)), "cuMemsetD8Async");
+    }
+    run(batch.before, stream(packing));
+    batch.begun = group_->events()->record(stream(packing));
+    group_->await_event(stream(reducing), batch.begun.get());
+    if (!batch.calls) return true;
+    nccl_group_call calls(group_->communicator(), stream(reducing), batch.what);
+    batch.calls(calls);
+    return calls.close();
+  }
+  void finish(device_batch& batch) {
+    batch.done = group_->events()->record(stream(reducing));
+    if (!batch.after.empty()) {
+      group_->await_event(stream(unpacking), batch.done.get());
+      run(batch.after, stream(unpacking));
+      batch.done = group_->events()->record(stream(unpacking));
+    }
+    if (used_ != nullptr) used_->free = batch.done;
+    if (batch.queued) batch.queued(batch.done);
+  }
+  void run(const std::vector<device_copy>& copies, cu_stream on) {
+    for (const device_copy& c : copies) {
+      if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on);
+    }
+  }
+
+  /// Waits until the streams are idle; for a while, as what the program has queued before may never end.
+  bool drain() noexcept {
+    using clock = std::chrono::steady_clock;
+    const auto until = clock::now() + std::chrono::seconds(5);
+    try {
+      const cuda_device::scope current(*group_->device());
+      for (const cuda_stream& s : streams_) {
+        while (s.get() != nullptr && group_->driver().stream_query(s.get()) == cu_not_ready) {
+          if (clock::now() >= until) return false;
+          nap(std::chrono::microseconds(100));
+        }
+      }
+    } catch (const error&) {  // the driver has shut down
+    }
+    return true;
+  }
+
+  std::shared_ptr<nccl_group> group_;
+  std::array<cuda_stream, 3> streams_;
+  std::array<slot, 2> slots_;
+  std::vector<slot> retired_;  // freed at the end: before, that would wait for all that the device does
+  std::size_t turn_ = 0;
+  std::deque<std::shared_ptr<device_batch>> waiting_;
+  enum class step { fresh, growing, issued };
+  step step_ = step::fresh;  // of the first of them
+  slot* used_ = nullptr;     // by it
+  std::optional<nccl_growth> growth_;
+  std::vector<nccl_growth> given_up_;  // their memory may be in use until the communicator has ended
+  std::size_t grows_to_ = 0;
+  std::chrono::steady_clock::time_point since_{};  // its first step
+  std::optional<error> lost_;
+};
+
+}  // namespace hvd::inline HVD_ABI::detail
