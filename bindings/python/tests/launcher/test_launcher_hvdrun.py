@@ -115,6 +115,14 @@ def test_no_space_for_output():
     assert run.returncode == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_no_space_for_what_is_written_last():
+    """What stays in the buffer is written when hvdrun ends."""
+    with open("/dev/full", "w") as full, start("--version", stdout=full, stderr=subprocess.PIPE) as run:
+        assert run.communicate(timeout=LIMIT)[1] == "hvdrun: standard output: No space left on device\n"
+    assert run.returncode == 1
+
+
 def test_host_names_are_those_of_the_list(tmp_path):
     name = os.uname().nodename
     hostfile = tmp_path / "hosts"

@@ -15,7 +15,7 @@ from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import Job
 from hvd.launcher.streams import OnLine, Tee
-from hvd.launcher.supervisor import cores
+from hvd.launcher.supervisor import planning
 from hvd.launcher.supervisor.processes import segment_prefix
 from hvd.launcher.supervisor.rank import place
 from hvd.remote.errors import RankFailed
@@ -33,6 +33,7 @@ def run_local(
     stdin: int | None = None,
     pass_fds: Callable[[int], Sequence[int]] | None = None,
     bind: bool | int = True,
+    pin: str | None = None,
     start_timeout: float = 30.0,
     signals: Sequence[int] = (signal.SIGINT,),
     output_dir: str | os.PathLike[str] | None = None,
@@ -50,6 +51,8 @@ def run_local(
     stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, get /dev/null.
     pass_fds(rank): file descriptors that the rank inherits, by the same numbers. They stay the caller's to close.
     bind: True gives each rank its own cores where there are enough, a number that many; False does not bind.
+    pin: a policy for GPUs and CPUs, as of hvd.pin, which the ranks find in HVD_PIN. LaunchError where it has no place
+        for a rank; ValueError for an invalid one.
     start_timeout: seconds for all to be started, and for ranks to find each other (HOROVOD_START_TIMEOUT).
     signals: passed on to the ranks where this is called on the main thread; Interrupted, a KeyboardInterrupt, is raised
         when all ranks are gone. They have 30 s to end; a second signal kills them.
@@ -67,11 +70,9 @@ def run_local(
     check_timeout(start_timeout)
     base = ranks_environment(env)
     words, program = find_program(command, base)
-    shares, why = (None, "not bound: as asked for")
-    if bind is not False:
-        shares, why = cores.share_out(np, None if bind is True else bind)
+    shares = plan_ranks(np, pin, bind)
     if verbose:
-        verbose(f"ranks are {why}")
+        verbose(f"ranks are {planning.describe(shares)}")
     names = [name for name, count in hosts for _ in range(count)] or ["localhost"] * np
     identity = new_identity()
     printer = LinePrinter() if on_line is None else None
@@ -80,13 +81,14 @@ def run_local(
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
         for rank in range(np):
             own = {**place(rank, [np], [names[rank]]), "HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **identity}
+            own.update(shares[rank].variables(pin))
             own.update(rank_env(rank) if rank_env else {})
             job.add(
                 Program(
                     argv=words,
                     executable=program,
                     env=own,
-                    cpus=shares[rank] if shares else None,
+                    cpus=shares[rank].cpus or None,
                     stdin=stdin if rank == 0 else None,
                     pass_fds=tuple(pass_fds(rank)) if pass_fds else (),
                 )
@@ -101,6 +103,23 @@ def run_local(
         raise RankFailed(outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
+
+
+def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Share]:
+    """What each of `np` ranks of this host gets; LaunchError where a rank has no place, ValueError for a bad policy."""
+    each = 0 if isinstance(bind, bool) else bind
+    try:
+        from hvd import _core
+    except ImportError as error:
+        if pin:
+            raise LaunchError(f"--pin needs the extension of hvd, which cannot be loaded: {error}") from None
+        why = f"not bound: the extension of hvd cannot be loaded: {error}"
+        return [planning.Share([], "", "", None, "", why, "")] * np
+    shares = planning.plan(_core, np, planning.policy_text(pin, bind is not False), 0, each)
+    for share in shares:
+        if share.problem:
+            raise LaunchError(share.problem)
+    return shares
 
 
 def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:

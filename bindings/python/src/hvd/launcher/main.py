@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from hvd.launcher import hosts, options, settings
 from hvd.launcher.console import LinePrinter, Speech
@@ -21,17 +21,28 @@ from hvd.remote.errors import RankFailed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun; returns its exit code."""
     open_streams()
+    code = 0
     try:
         try:
-            return run(arguments)
+            code = run(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader is gone. Python would report that once more when it ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(null, stream.fileno())
+        return code
+    except BrokenPipeError:  # the reader is gone
+        discard(sys.stdout, sys.stderr)
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if code == 0:  # else it is said already why the job has ended
+            Speech(options.program_name()).error(f"standard output: {error.strerror or error}")
+        discard(sys.stdout)
+        return code or 1
+
+
+def discard(*streams: TextIO) -> None:
+    """Gives up what could not be written, which Python would try once more when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(null, stream.fileno())
 
 
 def open_streams() -> None:
@@ -65,7 +76,7 @@ def run(arguments: Sequence[str] | None) -> int:
     try:
         return launch(chosen, speech)
     except ValueError as error:
-        speech.error(str(error))
+        speech.error(str(error).removeprefix("hvd: "))
         return 2
     except LaunchError as error:
         speech.error(str(error))
@@ -97,6 +108,14 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
     timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
     printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
     verbose = speech.say if chosen.verbose else None
+    pin = chosen.pin or os.environ.get("HVD_PIN") or None
+    if pin and chosen.binding_args and "cpus=" in pin:
+        raise ValueError(f"--pin {pin} and --binding-args both say what ranks are bound to; give one of them")
+    if chosen.show_placement:
+        from hvd.launcher.show import show_placement
+
+        bound = binding(chosen.binding_args, speech)
+        return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
     check_affinity(env, places if several and places else [("", chosen.np)], speech)
     try:
         if several:
@@ -114,6 +133,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
                 on_line=printer,
                 stdin=0,
                 bind=not chosen.binding_args,
+                pin=pin,
                 start_timeout=timeout,
                 signals=SIGNALS,
                 output_dir=chosen.output_filename,
@@ -136,6 +156,7 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
                 on_line=printer,
                 stdin=0,
                 bind=binding(chosen.binding_args, speech),
+                pin=pin,
                 start_timeout=timeout,
                 signals=SIGNALS,
                 output_dir=chosen.output_filename,

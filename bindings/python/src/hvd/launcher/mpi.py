@@ -31,7 +31,7 @@ from hvd.launcher.job import FAREWELL, GRACE, Job
 from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
-from hvd.launcher.supervisor import rank as guard
+from hvd.launcher.supervisor import planning, rank as guard
 from hvd.launcher.supervisor.client import GUARD
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
@@ -56,6 +56,7 @@ def run_mpi(
     on_line: OnLine | None = None,
     stdin: int | None = None,
     bind: bool = True,
+    pin: str | None = None,
     start_timeout: float = 30.0,
     signals: Sequence[int] = (signal.SIGINT,),
     output_dir: str | os.PathLike[str] | None = None,
@@ -94,7 +95,8 @@ def run_mpi(
         "token": token,
         "counts": [count for _, count in places],
         "names": listed,
-        "bind": bind,
+        "pin": pin,
+        "plan": [planning.policy_text(pin, bind), extension_file(pin)],
         "result": RESULT if results is not None else None,
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
@@ -103,6 +105,8 @@ def run_mpi(
     if verbose:
         verbose(f"{size} ranks on {', '.join(f'{name}:{count}' for name, count in places)}, started by {mpiexec}")
         verbose("ranks get their own cores where a host has enough" if bind else "ranks are not bound")
+        if pin:
+            verbose(f"ranks are pinned by {pin}")
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
@@ -157,6 +161,22 @@ def run_mpi(
         raise RankFailed(outcome.failed, outcome.code, lines, size)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
+
+
+def extension_file(pin: str | None) -> str:
+    """The path of the extension, by which hosts plan where ranks belong; "" where it cannot be loaded.
+
+    ValueError for an invalid policy.
+    """
+    try:
+        from hvd import _core
+    except ImportError as error:
+        if pin:
+            raise LaunchError(f"--pin needs the extension of hvd, which cannot be loaded: {error}") from None
+        return ""
+    if pin:
+        _core.parse_pin(pin)
+    return str(_core.__file__)
 
 
 class GuardLines:

@@ -21,6 +21,10 @@ On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra s
 The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
 """
 
+PIN_HELP = """which GPU a rank gets, as hvd.pin and hvd.local_device() then tell it: by_local_rank, round_robin,
+compact, scatter, numa_near, list:A,B (ordinals, UUIDs, PCI addresses), from_scheduler, current or none; with commas:
+shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no GPU is looked at, cpus=exclusive)"""
+
 # The options of elastic jobs for hosts that come and go.
 RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 
@@ -111,6 +115,8 @@ def make_parser() -> Parser:
     place.add_argument(
         "--binding-args", type=words, metavar="TEXT", help="-bind-to none, core or core:N (default core)"
     )
+    place.add_argument("--pin", metavar="POLICY", help=PIN_HELP)
+    place.add_argument("--show-placement", action="store_true", help="print what ranks would get; start nothing")
     settings.add_to(parser)
     add("--blacklist-cooldown-range", nargs=2, type=settings.whole, metavar=("MIN", "MAX"), help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -174,7 +180,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
             parser.error(why)
         if options.np is None:
             parser.error("-np, the number of ranks, is missing")
-        if not options.command:
+        if not options.command and not options.show_placement:
             parser.error(f"the command is missing: {parser.prog} -np {options.np} python train.py")
         if sum(each is not None for each in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
             parser.error("-H, --hostfile and --host-discovery-script exclude each other")

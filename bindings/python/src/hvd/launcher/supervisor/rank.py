@@ -7,11 +7,12 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
 
-from . import cores
+from . import planning
 from .guard import STOPPING, Guard
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
@@ -86,7 +87,8 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
-    `options`: token, counts and names of hosts, bind, result, env, grace and farewell in seconds. mpiexec's proxy may
+    `options`: token, counts and names of hosts, pin (a policy, or null), plan (what ranks are planned by, and the
+    path of the extension), result, env, grace and farewell in seconds. mpiexec's proxy may
     kill the process that it has started at any time. So the guard is a child of that process, and the end of a pipe
     shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
     of an in-memory file, whose bytes go to the launcher when the rank has ended.
@@ -114,14 +116,30 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def share_of(own: dict[str, str], options: dict[str, Any], guard: RankGuard) -> planning.Share | None:
+    """What this rank gets of its host. Without a policy a rank that cannot be placed runs anywhere; with one it is not
+    started.
+    """
+    policy, extension = options["plan"]
+    local, count = int(own["HOROVOD_LOCAL_RANK"]), int(own["HOROVOD_LOCAL_SIZE"])
+    if not extension:
+        return None
+    found = planning.plan_apart(extension, count, policy, int(own["HOROVOD_RANK"]) - local)
+    problem = found if isinstance(found, str) else found[local].problem
+    if options["pin"] and problem:
+        guard.tell("refused", 0, 0, problem)
+        sys.exit(1)
+    return None if isinstance(found, str) else found[local]
+
+
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
     """The guard of a rank; returns the rank's exit code."""
     rank = int(os.environ["PMI_RANK"])
     own = place(rank, options["counts"], options["names"])
-    shares = None
-    if options["bind"]:
-        shares, _ = cores.share_out(int(own["HOROVOD_LOCAL_SIZE"]))
     guard = RankGuard(control, options)
+    share = share_of(own, options, guard)
+    if share is not None:
+        own.update(share.variables(options["pin"]))
     pmi = os.environ.get("PMI_FD", "")
     passed = [int(pmi)] if pmi.isdigit() else []
     if guard.result is not None:
@@ -133,7 +151,7 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
         "argv": command,
         "executable": None,
         "env": {**own, **options["env"]},
-        "cpus": shares[int(own["HOROVOD_LOCAL_RANK"])] if shares else None,
+        "cpus": share.cpus if share else None,
         "fds": [stdin, 1, 2],
         "pass_fds": passed,
         "alone": False,
