@@ -1,1 +1,1 @@
-"""What bench/torch_step.py is made of."""
+"""What bench/torch_step.py and bench/tensorflow_step.py are made of."""

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import copy
 import datetime
-import gc
-import hashlib
+import functools
 import importlib
-import json
-import mmap
 import os
 import platform
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,33 +16,9 @@ import torch
 import torch.distributed as dist
 
 from training.models import MODELS
-from training.settings import Failed, Settings
+from training.settings import Settings
+from training.turns import Barrier, calls_in_turn, compared, leave, settings_of, steps_in_turn
 from training.ways import Way, ways_of
-
-TINY_CALLS, CALLS, CALLS_A_BLOCK = 40, 2000, 20
-
-
-class Barrier:
-    """A light barrier of processes, which belongs to none of the libraries."""
-
-    def __init__(self, file: Path, rank: int, size: int, timeout: float) -> None:
-        import numpy
-
-        with open(file, "r+b") as opened:
-            self._memory = mmap.mmap(opened.fileno(), size * 64)
-        self._counts = numpy.frombuffer(self._memory, dtype=numpy.int64)[::8]
-        self._rank = rank
-        self._timeout = timeout
-
-    def __call__(self) -> None:
-        mine = int(self._counts[self._rank]) + 1
-        self._counts[self._rank] = mine
-        end = time.monotonic() + self._timeout
-        while int(self._counts.min()) < mine:
-            os.sched_yield()
-            if time.monotonic() > end:
-                late = [rank for rank, count in enumerate(self._counts) if count < mine]
-                raise Failed(f"ranks {late} have not come to a barrier within {self._timeout:g} s (--timeout)")
 
 
 def measure_model(
@@ -62,26 +33,19 @@ def measure_model(
     for way, distribute in ways.items():
         own = copy.deepcopy(model)
         trained[way] = (own, *distribute(own, optimize(own.parameters())))
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
     generator = torch.Generator().manual_seed(1000 + rank)
-    order = list(ways)
-    gc.collect()
-    gc.disable()
-    for number in range(settings.warmup + settings.rounds):
-        inputs, targets = data(generator)
-        for way in order:
-            _, net, optimizer = trained[way]
-            barrier()
-            start = time.perf_counter()
-            optimizer.zero_grad(set_to_none=gradients == "new")
-            loss_of(net(inputs), targets).backward()
-            optimizer.step()
-            if number >= settings.warmup:
-                seconds[way].append(time.perf_counter() - start)
-        # Neither the place in a round nor the predecessor is always the same.
-        order = order[1:] + order[:1] if number % 2 else order[::-1]
-        gc.collect()
-    gc.enable()
+    batch: list[Any] = []
+
+    def prepare(_: int) -> None:
+        batch[:] = data(generator)
+
+    def step(way: str) -> None:
+        _, net, optimizer = trained[way]
+        optimizer.zero_grad(set_to_none=gradients == "new")
+        loss_of(net(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    seconds = steps_in_turn(list(ways), settings.rounds, settings.warmup, barrier, prepare, step)
     return {
         "sizes": sizes,
         "parameters": begin.numel(),
@@ -94,13 +58,14 @@ def measure_model(
 def compare(models: dict[str, Any], begin: Any) -> dict[str, Any]:
     """For each way a digest of all parameters, and how far they are from those of the first that communicates, as a
     part of how far training has moved these."""
-    ends = {way: torch.cat([p.detach().flatten() for p in model.parameters()]) for way, model in models.items()}
-    reference = next((end for way, end in ends.items() if not way.startswith("none")), ends["none"])
-    moved = float((reference - begin).double().norm())
-    return {
-        "digests": {way: hashlib.sha256(end.numpy().tobytes()).hexdigest() for way, end in ends.items()},
-        "apart": {way: float((end - reference).double().norm()) / moved for way, end in ends.items()},
-    }
+
+    def end(model: Any) -> Any:
+        return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+
+    reference = next((way for way in models if not way.startswith("none")), "none")
+    ends = {way: functools.partial(end, model) for way, model in models.items()}
+    digests, apart = compared(ends, reference, begin.numpy())
+    return {"digests": digests, "apart": apart}
 
 
 def measure_calls(settings: Settings, ways: dict[str, Any], barrier: Barrier) -> dict[str, list[float]]:
@@ -118,24 +83,12 @@ def measure_calls(settings: Settings, ways: dict[str, Any], barrier: Barrier) ->
         import horovod.torch as horovod
 
         calls["horovod.allreduce"] = lambda: horovod.allreduce(tensor, op=horovod.Sum, name="eight bytes")
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    wanted = TINY_CALLS if settings.tiny else CALLS
-    for block in range(wanted // CALLS_A_BLOCK + 1):
-        for name, call in calls.items():
-            tensor.fill_(1.0)
-            for _ in range(CALLS_A_BLOCK):
-                barrier()
-                start = time.perf_counter()
-                call()
-                if block > 0:  # the first one is for getting warm
-                    seconds[name].append(time.perf_counter() - start)
-    return seconds
+    return calls_in_turn(calls, settings.tiny, barrier, lambda: tensor.fill_(1.0))
 
 
 def work(folder: Path) -> None:
     """What a rank does, which a launcher has started."""
-    given = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    settings = Settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+    settings: Settings = settings_of(folder, Settings)
     torch.set_num_threads(1)
     import hvd.torch as hvd
 
@@ -166,9 +119,6 @@ def work(folder: Path) -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
     hvd.shutdown()
-    (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     # Not through the end of the interpreter: a thread of Gloo that lets go of its last tensor meanwhile asks for the
     # GIL, and ends the process by std::terminate (https://github.com/pytorch/pytorch/issues/190489).
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    leave(folder, rank, result)

@@ -1,4 +1,4 @@
-"""What ranks of bench/torch_step.py have measured: summaries, what is wrong, and the page. Standard library only."""
+"""What ranks have measured: summaries, what is wrong, and the page of bench/torch_step.py. Standard library only."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def middle(values: list[float]) -> dict[str, float]:
     }
 
 
-def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one model: for each way its step, what of it is exposed, and whether its results are those of the others."""
-    first = of_ranks[0]
-    steps = {way: slowest([rank["seconds"][way] for rank in of_ranks]) for way in first["seconds"]}
+def rows_of(of_ranks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of ways that were measured in turn: for each its step, what of it is exposed, and whether its results are those
+    of the others. Two of the ways, "none" and "none again", are without communication."""
+    steps = {way: slowest([rank["seconds"][way] for rank in of_ranks]) for way in of_ranks[0]["seconds"]}
     alone = [(a + b) / 2 for a, b in zip(steps["none"], steps["none again"])]
     rows = {}
     for way, step in steps.items():
@@ -47,13 +47,24 @@ def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
             "apart": max(rank["apart"][way] for rank in of_ranks),
             "steps_ms": step,
         }
+    return rows
+
+
+def over(time: float, exposed: dict[str, float]) -> float:
+    """How many times as long a time is as one that is exposed; a bound where the latter is too short to measure."""
+    return time / max(exposed["median"], exposed["within"], 1e-6)
+
+
+def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one model: its rows, and how they compare with the best of DDP."""
+    first = of_ranks[0]
+    rows = rows_of(of_ranks)
     ddp = {way: row["exposed_ms"]["median"] for way, row in rows.items() if way.startswith("DDP")}
     best = min(ddp, key=ddp.__getitem__) if ddp else None
     for way, row in rows.items():
         if best is not None and not way.startswith("none"):
-            exposed = row["exposed_ms"]
-            row["best_ddp_over_this"] = ddp[best] / max(exposed["median"], exposed["within"], 1e-6)
-            row["at_least"] = exposed["median"] <= exposed["within"]  # it is too little to be measured
+            row["best_ddp_over_this"] = over(ddp[best], row["exposed_ms"])
+            row["at_least"] = row["exposed_ms"]["median"] <= row["exposed_ms"]["within"]
     return {**{key: first[key] for key in ("sizes", "parameters", "tensors")}, "best_ddp": best, "ways": rows}
 
 
@@ -81,6 +92,18 @@ def with_error(value: dict[str, float], scale: float = 1.0) -> str:
     return f"{scale * value['median']:.2f} ± {scale * value['within']:.2f}"
 
 
+def names_of(run: dict[str, Any]) -> str:
+    """With what it was measured, in sentences."""
+    return (
+        f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
+        + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}.\n"
+    )
+
+
+ALONE = {"none": "without communication", "none again": "the same again"}
+
+
 def model_table(about: dict[str, Any], missing: dict[str, str]) -> str:
     rows = []
     base = about["ways"]["none"]["step_ms"]["median"]
@@ -89,8 +112,7 @@ def model_table(about: dict[str, Any], missing: dict[str, str]) -> str:
         same = "" if way.startswith("none") else f"{row['apart']:.1e}"
         share = "" if way == "none" else f"{100 * row['exposed_ms']['median'] / base:.1f} %"
         exposed = "" if way == "none" else with_error(row["exposed_ms"])
-        name = {"none": "without communication", "none again": "the same again"}.get(way, way)
-        rows.append([name, with_error(row["step_ms"]), exposed, share, ratio, same])
+        rows.append([ALONE.get(way, way), with_error(row["step_ms"]), exposed, share, ratio, same])
     rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
     return page_table(
         ["", "step, ms", "exposed, ms", "of a step without", "DDP's best / this", "parameters apart by"], rows
@@ -102,9 +124,7 @@ def markdown(run: dict[str, Any]) -> str:
     parts = [
         "# Training steps of PyTorch\n",
         told(run) + "\n",
-        f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
-        + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}.\n",
+        names_of(run),
         f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the "
         "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
         "the mean of two without communication in its round; behind ± twice the standard error of a median. `the same "

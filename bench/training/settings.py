@@ -1,4 +1,4 @@
-"""What ranks of bench/torch_step.py are told, and how they fail."""
+"""What ranks are told, and how they fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What ranks are told."""
+    """What ranks of bench/torch_step.py are told."""
 
     ways: tuple[str, ...]
     models: tuple[str, ...]
@@ -22,3 +22,17 @@ class Settings:
     buckets: tuple[int, ...]  # of DDP, in MiB, besides its default
     tiny: bool
     timeout: float
+
+
+@dataclass(frozen=True)
+class TensorFlowSettings:
+    """What ranks of bench/tensorflow_step.py are told."""
+
+    ways: tuple[str, ...]
+    modes: tuple[str, ...]
+    rounds: int
+    warmup: int
+    calls: bool  # single calls instead of steps
+    tiny: bool
+    timeout: float
+    ports: tuple[int, ...]  # one of each rank, for MultiWorkerMirroredStrategy

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import os
 from collections.abc import Callable
 from typing import Any
 
+from training.program import HOROVOD_CYCLE_TIME, real_horovod
 from training.settings import Failed, Settings
-
-HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for processes of one host, where the default of 1 ms only waits
 
 # What makes a model and its optimizer distributed.
 Way = Callable[[Any, Any], tuple[Any, Any]]
-
-
-def real_horovod() -> str | None:
-    """The version of Horovod that is installed; None without one, or where the package of that name is hvd's own."""
-    try:
-        about = importlib.metadata.distribution("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return None if about.version.endswith("+hvd") else about.version
 
 
 def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:

@@ -33,6 +33,8 @@ INLINE_INHERITED_MEMB = YES
 AUTOLINK_SUPPORT = NO
 QUIET = YES
 WARN_IF_UNDOCUMENTED = NO
+INCLUDE_GRAPH = NO
+INCLUDED_BY_GRAPH = NO
 # The inline namespace is no part of any name that a reader meets.
 INPUT_FILTER = "sed -e 's/::inline HVD_ABI//' -e '/^class std::numeric_limits/d'"
 """

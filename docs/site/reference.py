@@ -278,8 +278,8 @@ def heading(text, mark):
 
 def included(text):
     """The headers that one without declarations of its own is there to include."""
-    names = re.findall(r"#include <hvd/(.+)\.hpp>", text)
-    return "It includes\n\n" + "\n".join(f"* :doc:`hvd/{name}.hpp <{name}>`" for name in names)
+    names = [name for name in re.findall(r"#include <hvd/(.+)\.hpp>", text) if not name.startswith("detail/")]
+    return "It includes\n\n" + "\n".join(f"* :doc:`hvd/{name}.hpp </reference/{name}>`" for name in names)
 
 
 def page(header, clause, more, macros, entries, namespace):
@@ -304,7 +304,10 @@ def write(xml, include, out):
     for header in headers:
         text = (include / header).read_text()
         clause, more = opening(text)
-        entries, namespace = declarations.of(header, "hvd"), "hvd"
+        for namespace in ("hvd::pinning", "hvd"):
+            entries = declarations.of(header, namespace)
+            if entries:
+                break
         internal = not entries and header != "hvd.hpp" and "namespace hvd::inline HVD_ABI::detail" in text
         if internal:
             entries, namespace = declarations.of(header, "hvd::detail"), "hvd::detail"

@@ -17,6 +17,9 @@ before a block changes that; its parts are separated by semicolons:
 A program that includes <hvd/transport/mpi.hpp> is compiled by MPICH's wrapper, and two ranks run it that MPICH starts.
 A block of `sh` that is run finds MPICH's mpicxx and mpiexec under these names. Without MPICH a line says SKIP for each.
 
+A program that includes <hvd/gpu.hpp> runs on the libraries that HVD_CUDA_LIBRARY and HVD_NCCL_LIBRARY name: the tests give it
+their stand-ins for a GPU.
+
 The next block, if it is marked `text`, is what the code prints; three dots in it stand for anything. So is what a
 sentence "It prints `...`" right after a program says; "This is `FILE`" there says that the program is that file, letter
 by letter.
@@ -48,6 +51,7 @@ OPTIONS = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'incl
 HEADERS = "algorithm array chrono complex cstdio cstdlib iostream numeric string string_view thread vector".split()
 TOOLS = set(". cd cmake cp export g++ gcc git hvdrun make meson mkdir mpicxx mpiexec ninja pip python python3 wait".split())
 MPI_HEADER = "#include <hvd/transport/mpi.hpp>"
+GPU_HEADER = "#include <hvd/gpu.hpp>"
 # What mpiexec says of a rank that it killed because another one ended; it says nothing if that one's end comes first.
 MPICH_REPORT = re.compile(r"\n=+\n=   BAD TERMINATION.*?\n=+\n.*?FAQ page[^\n]*", re.S)
 TIMEOUT = 60
@@ -98,6 +102,10 @@ class Block:
         if self.language == "sh":
             return self.says("run") and re.search(r"\bmpi(?:cxx|exec)\b", self.text) is not None
         return MPI_HEADER in self.text
+
+    @property
+    def needs_gpu(self):
+        return GPU_HEADER in self.text and self.is_program
 
 
 def read(page):
@@ -200,6 +208,8 @@ def compare(block, printed, expected):
 
 def run(block, command, folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HVD_", "HOROVOD_"))}
+    libraries = ("HVD_CUDA_LIBRARY", "HVD_NCCL_LIBRARY")  # for blocks that need a GPU
+    environment |= {name: os.environ[name] for name in libraries if name in os.environ and block.needs_gpu}
     environment |= block.environment
     try:
         result = subprocess.run(
@@ -330,6 +340,8 @@ def check(pages, compiler, folder):
         if not mpich:
             skipped += [block for block in blocks if block.needs_mpi]
         shells += [block for block in blocks if block.language == "sh"]
+        if not os.environ.get("HVD_CUDA_LIBRARY"):
+            skipped += [block for block in blocks if block.needs_gpu]
         code = [block for block in blocks if block.language == "cpp" and block not in skipped]
         fragments = [block for block in code if not block.is_program]
         for block in code:
@@ -360,7 +372,10 @@ def check(pages, compiler, folder):
         names |= {name for block in shells for name in re.findall(r" -o (\w+)", block.text)}
         list(pool.map(lambda block: attempt(problems, check_shell, block, place, names, block in skipped), shells))
     for block in skipped:
-        print(f"SKIP: {block.place}: no MPICH (mpicxx.mpich and mpiexec.mpich), which tools/setup --bench installs")
+        why = "no MPICH (mpicxx.mpich and mpiexec.mpich), which tools/setup --bench installs"
+        if block.needs_gpu:
+            why = "no GPU, and HVD_CUDA_LIBRARY names no stand-in for one, as the tests' own run does"
+        print(f"SKIP: {block.place}: {why}")
     return problems, count - len(skipped)
 
 

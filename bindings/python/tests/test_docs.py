@@ -23,7 +23,7 @@ import pytest
 from hvd.launcher import options, settings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["README.md", "bindings/python/README.md", "docs/python.md"]
+PAGES = ["README.md", "bindings/python/README.md", "docs/python.md", "docs/tensorflow.md"]
 if not (ROOT / "tests/docs/blocks.py").exists():
     pytest.skip("the pages are not part of this distribution", allow_module_level=True)
 
@@ -88,6 +88,8 @@ def test_code(page: str, tmp_path: Path) -> None:
     together = [block for block in blocks if not block.says("alone")]
     if any("torch" in block.text for block in blocks):
         pytest.importorskip("torch")
+    if any("tensorflow" in block.text for block in blocks):
+        pytest.importorskip("tensorflow")
     if together:
         script = tmp_path / "together.py"
         script.write_text(program_of(together))
@@ -116,7 +118,7 @@ def options_before_the_command(command: str) -> list[str]:
     return [word.partition("=")[0] for word in words[: len(words) - len(parsed.command)] if word.startswith("-")]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "docs/migrating.md"])
 def test_command_lines(page: str) -> None:
     """hvdrun understands those in blocks of sh, in tables and in the text."""
     text = (ROOT / page).read_text()
@@ -145,23 +147,29 @@ def test_options_of_hvdrun() -> None:
             assert not setting.idle, f"{flag} has no effect"
 
 
-def is_there(name: str) -> bool:
-    """Whether hvd.NAME is something in hvd or hvd.torch, or a module."""
-    for module in (importlib.import_module("hvd"), importlib.import_module("hvd.torch")):
-        found: Any = module
+def is_there(name: str, modules: tuple[str, ...]) -> bool:
+    """Whether hvd.NAME is something in one of these modules, or a module."""
+    for module in modules:
+        found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is not None:
             return True
-    return "." not in name and importlib.util.find_spec(f"hvd.{name}") is not None
+    try:
+        return importlib.util.find_spec(f"hvd.{name}") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("page", PAGES[1:])
 def test_names(page: str) -> None:
     """What the text names as `hvd.NAME` is there."""
-    pytest.importorskip("torch")
+    frameworks = ("tensorflow", "keras") if "tensorflow" in page else ("torch",)
+    for name in frameworks:
+        pytest.importorskip(name)
+    modules = ("hvd", *(f"hvd.{name}" for name in frameworks))
     names = set(re.findall(r"`hvd\.(\w+(?:\.\w+)*)", BLOCKS.read(ROOT / page)[1]))
-    assert names and {name for name in names if not is_there(name)} == set()
+    assert names and {name for name in names if not is_there(name, modules)} == set()
 
 
 def test_mistakes_are_found() -> None:
@@ -177,6 +185,7 @@ def test_mistakes_are_found() -> None:
         compare([block], {})
     with pytest.raises(SystemExit):
         options_before_the_command("hvdrun -np 2 --no-such-option python train.py")
-    assert not is_there("no_such_name") and not is_there("torch.no_such_name")
+    known = ("hvd", "hvd.torch")
+    assert not is_there("no_such_name", known) and not is_there("torch.no_such_name", known)
     assert program_of([block]).split("\n")[2] == "print(1)"
     assert outputs(f"{MARK}3\na\nb\n{MARK}9\n") == {3: "a\nb\n", 9: ""}

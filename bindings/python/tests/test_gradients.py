@@ -39,6 +39,9 @@ class Recorder:
         self._tell(f"begin {slot.name}{' and wake' if wake else ''}")
         slot.finish = lambda: self._tell(f"finish {slot.name}")
 
+    def arrived(self, slot: Slot) -> None:
+        pass
+
     def begin_group(self, slots: Sequence[Slot], name: str) -> None:
         self._tell(f"group {name} of {' '.join(slot.name for slot in slots)}")
         for slot in slots:
@@ -175,7 +178,7 @@ def test_a_place_is_lost_with_the_second_move() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hvd.core.state.current_job", Memory)
         with pytest.warns(UserWarning, match=r"these gradients are copied: c \(it is elsewhere\)"):
-            made = buckets.Buckets(candidates, view)
+            made = buckets.Buckets(candidates, buckets.shared_memory, view)
     assert seen == [("d", 0), ("b", 64), ("a", 128)]  # as the backward pass reaches them
     assert made.view("a") == 128 and made.view("c") is None
     assert made.may_move("a", "a")

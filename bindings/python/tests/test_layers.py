@@ -19,6 +19,7 @@ ROWS = (
     ("core",),
     ("api", "elastic", "check_build __main__"),
     ("numpy", "torch"),
+    ("tensorflow keras",),
     ("remote",),
     ("launcher",),
     ("horovod_runner", "spark"),

@@ -40,6 +40,9 @@ class job {
     released_objects::instance().drain();
   }
 
+  /// For what uses the session without Python, while the job holds it.
+  [[nodiscard]] std::weak_ptr<session> held() const { return session_; }
+
   /// For a forked child, which has none of the job's threads and is no rank. Leaks the session: nothing is destroyed.
   void forget() { new std::shared_ptr<session>(std::move(session_)); }
 

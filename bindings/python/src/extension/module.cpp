@@ -1,13 +1,19 @@
-// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types and shapes: no framework is needed here.
+// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types, shapes and streams: no framework is
+// needed here.
 
 #include "callbacks.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "job.hpp"
 #include "keep_alive.hpp"
+#include "memory.hpp"
+#include "pinning.hpp"
 #include "session.hpp"
+#include "streams.hpp"
+#include "xla.hpp"
 
 #include <hvd/config.hpp>
+#include <hvd/transport/nccl/library.hpp>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -29,39 +35,16 @@ namespace {
 namespace nb = nanobind;
 using seconds = std::chrono::duration<double>;
 
-/// A result that the engine has allocated; lives as long as a buffer over it.
-struct memory {
-  std::shared_ptr<std::byte> data;
-  std::size_t bytes;
-};
-
-int get_buffer(PyObject* self, Py_buffer* view, int flags) {
-  const memory& m = *nb::inst_ptr<memory>(self);
-  static char nothing;
-  void* const data = m.data ? static_cast<void*>(m.data.get()) : &nothing;
-  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(m.bytes), 0, flags);
-}
-
-PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer)}, {0, nullptr}};
-
-std::vector<std::size_t> read_lengths(nb::handle lengths) {
-  std::vector<std::size_t> result;
-  for (const nb::handle length : lengths) {
-    const auto value = nb::cast<long long>(length);
-    if (value < 0) throw nb::value_error("hvd: a length or a number of rows is negative");
-    result.push_back(static_cast<std::size_t>(value));
-  }
-  return result;
-}
-
-/// (address of the input, address of the output or 0, number of the dtype, shape[, splits])
-hvd::tensor read_tensor(nb::tuple description) {
+/// (address of the input, address of the output or 0, number of the dtype, shape[, splits or None[, device, stream]])
+hvd::tensor read_tensor(nb::tuple description, ready_events& ready) {
   hvd::tensor t;
   t.in = reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(description[0]));
   t.out = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(description[1]));
   t.type = static_cast<hvd::dtype>(nb::cast<std::uint8_t>(description[2]));
   t.shape = read_lengths(description[3]);
-  if (description.size() > 4) t.splits = read_lengths(description[4]);
+  if (description.size() > 4 && !description[4].is_none()) t.splits = read_lengths(description[4]);
+  if (description.size() > 6)
+    ready.add(t, stream_at(nb::cast<int>(description[5]), nb::cast<std::uintptr_t>(description[6])));
   return t;
 }
 
@@ -72,7 +55,8 @@ nb::tuple to_tuple(const std::vector<std::size_t>& lengths) {
   return nb::tuple(list);
 }
 
-/// Waits without the GIL, and checks every 0.1 s for signals such as Ctrl-C.
+/// Calls `(h.*await)(limit)` without the GIL, and checks every 0.1 s for signals such as Ctrl-C.
+template <void (hvd::handle::*await)(std::optional<seconds>) const>
 void wait(const hvd::handle& h, std::optional<double> limit) {
   using clock = std::chrono::steady_clock;
   constexpr seconds slice(0.1);
@@ -84,7 +68,7 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
     {
       const released_gil released;
       try {
-        h.wait(next);
+        (h.*await)(next);
       } catch (const hvd::error& e) {
         problem = e;
       }
@@ -119,7 +103,9 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
   hvd::request r;
   r.kind = static_cast<hvd::operation>(kind);
   r.name = std::move(name);
-  for (const nb::handle description : tensors) r.tensors.push_back(read_tensor(nb::cast<nb::tuple>(description)));
+  ready_events ready;
+  for (const nb::handle description : tensors)
+    r.tensors.push_back(read_tensor(nb::cast<nb::tuple>(description), ready));
   r.op = static_cast<hvd::reduce_op>(op);
   r.prescale = prescale;
   r.postscale = postscale;
@@ -127,6 +113,8 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
   r.root = root;
   r.priority = priority;
   r.keep = keep_alive(keep);
+  if (!ready.empty())
+    r.keep = std::make_shared<std::pair<std::shared_ptr<void>, ready_events>>(r.keep, std::move(ready));
   if (done) {
     r.done = [function = keep_alive(*done)](const hvd::handle&) { callbacks::instance().add(function); };
   }
@@ -134,18 +122,23 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
 }
 
 void define_handle(nb::module_& m) {
-  nb::class_<memory>(m, "Memory", nb::type_slots(memory_slots)).def("__len__", [](const memory& x) { return x.bytes; });
-
   nb::class_<hvd::handle>(m, "Handle")
       .def("poll", &hvd::handle::poll)
-      .def("wait", &wait, nb::arg("limit") = nb::none())
-      .def("output",
-           [](const hvd::handle& h, std::size_t i) {
-             const hvd::result& r = h.output(i);
-             std::size_t bytes = hvd::size_of(r.type);
-             for (const std::size_t n : r.shape) bytes *= n;
-             return nb::make_tuple(memory{r.data, bytes}, to_tuple(r.shape));
+      .def("wait", &wait<&hvd::handle::wait>, nb::arg("limit") = nb::none())
+      .def("wait_queued", &wait<&hvd::handle::wait_queued>, nb::arg("limit") = nb::none())
+      .def("make_stream_wait",
+           [](const hvd::handle& h, int device, std::uintptr_t stream) {
+             framework_devices::instance().make_wait(stream_at(device, stream), h.device_event());
            })
+      .def(
+          "output",
+          [](const hvd::handle& h, std::size_t i, int device) {
+            const hvd::result& r = h.output(i);
+            std::size_t bytes = hvd::size_of(r.type);
+            for (const std::size_t n : r.shape) bytes *= n;
+            return nb::make_tuple(memory{r.data, bytes, device}, to_tuple(r.shape));
+          },
+          nb::arg("i"), nb::arg("device") = -1)
       .def("received_splits", [](const hvd::handle& h, std::size_t i) { return to_tuple(h.output(i).received_splits); })
       .def("last_joined", &hvd::handle::last_joined);
 }
@@ -177,18 +170,29 @@ void define_job(nb::module_& m) {
   });
   c.def("remove_process_set", [](const job& j, int id) { j.run([&](session& s) { s.remove_process_set(id); }); });
   c.def("alloc_bucket", [](const job& j, std::size_t bytes) {
-    return memory{j.run([&](session& s) { return s.alloc_bucket(bytes); }), bytes};
+    return memory{.data = j.run([&](session& s) { return s.alloc_bucket(bytes); }), .bytes = bytes};
+  });
+  c.def("alloc_device_bucket", [](const job& j, std::size_t bytes, int device) {
+    return memory{j.run([&](session& s) { return s.alloc_device_bucket(bytes, device); }), bytes, device};
   });
   c.def("start_timeline", [](const job& j, const std::string& path, bool mark_cycles) {
     j.run([&](session& s) { s.start_timeline(path, mark_cycles); });
   });
   c.def("stop_timeline", [](const job& j) { j.run([](session& s) { s.stop_timeline(); }); });
+  c.def("publish", [](const job& j) { publish(j.held()); });
   c.def("close", &job::close);
   c.def("forget", &job::forget);
 
   m.def("next_callback", [] { return callbacks::instance().next(); });
-  m.def("forget_callbacks", &callbacks::forget);
+  m.def("forget_callbacks", [] {
+    callbacks::forget();
+    framework_devices::forget();
+  });
   m.def("find_place", &find_place);
+  m.def("nccl_version", [] {
+    const hvd::detail::nccl_search& found = hvd::detail::nccl_search::result();
+    return found.usable ? found.version : 0;
+  });
   const auto released = nb::call_guard<released_gil>();
   m.def(
       "connect_alone", [] { return job(connect_alone()); }, released);
@@ -205,8 +209,11 @@ NB_MODULE(_core, m) {
   // What lives until the process ends is no leak, and a user can do nothing about a report of it.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(&hvd_python::translate);
+  hvd_python::define_memory(m);
   hvd_python::define_handle(m);
   hvd_python::define_job(m);
+  hvd_python::define_pinning(m);
+  hvd_python::define_xla(m);
 
   m.attr("version") = std::string(hvd::version);
   nb::dict types, operations;

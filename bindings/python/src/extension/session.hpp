@@ -29,6 +29,7 @@ class session {
   virtual int add_process_set(const std::vector<int>& ranks) = 0;
   virtual void remove_process_set(int id) = 0;
   virtual std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) = 0;
+  virtual std::shared_ptr<std::byte> alloc_device_bucket(std::size_t bytes, int device) = 0;
   virtual void start_timeline(const std::string& path, bool mark_cycles) = 0;
   virtual void stop_timeline() = 0;
   virtual void shutdown() = 0;

@@ -3,7 +3,7 @@
 
 #include "session.hpp"
 
-#include <hvd/engine.hpp>
+#include <hvd/gpu.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/self.hpp>
 
@@ -19,7 +19,7 @@ namespace hvd_python {
 template <hvd::Transport T>
 class session_of final : public session {
  public:
-  explicit session_of(T comm) : comm_(std::move(comm)), engine_(comm_) {}
+  explicit session_of(T comm) : comm_(std::move(comm)), engine_(comm_, hvd::NcclOnDemand()) {}
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
@@ -38,13 +38,16 @@ class session_of final : public session {
   int add_process_set(const std::vector<int>& ranks) override { return engine_.add_process_set(ranks); }
   void remove_process_set(int id) override { engine_.remove_process_set(id); }
   std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) override { return engine_.alloc_bucket(bytes); }
+  std::shared_ptr<std::byte> alloc_device_bucket(std::size_t bytes, int device) override {
+    return engine_.alloc_device_bucket(bytes, device);
+  }
   void start_timeline(const std::string& path, bool mark_cycles) override { engine_.start_timeline(path, mark_cycles); }
   void stop_timeline() override { engine_.stop_timeline(); }
   void shutdown() override { engine_.shutdown(); }
 
  private:
   T comm_;
-  hvd::Engine<T> engine_;
+  hvd::Engine<T, hvd::NcclOnDemand> engine_;  // NCCL is looked for when a tensor on a GPU comes
 };
 
 }  // namespace hvd_python

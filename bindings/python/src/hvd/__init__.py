@@ -19,6 +19,7 @@ _HOMES = {
         "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built"
         " rocm_built mlsl_built"
     ),
+    "hvd.core.pinning": "PinGuard local_device pin",
     "hvd.core.reduce_op": "Average Sum Adasum Min Max Product ReduceOp",
     "hvd.core.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
     "hvd.core.handles": "poll synchronize",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         start_timeline, stop_timeline,
     )
     from hvd.core.objects import allgather_object, broadcast_object  # noqa: F401
+    from hvd.core.pinning import PinGuard, local_device, pin  # noqa: F401
     from hvd.core.process_sets import (  # noqa: F401
         ProcessSet, add_process_set, global_process_set, remove_process_set,
     )

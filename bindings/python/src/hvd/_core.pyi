@@ -3,10 +3,12 @@
 from typing import Callable, Union
 from collections.abc import Sequence
 
-# (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank])
+# (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank, or None
+# [, number of the GPU, its stream]]). Of memory on a GPU, the stream is that on which the program works with it now.
 Tensor = Union[
     tuple[int, int, int, tuple[int, ...]],
     tuple[int, int, int, tuple[int, ...], Sequence[int]],
+    tuple[int, int, int, tuple[int, ...], Union[Sequence[int], None], int, int],
 ]
 
 version: str
@@ -14,10 +16,21 @@ dtypes: dict[str, int]
 operations: dict[str, int]
 
 class Memory:
-    """A result that the engine allocated: a writable buffer of bytes, which lives as long as any view of it."""
+    """A result, or memory for one: a writable buffer of bytes, which lives as long as any view of it."""
 
     def __len__(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def array(self) -> object:
+        """The bytes as an object with ``__dlpack__``: also those on a GPU, where only this works."""
+
+    def dlpack(self, dtype: int, shape: Sequence[int], /) -> object:
+        """As a tensor for ``from_dlpack``: a capsule of the kind without a version. Only of memory on the host."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def allocate(bytes: int, /) -> Memory:
+    """Memory of the host, aligned to 64 bytes."""
 
 class Handle:
     """An operation in flight, or done."""
@@ -28,8 +41,16 @@ class Handle:
     def wait(self, limit: float | None = None) -> None:
         """Waits without the GIL. Raises HorovodInternalError, KeyboardInterrupt, TimeoutError after ``limit`` s."""
 
-    def output(self, i: int) -> tuple[Memory, tuple[int, ...]]:
-        """Memory and shape of result ``i`` of a finished operation, where the engine allocated it."""
+    def wait_queued(self, limit: float | None = None) -> None:
+        """As ``wait``; of an operation on a GPU, only until all of its work is queued there."""
+
+    def make_stream_wait(self, device: int, stream: int) -> None:
+        """After ``wait_queued``: what is queued on this stream from now on begins when the results are there."""
+
+    def output(self, i: int, device: int = -1) -> tuple[Memory, tuple[int, ...]]:
+        """Memory and shape of result ``i`` of a finished operation, where the engine allocated it; ``device``: the
+        number of the GPU that the tensor is on.
+        """
 
     def received_splits(self, i: int) -> tuple[int, ...]:
         """Of an alltoall: rows from each rank."""
@@ -77,8 +98,14 @@ class Job:
     def alloc_bucket(self, bytes: int, /) -> Memory:
         """Memory, zero at first, whose tensors are reduced without a copy. Collective over all ranks; waits."""
 
+    def alloc_device_bucket(self, bytes: int, device: int, /) -> Memory:
+        """The same on this rank's GPU, registered with NCCL where that is possible."""
+
     def start_timeline(self, path: str, mark_cycles: bool, /) -> None: ...
     def stop_timeline(self) -> None: ...
+    def publish(self) -> None:
+        """Programs that XLA has compiled use this job until it is closed."""
+
     def close(self) -> None: ...
     def forget(self) -> None: ...
 
@@ -88,8 +115,48 @@ def next_callback() -> Callable[[], object]:
 def forget_callbacks() -> None:
     """For a forked child: functions of its parent are not called."""
 
+def register_xla(library: str, /) -> str:
+    """Makes ``hvd_allreduce`` known to the XLA of TensorFlow, whose library has this path. Returns why that is not
+    possible; "" where it is.
+    """
+
+def xla_failures() -> list[tuple[str, str, int, bool]]:
+    """Why calls of compiled programs have failed since this was called last: text, kind and rank of the ``hvd::error``,
+    and whether it is one of the arguments.
+    """
+
+def nccl_version() -> int:
+    """That of the NCCL that is found, as 22809; 0 without one."""
+
 def find_place(environment: dict[str, str], /) -> tuple[int, int, int, int, int, int, str, str]:
     """The fields of ``hvd.core.placement.Place``."""
+
+class Pin:
+    """The calling thread, pinned until ``restore``; ``hvd.core.pinning`` describes the policies."""
+
+    def __init__(self, policy: str | None = None) -> None: ...
+    def restore(self) -> None: ...
+    @property
+    def ordinal(self) -> int:
+        """-1 without a GPU."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def cpus(self) -> list[int]: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def cpu_reason(self) -> str: ...
+
+def local_device() -> int: ...
+def parse_pin(policy: str, /) -> str:
+    """The policy as hvd writes it. Raises ValueError."""
+
+def plan_placement(
+    ranks: int, policy: str, first_rank: int, cores_each: int, /
+) -> list[tuple[list[int], str, str, str | None, str, str, str]]:
+    """The fields of ``hvd.launcher.supervisor.planning.Share`` for each rank of this host. Raises ValueError."""
 
 def connect_alone() -> Job: ...
 def connect_shm(name: str, rank: int, size: int, /) -> Job: ...

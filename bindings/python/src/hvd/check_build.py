@@ -10,10 +10,12 @@ import shutil
 
 
 def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    for name in (package, f"{package}-cpu"):  # TensorFlow comes under both names
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return ""
 
 
 def check_build() -> str:

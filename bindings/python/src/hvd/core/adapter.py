@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
+Stream = tuple[int, int]  # the number of a GPU, and a CUstream (cudaStream_t); 0 is the default one
 
 
 class Adapter(Protocol[T]):
@@ -29,6 +30,13 @@ class Adapter(Protocol[T]):
         Raises ValueError for what cannot be sent: no tensor, or its device, layout, type or read-only memory.
         """
 
+    def stream_of(self, tensor: T) -> Stream | None:
+        """The stream on which the program works with the tensor now, if it is on a GPU; None for the host.
+
+        hvd reads and writes the tensor after all that is queued there when the operation begins; what is queued there
+        after ``synchronize`` comes after the operation.
+        """
+
     def hold(self, tensor: T, exposed: bool) -> object:
         """An object that, while referenced, keeps the memory of ``tensor`` alive, whatever becomes of the tensor.
 
@@ -42,7 +50,7 @@ class Adapter(Protocol[T]):
         """Memory for a result like ``tensor``."""
 
     def over(self, memory: _core.Memory, shape: Shape, like: T) -> T:
-        """A tensor of the type of ``like`` over memory of the engine."""
+        """A tensor of the type of ``like`` over memory of the engine, which is where ``like`` is."""
 
     def integers(self, values: Sequence[int]) -> T:
         """A tensor of int32."""

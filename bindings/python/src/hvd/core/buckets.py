@@ -15,6 +15,7 @@ from hvd.core.native import interruptible
 if TYPE_CHECKING:
     from hvd import _core
 
+M = TypeVar("M")
 V = TypeVar("V")
 
 _ALIGNMENT = 64  # bytes: a cache line
@@ -46,8 +47,7 @@ def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 class Candidate(NamedTuple):
-    """A parameter whose gradient has ``bytes`` bytes; ``why_not``: why it cannot lie in shared memory, empty if it can.
-    """
+    """A parameter whose gradient has ``bytes`` bytes; ``why_not``: why it cannot lie in a bucket, empty if it can."""
 
     parameter: Any
     name: str
@@ -55,14 +55,26 @@ class Candidate(NamedTuple):
     why_not: str
 
 
-class Buckets(Generic[V]):
-    """Shared memory for gradients, in the order in which the backward pass reaches them: the last one first.
+def shared_memory(size: int) -> _core.Memory:
+    """Memory that the ranks of a host share. Collective over all ranks of the job."""
+    return interruptible(lambda: state.current_job().alloc_bucket(size))
 
-    ``view(parameter, memory, start)`` makes a framework's tensor over it. Collective over all ranks of the job. What
-    cannot lie there is left out, with a warning that names it.
+
+def device_memory(size: int, device: int) -> _core.Memory:
+    """Memory of a GPU that NCCL knows on all ranks. Collective over all ranks of the job."""
+    return interruptible(lambda: state.current_job().alloc_device_bucket(size, device))
+
+
+class Buckets(Generic[V, M]):
+    """One piece of memory for gradients, in the order in which the backward pass reaches them: the last one first.
+
+    ``allocate(bytes)`` gives the memory, and ``view(parameter, memory, start)`` makes a framework's tensor over it.
+    What cannot lie there is left out, with a warning that names it.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], view: Callable[[Any, _core.Memory, int], V]) -> None:
+    def __init__(
+        self, candidates: Sequence[Candidate], allocate: Callable[[int], M], view: Callable[[Any, M, int], V]
+    ) -> None:
         left_out = [f"{one.name} ({one.why_not})" for one in candidates if one.why_not]
         if left_out:
             warnings.warn(f"gradient_as_bucket_view: these gradients are copied: {', '.join(left_out)}", stacklevel=5)
@@ -70,7 +82,7 @@ class Buckets(Generic[V]):
         starts, end = layout([one.bytes for one in chosen])
         self._views: dict[Any, V] = {}
         if chosen:
-            memory = interruptible(lambda: state.current_job().alloc_bucket(end))
+            memory = allocate(end)
             self._views = {one.parameter: view(one.parameter, memory, start) for one, start in zip(chosen, starts)}
         self._used: set[Any] = set()
         self._warned = False
@@ -96,7 +108,7 @@ class Buckets(Generic[V]):
             warnings.warn(
                 f"gradient_as_bucket_view: the gradient of {name} was set to None, and the backward pass made a new one"
                 " elsewhere; it is reduced there from now on, and so are all that this happens to."
-                " zero_grad(set_to_none=False) keeps them in shared memory.",
+                " zero_grad(set_to_none=False) keeps them in their places.",
                 stacklevel=3,
             )
         self._warned = True

@@ -38,8 +38,12 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that the package was built with; 0: none."""
-    return 0
+    """The version of NCCL, for instance 22809; 0 without one. It is looked for now, in this process: none is needed to
+    build the package.
+    """
+    from hvd import _core  # only here: to ask for the others loads nothing
+
+    return _core.nccl_version()
 
 
 def ddl_built() -> bool:
@@ -58,10 +62,10 @@ def mlsl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: tensors are on the CPU."""
-    return False
+    """True: tensors may be on GPUs. The CUDA driver is looked for when the first one comes."""
+    return True
 
 
 def rocm_built() -> bool:
-    """False: tensors are on the CPU."""
+    """False: tensors are on the CPU or on GPUs with CUDA."""
     return False

@@ -8,7 +8,7 @@ from typing import Any, Callable, Generic
 
 from hvd import _core
 from hvd.core import state
-from hvd.core.adapter import Adapter, T
+from hvd.core.adapter import Adapter, Shape, Stream, T
 from hvd.core.handles import begin, number_of, synchronize
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Adasum, Average, Reduction, Sum
@@ -19,6 +19,14 @@ _ALLGATHER = _core.operations["allgather"]
 _BROADCAST = _core.operations["broadcast"]
 _REDUCE_SCATTER = _core.operations["reduce_scatter"]
 _ALLTOALL = _core.operations["alltoall"]
+
+
+def _described(
+    address: int, output: int, dtype: int, shape: Shape, splits: Sequence[int] | None, stream: Stream | None
+) -> _core.Tensor:
+    if stream is not None:
+        return address, output, dtype, shape, splits, *stream
+    return (address, output, dtype, shape) if splits is None else (address, output, dtype, shape, splits)
 
 
 class Collectives(Generic[T]):
@@ -34,25 +42,26 @@ class Collectives(Generic[T]):
         self.adapter = adapter
 
     def _plain(self, tensors: Sequence[T]) -> list[_core.Tensor]:
-        describe = self.adapter.describe
+        describe, stream_of = self.adapter.describe, self.adapter.stream_of
         described: list[_core.Tensor] = []
         for tensor in tensors:
             address, dtype, shape = describe(tensor, False)
-            described.append((address, 0, dtype, shape))
+            described.append(_described(address, 0, dtype, shape, None, stream_of(tensor)))
         return described
 
     def _with_outputs(
         self, tensors: Sequence[T], outputs: Sequence[T] | None
     ) -> tuple[list[_core.Tensor], Sequence[T]]:
         """Descriptions, and the tensors for the results; ``outputs`` may be ``tensors``, or None for new ones."""
-        describe = self.adapter.describe
+        describe, stream_of = self.adapter.describe, self.adapter.stream_of
         described: list[_core.Tensor] = []
         results: list[T] = []
         for i, tensor in enumerate(tensors):
             in_place = outputs is not None and outputs[i] is tensor
             address, dtype, shape = describe(tensor, in_place)
             output = self.adapter.empty_like(tensor) if outputs is None else outputs[i]
-            described.append((address, address if in_place else describe(output, True)[0], dtype, shape))
+            written = address if in_place else describe(output, True)[0]
+            described.append(_described(address, written, dtype, shape, None, stream_of(tensor)))
             results.append(output)
         return described, results
 
@@ -78,12 +87,21 @@ class Collectives(Generic[T]):
         return finish
 
     def _results(self, tensors: Sequence[T]) -> Callable[[_core.Handle], list[T]]:
-        over = self.adapter.over
-
         def finish(handle: _core.Handle) -> list[T]:
-            return [over(*handle.output(i), like=tensor) for i, tensor in enumerate(tensors)]
+            return [self._result(handle, i, tensor) for i, tensor in enumerate(tensors)]
 
         return finish
+
+    def _result(self, handle: _core.Handle, i: int, like: T) -> T:
+        """What the engine has allocated for tensor ``i``."""
+        stream = self.adapter.stream_of(like)
+        if stream is None:
+            return self.adapter.over(*handle.output(i), like=like)
+        return self.adapter.over(*handle.output(i, stream[0]), like=like)
+
+    def _stream(self, tensors: Sequence[T], described: Sequence[_core.Tensor]) -> Callable[[], Stream | None] | None:
+        """For ``begin``: the stream that uses the results; None for those on the host."""
+        return (lambda: self.adapter.stream_of(tensors[0])) if described and len(described[0]) > 5 else None
 
     def allreduce(
         self,
@@ -105,7 +123,7 @@ class Collectives(Generic[T]):
         finish = (lambda _: result) if outputs is None or not exposed else self._in_place(results, described, result)
         return begin(
             _ALLREDUCE, "allreduce" if single else "grouped_allreduce", name, described, keep, finish, number, how,
-            0, priority, wake,
+            0, priority, wake, stream=self._stream(results, described),
         )
 
     def allgather(
@@ -119,6 +137,7 @@ class Collectives(Generic[T]):
         return begin(
             _ALLGATHER, "allgather" if single else "grouped_allgather", name, described, self._hold(tensors, exposed),
             (lambda h: results(h)[0]) if single else results, number, wake=wake,
+            stream=self._stream(tensors, described),
         )
 
     def broadcast(
@@ -134,7 +153,8 @@ class Collectives(Generic[T]):
         keep = self._hold([tensor], exposed), result
         finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)
         return begin(
-            _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake
+            _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake,
+            stream=self._stream([result], described),
         )
 
     def alltoall(
@@ -146,14 +166,15 @@ class Collectives(Generic[T]):
         """
         number = number_of(process_set)
         address, dtype, shape = self.adapter.describe(tensor, False)
-        described: _core.Tensor = (address, 0, dtype, shape) if splits is None else (address, 0, dtype, shape, splits)
+        described = (_described(address, 0, dtype, shape, splits, self.adapter.stream_of(tensor)),)
 
         def finish(handle: _core.Handle) -> tuple[T, T]:
-            output = self.adapter.over(*handle.output(0), like=tensor)
+            output = self._result(handle, 0, tensor)
             return output, self.adapter.integers(handle.received_splits(0))
 
         keep = self._hold([tensor], exposed)
-        return begin(_ALLTOALL, "alltoall", name, (described,), keep, finish, number, wake=wake)
+        stream = self._stream([tensor], described)
+        return begin(_ALLTOALL, "alltoall", name, described, keep, finish, number, wake=wake, stream=stream)
 
     def reducescatter(
         self,
@@ -179,6 +200,7 @@ class Collectives(Generic[T]):
         return begin(
             _REDUCE_SCATTER, "reducescatter" if single else "grouped_reducescatter", name, described,
             self._hold(tensors, exposed), (lambda h: results(h)[0]) if single else results, number, how, wake=wake,
+            stream=self._stream(tensors, described),
         )
 
 

@@ -6,6 +6,19 @@ from collections.abc import Sequence
 from typing import Any, Callable, Generic, Protocol, TypeVar, Union
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
+T = TypeVar("T")
+
+
+def evenly(items: Sequence[T], count: int) -> list[list[T]]:
+    """The items in ``count`` parts, in order, of as equal lengths as can be; fewer parts than that where there are
+    fewer items.
+    """
+    if not items:
+        return []
+    count = min(count, len(items))
+    each, more = divmod(len(items), count)
+    ends = [(i + 1) * each + min(i + 1, more) for i in range(count)]
+    return [list(items[start:end]) for start, end in zip([0, *ends], ends)]
 
 
 class Slot:
@@ -42,6 +55,9 @@ class Reducer(Protocol[S_contra]):
     def bytes_of(self, slot: S_contra) -> int:
         """The bytes of its gradient."""
 
+    def arrived(self, slot: S_contra) -> None:
+        """Its gradient is complete, on the stream that is current now; it may be submitted on another one."""
+
     def begin(self, slot: S_contra, wake: bool) -> None:
         """Submits its gradient, zeros if there is none, and sets ``slot.finish``. ``wake``: see Collectives."""
 
@@ -68,14 +84,12 @@ class Gradients(Generic[S]):
         left out.
         """
         slots = list(self.slots.values())
-        if isinstance(groups, int) and groups > 0 and slots:
-            each, more = divmod(len(slots), min(groups, len(slots)))
-            ends = [(i + 1) * each + min(i + 1, more) for i in range(min(groups, len(slots)))]
-            for start, end in zip([0, *ends], ends):
-                Group(slots[start:end])
+        if isinstance(groups, int) and groups > 0:
+            for members in evenly(slots, groups):
+                Group(members)
         elif groups is not None and not isinstance(groups, int):
-            for members in groups:
-                found = [self.slots[p] for p in members if p in self.slots]
+            for group in groups:
+                found = [self.slots[p] for p in group if p in self.slots]
                 if found:
                     Group(found)
 
@@ -108,6 +122,7 @@ class Gradients(Generic[S]):
         slot.remaining -= 1
         if slot.remaining > 0:
             return
+        self._reducer.arrived(slot)
         if slot.group is not None:
             if all(one.remaining <= 0 for one in self._live(slot.group)):
                 self._begin_group(slot.group)

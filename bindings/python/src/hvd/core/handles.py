@@ -9,18 +9,31 @@ from typing import Any, Callable
 
 from hvd import _core
 from hvd.core import callbacks, state
+from hvd.core.adapter import Stream
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 
 
 class _Pending:
-    """An operation in flight, and the function that makes its result."""
+    """An operation in flight, the function that makes its result, and the stream that uses it, if it is on a GPU."""
 
-    __slots__ = ("handle", "finish")
+    __slots__ = ("handle", "finish", "stream")
 
-    def __init__(self, handle: _core.Handle, finish: Callable[[_core.Handle], Any]) -> None:
+    def __init__(
+        self, handle: _core.Handle, finish: Callable[[_core.Handle], Any], stream: Callable[[], Stream | None] | None
+    ) -> None:
         self.handle = handle
         self.finish = finish
+        self.stream = stream
+
+    def wait(self) -> None:
+        """Until the results are there; on a GPU, until all work for them is queued and the stream waits for it."""
+        stream = None if self.stream is None else self.stream()
+        if stream is None:
+            self.handle.wait()
+        else:
+            self.handle.wait_queued()
+            self.handle.make_stream_wait(*stream)
 
 
 _pending: dict[int, _Pending] = {}
@@ -79,12 +92,14 @@ def begin(
     priority: int = 0,
     wake: bool = True,
     done: Callable[[], object] | None = None,
+    stream: Callable[[], Stream | None] | None = None,
 ) -> int:
     """Submits an operation of ``kind`` (see ``_core.operations``) and returns its handle; ``finish`` makes its result.
 
     Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
-    ``Collectives``. ``done``: see ``core.callbacks``. Raises ValueError for what this rank alone can see, TypeError for
-    names and factors of other types.
+    ``Collectives``. ``done``: see ``core.callbacks``. ``stream()``: that which is current on the results' GPU when the
+    operation is synchronized, and then waits for them; None for tensors on the host. Raises ValueError for what this
+    rank alone can see, TypeError for names and factors of other types.
     """
     job = state.current_job()
     if done is not None:
@@ -102,7 +117,7 @@ def begin(
             ) from None
         raise
     number = next(_numbers)
-    _pending[number] = _Pending(handle, finish)
+    _pending[number] = _Pending(handle, finish, stream)
     return number
 
 
@@ -116,7 +131,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation, and returns its result; None for a handle that was synchronized before.
+    """Waits for an operation, and returns its result; None for a handle that was synchronized before. For tensors on a
+    GPU the host waits only until the operation is queued there, and the current stream waits for the operation.
 
     Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost, ValueError where
     the result should replace a tensor whose memory or shape has changed meanwhile.
@@ -126,7 +142,7 @@ def synchronize(handle: int) -> Any:
         state.refuse_forked()
         return None
     try:
-        pending.handle.wait()
+        pending.wait()
     except KeyboardInterrupt:
         raise  # the operation is still in flight
     except BaseException:
@@ -134,6 +150,21 @@ def synchronize(handle: int) -> Any:
         raise
     _pending.pop(handle, None)
     return pending.finish(pending.handle)
+
+
+def synchronize_all(handles: Sequence[int], problem: Exception | None = None) -> list[Any]:
+    """The results of several operations. Raises ``problem``, or the first error, when all are done: nothing is in
+    flight then.
+    """
+    results = []
+    for handle in handles:
+        try:
+            results.append(synchronize(handle))
+        except Exception as e:
+            problem = problem or e
+    if problem is not None:
+        raise problem
+    return results
 
 
 def join() -> int:

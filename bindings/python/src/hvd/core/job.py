@@ -46,6 +46,7 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
             with native.threads_moved_to(state.engine_cpu):
                 now.job, now.place, now.homogeneous, now.over_mpi = connect.join(comm, launch)
                 now.forked, now.launch = False, launch
+            now.job.publish()
             sets.begin(given)
         except BaseException:
             state.shutdown()

@@ -11,6 +11,7 @@ from typing import Any
 
 from hvd import _core
 from hvd.core import state
+from hvd.core.adapter import Stream
 from hvd.core.collectives import Collectives
 from hvd.core.handles import synchronize
 from hvd.core.process_sets import ProcessSet, global_process_set
@@ -31,6 +32,9 @@ class _Arrays:
 
     def describe(self, tensor: Array, written: bool) -> tuple[int, int, tuple[int, ...]]:
         return ctypes.addressof(tensor), _TYPES[tensor._type_], (len(tensor),)
+
+    def stream_of(self, tensor: Array) -> Stream | None:
+        return None
 
     def hold(self, tensor: Array, exposed: bool) -> object:
         return tensor

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd import _core
+from hvd.core.adapter import Stream
 
 Array = npt.NDArray[Any]
 ArrayLike = Any  # an array, or an object with __dlpack__, __array_interface__ or the buffer protocol, or a number
@@ -27,6 +28,19 @@ def as_array(value: ArrayLike) -> Array:
     return np.asarray(value)
 
 
+_numbers: dict[np.dtype[Any], int] = {}
+
+
+def number_of(dtype: np.dtype[Any]) -> int | None:
+    """hvd's number of a type; None for one that it does not know. The name of a type takes NumPy some microseconds."""
+    number = _numbers.get(dtype)
+    if number is None and dtype.isnative:
+        number = _core.dtypes.get(dtype.name)
+        if number is not None:
+            _numbers[dtype] = number
+    return number
+
+
 class NumPyAdapter:
     """See core.adapter.Adapter."""
 
@@ -42,14 +56,17 @@ class NumPyAdapter:
         return array
 
     def describe(self, tensor: Array, written: bool) -> tuple[int, int, tuple[int, ...]]:
-        number = _core.dtypes.get(tensor.dtype.name)
-        if number is None or not tensor.dtype.isnative:
+        number = number_of(tensor.dtype)
+        if number is None:
             raise ValueError(f"hvd: arrays of {tensor.dtype!r} cannot be sent; allowed: {', '.join(_core.dtypes)}")
         if not tensor.flags.c_contiguous:
             raise ValueError("hvd: the array has to be contiguous in row-major order (see numpy.ascontiguousarray)")
         if written and not tensor.flags.writeable:
             raise ValueError("hvd: the array is read-only, and the result was to be written to it")
         return tensor.ctypes.data, number, tensor.shape
+
+    def stream_of(self, tensor: Array) -> Stream | None:
+        return None
 
     def hold(self, tensor: Array, exposed: bool) -> object:
         return tensor  # which NumPy does not resize while it is referenced

@@ -1,4 +1,4 @@
-"""hvd for PyTorch: the functions of ``horovod.torch``, on CPU tensors of all types, bfloat16 included.
+"""hvd for PyTorch: the functions of ``horovod.torch``, on CPU and CUDA tensors of all types, bfloat16 included.
 
 Nothing here is compiled for PyTorch: tensors are passed as addresses, so no particular version is needed.
 """
@@ -18,6 +18,7 @@ from hvd.core.job import (
     start_timeline, stop_timeline,
 )
 from hvd.core.objects import allgather_object, broadcast_object
+from hvd.core.pinning import PinGuard, local_device, pin
 from hvd.core.process_sets import (
     ProcessSet, add_process_set, global_process_set, remove_process_set,
 )
@@ -43,15 +44,15 @@ def _check_has_gpu() -> bool:
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt",
-    "Max", "Min", "ProcessSet", "Product", "ReduceOp", "Sum", "SyncBatchNorm", "add_process_set", "allgather",
-    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
-    "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled",
-    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "Max", "Min", "PinGuard", "ProcessSet", "Product", "ReduceOp", "Sum", "SyncBatchNorm", "add_process_set",
+    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mlsl_built", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
-    "stop_timeline", "synchronize",
+    "init", "is_homogeneous", "is_initialized", "join", "local_device", "local_rank", "local_size", "mlsl_built",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "poll", "rank", "reducescatter",
+    "reducescatter_async", "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async",
+    "start_timeline", "stop_timeline", "synchronize",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import torch
+from torch.utils import dlpack
 
 from hvd import _core
+from hvd.core.adapter import Stream
 from hvd.core.collectives import Collectives
 
 
@@ -25,6 +27,22 @@ DTYPES = _numbers()
 _storage: Any = getattr(torch.Tensor, "untyped_storage", torch.Tensor.storage)  # the latter before PyTorch 2
 
 
+def _slow_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The first is PyTorch's own short way, which makes no object of Python. It has no types.
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_stream)
+
+
+def current_stream(tensor: torch.Tensor) -> Stream | None:
+    """The GPU of a tensor and the stream that is current there in this thread; None for a tensor on the host."""
+    if not tensor.is_cuda:
+        return None
+    device: int = tensor.device.index
+    return device, _raw_stream(device)
+
+
 class _Torch:
     """See core.adapter.Adapter."""
 
@@ -38,17 +56,22 @@ class _Torch:
         if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             raise _refuse(tensor)
         number = DTYPES.get(tensor.dtype)
-        if number is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        on_device = tensor.is_cpu or tensor.is_cuda
+        if number is None or not on_device or tensor.layout is not torch.strided or not tensor.is_contiguous():
             raise _refuse(tensor)
         if tensor.is_conj() or tensor.is_neg():
             raise ValueError("hvd: the tensor is lazily conjugate or negative; pass x.resolve_conj().resolve_neg()")
         return tensor.data_ptr(), number, tensor.shape
 
+    def stream_of(self, tensor: torch.Tensor) -> Stream | None:
+        return current_stream(tensor)
+
     def hold(self, tensor: torch.Tensor, exposed: bool) -> object:
-        # The storage outlives set_() and data= on the tensor, but resize_() frees its memory. Only a NumPy view
-        # prevents that, and for good: so one is made only where the program runs on meanwhile.
+        # The storage outlives set_() and data= on the tensor, and PyTorch reuses no memory of a storage that is held,
+        # whatever the stream. But resize_() frees it. Only a NumPy view prevents that, for good, and only on the host:
+        # so one is made only where the program runs on meanwhile.
         storage = _storage(tensor)
-        if exposed and storage.resizable():
+        if exposed and tensor.is_cpu and storage.resizable():
             try:
                 bits = tensor.detach()
                 (bits.view(torch.int16) if bits.dtype is torch.bfloat16 else bits).numpy()
@@ -60,12 +83,15 @@ class _Torch:
         return tensor.data_ptr() == address and tensor.shape == shape
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         if len(memory) == 0:
-            return torch.empty(shape, dtype=like.dtype)
-        return torch.frombuffer(memory, dtype=like.dtype).view(shape)
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        if like.is_cpu:
+            return torch.frombuffer(memory, dtype=like.dtype).view(shape)
+        data = dlpack.from_dlpack(memory.array())
+        return data.view(like.dtype).view(shape)
 
     def integers(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
@@ -84,8 +110,10 @@ def _refuse(tensor: Any) -> ValueError:
         return ValueError(f"hvd: hvd.torch takes torch.Tensor, and this is {tensor!r:.80}; arrays are for hvd itself")
     if tensor.is_nested:
         return ValueError("hvd: the tensor is nested; pass what it consists of, as a list, to a grouped function")
-    if not tensor.is_cpu:
-        return ValueError(f"hvd: the tensor is on device {tensor.device}, and hvd takes those of the CPU: pass x.cpu()")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        return ValueError(
+            f"hvd: the tensor is on device {tensor.device}, and hvd takes those of the CPU and of CUDA: pass x.cpu()"
+        )
     if tensor.dtype not in DTYPES:
         return ValueError(f"Tensor type {tensor.dtype} is not supported.")
     if tensor.layout is not torch.strided:

@@ -1,14 +1,16 @@
-"""Gradients in memory that all ranks of a host share; see core.buckets."""
+"""Gradients side by side: on the host in memory that its ranks share, on a GPU in its own; see core.buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Union
 
 import torch
+from torch.utils import dlpack
 
 from hvd import _core
-from hvd.core.buckets import Buckets, Candidate
+from hvd.core.buckets import Buckets, Candidate, device_memory, shared_memory
 from hvd.torch.adapter import DTYPES
 
 
@@ -29,9 +31,19 @@ def side_by_side(p: torch.Tensor) -> bool:
     return True
 
 
+Memory = Union[_core.Memory, torch.Tensor]
+
+
+def _allocate(device: torch.device, size: int) -> Memory:
+    """Zeros of the engine: shared by the ranks of a host, or on a GPU. Collective over all ranks."""
+    if device.type == "cpu":
+        return shared_memory(size)
+    return dlpack.from_dlpack(device_memory(size, device.index).array())
+
+
 def _why_not(p: torch.Tensor) -> str:
-    """Why the gradient of ``p`` cannot lie in shared memory; empty if it can."""
-    if not p.is_cpu:
+    """Why the gradient of ``p`` cannot lie in a bucket; empty if it can."""
+    if not (p.is_cpu or p.is_cuda):
         return f"it is on device {p.device}"
     if p.layout is not torch.strided or p.dtype not in DTYPES:
         return f"its layout is {p.layout} and its type {p.dtype}"
@@ -40,30 +52,38 @@ def _why_not(p: torch.Tensor) -> str:
     return "" if side_by_side(p) else "its elements do not lie side by side"
 
 
-def _view(p: torch.Tensor, memory: _core.Memory, start: int) -> _Place:
-    flat = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=start)
+def _view(p: torch.Tensor, memory: Memory, start: int) -> _Place:
+    if isinstance(memory, torch.Tensor):
+        flat = memory[start : start + p.numel() * p.element_size()].view(p.dtype)
+    else:
+        flat = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=start)
     return _Place(flat.as_strided(p.shape, p.stride()), flat)
 
 
 class TorchBuckets:
-    """Places for the gradients of parameters. Collective over all ranks; see core.buckets.Buckets."""
+    """Places for the gradients of parameters, one bucket on each device. Collective over all ranks."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        self._buckets: Buckets[_Place] = Buckets(
-            [Candidate(p, name, p.numel() * p.element_size(), _why_not(p)) for p, name in zip(parameters, names)], _view
-        )
+        candidates: dict[torch.device, list[Candidate]] = {}
+        for p, name in zip(parameters, names):
+            bytes_of = p.numel() * p.element_size()
+            candidates.setdefault(p.device, []).append(Candidate(p, name, bytes_of, _why_not(p)))
+        self._buckets: dict[torch.device, Buckets[_Place, Memory]] = {}
+        for device, of_device in candidates.items():
+            self._buckets[device] = Buckets(of_device, partial(_allocate, device), _view)
 
     def place(self, p: torch.Tensor, name: str) -> torch.Tensor | None:
-        """Moves p.grad, which is dense or None, to its place, and returns it, flat; None where it does not lie there."""
-        place = self._buckets.view(p)
-        if place is None:
+        """Moves p.grad, which is dense or None, to its place, and returns it, flat; None if it does not lie there."""
+        buckets = self._buckets.get(p.device)
+        place = None if buckets is None else buckets.view(p)
+        if buckets is None or place is None:
             return None
         if p.grad is None:
             place.flat.zero_()
         elif p.grad.data_ptr() != place.flat.data_ptr():
-            if not self._buckets.may_move(p, name):
+            if not buckets.may_move(p, name):
                 return None
             place.shaped.copy_(p.grad)
-        self._buckets.use(p)
+        buckets.use(p)
         p.grad = place.shaped
         return place.flat

@@ -57,7 +57,7 @@ class _Tensor:
     """A placeholder for a tensor in the structure of an optimizer's state."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.shape, self.dtype, self.is_cuda = tensor.shape, tensor.dtype, tensor.is_cuda
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -72,16 +72,24 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The opposite of ``_take_tensors``; new tensors are appended to ``tensors``."""
+def _put_tensors(value: Any, tensors: list[torch.Tensor], gpu: torch.device) -> Any:
+    """The opposite of ``_take_tensors``; new tensors, which are appended to ``tensors``, are on the host or on ``gpu``,
+    as the root's are.
+    """
     if isinstance(value, _Tensor):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=gpu if value.is_cuda else "cpu"))
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+        return {key: _put_tensors(item, tensors, gpu) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_put_tensors(item, tensors) for item in value)
+        return type(value)(_put_tensors(item, tensors, gpu) for item in value)
     return value
+
+
+def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """The GPU of its parameters on this rank; the current one, if they are on none."""
+    of_parameters = (p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda)
+    return next(of_parameters, torch.device("cuda"))
 
 
 def broadcast_optimizer_state(
@@ -102,7 +110,7 @@ def broadcast_optimizer_state(
     root = state.rank() == root_rank
     structure = _take_tensors(optimizer.state_dict(), tensors) if root else None
     structure = broadcast_object(structure, root_rank, "broadcast_optimizer_state", process_set)
-    received = None if root else _put_tensors(structure, tensors)
+    received = None if root else _put_tensors(structure, tensors, _gpu_of(optimizer))
     _broadcast([(f"optimizer_state.{i}", t) for i, t in enumerate(tensors)], root_rank, process_set)
     if received is not None:
         _load(optimizer, received)

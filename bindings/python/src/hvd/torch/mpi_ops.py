@@ -1,7 +1,12 @@
 """The collectives on tensors, and what else scripts import from Horovod's module of this name.
 
-See ``hvd.api`` for what all functions have in common. Tensors are on the CPU and contiguous. The memory of a tensor
-passed to an asynchronous function cannot be resized afterwards, as with a tensor passed to NumPy.
+See ``hvd.api`` for what all functions have in common. Tensors are contiguous, on the CPU or on one GPU (CUDA) in each
+rank. The memory of a tensor on the CPU that was passed to an asynchronous function cannot be resized afterwards, as
+with a tensor passed to NumPy.
+
+Tensors on a GPU are read after what is queued on the current stream when the operation begins. ``synchronize`` makes
+the stream that is current then wait for the result; the host does not wait for the GPU. ``poll`` tells whether the GPU
+is done.
 """
 
 from __future__ import annotations

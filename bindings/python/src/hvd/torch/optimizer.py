@@ -176,10 +176,11 @@ def DistributedOptimizer(
     * ``groups``: lists of parameters that are reduced together, or into how many such groups to divide all parameters;
       ``num_groups`` is an older form.
     * ``sparse_as_dense``: makes sparse gradients dense before the reduction.
-    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, are reduced there, and are
-      not copied as long as they stay there: call ``zero_grad(set_to_none=False)``. A warning is given, once, where a
-      gradient cannot lie there or was removed (``zero_grad()`` sets it to None), and so is reduced elsewhere. Making
-      the optimizer is then collective over all ranks.
+    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, or on a GPU in memory that
+      NCCL has registered. They are reduced there, and not copied as long as they stay there: call
+      ``zero_grad(set_to_none=False)``. A warning is given, once, where a gradient cannot lie there or was removed
+      (``zero_grad()`` sets it to None), and so is reduced elsewhere. Making the optimizer is then collective over all
+      ranks.
 
     Small gradients are collected and submitted together: up to 1 MiB, or 16 MiB where each rank has only one CPU, but
     no more than HOROVOD_FUSION_THRESHOLD, and at the latest when the backward pass ends.

@@ -8,11 +8,12 @@ from typing import Any, Callable
 
 import torch
 
+from hvd.core.adapter import Stream
 from hvd.core.compression import compressed, compressed_group
 from hvd.core.gradients import Slot
 from hvd.core.handles import synchronize
 from hvd.core.reduce_op import Average, Reduction
-from hvd.torch.adapter import OPS
+from hvd.torch.adapter import OPS, current_stream
 from hvd.torch.buckets import TorchBuckets, side_by_side
 from hvd.torch.hooks import at_end_of_backward
 from hvd.torch.mpi_ops import sparse_allreduce_async
@@ -30,6 +31,7 @@ class TorchSlot(Slot):
         # Dense, but in another order of dimensions such as channels_last; the gradient has the same order.
         self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
         self.sparse_dim = int(sparse)  # of its gradient, where that is sparse
+        self.stream: Stream | None = None  # of the hook that reported its gradient, on a GPU
 
 
 class TorchReducer:
@@ -44,6 +46,9 @@ class TorchReducer:
 
     def bytes_of(self, slot: TorchSlot) -> int:
         return slot.parameter.numel() * slot.parameter.element_size()
+
+    def arrived(self, slot: TorchSlot) -> None:
+        slot.stream = current_stream(slot.parameter)
 
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         at_end_of_backward(function)
@@ -100,6 +105,12 @@ class TorchReducer:
     def _gradient(self, slot: TorchSlot) -> torch.Tensor:
         """What to reduce: p.grad, made contiguous, or a flat view of it; a sparse one may become a dense copy."""
         p = slot.parameter
+        if slot.stream is not None and slot.stream != current_stream(p):
+            # The hook of another gradient, or the end of the backward pass, on a stream of its own.
+            device, stream = slot.stream
+            external: Any = torch.cuda.ExternalStream
+            torch.cuda.current_stream(device).wait_stream(external(stream, device))
+        slot.stream = None
         if p.grad is not None:
             slot.sparse_dim = p.grad.sparse_dim() if p.grad.is_sparse else 0
         if slot.sparse_dim:
@@ -133,5 +144,5 @@ def _nothing() -> None:
 
 def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
     """A sparse gradient without values."""
-    indices = torch.empty((sparse_dim, 0), dtype=torch.int64)
+    indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=p.device)
     return torch.sparse_coo_tensor(indices, p.new_empty((0, *p.shape[sparse_dim:])), p.shape)

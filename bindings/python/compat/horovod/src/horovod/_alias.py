@@ -9,15 +9,8 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Callable
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "spark")
-_COMMON = (
-    "init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank"
-    " is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built"
-    " cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max"
-    " Product"
-).split()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -55,16 +48,3 @@ class _Loader(importlib.abc.Loader):
 def install() -> None:
     """Before all other finders: those would find files of hvd.torch, and load them a second time."""
     sys.meta_path.insert(0, _Finder())
-
-
-def without(framework: str, module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module for a framework that hvd has no part for: only what needs no framework is there."""
-
-    def attribute(name: str) -> Any:
-        if name in _COMMON:
-            return getattr(importlib.import_module("hvd"), name)
-        if name.startswith("__"):
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        raise AttributeError(f"{module}.{name}: hvd has no part for {framework} yet, only what needs no framework")
-
-    return attribute

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import hvd
-from horovod._alias import _COMMON
+
+_COMMON = (
+    "init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank"
+    " is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built"
+    " cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max"
+    " Product"
+).split()
 
 
 class HorovodBasics:

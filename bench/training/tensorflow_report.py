@@ -1,0 +1,146 @@
+"""What ranks of bench/tensorflow_step.py have measured: summaries, targets, and the page. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.where import told
+from training.report import ALONE, middle, names_of, over, page_table, rows_of, slowest, with_error
+
+MODES = {"eager": "eager", "function": "tf.function", "jit": "jit_compile=True"}
+KINDS = {"loop": "A training loop of one's own", "fit": "`model.fit`"}
+LESS_THAN_MWMS = 4.0  # times less added time than the best of MultiWorkerMirroredStrategy
+LIKE_THE_ENGINE = 2.0  # times the time of the bare engine at most
+EAGER_US = 60.0  # at most, of an allreduce of 8 bytes
+IMPORT_MS = 100.0  # at most, beyond TensorFlow
+HOST_CALL = "a host call: the difference"
+
+
+def title(table: str) -> str:
+    kind, mode = table.split(", ")
+    return f"{KINDS[kind]}, {MODES[mode]}"
+
+
+def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of all tables, and how each way's added time compares with the engine's and with the least of
+    MultiWorkerMirroredStrategy's, in whichever table that is."""
+    tables = {
+        table: {"ways": rows_of([rank["tables"][table] for rank in of_ranks])} for table in of_ranks[0]["tables"]
+    }
+    engine = {
+        way: middle(slowest([rank["engine"][way] for rank in of_ranks])) for way in of_ranks[0]["engine"]
+    }
+    mirrored = [
+        row["exposed_ms"]["median"] for about in tables.values() for way, row in about["ways"].items()
+        if way.startswith("MWMS")
+    ]
+    least = min(mirrored) if mirrored else None
+    alone = min(value["median"] for value in engine.values()) if engine else None
+    for about in tables.values():
+        for way, row in about["ways"].items():
+            if way.startswith("none"):
+                continue
+            row["bounded"] = row["exposed_ms"]["median"] <= row["exposed_ms"]["within"]  # too little to be measured
+            if least is not None:
+                row["mwms_over_this"] = over(least, row["exposed_ms"])
+            if alone is not None:
+                row["over_engine"] = max(row["exposed_ms"]["median"], row["exposed_ms"]["within"]) / alone
+    return {"tables": tables, "engine": engine, "least_mwms_ms": least, "engine_ms": alone}
+
+
+def calls_of(of_ranks: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each call, and what a host call adds to a tf.function."""
+    calls = {name: slowest([rank["calls"][name] for rank in of_ranks]) for name in of_ranks[0]["calls"]}
+    calls[HOST_CALL] = [a - b for a, b in zip(calls["tf.function with a host call"], calls["tf.function"])]
+    return {name: middle(values) for name, values in calls.items()}
+
+
+def targets(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was aimed at and what was reached, as far as it was measured."""
+    found = []
+
+    def add(what: str, at_most: bool, limit: float, reached: float, unit: str) -> None:
+        met = reached <= limit if at_most else reached >= limit
+        wanted = f"{'at most' if at_most else 'at least'} {limit:g} {unit}"
+        found.append({"what": what, "wanted": wanted, "reached": f"{reached:.2f} {unit}", "met": met})
+
+    for table, about in run["tables"].items():
+        row = about["ways"].get("hvd", {})
+        name = f"{title(table)}: time added by hvd"
+        if "mwms_over_this" in row:
+            add(f"{name}, less than MWMS's least", False, LESS_THAN_MWMS, row["mwms_over_this"], "x")
+        if "over_engine" in row:
+            add(f"{name}, of the bare engine's", True, LIKE_THE_ENGINE, row["over_engine"], "x")
+    if run["calls"]:
+        eager = run["calls"]["hvd.allreduce, eager"]["median"]
+        add("`hvd.allreduce` of 8 bytes, eager", True, EAGER_US, 1e3 * eager, "us")
+    if run["import_ms"]:
+        imported = run["import_ms"]["hvd.tensorflow"]["median"]
+        add("`import hvd.tensorflow` beyond TensorFlow", True, IMPORT_MS, imported, "ms")
+    return found
+
+
+def way_table(about: dict[str, Any], missing: dict[str, str]) -> str:
+    rows = []
+    for way, row in about["ways"].items():
+        cells = [ALONE.get(way, way), with_error(row["step_ms"])]
+        cells.append("" if way == "none" else with_error(row["exposed_ms"]))
+        for ratio, sign in (("over_engine", "< "), ("mwms_over_this", "> ")):
+            cells.append((sign if row["bounded"] else "") + f"{row[ratio]:.2f}" if ratio in row else "")
+        cells.append("" if way.startswith("none") else f"{row['apart']:.1e}")
+        rows.append(cells)
+    rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
+    return page_table(
+        ["", "step, ms", "added, ms", "this / the bare engine", "MWMS's least / this", "parameters apart by"], rows
+    )
+
+
+def package_rows(run: dict[str, Any]) -> list[list[str]]:
+    rows = [[f"{name}, median", f"{1e3 * value['median']:.1f} us"] for name, value in run["calls"].items()]
+    after = {"hvd.tensorflow": "TensorFlow", "hvd.keras": "TensorFlow and Keras"}
+    for module, value in (run["import_ms"] or {}).items():
+        rows.append([f"`import {module}` beyond {after[module]}, median", f"{value['median']:.1f} ms"])
+    return rows
+
+
+def markdown(run: dict[str, Any]) -> str:
+    """The whole result as a page."""
+    parts = [
+        "# Training steps of TensorFlow\n",
+        told(run) + "\n",
+        names_of(run),
+        f"{run['parameters'] / 1e6:.2f} million parameters in {run['tensors']} tensors: {run['sizes']}. Medians over "
+        f"{run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the slowest rank; in "
+        "each round one step in each way of all tables, in changing order. Added: what a step takes longer than the "
+        "mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
+        "again` shows what added means where there is nothing to add. A ratio with < or > is bounded by that error. "
+        "MWMS is "
+        "`tf.distribute.MultiWorkerMirroredStrategy` with the named implementation of its collectives, which reduces "
+        "all gradients at once; with jit_compile only its gradients are computed by what XLA has compiled. "
+        "TensorFlow's own number of inter-op threads. The time of a step of `fit` is that between its callbacks. "
+        "Parameters are those after the last step: their distance from those of the first way that communicates, as "
+        "a part of how far training has moved these. Their bits are compared between ranks; what differs is told "
+        "below.\n",
+    ]
+    for table, about in run["tables"].items():
+        parts.append(f"## {title(table)}\n\n" + way_table(about, run["missing"].get(table, {})))
+    if run["engine"]:
+        rows = [[f"{way}, median", with_error(value)] for way, value in run["engine"].items()]
+        parts.append(
+            "## The bare engine\n\nArrays of NumPy as large as the gradients, averaged in place, without TensorFlow. "
+            "The tables above have the faster one.\n"
+        )
+        parts.append(page_table(["", "ms"], rows))
+    rows = package_rows(run)
+    if rows:
+        parts.append(
+            "## Of the package\n\nCalls are of 8 bytes; each function also adds 1. They were measured in processes "
+            "without MWMS.\n"
+        )
+        parts.append(page_table(["", "measured"], rows))
+    rows = [[row["what"], row["wanted"], row["reached"], "yes" if row["met"] else "no"] for row in run["targets"]]
+    if rows:
+        parts.append("## Targets\n\n" + page_table(["", "wanted", "reached", "met"], rows))
+    if run["wrong"]:
+        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
+    return "\n".join(parts)

@@ -1,0 +1,161 @@
+"""Callbacks for ``fit``. All ranks pass the same ones."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+import zlib
+from collections.abc import Iterable
+from typing import Any, Union
+
+import keras
+import numpy as np
+
+import hvd.numpy as values
+from hvd.core import state
+from hvd.core.objects import allgather_object
+from hvd.core.reduce_op import Average
+from hvd.exceptions import HorovodInternalError
+from hvd.keras.backend import BACKEND
+from hvd.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback  # noqa: F401
+from hvd.keras.optimizer import check_loss_scaling
+
+_Callback: Any = keras.callbacks.Callback
+_Checkpoint: Any = keras.callbacks.ModelCheckpoint
+Logs = Union[dict[str, Any], None]
+
+
+def variables_of(model: Any, optimizer: Any) -> list[Any]:
+    """Those that ranks have in common: weights and the optimizer's state. The states of random numbers are not among
+    them, because ranks have to draw different ones.
+    """
+    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
+
+
+class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-ignore]
+    """Gives all ranks the weights and the state of the optimizer of ``root_rank``, once, when training begins: so that
+    all start alike, from the root's random weights or from a file that only the root has read.
+
+    If a rank's model has no variables before the first batch, it is done after that. ``local_variables``
+    are left alone. ``device`` is ignored. Turns XLA off for the model where it cannot call hvd. Errors: ValueError for
+    a distributed optimizer within a LossScaleOptimizer, HorovodInternalError on all ranks for models that differ.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {id(v) for v in local_variables or ()}
+
+    def set_model(self, model: Any) -> None:
+        """Called by Keras before the training step is compiled."""
+        super().set_model(model)
+        check_loss_scaling(getattr(model, "optimizer", None))
+        if getattr(model, "jit_compile", False) and not BACKEND.xla_works():
+            warnings.warn(
+                "hvd: XLA cannot call hvd here, so the model is compiled without it (jit_compile=False)", stacklevel=2
+            )
+            model.jit_compile = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Broadcasts, if all ranks have all variables."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    # There is no function for the end of a batch: Keras would wait for each batch to call it.
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Broadcasts before the second batch, if it was not done before."""
+        if batch > 0 and not self.broadcast_done:
+            self._broadcast()
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Broadcasts before a validation after the first batch."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Broadcasts after an epoch of one batch."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model, optimizer = self.model, getattr(self.model, "optimizer", None)
+        built = model.built and bool(model.weights)  # a model can be marked as built before its layers are
+        if optimizer is not None and built and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # Keras does it in the first batch
+        variables = [v for v in variables_of(model, optimizer) if id(v) not in self._local]
+        mine = [f"{keras.backend.standardize_dtype(v.dtype)} {tuple(v.shape)}" for v in variables] if built else None
+        everyone = allgather_object(mine, "broadcast_global_variables")
+        if None in everyone:
+            return
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise HorovodInternalError(
+                    f"hvd: ranks have different models: {_difference(everyone[0], theirs)} on rank {rank}; build the"
+                    " same model and optimizer on all ranks",
+                    "mismatch", rank,
+                )
+        BACKEND.broadcast(variables, self.root_rank)
+        self.broadcast_done = True
+
+
+def _difference(first: list[str], other: list[str]) -> str:
+    if len(first) != len(other):
+        return f"{len(first)} variables on rank 0, {len(other)}"
+    i = next(i for i, (a, b) in enumerate(zip(first, other)) if a != b)
+    return f"variable {i} is {first[i]} on rank 0, {other[i]}"
+
+
+class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
+    """Replaces the metrics of each epoch by their averages over ranks, those of the validation as well, for the
+    callbacks that come after this one: put it before callbacks that use metrics. ``device`` is ignored.
+
+    Raises HorovodInternalError on all ranks if they have different metrics.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """One allreduce of all numbers in ``logs``."""
+        logs = {} if logs is None else logs
+        names = sorted(name for name, value in logs.items() if isinstance(value, numbers.Real))
+        # Averages of integers of 32 bits are exact, so it stays what it is only where all ranks have it.
+        checksum = zlib.crc32(repr(names).encode())
+        mine = np.array([*(float(logs[name]) for name in names), checksum])
+        average = values.allreduce(mine, name="metric_average", op=Average)
+        if average[-1] != checksum:
+            raise HorovodInternalError(
+                f"hvd: ranks have different metrics; rank {state.rank()} has {', '.join(names) or 'none'}", "mismatch"
+            )
+        logs.update(zip(names, average.tolist()))
+
+
+class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
+    """keras.callbacks.ModelCheckpoint that keeps the best model only. ``filepath`` may be set later, as an attribute,
+    before training begins. Use it on one rank only, after ``MetricAverageCallback``.
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
+        save_freq: Union[str, int] = "epoch", filepath: str | None = None,
+    ) -> None:
+        named = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(
+            named, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=save_weights_only,
+            mode=mode, save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Raises ValueError without a path."""
+        if self.filepath is None:
+            raise ValueError("hvd: BestModelCheckpoint has no filepath; set callback.filepath before fit")
+        super().on_train_begin(logs)
+
+
+__all__ = [
+    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback", "MetricAverageCallback",
+]

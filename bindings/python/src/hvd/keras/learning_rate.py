@@ -1,0 +1,128 @@
+"""Learning rates that follow the epoch, and momenta that follow learning rates."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Union
+
+import keras
+
+from hvd.core import state
+
+_Callback: Any = keras.callbacks.Callback
+Logs = Union[dict[str, Any], None]
+Multiplier = Union[float, Callable[[float], float]]
+
+
+class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignore]
+    """Sets the learning rate to ``initial_lr`` times ``multiplier``, a number or a function of the epoch, from
+    ``start_epoch`` until ``end_epoch``, which is not included. Put it before callbacks that use the learning rate.
+
+    ``staircase``: once in an epoch; else before each batch, and the epoch has a fraction. For that ``steps_per_epoch``
+    is needed where Keras does not know it. ``momentum_correction``: of optimizers with a number ``momentum`` the sums
+    of gradients change with the learning rate, by which they have been multiplied (Goyal et al. 2017, section 2.1).
+
+    Raises ValueError when training begins with an optimizer whose rate is a schedule, or without steps per epoch.
+    """
+
+    def __init__(
+        self, initial_lr: float, multiplier: Multiplier, start_epoch: int = 0, end_epoch: int | None = None,
+        staircase: bool = True, momentum_correction: bool = True, steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Checks the optimizer and the number of steps."""
+        if not isinstance(self.model.optimizer.learning_rate, keras.Variable):
+            raise ValueError(
+                f"hvd: {type(self).__name__} sets the learning rate, and this optimizer's is a schedule; make it with a"
+                " number as learning_rate, or leave the callback out"
+            )
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter"
+                    f" to the {type(self).__name__}()."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Takes note of the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Sets the rate for this batch."""
+        after = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or after:
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._set(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Adds the rate to the metrics, as ``lr``."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _set(self, epoch: float) -> None:
+        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        if old == new:
+            return
+        self.model.optimizer.learning_rate = new
+        if self.momentum_correction and old != 0:
+            for momentum in _momenta(self.model.optimizer):
+                momentum.assign(momentum * (self._rate() / old))
+
+
+def _momenta(optimizer: Any) -> list[Any]:
+    """The sums of gradients times learning rates that an optimizer keeps, if it does. To multiply them is the same as
+    to multiply ``momentum`` for one batch, which would change nothing: it is a constant of a compiled training step.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "momentum", None):
+        return []
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
+    return [variable for variable in found if variable is not None]
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate before each batch, from ``initial_lr`` / size to ``initial_lr`` after
+    ``warmup_epochs``: the rate of one process, and the one for all ranks (Goyal et al. 2017, section 2.2).
+
+    ``verbose``: rank 0 says when it is done; the other arguments are those of ``LearningRateScheduleCallback``.
+    """
+
+    def __init__(
+        self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None, verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            size = state.size()
+            # The last batch has the whole rate.
+            assert self.steps_per_epoch is not None
+            epoch += 1 / self.steps_per_epoch
+            return (epoch * (size - 1) / warmup_epochs + 1) / size
+
+        super().__init__(
+            initial_lr, multiplier, start_epoch=0, end_epoch=warmup_epochs, staircase=False,  # type: ignore[arg-type]
+            momentum_correction=momentum_correction, steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """As that of LearningRateScheduleCallback."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose > 0 and epoch + 1 == self.end_epoch and state.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

@@ -1,0 +1,227 @@
+"""Keras's optimizers, whose gradients are reduced over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvd.core.compression import Compressor
+from hvd.core.gradients import Groups
+from hvd.core.process_sets import ProcessSet, global_process_set
+from hvd.core.reduce_op import Average, Op
+from hvd.keras.backend import BACKEND, Compression
+
+_LossScale: Any = keras.optimizers.LossScaleOptimizer
+
+
+class _Step:
+    """What a distributed optimizer does in each step."""
+
+    def __init__(self, gradients: Any, passes: int, mean: bool, local_layers: Sequence[Any]) -> None:
+        self.gradients = gradients
+        self.factor = 1 if mean else passes  # Keras gives the mean of the gradients of several passes
+        self.local_layers = local_layers
+        self.variables: Sequence[Any] = []  # of the accumulated gradients
+        self.loss_is_scaled = True
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduced over ranks; see StepGradients.reduce."""
+        for layer in self.local_layers:  # only now: layers may have been built after the optimizer was made
+            for variable in layer.trainable_weights:
+                self.gradients.register_local_var(variable)
+        if self.factor != 1:
+            gradients = [g if g is None else keras.ops.multiply(g, self.factor) for g in gradients]
+        reduced: list[Any] = self.gradients.reduce(gradients, variables)
+        return reduced
+
+
+class _Distributed:
+    """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
+
+    _hvd: _Step
+
+    @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """As the optimizer's own, on gradients that are reduced over ranks. Collective."""
+        me: Any = self
+        if not self._hvd.loss_is_scaled:
+            raise ValueError(
+                "hvd: with the policy mixed_float16 DistributedOptimizer gives a LossScaleOptimizer, and a program with"
+                " a training loop of its own has to call optimizer.scale_loss(loss) before it computes gradients"
+            )
+        if not me.gradient_accumulation_steps:
+            variables = me._trainable_variables if trainable_variables is None else list(trainable_variables)
+            grads = self._hvd.reduce(list(grads), variables)
+            trainable_variables = trainable_variables if trainable_variables is None else variables
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        self._hvd.variables = list(trainable_variables)
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
+    def _clip_gradients(self, grads: Any) -> Any:
+        """Keras calls it once for the gradients of several passes, when they are complete."""
+        me: Any = self
+        if me.gradient_accumulation_steps:
+            grads = self._hvd.reduce(grads, self._hvd.variables)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def scale_loss(self, loss: Any) -> Any:
+        """As the optimizer's own."""
+        self._hvd.loss_is_scaled = True
+        return super().scale_loss(loss)  # type: ignore[misc]
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
+        self._hvd.gradients.register_local_var(variable)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether its gradients are reduced over ranks."""
+    return isinstance(optimizer, _Distributed)
+
+
+def check_loss_scaling(optimizer: Any) -> None:
+    """Raises ValueError for a distributed optimizer within a LossScaleOptimizer: ranks on which a gradient is infinite
+    leave out the step in which the others wait for them.
+    """
+    if isinstance(optimizer, _LossScale) and is_distributed(optimizer.inner_optimizer):
+        raise ValueError(
+            "hvd: a LossScaleOptimizer was put around hvd.DistributedOptimizer, as compile does where a model has the"
+            " policy mixed_float16; it has to be inside: hvd.DistributedOptimizer(LossScaleOptimizer(optimizer)), or"
+            " set the policy by keras.config.set_dtype_policy before hvd.DistributedOptimizer, which then adds it"
+        )
+
+
+def _check(optimizer: Any, compression: Any, passes: int) -> None:
+    if is_distributed(optimizer):
+        raise ValueError("hvd: this optimizer is distributed already; wrap it once")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        module, kind = type(optimizer).__module__, type(optimizer).__name__
+        remedy = "pass for instance keras.optimizers.SGD()"
+        if module.startswith(("tensorflow.", "tf.")):
+            remedy = "hvd.tensorflow.DistributedOptimizer takes those of tf.compat.v1.train"
+        elif module.startswith("tf_keras"):
+            remedy = "those of tf_keras (Keras 2) are not supported: use Keras 3, without TF_USE_LEGACY_KERAS"
+        elif module.startswith("torch."):
+            remedy = "hvd.torch.DistributedOptimizer takes those of PyTorch"
+        raise ValueError(f"hvd: optimizer is {module}.{kind}, and no optimizer of Keras 3; {remedy}")
+    check_loss_scaling(optimizer)
+    if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
+        raise ValueError(
+            f"compression is {compression!r}; allowed: Compression.none, Compression.fp16, Compression.bf16, or a class"
+            " with compress and decompress"
+        )
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"hvd: backward_passes_per_step={passes!r}; allowed: 1 and more")
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Lets Keras accumulate the gradients of so many passes."""
+    target = optimizer.inner_optimizer if isinstance(optimizer, _LossScale) else optimizer
+    steps = target.gradient_accumulation_steps
+    if passes == 1 or steps == passes:
+        return
+    if steps:
+        raise ValueError(
+            f"hvd: backward_passes_per_step={passes}, and the optimizer has gradient_accumulation_steps={steps}; set"
+            " one of them"
+        )
+    if target.built:
+        raise ValueError(
+            f"hvd: backward_passes_per_step={passes} for an optimizer that is built already; make it with"
+            f" gradient_accumulation_steps={passes}, or wrap it before it is built"
+        )
+    target.gradient_accumulation_steps = passes
+
+
+def _made_of(kind: type) -> type:
+    """A subclass with the same name, so that files know it as the class of Keras or of the program."""
+    members = {
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+        # A configuration does not say how ranks communicate: what is made of it is a plain optimizer.
+        "from_config": staticmethod(kind.from_config),  # type: ignore[attr-defined]
+    }
+    made = type(kind.__name__, (_Distributed, kind), members)
+    registered = keras.saving.get_registered_name(kind)
+    if registered != kind.__name__:
+        # The new class is written under the registered name, and the old one is what is read under it.
+        package, _, name = registered.rpartition(">")
+        keras.saving.register_keras_serializable(package, name)(made)
+        keras.saving.get_custom_objects()[registered] = kind
+    return made
+
+
+def _distribute(
+    optimizer: Any, name: str | None, compression: Any, sparse_as_dense: bool, predivide: float, op: Op, passes: int,
+    mean: bool, groups: Groups, process_set: ProcessSet, local_layers: Any, scale_local: bool,
+) -> Any:
+    _check(optimizer, compression, passes)
+    gradients = BACKEND.Gradients(
+        name or f"Distributed{type(optimizer).__name__}", op, compression, sparse_as_dense, predivide, groups,
+        process_set, scale_local,
+    )
+    _accumulate(optimizer, passes)
+    layers = [] if local_layers is None else local_layers
+    step = _Step(gradients, passes, mean, list(layers) if isinstance(layers, (list, tuple, set)) else [layers])
+    if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, _LossScale):
+        optimizer = _LossScale(optimizer, name="loss_scale_optimizer")
+        step.loss_is_scaled = False
+    optimizer._hvd = step
+    optimizer.__class__ = _made_of(type(optimizer))
+    return optimizer
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: Op = Average, backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:
+    """``optimizer``, changed in place: its gradients are reduced over ranks by ``op`` before it applies them.
+
+    It keeps its state and its class's name, and is saved as what it was: files can be loaded without hvd, and by
+    ``hvd.load_model`` as distributed ones. Clipping, weight decay and averages of weights come after the reduction.
+
+    * ``name``: of the operations; ``device_dense`` and ``device_sparse`` are ignored.
+    * ``compression``: how gradients are compressed for sending.
+    * ``sparse_as_dense``: sparse gradients, of embeddings, are made dense and reduced; else they are gathered.
+    * ``gradient_predivide_factor`` f, with Average: each gradient is divided by f before the sum, and the sum by
+      size / f after.
+    * ``backward_passes_per_step`` k: Keras accumulates the gradients of k steps, and variables change in every k-th.
+      Their sum is applied, or with ``average_aggregated_gradients`` the mean. Ranks communicate once in k steps; with
+      loss scaling in each. An optimizer with ``gradient_accumulation_steps`` of its own applies the mean.
+    * ``groups``: a number, or lists of variables whose gradients go together; ``num_groups`` is its older form.
+    * ``scale_local_gradients``: gradients of variables of ``register_local_var``, which are not reduced, are divided by
+      the number of ranks.
+
+    With the dtype policy mixed_float16 the result is a LossScaleOptimizer around ``optimizer``, as compile would make:
+    its place is inside, so that an infinite gradient of one rank is one of all. Raises ValueError for arguments that
+    contradict each other, and for what is no optimizer of Keras or is distributed already.
+    """
+    return _distribute(
+        optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, num_groups if groups is None else groups, process_set, None,
+        scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0, op: Op = Average, backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
+    process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True,
+) -> Any:
+    """As ``DistributedOptimizer``; the variables of ``local_layers``, a layer or a list of them, are local: each rank
+    has its own. Pass them to ``BroadcastGlobalVariablesCallback`` as ``local_variables``, too.
+    """
+    return _distribute(
+        optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, num_groups if groups is None else groups, process_set, local_layers,
+        scale_local_gradients,
+    )

@@ -1,0 +1,53 @@
+"""The state of a Keras training that survives a failed operation; see hvd.elastic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvd.core import state
+from hvd.core.objects import broadcast_object
+from hvd.elastic import ObjectState
+from hvd.keras.backend import BACKEND
+from hvd.keras.callbacks import variables_of
+
+
+class KerasState(ObjectState):
+    """``KerasState(model, batch=0, epoch=0)``: weights and the state of the optimizer, and values, which are
+    attributes.
+
+    ``optimizer`` is the model's, where it is not given. Raises ValueError for a model that is not built.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError("hvd: the model is not built, so it has no weights; call model.build(shape) before")
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(bcast_object=broadcast_object, get_rank=state.rank, **kwargs)
+        self._save_variables()
+
+    def _save_variables(self) -> None:
+        variables = variables_of(self.model, self.optimizer)
+        self._saved_variables = [(v, np.array(keras.ops.convert_to_numpy(v))) for v in variables]
+
+    def save(self) -> None:
+        """Saves all."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Returns to the saved state."""
+        for variable, value in self._saved_variables:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0."""
+        BACKEND.broadcast(variables_of(self.model, self.optimizer), 0)
+        self._save_variables()
+        super().sync()

@@ -1,0 +1,35 @@
+"""hvd.keras on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hvd.tensorflow import mpi_ops as ops  # noqa: F401
+from hvd.tensorflow.compression import Compression  # noqa: F401
+from hvd.tensorflow.functions import broadcast_variables
+from hvd.tensorflow.gradients import Gradients  # noqa: F401
+from hvd.tensorflow.host_calls import as_written  # noqa: F401
+
+
+def broadcast(variables: Sequence[Any], root_rank: int) -> None:
+    """Gives all ranks the root's values of Keras's variables. Collective."""
+    broadcast_variables([v.value for v in variables], root_rank)
+
+
+def tensor(array: npt.NDArray[Any]) -> Any:
+    """A tensor with the values of an array."""
+    return tf.convert_to_tensor(array)
+
+
+def xla_works() -> bool:
+    """Whether what XLA compiles can call hvd."""
+    try:
+        from hvd.tensorflow import xla
+    except ImportError:
+        return False
+    return bool(xla.available())

@@ -1,0 +1,37 @@
+"""hvd.keras on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvd.keras.torch_gradients import TorchGradients as Gradients  # noqa: F401
+from hvd.torch import mpi_ops as ops  # noqa: F401
+from hvd.torch.compression import Compression  # noqa: F401
+from hvd.torch.functions import broadcast_parameters
+
+F = TypeVar("F")
+
+
+def as_written(function: F) -> F:
+    """The function: nothing is converted here."""
+    return function
+
+
+def broadcast(variables: Sequence[Any], root_rank: int) -> None:
+    """Gives all ranks the root's values of Keras's variables. Collective."""
+    broadcast_parameters([v.value for v in variables], root_rank)
+
+
+def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor with the values of an array."""
+    return torch.from_numpy(np.array(array))
+
+
+def xla_works() -> bool:
+    """True: nothing is compiled by XLA."""
+    return True

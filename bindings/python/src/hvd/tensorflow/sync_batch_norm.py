@@ -1,0 +1,48 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd.core import state
+from hvd.core.process_sets import ProcessSet, global_process_set
+from hvd.core.reduce_op import Sum
+from hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce
+
+_Base: Any = tf.keras.layers.BatchNormalization
+
+
+class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
+    """As keras.layers.BatchNormalization, whose arguments it takes; while it trains, mean and variance are those of the
+    batches of all ranks together, whatever their sizes. Each call is two allreduces, and so is its gradient.
+
+    ``fused`` is an argument of Horovod's; only False is allowed. Raises ValueError otherwise.
+    """
+
+    def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**kwargs)
+        self._process_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Keras calls it for mean and variance of a batch."""
+        if state.size() == 1:
+            mean, variance = super()._moments(inputs, mask)
+            return mean, variance
+        axes = self._reduction_axes
+        values = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else inputs
+        weights = tf.ones_like(values) if mask is None else tf.cast(
+            tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(values)), values.dtype
+        )
+        sums = [tf.reduce_sum(weights, axes), tf.reduce_sum(values * weights, axes)]
+        count, total = grouped_allreduce(sums, op=Sum, process_set=self._process_set)
+        mean = total / count
+        # From the mean of all, in a second operation: the mean of squares less the square of the mean loses all digits
+        # where the variance is small.
+        shape = [1 if axis in axes else -1 for axis in range(values.shape.rank)]
+        squares = tf.reduce_sum(tf.square(values - tf.reshape(mean, shape)) * weights, axes)
+        variance = allreduce(squares, op=Sum, process_set=self._process_set) / count
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

@@ -1,0 +1,144 @@
+"""tf.GradientTape whose gradients are reduced over ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd.core.compression import Compressor
+from hvd.core.gradients import Groups
+from hvd.core.process_sets import ProcessSet, global_process_set
+from hvd.core.reduce_op import Average, Op
+from hvd.core.step_gradients import check
+from hvd.tensorflow.compression import Compression
+from hvd.tensorflow.gradients import Gradients
+
+
+class _Known:
+    """The gradients of a tape, for the next tape of the same variables: programs make one in each step, and steps share
+    names and what ranks have agreed on.
+    """
+
+    def __init__(self, variables: Sequence[Any], gradients: Gradients) -> None:
+        self.variables = [weakref.ref(v) for v in variables]
+        self.gradients = gradients
+
+    def is_alive(self) -> bool:
+        """Whether all variables are."""
+        return all(known() is not None for known in self.variables)
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        """Whether these are the variables, and not others in their places of memory."""
+        return all(known() is v for known, v in zip(self.variables, variables))
+
+
+_known: dict[Any, _Known] = {}  # also over several jobs, as the graphs that use them
+
+
+class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
+    """See DistributedGradientTape."""
+
+    _hvd_arguments: tuple[Any, ...]  # of Gradients
+    _hvd_local: dict[int, Any]  # sources whose gradients are not reduced
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
+        use_generic_sources: bool = False,
+    ) -> Any:
+        """As that of tf.GradientTape; then the gradients are reduced over ranks, all together. Collective."""
+        kind = tf.UnconnectedGradients.NONE if unconnected_gradients is None else unconnected_gradients
+        found = super().gradient(target, sources, output_gradients, kind)
+        # A sparse gradient is one gradient, though its parts are tensors.
+        nested = tf.nest.is_nested(sources)
+        flat_sources = tf.nest.flatten(sources)
+        reduced = self._hvd_reduce(tf.nest.flatten(found) if nested else [found], flat_sources)
+        return tf.nest.pack_sequence_as(sources, reduced) if nested else reduced[0]
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this source is not reduced, but divided by the number of ranks if so chosen."""
+        self._hvd_local[id(source)] = source
+
+    def _hvd_reduce(self, found: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        if not all(hasattr(source, "assign") for source in sources):  # tensors, of which each step has others
+            return self._hvd_new().reduce(found, sources)
+        name, op, compression, sparse_as_dense, predivide, groups, process_set, scale_local = self._hvd_arguments
+        together = groups if groups is None or isinstance(groups, int) else tuple(tuple(map(id, g)) for g in groups)
+        choices = op, compression, sparse_as_dense, predivide, together, process_set, scale_local, *self._hvd_local
+        key = choices, tuple(map(id, sources))
+        known = _known.get(key)
+        if known is not None and known.is_of(sources):
+            return known.gradients.reduce(found, sources)
+        gradients = self._hvd_new()
+        reduced = gradients.reduce(found, sources)
+        gradients.release()
+        for old in [old for old, one in _known.items() if not one.is_alive()]:
+            del _known[old]
+        # Not before ranks have agreed: until then they may know different ones.
+        _known[key] = _Known(sources, gradients)
+        return reduced
+
+    def _hvd_new(self) -> Gradients:
+        gradients = Gradients(*self._hvd_arguments)
+        for source in self._hvd_local.values():
+            gradients.register_local_var(source)
+        return gradients
+
+
+def _distributed(tape: tf.GradientTape, *arguments: Any) -> Any:
+    kind = type(type(tape).__name__, (_DistributedGradientTape, type(tape)), {})
+    wrapped: Any = object.__new__(kind)
+    wrapped.__dict__ = tape.__dict__  # the same recording
+    wrapped._hvd_arguments = arguments
+    wrapped._hvd_local = {}
+    return wrapped
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False, op: Op = Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:
+    """A tape whose ``gradient`` reduces over ranks by ``op``; ``gradtape`` records for it.
+
+    Within a tf.function gradients are sent while others are still computed. tf.IndexedSlices are gathered, unless
+    ``sparse_as_dense``. ``groups``: a number, or lists of variables whose gradients go together; ``num_groups`` is its
+    older form. ``gradient_predivide_factor`` f: each is divided by f before the sum, and the sum by size / f after.
+    Variables of ``register_local_source`` keep their own gradients, divided by the number of ranks where
+    ``scale_local_gradients``. Errors of ``gradient``: see ``Gradients.reduce``.
+    """
+    groups = groups if groups is not None else num_groups
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise ValueError("hvd: this tape is distributed already; wrap it once")
+    check(op, gradient_predivide_factor, groups)
+    return _distributed(
+        gradtape, "DistributedGradientTape", op, compression, sparse_as_dense, gradient_predivide_factor, groups,
+        process_set, scale_local_gradients,
+    )
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False, op: Op = Average,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
+    process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True,
+) -> Any:
+    """As ``DistributedGradientTape``; the variables of ``local_layers``, a layer or a list of them, are local."""
+    tape = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )
+    for layer in layers_of(local_layers):
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
+
+
+def layers_of(local_layers: Any) -> Sequence[Any]:
+    """What scripts pass as ``local_layers``: None, a layer, or several."""
+    if local_layers is None:
+        return []
+    return list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]

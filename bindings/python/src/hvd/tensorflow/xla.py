@@ -1,0 +1,155 @@
+"""allreduce in functions that XLA compiles (``jit_compile=True``).
+
+There a host call is not possible. One operation of TensorFlow, ``XlaCallModule``, puts a call of the engine into the
+program instead: a handler that `_core` registers with XLA. It needs no Python when it runs. Neither the operation nor
+the way to register is part of TensorFlow's public interface, so both are tried before they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd import _core
+from hvd.core import state
+from hvd.core.handles import number_of
+from hvd.core.process_sets import ProcessSet
+from hvd.core.reduce_op import Reduction, Sum
+
+# What StableHLO calls the types.
+_TYPES = {
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "ui8", "uint16": "ui16", "uint32": "ui32",
+    "uint64": "ui64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "bool": "i1",
+    "complex64": "complex<f32>", "complex128": "complex<f64>",
+}
+_TRIAL = -1  # the process set of a call that copies its arguments
+_lock = threading.Lock()
+_why_not: str | None = None  # "": it works; None: not tried yet
+
+
+def available() -> bool:
+    """Whether it works here, which is tried once."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """Why it does not work here; "" where it does."""
+    global _why_not
+    with _lock:
+        if _why_not is None:
+            try:
+                _why_not = _core.register_xla(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")) or _tried()
+            except Exception as e:  # whatever another version of TensorFlow makes of it
+                first, *_ = str(e).strip().splitlines() or [type(e).__name__]
+                _why_not = f"a trial of it failed: {first[:400]}"
+        return _why_not
+
+
+def _tried() -> str:
+    """A call that copies, on the device on which programs run where they name none."""
+
+    @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
+    def program(x: Any) -> Any:
+        return _call([x], ["trial"], [Reduction(Sum)], _TRIAL)[0]
+
+    with tf.init_scope():
+        result = program(tf.constant([[1.0, 2.0]])).numpy().tolist()
+    return "" if result == [[1.0, 2.0]] else f"a trial of it gave {result}"
+
+
+def allreduce(
+    tensors: Sequence[Any], names: Sequence[str | None], hows: Sequence[Reduction], process_set: ProcessSet
+) -> list[Any]:
+    """Each tensor reduced over ranks, under its own name, by one call of the program that is traced now. Tensors
+    without a name are counted in each program, so ranks have to trace the same.
+
+    Errors: ValueError for what a program cannot send; what the call raises when it runs is as without XLA.
+    """
+    state.current_job()
+    number = number_of(process_set)
+    return _call(tensors, [f"allreduce.{_counted() if name is None else name}" for name in names], hows, number)
+
+
+def _counted() -> str:
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    graph.hvd_xla_calls = getattr(graph, "hvd_xla_calls", 0) + 1
+    return f"xla.noname.{graph.hvd_xla_calls}"
+
+
+def _call(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction], process_set: int) -> list[Any]:
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # type: ignore[import-not-found,unused-ignore]
+
+    for tensor, name in zip(tensors, names):
+        if not tensor.shape.is_fully_defined():
+            raise ValueError(
+                f"hvd: {name}: XLA compiles this function, and the shape {tensor.shape} of the tensor is not known when"
+                " it is traced; give its shape (tf.ensure_shape, input_signature, drop_remainder=True for a dataset)"
+            )
+        if tensor.dtype.name not in _TYPES:
+            allowed = ", ".join(_TYPES)
+            raise ValueError(f"hvd: {name}: tensors of type {tensor.dtype.name} cannot be sent; allowed: {allowed}")
+    # XLA may run calls at the same time, and in any order, where none needs the result of another. Ranks that wait in
+    # different calls would wait for ever, so each call takes a number that the one before it has returned.
+    graph = tf.compat.v1.get_default_graph()
+    inputs = [*tensors, _last_call(graph)]
+    results = gen_xla_ops.xla_call_module(
+        inputs, version=9, module=_module(inputs, names, hows, process_set), Sout=[t.shape for t in inputs],
+        Tout=[t.dtype for t in inputs], platforms=["CPU"],
+    )
+    if graph.building_function:
+        graph.hvd_xla_last = results[-1]
+    return list(results[:-1])
+
+
+def _last_call(graph: Any) -> Any:
+    """The number that the last call of this graph, or of one around it, has returned."""
+    outer = graph
+    while outer is not None:
+        if hasattr(outer, "hvd_xla_last"):
+            return outer.hvd_xla_last
+        outer = getattr(outer, "outer_graph", None)
+    return tf.constant(0, tf.int32)
+
+
+def _module(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction], process_set: int) -> str:
+    """The call as a program of StableHLO; `_core` reads its attributes. XLA has to give and take plain row-major
+    memory, which it would otherwise do only where it likes to.
+    """
+    encoded = [name.encode() for name in names]
+    numbers = [process_set]
+    for name, how in zip(encoded, hows):
+        numbers += [int(how.op), how.wire, _bits(how.prescale), _bits(how.postscale), len(name)]
+    types = ", ".join(_type(t) for t in tensors)
+    arguments = [f"%a{i}" for i in range(len(tensors))]
+    signature = ", ".join(f"{a}: {_type(t)}" for a, t in zip(arguments, tensors))
+    results = ", ".join(f"%r#{i}" for i in range(len(tensors)))
+    layouts = ", ".join(_row_major(t.shape.rank) for t in tensors)
+    text = "".join(f"\\{byte:02X}" for byte in b"".join(encoded))
+    return (
+        f"module @hvd {{ func.func public @main({signature}) -> ({types}) {{"
+        f" %r:{len(tensors)} = stablehlo.custom_call @hvd_allreduce({', '.join(arguments)}) {{api_version = 4 : i32,"
+        f' backend_config = {{how = array<i64: {", ".join(map(str, numbers))}>, names = "{text}"}},'
+        f" has_side_effect = true, operand_layouts = [{layouts}], result_layouts = [{layouts}]}}"
+        f" : ({types}) -> ({types}) return {results} : {types} }} }}"
+    )
+
+
+def _type(tensor: Any) -> str:
+    return f"tensor<{''.join(f'{length}x' for length in tensor.shape)}{_TYPES[tensor.dtype.name]}>"
+
+
+def _row_major(rank: int) -> str:
+    order = f"[{', '.join(map(str, reversed(range(rank))))}]" if rank else ""
+    return f"dense<{order}> : tensor<{rank}xindex>"
+
+
+def _bits(value: float) -> int:
+    """The bits of a double, which stay as they are in the text of a program."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])

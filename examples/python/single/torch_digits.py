@@ -1,0 +1,109 @@
+"""Trains a small network on handwritten digits with PyTorch, in one process.
+
+    python examples/python/single/torch_digits.py
+    python examples/python/single/torch_digits.py --device cuda
+
+../torch_digits.py is the same for any number of processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.sampler import RandomSampler
+
+import digits
+
+
+class Net(torch.nn.Module):
+    """Two convolutions and two layers: pixels to 10 digits."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = torch.nn.Conv2d(16, 32, 3, padding=1)
+        self.fc1 = torch.nn.Linear(32 * (side // 2) ** 2, 64)
+        self.fc2 = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logarithms of probabilities."""
+        x = F.relu(self.conv1(x))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return F.log_softmax(self.fc2(x), dim=1)
+
+
+def load(data: str) -> Tuple[TensorDataset, TensorDataset]:
+    """Images to train with and to test with."""
+    parts = [(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels)) for images, labels in digits.load(data)]
+    return TensorDataset(*parts[0]), TensorDataset(*parts[1])
+
+
+def find_device(kind: str) -> torch.device:
+    """The CPU, or a GPU. Ends the program, with the reason, where there is none."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    number = 0
+    if not torch.cuda.is_available():
+        sys.exit(f"this PyTorch ({torch.__version__}) sees no GPU")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def train(
+    epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA),
+    device: str = "cpu",
+) -> Dict[str, Any]:
+    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    where = find_device(device)
+    torch.manual_seed(42)
+    torch.set_num_threads(1)  # the network is tiny
+    training, testing = load(data)
+    order = torch.Generator()
+    sampler: Any = RandomSampler(training, generator=order)
+    loader = DataLoader(training, batch_size, sampler=sampler)
+
+    model = Net(testing.tensors[0].shape[-1]).to(where)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+    result: Dict[str, Any] = {}
+    for epoch in range(epochs):
+        model.train()
+        order.manual_seed(1 + epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            F.nll_loss(model(images.to(where)), labels.to(where)).backward()
+            optimizer.step()
+        result = test(model, testing, where)
+        print(f"epoch {epoch + 1}: loss {result['loss']:.3f}, accuracy {result['accuracy']:.1%}", flush=True)
+        if checkpoint:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+    return {**result, "weights": digits.checksum(w.detach().cpu().numpy() for w in model.parameters())}
+
+
+def test(model: torch.nn.Module, testing: TensorDataset, where: torch.device) -> Dict[str, float]:
+    """Means over the images to test with."""
+    model.eval()
+    images, labels = (t.to(where) for t in testing.tensors)
+    with torch.no_grad():
+        output = model(images)
+        loss = F.nll_loss(output, labels, reduction="sum")
+        right = (output.argmax(1) == labels).sum().float()
+        sums = torch.stack([loss, right])
+    loss_sum, right_sum = sums.tolist()
+    return {"loss": loss_sum / len(testing), "accuracy": right_sum / len(testing)}
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = digits.options(__doc__ or "")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: %(default)s")
+    train(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
