@@ -127,6 +127,54 @@ def test_too_few_slots(two):
     assert done.stderr.startswith("hvdrun: 5 ranks were asked for, but there are 4 slots (h1:2, h2:2); name more hosts")
 
 
+VARIABLES = "NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME UCX_NET_DEVICES HOROVOD_RANK"
+
+
+@pytest.fixture
+def more_interfaces(two, made):
+    """Beside their cables, hosts have a card that leads nowhere, and the bridge of a container engine."""
+    for number, host in enumerate(made.all, 1):
+        host.run("ip", "link", "add", "eth1", "type", "veth", "peer", "name", "nowhere")
+        host.run("ip", "address", "add", f"10.78.0.{number}/24", "dev", "eth1")
+        host.run("ip", "link", "add", "docker0", "type", "bridge")
+        host.run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")
+        for name in ("nowhere", "eth1", "docker0"):
+            host.run("ip", "link", "set", name, "up")
+    yield made.all
+    for host in made.all:
+        for name in ("eth1", "docker0"):
+            host.run("ip", "link", "delete", name)
+        host.run("ip", "link", "set", "eth0", "up")
+
+
+def test_interfaces_that_lead_nowhere_are_not_used(two, more_interfaces, monkeypatch):
+    monkeypatch.delitem(two.reach, "UCX_NET_DEVICES")
+    show = ["-np", "2", "-H", "h1:1,h2:1", "sh", "-c", "printenv " + VARIABLES]
+    done = two.run(*HVDRUN, "--verbose", *show)  # mpiexec's own address is found, too
+    assert done.returncode == 0, done.stderr
+    assert "h1 is reached by eth0; h2 is reached by eth0" in done.stderr
+    assert [line.partition("stdout>: ")[2] for line in sorted(done.stdout.splitlines())] == [
+        "0", "=eth0", "eth0", "eth0", "1", "=eth0", "eth0", "eth0",
+    ]  # fmt: skip
+    named = two.run(*HVDRUN, *show, HVD_NETWORK_INTERFACES="switch,eth0", GLOO_SOCKET_IFNAME="lo")
+    assert [line.partition("stdout>: ")[2] for line in sorted(named.stdout.splitlines())] == [
+        "0", "lo", "switch,eth0", "switch,eth0", "1", "lo", "switch,eth0", "switch,eth0",
+    ]  # fmt: skip
+
+
+def test_no_interface_in_common(two, more_interfaces):
+    more_interfaces[1].run("ip", "link", "set", "eth0", "down")
+    done = two.run(*HVDRUN, "-np", "2", "-H", "h1:1,h2:1", "true")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == (
+        "hvdrun: no network interface of h1, h2, this host can be reached by all other hosts of the job; tried:"
+    )
+    assert any(re.fullmatch(r"  h2 eth1 10\.78\.0\.2: from h1: [^;]+; from this host: [^;]+", line) for line in lines)
+    assert "  h1 docker0 172.17.0.1: from h2: Connection refused" in done.stderr
+    assert lines[-1].startswith("Name the interfaces to use with --network-interfaces or HVD_NETWORK_INTERFACES")
+
+
 ODD = "it's a\n\"b\" $(false) `false` %r %d \\ * ü\udcff;#"  # as a name, a value or an argument
 
 

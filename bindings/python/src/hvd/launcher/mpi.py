@@ -29,12 +29,14 @@ from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import FAREWELL, GRACE, Job
 from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
+from hvd.launcher.network import find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
 from hvd.launcher.supervisor import planning, rank as guard
 from hvd.launcher.supervisor.client import GUARD
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
+from hvd.remote.network import interfaces as own_interfaces, variables
 
 MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
@@ -73,7 +75,8 @@ def run_mpi(
 
     Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of MPI. Python, hvd, the command and
     the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
-    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts.
+    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts;
+    without them (or HVD_NETWORK_INTERFACES), those are used by which all hosts reach each other (see network.py).
     `results` gets the ranks' results, also where ranks fail. LaunchError for a host that cannot be reached within
     start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
@@ -84,7 +87,8 @@ def run_mpi(
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES") if interfaces else ():
+    interfaces = interfaces or [name for name in base.get("HVD_NETWORK_INTERFACES", "").split(",") if name]
+    for name in variables([], []) if interfaces else ():
         base.setdefault(name, ",".join(interfaces))
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
@@ -98,6 +102,7 @@ def run_mpi(
         "pin": pin,
         "plan": [planning.policy_text(pin, bind), extension_file(pin)],
         "result": RESULT if results is not None else None,
+        "network": [{}] * len(places),
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
         "farewell": FAREWELL,
@@ -116,7 +121,16 @@ def run_mpi(
         stack.callback(os.close, opened)
         plain = f"/proc/{os.getpid()}/fd/{opened}"
         with waiting("trying to reach the hosts") if waiting else contextlib.nullcontext():
-            launcher = reach(places, base, plain, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+            address = ""  # of this host, where mpiexec listens
+            launcher, others, agent = reach(places, base, plain, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+            if interfaces:
+                address = next((there for name, there, _ in own_interfaces() if name in interfaces), "")
+            elif others:
+                names = [name for name, _ in places]
+                chosen, ports, address = find_interfaces(names, others, agent, base, start_timeout)
+                options["network"] = [variables(*one) for one in zip(chosen, ports)]
+                if verbose:
+                    verbose("; ".join(f"{name} is reached by {', '.join(found)}" for name, found in zip(names, chosen)))
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
         said: collections.deque[str] = collections.deque(maxlen=20)
@@ -144,7 +158,8 @@ def run_mpi(
                 job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
-        line += [*patterns, *(["-iface", interfaces[0]] if interfaces else []), *mpi_args]
+        named = {"-localhost", "-iface"} & set(mpi_args) or not address
+        line += [*patterns, *([] if named else ["-localhost", address]), *mpi_args]
         # The guards end ranks; Hydra, which is faster, would end others before the first that failed is known.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}

@@ -106,7 +106,7 @@ def make_parser() -> Parser:
     place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on the hosts")
     place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
     for name in ("--network-interfaces", "--network-interface"):
-        place.add_argument(name, dest="interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1")
+        place.add_argument(name, dest="interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1 (default: those that all hosts reach)")
     place.add_argument("--tcp", action="store_true", help="only TCP between hosts")
     place.add_argument("--mpi", action="store_true", help="MPI on one host, too")
     place.add_argument("--gloo", action="store_true", help="accepted, without effect: shared memory is used")

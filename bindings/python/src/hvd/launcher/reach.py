@@ -29,18 +29,21 @@ def reach(
     ssh_identity: str | None,
     limit: float,
     verbose: Callable[[str], None] | None,
-) -> list[str]:
-    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached."""
+) -> tuple[list[str], list[str], str]:
+    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached.
+
+    And the names of hosts that are reached by an agent, and that agent: none where a resource manager starts the ranks.
+    """
     launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
     agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
     ssh_options = ssh_port is not None or ssh_identity is not None
     if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
-        return []  # Hydra uses the resource manager that allocated the hosts
+        return [], [], ""  # Hydra uses the resource manager that allocated the hosts
     if launcher not in ("", "ssh", "rsh"):
-        return []
+        return [], [], ""
     others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
     if not others:
-        return []
+        return [], [], ""
     arguments = []
     if launcher != "rsh" and not agent:
         ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
@@ -60,7 +63,7 @@ def reach(
         try_hosts(others, agent, env, mpiexec, limit)
         if verbose:
             verbose(f"{', '.join(others)} can be reached")
-    return arguments
+    return arguments, others if agent else [], agent
 
 
 def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:

@@ -87,7 +87,7 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
-    `options`: token, counts and names of hosts, pin (a policy, or null), plan (what ranks are planned by, and the
+    `options`: token, counts, names and network variables of hosts, pin (a policy, or null), plan (what ranks are planned by, and the
     path of the extension), result, env, grace and farewell in seconds. mpiexec's proxy may
     kill the process that it has started at any time. So the guard is a child of that process, and the end of a pipe
     shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
@@ -136,6 +136,8 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     """The guard of a rank; returns the rank's exit code."""
     rank = int(os.environ["PMI_RANK"])
     own = place(rank, options["counts"], options["names"])
+    network = options["network"][options["names"].index(own["HOROVOD_HOSTNAME"])]
+    own.update({name: value for name, value in network.items() if name not in os.environ})
     guard = RankGuard(control, options)
     share = share_of(own, options, guard)
     if share is not None:

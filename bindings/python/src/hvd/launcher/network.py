@@ -1,0 +1,118 @@
+"""hvd/launcher/network.py: the network interfaces that a job on several hosts uses, found before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvd.launcher.errors import LaunchError
+from hvd.remote import network
+
+PROGRAM = Path(network.__file__)
+LINE = 1 << 24  # bytes at most of what a host prints in one line
+LONGEST = 10.0  # seconds in which a connection within a cluster is made, or never
+
+
+def find_interfaces(
+    names: Sequence[str], others: Sequence[str], agent: str, env: Mapping[str, str], limit: float
+) -> tuple[list[list[str]], list[list[str]], str]:
+    """For each host of `names` its interfaces and its InfiniBand ports, and the address by which all reach this host.
+
+    `others` are reached by `agent HOST COMMAND`. This host takes part where it has no rank, too, because mpiexec
+    listens here. LaunchError names hosts that do not answer, and, where no interface is common, all addresses.
+    """
+    asked = [(name, name in others) for name in names]
+    if all(far for _, far in asked):
+        asked.append(("this host", False))
+    told, results = asyncio.run(_ask_all(asked, agent, env, limit))
+    try:
+        chosen = network.choose(told, results, len(names))
+    except network.NoCommonNetwork as error:
+        raise LaunchError(str(error)) from None
+    here = next(index for index, (_, far) in enumerate(asked) if not far)
+    address = next(address for name, address, _ in told[here]["interfaces"] if name == chosen[here][0])
+    return chosen[: len(names)], [host["devices"] for host in told[: len(names)]], address
+
+
+async def _ask_all(
+    asked: Sequence[tuple[str, bool]], agent: str, env: Mapping[str, str], limit: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    program = [sys.executable, "-I", "-S", str(PROGRAM)]
+    secret = secrets.token_hex(32)
+    async with contextlib.AsyncExitStack() as stack:
+        running = []
+        for name, far in asked:
+            command = [agent, name, shlex.join(program)] if far else program
+            running.append(await stack.enter_async_context(_running(name, command, env)))
+        told = await _together([one.line(limit) for one in running])
+        for one, (name, _) in zip(told, asked):
+            one["host"] = name
+        probing = min(limit, LONGEST)
+        for me, one in enumerate(running):
+            one.say({"secret": secret, "me": me, "hosts": told, "limit": probing})
+        return told, await _together([one.line(limit + probing) for one in running])
+
+
+async def _together(lines: list[Any]) -> list[dict[str, Any]]:
+    """All hosts' lines; LaunchError with all that went wrong."""
+    done = await asyncio.gather(*lines, return_exceptions=True)
+    problems = [str(one) for one in done if isinstance(one, LaunchError)]
+    if problems:
+        raise LaunchError("; ".join(problems))
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return done  # type: ignore[return-value]
+
+
+class _Running:
+    """The program on one host."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+
+    def say(self, what: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    async def line(self, limit: float) -> dict[str, Any]:
+        """What it prints next; what a shell's start-up files print before is skipped."""
+        assert self.process.stdout and self.process.stderr
+        try:
+            while line := await asyncio.wait_for(self.process.stdout.readline(), limit):
+                with contextlib.suppress(ValueError):
+                    if isinstance(found := json.loads(line), dict):
+                        return found
+        except asyncio.TimeoutError:
+            raise LaunchError(f"{self.name} did not answer within {limit:g} s (--start-timeout)") from None
+        error = (await self.process.stderr.read()).decode("utf-8", "replace")
+        raise LaunchError(f"{self.name}: its network interfaces could not be found: {' '.join(error.split())}")
+
+
+@contextlib.asynccontextmanager
+async def _running(name: str, command: Sequence[str], env: Mapping[str, str]) -> Any:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE, start_new_session=True
+    )
+    try:
+        yield _Running(name, process)
+    finally:
+        assert process.stdin
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 2)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
