@@ -92,16 +92,16 @@ class Job:
     def run(
         self,
         start_timeout: float,
-        sweep: tuple[str, str] | None = None,
+        sweep: tuple[str, str] | tuple[str, str, dict[str, str]] | None = None,
         signals: Sequence[int] = (signal.SIGINT,),
         identity: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Starts all programs, and returns when no process of them is left.
 
         `signals` are passed on to the programs if this is the main thread. `sweep`: directory and name prefix of the
-        files to remove at the end. `identity`: variables that all processes of the job have and no other process has,
-        by which they are found and killed if the guard is killed. LaunchError if a program could not be started, or if
-        the guard was killed.
+        files to remove at the end, and the variables of processes that may still use them. `identity`: variables that
+        all processes of the job have and no other process has, by which they are found and killed if the guard is
+        killed. LaunchError if a program could not be started, or if the guard was killed.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -153,7 +153,7 @@ class Job:
     def _notify_left(self, pids: Sequence[int]) -> None:
         self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, pids))}")
 
-    def _prepare(self, stack: contextlib.ExitStack, sweep: tuple[str, str] | None) -> Supervisor:
+    def _prepare(self, stack: contextlib.ExitStack, sweep: Sequence[Any] | None) -> Supervisor:
         """Starts the guard with the pipes of all programs, which wait for its order."""
         with contextlib.ExitStack() as theirs:
 

@@ -100,7 +100,7 @@ def run_local(
             if printer:
                 printer.finish()
     if outcome.failed is not None:
-        raise RankFailed(outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np)
+        raise RankFailed(outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np, after=outcome.after)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 

@@ -173,7 +173,7 @@ def run_mpi(
                 printer.finish()
     if outcome.failed is not None:
         lines = list(said) if outcome.failed == MPIEXEC else job.outputs.last_lines(outcome.failed)
-        raise RankFailed(outcome.failed, outcome.code, lines, size)
+        raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 
