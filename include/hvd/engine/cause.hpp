@@ -209,7 +209,8 @@ class driver_cause {
     return with_memory(why, [&] {
       return error(why.kind(),
                    joined({end.label(), ": ", name_of(why.rank()), is_lost,
-                           ", or has shut its engine down; see what it has said itself"}),
+                           ", or has shut its engine down; its own output says why, unless it just ended before",
+                           " the others"}),
                    why.rank());
     });
   }

@@ -329,12 +329,15 @@ def test_files(keras_ranks: Any, tmp_path: Path) -> None:
     keras_ranks.run(check_files, folder=str(tmp_path))
 
 
-def check_best_model(folder: str) -> None:
-    path = f"{folder}/best-{hvd.rank()}.keras"
+def check_best_model(folder: str, kind: str) -> None:
+    path = Path(folder, f"best-{hvd.rank()}.keras")
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss", mode="max")
     with pytest.raises(ValueError, match="set callback.filepath before fit"):
         fit(new_model(0), callback)
-    callback.filepath = path
+    if kind == "argument":
+        callback = hvd.callbacks.BestModelCheckpoint(monitor="loss", mode="max", filepath=path)
+    else:
+        callback.filepath = path if kind == "path" else str(path)
     recorder, model = Recorder(), new_model(0)
     history = fit(model, hvd.callbacks.MetricAverageCallback(), callback, recorder, epochs=3)
     # The loss falls, and the largest is kept: of the first epoch, after which the optimizer has made 2 steps.
@@ -342,8 +345,9 @@ def check_best_model(folder: str) -> None:
     assert int(keras.saving.load_model(path).optimizer.iterations) == 2
 
 
-def test_best_model(keras_ranks: Any, tmp_path: Path) -> None:
-    keras_ranks.run(check_best_model, folder=str(tmp_path))
+@pytest.mark.parametrize("kind", ["name", "path", "argument"])
+def test_best_model(keras_ranks: Any, tmp_path: Path, kind: str) -> None:
+    keras_ranks.run(check_best_model, folder=str(tmp_path), kind=kind)
 
 
 # --- Values, and what is loaded ---------------------------------------------------------------------------------------

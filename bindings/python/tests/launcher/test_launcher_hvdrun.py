@@ -334,3 +334,47 @@ except hvd.HorovodInternalError:
     done = hvdrun("-np", "3", sys.executable, str(script))
     said = "hvdrun: rank 1 of 3 ended with exit code 3; the others were ended; its last lines:\n  boom\n"
     assert (done.returncode, done.stderr[-len(said) :]) == (3, said)
+
+
+@pytest.mark.parametrize("code", [7, 0])
+def test_a_rank_that_takes_long_to_leave_is_named_with_its_own_code(tmp_path, code):
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import atexit, os, pathlib, sys, time
+first = pathlib.Path({str(tmp_path / "first")!r})
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+def leave():  # after hvd, whose function was registered later
+    while not gone(int(first.read_text())):
+        time.sleep(0.01)
+    time.sleep(0.3)  # long enough for a signal, if there were one
+
+import numpy
+if int(os.environ["HOROVOD_RANK"]) == 1:
+    atexit.register(leave)
+else:
+    first.write_text(str(os.getpid()))
+import hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    print("a framework's log", file=sys.stderr)
+    sys.exit({code})
+hvd.allreduce(numpy.ones(3))
+""")
+    done = hvdrun("-np", "2", sys.executable, str(script))
+    assert done.returncode == (code or 1), done.stderr
+    if code:
+        assert done.stderr.endswith(
+            "hvdrun: rank 1 of 2 ended with exit code 7; the others were ended; its last lines:\n  a framework's log\n"
+        )
+    else:
+        said = "rank 0 of 2 ended with exit code 1, because rank 1 had ended before it, without an error; the others"
+        tail = done.stderr.partition(f"hvdrun: {said} were ended; its last lines:\n")[2]
+        assert tail.startswith("  Traceback (most recent call last):\n") and "rank 1 has exited or was killed" in tail

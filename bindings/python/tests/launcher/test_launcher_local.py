@@ -18,6 +18,7 @@ from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
 from hvd.launcher.job import Job
 from hvd.launcher.supervisor.client import GUARD
 from hvd.launcher.supervisor.lost import MOST, LostRanks
+from hvd.remote.errors import SHOWN, shown
 
 
 def collect(command, np, **options):
@@ -148,17 +149,34 @@ def test_binding():
         ("READY; sleep 1000", 0, 1, ["no sum"]),  # has not said why
         ("READY; kill -9 $$", 1, -9, []),  # has said nothing, but how it ended is known
         ("echo boom >&2; READY; exit 0", 0, 1, ["no sum"]),  # has not failed
+        ("echo boom >&2; READY; LATER; exit 3", 1, 3, ["boom"]),  # ends after the others
+        ("READY; LATER; exit 3", 1, 3, []),
+        ("echo boom >&2; READY; LATER; exit 0", 0, 1, ["no sum"]),
     ],
 )
 def test_who_ends_because_another_is_lost_has_not_failed_first(tmp_path, what_rank_1_does, rank, code, lines):
     other = what_rank_1_does.replace("READY", f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/ready")
+    gone = f"until [ -s {tmp_path}/victim ] && ! kill -0 $(cat {tmp_path}/victim) 2>/dev/null; do sleep 0.01; done"
+    other = other.replace("LATER", f"{gone}; sleep 0.5")  # long enough for a signal, if there were one
     ready = f"until [ -e {tmp_path}/ready ]; do sleep 0.01; done"
-    if other.endswith("exit 0"):
+    if "LATER" in what_rank_1_does:
+        ready += f"; echo $$ >{tmp_path}/victim"
+    elif other.endswith("exit 0"):
         ready += f"; while kill -0 $(cat {tmp_path}/ready) 2>/dev/null; do sleep 0.01; done"
     victim = f"{ready}; echo peer_lost 1 0 answer >>$HVD_LOST_RANKS; echo no sum >&2; exit 1"
     with pytest.raises(RankFailed) as failed:
         collect(["sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {other}; else {victim}; fi"], 2)
     assert (failed.value.rank, failed.value.returncode, failed.value.last_lines) == (rank, code, lines)
+    succeeded = ", because rank 1 had ended before it, without an error"
+    assert (succeeded in failed.value.sentence) == other.endswith("exit 0")
+
+
+def test_a_traceback_is_shown_whole_and_without_what_was_written_before():
+    before, after = [f"start {i}" for i in range(20)], ["Traceback (most recent call last):", *"abcdefghijklm", "E: no"]
+    assert shown([*before, *after]) == after == shown([*after[:3], *after])
+    assert shown(before) == before[-SHOWN:] and shown([]) == []
+    text = str(RankFailed(0, 1, [*before, *after]))
+    assert "start" not in text and text.count("\n") == len(after)
 
 
 @pytest.mark.parametrize("report", ["peer_lost 7 0 answer", "peer_lost 0 0 answer", "peer_lost 1", "\\0377 1 0 x", ""])

@@ -1,17 +1,11 @@
-"""hvd for Keras 3: the functions of ``horovod.keras``, on Keras's backends TensorFlow and PyTorch.
+"""hvd for Keras: the functions of ``horovod.keras``, on Keras's backends TensorFlow and PyTorch.
 
 Optimizers and callbacks work in ``fit`` and in training loops of one's own. Which backend: see KERAS_BACKEND in Keras's
-documentation; it is chosen before Keras is imported, and only that one is loaded.
+documentation; it is chosen before Keras is imported, and only that one is loaded. With TF_USE_LEGACY_KERAS=1, by which
+TensorFlow chooses Keras 2 (tf_keras) for tf.keras, these functions are for tf_keras, too.
 """
 
 from __future__ import annotations
-
-try:
-    import keras as _keras
-except ImportError as e:
-    raise ImportError(f"hvd.keras needs Keras, and that cannot be imported ({e}): pip install keras") from e
-if int(_keras.__version__.split(".")[0]) < 3:
-    raise ImportError(f"hvd.keras needs Keras 3, and this is {_keras.__version__}: pip install --upgrade keras")
 
 from hvd.api import barrier, join
 from hvd.core.built import (

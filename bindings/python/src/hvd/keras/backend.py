@@ -1,10 +1,18 @@
-"""What hvd.keras does by the backend of Keras: TensorFlow or PyTorch. The other one is not loaded."""
+"""Which Keras the program uses, and what hvd.keras does by its backend: TensorFlow or PyTorch. The other one is not
+loaded.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-import keras
+try:
+    import keras
+except ImportError as e:
+    raise ImportError(f"hvd.keras needs Keras, and that cannot be imported ({e}): pip install keras") from e
+if int(keras.__version__.split(".")[0]) < 3:
+    raise ImportError(f"hvd.keras needs Keras 3, and this is {keras.__version__}: pip install --upgrade keras")
 
 
 def _module() -> Any:
@@ -23,5 +31,26 @@ def _module() -> Any:
     )
 
 
+def _is_legacy() -> bool:
+    """By TensorFlow's own rule for tf.keras."""
+    chosen = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    return chosen and keras.backend.backend() == "tensorflow"
+
+
+def _keras() -> Any:
+    if not LEGACY:
+        return keras
+    try:
+        import tf_keras
+    except ImportError as e:
+        raise ImportError(
+            f"hvd.keras: TF_USE_LEGACY_KERAS chooses Keras 2, and tf_keras cannot be imported ({e}): pip install"
+            " tf_keras, or unset TF_USE_LEGACY_KERAS"
+        ) from e
+    return tf_keras
+
+
+LEGACY = _is_legacy()
+KERAS = _keras()  # keras, or tf_keras where LEGACY
 BACKEND = _module()
 Compression = BACKEND.Compression

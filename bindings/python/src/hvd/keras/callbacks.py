@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 import warnings
 import zlib
 from collections.abc import Iterable
@@ -16,20 +17,14 @@ from hvd.core import state
 from hvd.core.objects import allgather_object
 from hvd.core.reduce_op import Average
 from hvd.exceptions import HorovodInternalError
-from hvd.keras.backend import BACKEND
+from hvd.keras.backend import BACKEND, KERAS
 from hvd.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback  # noqa: F401
 from hvd.keras.optimizer import check_loss_scaling
+from hvd.keras.optimizer_state import build, variables_of
 
-_Callback: Any = keras.callbacks.Callback
-_Checkpoint: Any = keras.callbacks.ModelCheckpoint
+_Callback: Any = KERAS.callbacks.Callback
+_Checkpoint: Any = KERAS.callbacks.ModelCheckpoint
 Logs = Union[dict[str, Any], None]
-
-
-def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """Those that ranks have in common: weights and the optimizer's state. The states of random numbers are not among
-    them, because ranks have to draw different ones.
-    """
-    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
 
 
 class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-ignore]
@@ -82,8 +77,8 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-i
     def _broadcast(self) -> None:
         model, optimizer = self.model, getattr(self.model, "optimizer", None)
         built = model.built and bool(model.weights)  # a model can be marked as built before its layers are
-        if optimizer is not None and built and not optimizer.built:
-            optimizer.build(model.trainable_variables)  # Keras does it in the first batch
+        if optimizer is not None and built:
+            build(optimizer, model.trainable_variables)
         variables = [v for v in variables_of(model, optimizer) if id(v) not in self._local]
         mine = [f"{keras.backend.standardize_dtype(v.dtype)} {tuple(v.shape)}" for v in variables] if built else None
         everyone = allgather_object(mine, "broadcast_global_variables")
@@ -139,9 +134,9 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
-        save_freq: Union[str, int] = "epoch", filepath: str | None = None,
+        save_freq: Union[str, int] = "epoch", filepath: Union[str, os.PathLike[str], None] = None,
     ) -> None:
-        named = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        named = os.fspath(filepath or "") or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
             named, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=save_weights_only,
             mode=mode, save_freq=save_freq,
@@ -152,6 +147,7 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
         """Raises ValueError without a path."""
         if self.filepath is None:
             raise ValueError("hvd: BestModelCheckpoint has no filepath; set callback.filepath before fit")
+        self.filepath = os.fspath(self.filepath)  # Keras takes it as a string
         super().on_train_begin(logs)
 
 

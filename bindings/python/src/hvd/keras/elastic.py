@@ -7,9 +7,10 @@ from typing import Any, Callable, Union
 import keras
 
 from hvd import elastic
+from hvd.keras.backend import KERAS
 from hvd.keras.state import KerasState
 
-_Callback: Any = keras.callbacks.Callback
+_Callback: Any = KERAS.callbacks.Callback
 Logs = Union[dict[str, Any], None]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd.core.compression import Compressor
 from hvd.core.reduce_op import Average, Op
-from hvd.keras.backend import BACKEND, Compression
+from hvd.keras.backend import BACKEND, KERAS, Compression
 from hvd.keras.optimizer import DistributedOptimizer, is_distributed
 
 
@@ -64,15 +64,15 @@ def load_model(
     custom_objects: Mapping[str, Callable[..., Any]] | None = None,
     compression: type[Compressor] = Compression.none, legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model by ``keras.saving.load_model``; its optimizer becomes a ``DistributedOptimizer`` with the state
+    """Loads a model by ``load_model`` of Keras; its optimizer becomes a ``DistributedOptimizer`` with the state
     that was saved.
 
     ``custom_optimizers``: classes of optimizers that Keras does not know; ``custom_objects``: all others, by name.
-    ``legacy_opts`` is ignored: Keras 3 has no other optimizers. Not collective: every rank reads the file, or one does
+    ``legacy_opts`` is ignored. Not collective: every rank reads the file, or one does
     and the others get its values by ``BroadcastGlobalVariablesCallback``.
     """
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    model = KERAS.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not is_distributed(optimizer):
         # In place: a new object would not be the one that the model's training step has. A scaled loss was one before.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Union
 
-import keras
-
 from hvd.core import state
+from hvd.keras.backend import KERAS
+from hvd.keras.optimizer_state import has_schedule, momenta, rate_of
 
-_Callback: Any = keras.callbacks.Callback
+_Callback: Any = KERAS.callbacks.Callback
 Logs = Union[dict[str, Any], None]
 Multiplier = Union[float, Callable[[float], float]]
 
@@ -40,7 +40,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignor
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks the optimizer and the number of steps."""
-        if not isinstance(self.model.optimizer.learning_rate, keras.Variable):
+        if has_schedule(self.model.optimizer):
             raise ValueError(
                 f"hvd: {type(self).__name__} sets the learning rate, and this optimizer's is a schedule; make it with a"
                 " number as learning_rate, or leave the callback out"
@@ -71,30 +71,19 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignor
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Adds the rate to the metrics, as ``lr``."""
         if logs is not None:
-            logs["lr"] = self._rate()
-
-    def _rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+            logs["lr"] = rate_of(self.model.optimizer)
 
     def _set(self, epoch: float) -> None:
-        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        optimizer = self.model.optimizer
+        old, new = rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         if old == new:
             return
-        self.model.optimizer.learning_rate = new
+        optimizer.learning_rate = new
         if self.momentum_correction and old != 0:
-            for momentum in _momenta(self.model.optimizer):
-                momentum.assign(momentum * (self._rate() / old))
-
-
-def _momenta(optimizer: Any) -> list[Any]:
-    """The sums of gradients times learning rates that an optimizer keeps, if it does. To multiply them is the same as
-    to multiply ``momentum`` for one batch, which would change nothing: it is a constant of a compiled training step.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", None):
-        return []
-    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
-    return [variable for variable in found if variable is not None]
+            # The same as to multiply `momentum` for one batch, which would change nothing: it is a constant of a
+            # compiled training step.
+            for momentum in momenta(optimizer, self.model.trainable_variables):
+                momentum.assign(momentum * (rate_of(optimizer) / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -125,4 +114,4 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """As that of LearningRateScheduleCallback."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch + 1 == self.end_epoch and state.rank() == 0:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate_of(self.model.optimizer):g}.")

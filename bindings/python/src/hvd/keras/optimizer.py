@@ -11,7 +11,8 @@ from hvd.core.compression import Compressor
 from hvd.core.gradients import Groups
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op
-from hvd.keras.backend import BACKEND, Compression
+from hvd.keras.backend import BACKEND, KERAS, LEGACY, Compression
+from hvd.keras.optimizer_class import made_of
 
 _LossScale: Any = keras.optimizers.LossScaleOptimizer
 
@@ -81,6 +82,10 @@ class _Distributed:
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether its gradients are reduced over ranks."""
+    if LEGACY:
+        from hvd.keras import legacy_optimizer
+
+        return legacy_optimizer.is_distributed(optimizer)
     return isinstance(optimizer, _Distributed)
 
 
@@ -99,16 +104,18 @@ def check_loss_scaling(optimizer: Any) -> None:
 def _check(optimizer: Any, compression: Any, passes: int) -> None:
     if is_distributed(optimizer):
         raise ValueError("hvd: this optimizer is distributed already; wrap it once")
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    kinds = KERAS.optimizers.Optimizer, *([KERAS.optimizers.legacy.Optimizer] if LEGACY else [])
+    if not isinstance(optimizer, kinds):
         module, kind = type(optimizer).__module__, type(optimizer).__name__
-        remedy = "pass for instance keras.optimizers.SGD()"
+        wanted = "tf_keras, which TF_USE_LEGACY_KERAS chooses" if LEGACY else "Keras 3"
+        remedy = f"pass for instance {KERAS.__name__}.optimizers.SGD()"
         if module.startswith(("tensorflow.", "tf.")):
             remedy = "hvd.tensorflow.DistributedOptimizer takes those of tf.compat.v1.train"
         elif module.startswith("tf_keras"):
-            remedy = "those of tf_keras (Keras 2) are not supported: use Keras 3, without TF_USE_LEGACY_KERAS"
+            remedy = "for those of tf_keras (Keras 2) set TF_USE_LEGACY_KERAS=1 before tensorflow is imported"
         elif module.startswith("torch."):
             remedy = "hvd.torch.DistributedOptimizer takes those of PyTorch"
-        raise ValueError(f"hvd: optimizer is {module}.{kind}, and no optimizer of Keras 3; {remedy}")
+        raise ValueError(f"hvd: optimizer is {module}.{kind}, and no optimizer of {wanted}; {remedy}")
     check_loss_scaling(optimizer)
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ValueError(
@@ -138,23 +145,6 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     target.gradient_accumulation_steps = passes
 
 
-def _made_of(kind: type) -> type:
-    """A subclass with the same name, so that files know it as the class of Keras or of the program."""
-    members = {
-        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
-        # A configuration does not say how ranks communicate: what is made of it is a plain optimizer.
-        "from_config": staticmethod(kind.from_config),  # type: ignore[attr-defined]
-    }
-    made = type(kind.__name__, (_Distributed, kind), members)
-    registered = keras.saving.get_registered_name(kind)
-    if registered != kind.__name__:
-        # The new class is written under the registered name, and the old one is what is read under it.
-        package, _, name = registered.rpartition(">")
-        keras.saving.register_keras_serializable(package, name)(made)
-        keras.saving.get_custom_objects()[registered] = kind
-    return made
-
-
 def _distribute(
     optimizer: Any, name: str | None, compression: Any, sparse_as_dense: bool, predivide: float, op: Op, passes: int,
     mean: bool, groups: Groups, process_set: ProcessSet, local_layers: Any, scale_local: bool,
@@ -164,14 +154,19 @@ def _distribute(
         name or f"Distributed{type(optimizer).__name__}", op, compression, sparse_as_dense, predivide, groups,
         process_set, scale_local,
     )
-    _accumulate(optimizer, passes)
     layers = [] if local_layers is None else local_layers
-    step = _Step(gradients, passes, mean, list(layers) if isinstance(layers, (list, tuple, set)) else [layers])
+    layers = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
+    if LEGACY:
+        from hvd.keras import legacy_optimizer
+
+        return legacy_optimizer.distribute(optimizer, gradients, passes, mean, layers)
+    _accumulate(optimizer, passes)
+    step = _Step(gradients, passes, mean, layers)
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, _LossScale):
         optimizer = _LossScale(optimizer, name="loss_scale_optimizer")
         step.loss_is_scaled = False
     optimizer._hvd = step
-    optimizer.__class__ = _made_of(type(optimizer))
+    optimizer.__class__ = made_of(type(optimizer), _Distributed)
     return optimizer
 
 
@@ -194,14 +189,17 @@ def DistributedOptimizer(
       size / f after.
     * ``backward_passes_per_step`` k: Keras accumulates the gradients of k steps, and variables change in every k-th.
       Their sum is applied, or with ``average_aggregated_gradients`` the mean. Ranks communicate once in k steps; with
-      loss scaling in each. An optimizer with ``gradient_accumulation_steps`` of its own applies the mean.
+      loss scaling in each. Save a model after a multiple of k steps: a file has the gradients in between of one rank
+      only, and ``load_model`` goes on with the mean. An optimizer with ``gradient_accumulation_steps`` of its own
+      applies the mean.
     * ``groups``: a number, or lists of variables whose gradients go together; ``num_groups`` is its older form.
     * ``scale_local_gradients``: gradients of variables of ``register_local_var``, which are not reduced, are divided by
       the number of ranks.
 
     With the dtype policy mixed_float16 the result is a LossScaleOptimizer around ``optimizer``, as compile would make:
-    its place is inside, so that an infinite gradient of one rank is one of all. Raises ValueError for arguments that
-    contradict each other, and for what is no optimizer of Keras or is distributed already.
+    its place is inside, so that an infinite gradient of one rank is one of all. With tf_keras it may be outside, too,
+    and is left to compile. Raises ValueError for arguments that contradict each other, and for what is no optimizer of
+    Keras or is distributed already.
     """
     return _distribute(
         optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-import numpy as np
-
 from hvd.core import state
 from hvd.core.objects import broadcast_object
 from hvd.elastic import ObjectState
 from hvd.keras.backend import BACKEND
-from hvd.keras.callbacks import variables_of
+from hvd.keras.optimizer_state import build, variables_of
 
 
 class KerasState(ObjectState):
@@ -26,14 +23,14 @@ class KerasState(ObjectState):
             raise ValueError("hvd: the model is not built, so it has no weights; call model.build(shape) before")
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        if self.optimizer is not None:
+            build(self.optimizer, model.trainable_variables)
         super().__init__(bcast_object=broadcast_object, get_rank=state.rank, **kwargs)
         self._save_variables()
 
     def _save_variables(self) -> None:
         variables = variables_of(self.model, self.optimizer)
-        self._saved_variables = [(v, np.array(keras.ops.convert_to_numpy(v))) for v in variables]
+        self._saved_variables = [(v, BACKEND.array(v)) for v in variables]
 
     def save(self) -> None:
         """Saves all."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 import torch
 
+from hvd.core import state
 from hvd.core.compression import compressed_group
-from hvd.core.handles import synchronize_all
-from hvd.core.step_gradients import Described, StepGradients, name_of
+from hvd.core.step_gradients import Described, PartName, Step, StepGradients, checksum_of, name_of
 from hvd.torch.adapter import OPS
 
 
@@ -17,13 +17,12 @@ class TorchGradients(StepGradients):
     """See StepGradients. Sparse gradients become dense: Keras's optimizers take no others here."""
 
     def _checked(self, gradient: Any, variable: Any) -> torch.Tensor:
+        gradient_of = f"hvd: rank {state.rank()}: the gradient of {name_of(variable)}"
         if not isinstance(gradient, torch.Tensor):
-            name = name_of(variable)
-            raise ValueError(f"hvd: the gradient of {name} is {gradient!r:.80}, which is no tensor")
+            raise ValueError(f"{gradient_of} is {gradient!r:.80}, which is no tensor")
         if not (gradient.is_floating_point() or gradient.is_complex()):
             raise ValueError(
-                f"hvd: the gradient of {name_of(variable)} has the type {gradient.dtype}; gradients are floating-point or"
-                " complex numbers"
+                f"{gradient_of} has the type {gradient.dtype}; gradients are floating-point or complex numbers"
             )
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         return dense.detach().contiguous()
@@ -32,35 +31,37 @@ class TorchGradients(StepGradients):
         return name_of(variable), f"{str(gradient.dtype).rpartition('.')[2]} {tuple(gradient.shape)}"
 
     def _reduced(
-        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any]
+        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any],
+        describe: Callable[[], Mapping[int, Described]],
     ) -> list[Any]:
         results = list(gradients)
-        begun: list[tuple[Sequence[int], list[Any], int]] = []
-        problem: Exception | None = None
-        for part in sorted(parts, key=lambda part: -max(part)):  # in which order the backward pass completes them
-            try:
-                begun.append(self._begin(part, gradients, variables))
-            except Exception as e:  # the others wait for this step: it is raised when the rest is done
-                problem = problem or e
-        reduced = synchronize_all([handle for _, _, handle in begun], problem)
-        for (part, contexts, _), tensors in zip(begun, reduced):
-            for i, tensor, ctx in zip(part, tensors, contexts):
-                results[i] = self._compression.decompress(tensor, ctx)
+        parts = sorted(parts, key=lambda part: -max(part))  # in which order the backward pass completes them
+        names: list[PartName] = [("grouped_allreduce", f"{self._name}.{part[0]}") for part in parts]
+        checksum = checksum_of((name, part) for (_, name), part in zip(names, parts))
+        step = Step(self._name, self.process_set, self._how(-1), checksum, names, describe)
+        contexts: dict[int, Any] = {}
+        for part, name in zip(parts, names):
+            step.submit(name, lambda: self._begin(name[1], part, gradients, variables, contexts))  # noqa: B023
+        for part, tensors in zip(parts, step.wait()):
+            for i, tensor in zip(part, tensors):
+                results[i] = self._compression.decompress(tensor, contexts[i])
         return results
 
     def _begin(
-        self, part: Sequence[int], gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> tuple[Sequence[int], list[Any], int]:
-        sent, contexts, wire = compressed_group(self._compression, [gradients[i] for i in part])
+        self, name: str, part: Sequence[int], gradients: Sequence[Any], variables: Sequence[Any],
+        contexts: dict[int, Any],
+    ) -> int:
+        """Submits a part, and returns the handle; sets in ``contexts`` what its results need to be decompressed."""
+        sent, needed, wire = compressed_group(self._compression, [gradients[i] for i in part])
+        contexts.update(zip(part, needed))
         outputs = [
             # The gradient that PyTorch keeps for a variable is no other's; any other tensor may be, and stays.
             tensor if _is_kept(tensor, variables[i]) else torch.empty_like(tensor) for i, tensor in zip(part, sent)
         ]
-        handle = OPS.allreduce(
-            sent, outputs, False, f"{self._name}.{part[0]}", self._how(wire), self.process_set,
+        return OPS.allreduce(
+            sent, outputs, False, name, self._how(wire), self.process_set,
             wake=False,  # this thread waits at once, and does the work itself
         )
-        return part, contexts, handle
 
 
 def _is_kept(tensor: torch.Tensor, variable: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd.tensorflow import mpi_ops as ops  # noqa: F401
+from hvd.tensorflow import sync_batch_norm  # noqa: F401  # registers its layer, which files may have
 from hvd.tensorflow.compression import Compression  # noqa: F401
 from hvd.tensorflow.functions import broadcast_variables
 from hvd.tensorflow.gradients import Gradients  # noqa: F401
@@ -18,7 +19,16 @@ from hvd.tensorflow.host_calls import as_written  # noqa: F401
 
 def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     """Gives all ranks the root's values of Keras's variables. Collective."""
-    broadcast_variables([v.value for v in variables], root_rank)
+    broadcast_variables([_value(v) for v in variables], root_rank)
+
+
+def _value(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value  # those of tf_keras are TensorFlow's
+
+
+def array(variable: Any) -> npt.NDArray[Any]:
+    """A copy of the values of one of Keras's variables."""
+    return np.array(_value(variable))
 
 
 def tensor(array: npt.NDArray[Any]) -> Any:

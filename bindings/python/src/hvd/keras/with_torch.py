@@ -27,6 +27,11 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     broadcast_parameters([v.value for v in variables], root_rank)
 
 
+def array(variable: Any) -> npt.NDArray[Any]:
+    """A copy of the values of one of Keras's variables."""
+    return np.array(variable.value.detach().cpu())
+
+
 def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """A tensor with the values of an array."""
     return torch.from_numpy(np.array(array))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
-from hvd.remote.errors import SHOWN
+from hvd.remote.errors import shown
 
 
 class _Place:
@@ -113,18 +113,18 @@ class Speech:
 
     def error(self, sentence: str, lines: Sequence[str] = (), title: str = "its last lines") -> None:
         """Prints an error, and the lines that were written before it."""
-        shown = list(lines)[-SHOWN:]
-        if not shown:
+        ending = shown(lines)
+        if not ending:
             self.say(sentence, "bold red")
         elif self._console:
             from rich.panel import Panel
             from rich.text import Text
 
             self.say(sentence, "bold red")
-            self._console.print(Panel(Text("\n".join(shown)), title=title, title_align="left", border_style="red"))
+            self._console.print(Panel(Text("\n".join(ending)), title=title, title_align="left", border_style="red"))
         else:
             self.say(f"{sentence}; {title}:")
-            print("".join(f"  {line}\n" for line in shown), end="", file=sys.stderr, flush=True)
+            print("".join(f"  {line}\n" for line in ending), end="", file=sys.stderr, flush=True)
 
     def waiting(self, sentence: str) -> AbstractContextManager[Any]:
         """Shows on a terminal that hvdrun waits for something."""

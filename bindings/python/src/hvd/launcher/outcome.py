@@ -13,6 +13,7 @@ class Outcome:
 
     failed: int | None = None
     code: int = 0
+    after: int | None = None  # a program without which the failed one could not go on, and which had succeeded
     interrupted: int | None = None  # the signal that was passed on
     codes: dict[int, int] = field(default_factory=dict)  # of the programs that have ended
     lost: dict[int, int] = field(default_factory=dict)  # by the rank that reports it: the rank that it has lost last
@@ -42,6 +43,7 @@ class Outcome:
             cause = self.lost.get(self.failed)
             code = None if cause is None else self.codes.get(cause)
             silent = code in (None, -signal.SIGTERM) and cause is not None and not last_lines(cause)
+            self.after = cause if code == 0 else None
             if cause is None or code == 0 or silent:
                 return
             self.failed = cause

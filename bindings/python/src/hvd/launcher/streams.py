@@ -20,7 +20,7 @@ OnLine = Callable[[int, str, str], None]  # index of the program, "stdout" or "s
 Tee = Callable[[int, str, bytes], None]
 
 LONGEST = 1 << 16  # characters of a piece; longer text without a line's end is passed on in parts
-KEPT = 40  # last lines kept of each stream, to explain why a rank failed
+KEPT = 100  # last lines kept of each stream, to explain why a rank failed
 PAUSE = 0.2  # seconds after which the beginning of a line is shown without its end
 
 _END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of a line's end

@@ -12,8 +12,11 @@ from hvd.core.reduce_op import Sum
 from hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce
 
 _Base: Any = tf.keras.layers.BatchNormalization
+_LEGACY = _Base.__module__.startswith("tf_keras")  # Keras 2, by TF_USE_LEGACY_KERAS
+_register: Any = tf.keras.utils.register_keras_serializable
 
 
+@_register(package="hvd")
 class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
     """As keras.layers.BatchNormalization, whose arguments it takes; while it trains, mean and variance are those of the
     batches of all ranks together, whatever their sizes. Each call is two allreduces, and so is its gradient.
@@ -24,15 +27,20 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused:
             raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if _LEGACY:
+            kwargs["fused"] = False  # else Keras 2 takes an operation of TensorFlow that has both in one
         super().__init__(**kwargs)
         self._process_set = process_set
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Keras calls it for mean and variance of a batch."""
+    def _moments(self, inputs: Any, *arguments: Any, **named: Any) -> tuple[Any, Any]:
+        """Keras calls it for mean and variance of a batch: Keras 3 with a mask, Keras 2 with axes, ``keep_dims`` and
+        ``mask``.
+        """
         if state.size() == 1:
-            mean, variance = super()._moments(inputs, mask)
+            mean, variance = super()._moments(inputs, *arguments, **named)
             return mean, variance
-        axes = self._reduction_axes
+        axes, mask = (arguments[0], named["mask"]) if _LEGACY else (self._reduction_axes, *arguments)
+        axes = [axis % inputs.shape.rank for axis in axes]
         values = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else inputs
         weights = tf.ones_like(values) if mask is None else tf.cast(
             tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(values)), values.dtype
@@ -45,4 +53,6 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
         shape = [1 if axis in axes else -1 for axis in range(values.shape.rank)]
         squares = tf.reduce_sum(tf.square(values - tf.reshape(mean, shape)) * weights, axes)
         variance = allreduce(squares, op=Sum, process_set=self._process_set) / count
+        if named.get("keep_dims"):
+            mean, variance = tf.reshape(mean, shape), tf.reshape(variance, shape)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Supervisor:
         if not python:
             raise LaunchError("there is no Python to start the ranks: sys.executable is empty, PATH has no python3")
         control, self._control = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, self._control)
+        self._telling = threading.Lock()  # orders may come from any thread
+        stack.callback(self._close)
         with contextlib.ExitStack() as theirs:
             theirs.callback(os.close, control)
             self.reports, report = os.pipe2(os.O_CLOEXEC)
@@ -62,6 +64,11 @@ class Supervisor:
 
     def _tell(self, data: bytes) -> None:
         """Sends data, if it is still there."""
-        with contextlib.suppress(BrokenPipeError):
-            while data:
+        with self._telling, contextlib.suppress(BrokenPipeError):
+            while data and self._control >= 0:
                 data = data[os.write(self._control, data) :]
+
+    def _close(self) -> None:
+        with self._telling:
+            os.close(self._control)
+            self._control = -1

@@ -17,7 +17,7 @@ import select
 import signal
 import subprocess
 import time
-from typing import Any, Callable
+from typing import AbstractSet, Any, Callable
 
 from .lost import LOST, LostRanks
 from .processes import KILL_TIMEOUT, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, parents, prctl
@@ -38,6 +38,7 @@ class Guard:
         self.alone: set[int] = set()  # processes that pass signals on to their children themselves
         self.started: list[subprocess.Popen[bytes]] = []
         self.deadline: float | None = None  # when all is killed; None while nothing has to end
+        self.leaving: AbstractSet[int] = frozenset()  # programs that have got no signal, because they end by themselves
         self.grace = 5.0
         self.cleared = False  # whether processes that the programs left behind have got SIGTERM
         self.pid = os.getpid()
@@ -135,6 +136,11 @@ class Guard:
             wait = None
             if self.deadline is not None:
                 wait = self.deadline - time.monotonic()
+                if self.leaving:
+                    wait -= self.grace / 2
+                    if wait <= 0 or not self.leaving & set(self.running.values()):
+                        self.stop(signal.SIGTERM, self.grace)
+                        continue
                 if wait < -KILL_TIMEOUT:
                     self.tell("left", *sorted(self.below()))
                     break
@@ -181,7 +187,8 @@ class Guard:
         for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
             self.tell("exited", index, code)
         if any(code != 0 for _, code in ended) and self.deadline is None:
-            self.stop(signal.SIGTERM, self.grace)
+            # A rank that others have lost has ended its part, and perhaps is the cause: its own exit code is wanted.
+            self.stop(signal.SIGTERM, self.grace, leaving=self.lost.ranks)
         return left
 
     def obey(self) -> None:
@@ -191,9 +198,14 @@ class Guard:
             _, number, seconds = line.split()
             self.stop(int(number), float(seconds))
 
-    def stop(self, number: int, seconds: float) -> None:
-        """Sends a signal to all processes; those that are left after `seconds` are killed."""
-        for pid in self.running:
+    def stop(self, number: int, seconds: float, leaving: AbstractSet[int] = frozenset()) -> None:
+        """Sends a signal to all processes; those that are left after `seconds` are killed. Programs that are `leaving`
+        get SIGTERM when half of the grace is over.
+        """
+        self.leaving = leaving
+        wanted = time.monotonic() + seconds
+        self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
+        for pid in [pid for pid, index in self.running.items() if index not in self.leaving]:
             send = os.kill if pid in self.alone else os.killpg
             with contextlib.suppress(OSError):
                 send(pid, number)
@@ -203,8 +215,6 @@ class Guard:
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
-        wanted = time.monotonic() + seconds
-        self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
 
     def below(self) -> set[int]:
         """All descendants of this process, whatever group or session they have made for themselves."""

@@ -25,6 +25,7 @@ class LostRanks:
 
     def __init__(self) -> None:
         self.path = ""
+        self.ranks: set[int] = set()  # all that were lost
         self._fd = -1
         self._at = 0
         with contextlib.suppress(OSError):
@@ -39,7 +40,9 @@ class LostRanks:
         data = os.pread(self._fd, MOST - self._at, self._at)
         data = data[: data.rfind(b"\n") + 1]  # the rest of a line may still come
         self._at += len(data)
-        return parse(data)
+        found = parse(data)
+        self.ranks.update(rank for rank, _ in found)
+        return found
 
 
 def parse(data: bytes) -> list[tuple[int, int]]:

@@ -41,8 +41,13 @@ def segment_prefix(identity: dict[str, str]) -> str:
     return f"hvd-{os.geteuid()}-{identity['HVD_JOB']}"
 
 
-def sweep(directory: str, prefix: str) -> None:
-    """Removes the files and folders of a job whose processes were killed before they could do it."""
+def sweep(directory: str, prefix: str, identity: dict[str, str] | None = None) -> None:
+    """Removes the files and folders of a job whose processes were killed before they could do it.
+
+    With an `identity` only where no process has these variables: ranks of one job may have several guards on a host.
+    """
+    if identity and processes_of(identity):
+        return
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             if name.startswith(prefix):
