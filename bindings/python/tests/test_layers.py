@@ -22,7 +22,8 @@ ROWS = (
     ("tensorflow keras",),
     ("remote",),
     ("launcher",),
-    ("horovod_runner", "spark"),
+    ("spark",),
+    ("horovod_runner",),
     ("__init__",),
 )
 PLACES = {name: (row, entry) for row, entries in enumerate(ROWS) for entry in entries for name in entry.split()}

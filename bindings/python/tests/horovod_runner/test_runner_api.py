@@ -50,12 +50,6 @@ def test_minus_one_calls_here_and_pickles_nothing() -> None:
         HorovodRunner(np=-1).run(lambda: 1 / 0)
 
 
-@pytest.mark.parametrize(("np", "instead"), [(0, -2), (1, -1), (4, -4)])
-def test_spark_is_not_there_yet(np: int, instead: int) -> None:
-    with pytest.raises(NotImplementedError, match=rf"np={np} .* Spark .* HorovodRunner\(np={instead}\)"):
-        HorovodRunner(np=np).run(lambda: 42)
-
-
 def test_bad_arguments() -> None:
     for bad in ("2", 2.0, None, True):
         with pytest.raises(TypeError, match="must be an integer"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hvd.remote.channel import tell
+
 LONGEST = 4000
 """Characters of a message; of a longer one the end is cut off."""
 
@@ -9,7 +11,8 @@ _CUT = "...(truncated)"
 
 
 def log_to_driver(message: str) -> None:
-    """Shows a message of this rank where HorovodRunner was called, as a line of its own on standard output.
+    """Shows a message of this rank where HorovodRunner was called, as a line of its own on standard output; with Spark
+    whatever its verbosity is.
 
     A message of more than 4000 characters is cut to that, with "...(truncated)" at its end. Raises TypeError for what
     is not a string.
@@ -20,4 +23,5 @@ def log_to_driver(message: str) -> None:
         )
     if len(message) > LONGEST:
         message = message[: LONGEST - len(_CUT)] + _CUT
-    print(message, flush=True)  # HorovodRunner passes on all that ranks print
+    if not tell("log", message.encode("utf-8", "replace")):
+        print(message, flush=True)  # without Spark HorovodRunner passes on all that ranks print

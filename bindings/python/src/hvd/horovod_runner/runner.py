@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
+import warnings
+from typing import Any
 
 from hvd.launcher.call import call_on_ranks
+from hvd.launcher.console import LinePrinter
 
 _VERBOSITIES = ("all", "log_callback_only")
 
@@ -26,10 +30,13 @@ class HorovodRunner:
     `np`: how many processes.
         -1: none is started: the function is called in this process, and sees and changes its state.
         -n (n of 2 or more): n processes on this machine, over shared memory. Nothing else is needed.
-        0 or more: as many tasks of a Spark job, which hvd does not start yet: `run` raises NotImplementedError.
+        n of 1 or more: n tasks of a Spark job in barrier mode, on the executors of the active Spark session (where there
+            is none, of one as Spark's settings say). `run` waits for as many free task slots.
+        0: all task slots. Deprecated, because executors may come and go: say how many.
 
-    `driver_log_verbosity`: "log_callback_only" or "all": which output of Spark tasks goes to the driver. What
-    processes on this machine print goes to this process's standard output in any case, each line with its rank.
+    `driver_log_verbosity`: "log_callback_only" or "all": what of Spark tasks is shown here: the messages of
+    `log_to_driver` and `LogCallback`, or all that they print, too. The log of the first task's executor has everything.
+    What processes on this machine print goes to this process's standard output in any case, each line with its rank.
 
     Raises TypeError for an `np` that is not an integer, ValueError for a verbosity of another name.
     """
@@ -62,8 +69,9 @@ class HorovodRunner:
             RankError (a RankFailed) if `main` raised: its text has the rank and the traceback there, its __cause__ is
             the exception itself where it can be pickled;
             RankFailed (a RuntimeError) if a process was killed, with the signal and its last lines;
-            KeyboardInterrupt if this process was interrupted;
-            NotImplementedError if np is 0 or more.
+            KeyboardInterrupt if this process was interrupted, once the ranks are gone;
+            with Spark: LaunchError (a RuntimeError) if it is not there, or has not so many slots; TaskLost (a
+            RankFailed) if an executor was lost or the job cancelled.
 
         Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes go to each process.
         """
@@ -73,7 +81,31 @@ class HorovodRunner:
             return main(**kwargs)
         if self.num_processor < -1:
             return call_on_ranks(-self.num_processor, functools.partial(main, **kwargs))[0]
-        raise NotImplementedError(
-            f"np={self.num_processor} asks for the tasks of a Spark job, which hvd cannot start yet: "
-            f"HorovodRunner(np=-{self.num_processor or 2}) runs on this machine"
-        )
+        return self._run_on_spark(functools.partial(main, **kwargs))
+
+    def _run_on_spark(self, call: functools.partial[Any]) -> Any:
+        from hvd.spark.driver import call_on_tasks
+
+        if self.num_processor == 0:
+            warnings.warn(
+                "np=0, all task slots, is deprecated: executors may come and go while they are counted. Say how many",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+        printer = LinePrinter(sys.stdout, sys.stdout)
+
+        def show(message: str) -> None:
+            printer.finish()
+            print(message, flush=True)
+
+        try:
+            return call_on_tasks(
+                call,
+                self.num_processor or None,
+                every=False,
+                on_line=printer if self.driver_log_verbosity == "all" else None,
+                on_message=show,
+                level=6,
+            )[0]
+        finally:
+            printer.finish()

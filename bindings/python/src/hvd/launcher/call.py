@@ -58,7 +58,7 @@ def call_on_ranks(
                 rank_env=lambda rank: {FILES: f"{program.fileno()},{results[rank].fileno()}"},
                 pass_fds=lambda rank: (program.fileno(), results[rank].fileno()),
                 on_line=printer,
-                start_timeout=_start_timeout() if start_timeout is None else start_timeout,
+                start_timeout=default_start_timeout() if start_timeout is None else start_timeout,
                 **options,
             )
         except RankFailed as error:
@@ -97,7 +97,7 @@ def call_on_hosts(
                 env=environ,
                 on_line=printer,
                 stdin=stdin.fileno(),
-                start_timeout=_start_timeout() if start_timeout is None else start_timeout,
+                start_timeout=default_start_timeout() if start_timeout is None else start_timeout,
                 results=results,
                 **options,
             )
@@ -109,7 +109,8 @@ def call_on_hosts(
     return results_of(files, failed, every=True)
 
 
-def _start_timeout() -> float:
+def default_start_timeout() -> float:
+    """HOROVOD_START_TIMEOUT, or 30 seconds."""
     text = os.environ.get("HOROVOD_START_TIMEOUT", "30")
     try:
         return float(text)

@@ -16,25 +16,36 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 _NEVER_BY_VALUE = {"hvd", "horovod", "sparkdl", "cloudpickle", "pyspark"}
 
 
-def local_modules() -> list[types.ModuleType]:
-    """The imported modules of the user's own: Python files below the working directory, the script's directory or
-    `sys.path[0]` (a notebook's directory), that are not installed."""
+def local_roots() -> set[str]:
+    """The working directory, the script's directory and `sys.path[0]` (a notebook's directory)."""
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     roots = {os.path.realpath(path) for path in (os.getcwd(), sys.path[0] if sys.path else "")}
     if main_file:
         roots.add(os.path.dirname(os.path.realpath(main_file)))
+    return roots
+
+
+def is_local_file(file: str) -> bool:
+    """Whether a Python file is below one of them and not installed."""
+    if not file.endswith(".py"):
+        return False
+    file = os.path.realpath(file)
     library = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, library):
+        return False
+    return _below(file, local_roots())
+
+
+def local_modules() -> list[types.ModuleType]:
+    """The imported modules of the user's own: Python files beside the notebook or script, that are not installed."""
 
     def is_local(name: str, module: Any) -> bool:
         file = getattr(module, "__file__", None)
-        if not isinstance(module, types.ModuleType) or not isinstance(file, str) or not file.endswith(".py"):
+        if not isinstance(module, types.ModuleType) or not isinstance(file, str):
             return False
         if name == "__main__" or module.__name__ != name or name.split(".")[0] in _NEVER_BY_VALUE:
             return False
-        file = os.path.realpath(file)
-        if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, library):
-            return False
-        return _below(file, roots)
+        return is_local_file(file)
 
     return [module for name, module in list(sys.modules.items()) if is_local(name, module)]
 

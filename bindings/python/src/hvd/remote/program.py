@@ -30,15 +30,21 @@ def check_arguments(call: functools.partial[Any]) -> None:
         raise TypeError(f"{contents.describe(call)}: {error}") from None
 
 
-def write_program(file: BinaryIO, call: functools.partial[Any], np: int, every: bool = False) -> None:
-    """Writes what worker.py reads. `every`: all of the `np` ranks return a result, not rank 0 alone.
+def write_program(
+    file: BinaryIO, call: functools.partial[Any], np: int, every: bool = False, apart: bool = False, level: int = 4,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes what worker.py reads. `every`: all of the `np` ranks return a result, not rank 0 alone. `apart`: the ranks
+    keep their own sys.path and PYTHONPATH, which are those of other hosts. `files` are modules that travel as files.
 
-    Raises NotPicklable. Warns, at the line that called the caller's caller, of a call of pickling.LARGE bytes or more.
+    Raises NotPicklable. Warns, `level` calls up from the warning, by default where the caller's caller was called, of a
+    call of pickling.LARGE bytes or more.
     """
     driver = {
         "every": every,
-        "path": sys.path,
+        "path": None if apart else sys.path,
         "argv": sys.argv,
+        "modules": dict(files or {}),
         "environ": {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
         "sources": {
             name: entry[2]
@@ -58,7 +64,7 @@ def write_program(file: BinaryIO, call: functools.partial[Any], np: int, every: 
         warnings.warn(
             f"{what} have {_megabytes(size)} when pickled, of which each of {np} ranks makes a copy: {named}. "
             "Load large data inside the function, on the ranks",
-            stacklevel=4,
+            stacklevel=level,
         )
 
 

@@ -11,9 +11,12 @@ from typing import Any, BinaryIO
 from hvd.remote.errors import RankError, RankFailed
 
 
-def results_of(files: Sequence[BinaryIO], failed: RankFailed | None, every: bool = False) -> list[Any]:
-    """What rank 0 returned, or every rank; raises for the rank that was the first to fail."""
+def results_of(
+    files: Sequence[BinaryIO], failed: RankFailed | None, every: bool = False, hosts: Sequence[str] = ()
+) -> list[Any]:
+    """What rank 0 returned, or every rank; raises for the rank that was the first to fail. `hosts` are for errors."""
     size = len(files)
+    hosts = hosts or [""] * size
     records = [read_record(file) for file in files]
     raised = {rank: record for rank, record in enumerate(records) if record and record["raised"]}
     if failed and failed.rank not in raised:  # its process ended without a record
@@ -26,11 +29,11 @@ def results_of(files: Sequence[BinaryIO], failed: RankFailed | None, every: bool
         cause = None
         with contextlib.suppress(Exception):  # an exception may not survive pickling
             cause = pickle.loads(record["exception"])
-        error = RankError(rank, size, f"{what}\n\n{record['traceback']}" + _others(raised, rank, size))
+        error = RankError(rank, size, f"{what}\n\n{record['traceback']}" + _others(raised, rank, size), hosts[rank])
         raise error from (cause if isinstance(cause, BaseException) else None)
     for rank, ended in enumerate(records):
         if ended is None:
-            raise RankError(rank, size, "ended its process, with exit code 0, before main returned")
+            raise RankError(rank, size, "ended its process, with exit code 0, before main returned", hosts[rank])
     return [_value(file, rank, size) for rank, file in enumerate(files if every else files[:1])]
 
 

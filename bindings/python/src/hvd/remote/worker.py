@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-from hvd.remote import contents, pickling
+from hvd.remote import contents, pickling, sources
 from hvd.remote.errors import NotPicklable
 from hvd.remote.files import FILES
 
@@ -59,10 +59,12 @@ def main() -> int:
 
 def _prepare(driver: dict[str, Any]) -> None:
     """Makes this process like the driver, as far as the function can see it."""
-    sys.path[:] = driver["path"]
     sys.argv[:] = driver["argv"]
-    os.environ.pop("PYTHONPATH", None)
-    os.environ.update(driver["environ"])
+    if driver["path"] is not None:
+        sys.path[:] = driver["path"]
+        os.environ.pop("PYTHONPATH", None)
+        os.environ.update(driver["environ"])
+    sources.install(driver["modules"])
     for name, lines in driver["sources"].items():
         linecache.cache[name] = (
             sum(map(len, lines)),

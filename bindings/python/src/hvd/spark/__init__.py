@@ -1,0 +1,31 @@
+"""hvd.spark: functions on the tasks of a Spark job, as ranks of one job of hvd.
+
+Nothing else in hvd knows Spark, and nothing here imports pyspark before it is used. `run` has the arguments of
+`horovod.spark.run`; `hvd.horovod_runner` has HorovodRunner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvd.launcher.errors import LaunchError
+from hvd.remote.errors import NotPicklable, RankError, RankFailed
+from hvd.spark.errors import TaskLost
+
+if TYPE_CHECKING:
+    from hvd.spark.checkpoint import checkpoint
+    from hvd.spark.function import run
+
+__all__ = ["LaunchError", "NotPicklable", "RankError", "RankFailed", "TaskLost", "checkpoint", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "run":
+        from hvd.spark.function import run
+
+        return run
+    if name == "checkpoint":
+        from hvd.spark.checkpoint import checkpoint
+
+        return checkpoint
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

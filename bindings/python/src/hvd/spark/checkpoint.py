@@ -1,0 +1,71 @@
+"""hvd/spark/checkpoint.py: what a training function keeps for the case that Spark loses an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+from hvd.remote import channel
+
+CHECKPOINT = "HVD_RUNNER_CHECKPOINT"  # the variable with the descriptor of the file with the last one
+
+
+class Checkpoint:
+    """The last state that rank 0 has committed: at the driver, or in a file that all hosts see."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = None if path is None else os.fspath(path)
+
+    def load(self) -> Any:
+        """What was committed last, on every rank; None at the first start."""
+        number = os.environ.get(CHECKPOINT, "")
+        source = self._path if self._path is not None else f"/proc/self/fd/{number}" if number.isdigit() else ""
+        if not source or not os.path.exists(source):
+            return None
+        with open(source, "rb") as file:
+            return pickle.load(file)
+
+    def commit(self, state: Any) -> None:
+        """Keeps `state`, which is pickled, instead of what was committed before; on ranks other than 0 does nothing.
+
+        Without a path it goes to the driver, and where no Spark job runs nowhere. With a path the file is replaced as a
+        whole.
+        """
+        if int(os.environ.get("HOROVOD_RANK", "0")) != 0:
+            return
+        if self._path is None:
+            channel.tell("checkpoint", cloudpickle.dumps(state))
+            return
+        folder, name = os.path.split(os.path.abspath(self._path))
+        new = tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False)
+        try:
+            with new:
+                cloudpickle.dump(state, new)
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(new.name, self._path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new.name)
+            raise
+
+
+def checkpoint(path: str | os.PathLike[str] | None = None) -> Checkpoint:
+    """In a training function: what survives the loss of an executor.
+
+    ```python
+    kept = hvd.spark.checkpoint()
+    state = kept.load() or {"epoch": 0}
+    for epoch in range(state["epoch"], 10):
+        ...
+        kept.commit({"epoch": epoch + 1, "model": model.state_dict()})
+    ```
+
+    With HVD_RUNNER_RETRIES=N at the driver, a job that has lost an executor is started again, up to N times.
+    """
+    return Checkpoint(path)

@@ -1,0 +1,245 @@
+"""hvd/spark/driver.py: the driver's part: it sends a call to the tasks of a barrier job, shows what they print, and
+collects what they leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+from hvd.launcher.call import default_start_timeout
+from hvd.launcher.errors import LaunchError
+from hvd.launcher.local import check_timeout, new_identity
+from hvd.launcher.streams import OnLine
+from hvd.remote.errors import RankError, RankFailed
+from hvd.remote.program import check_arguments
+from hvd.remote.results import from_host, results_of
+from hvd.spark import bootstrap, session as sessions, timeline
+from hvd.spark.errors import TaskLost, translate, with_lines
+from hvd.spark.link import Link, Listener
+from hvd.spark.place import versions
+from hvd.spark.prepare import forwarded, tried_program
+
+BROADCAST = 1 << 20  # bytes of a program from which on Spark's executors fetch it from each other
+DRIVER_SECONDS = 5.0  # for the first task to reach the driver
+LAST_SECONDS = 10.0  # for what the first task has sent before it ended
+END_SECONDS = 20.0  # for Spark to end the tasks of a job that was cancelled
+
+Event = tuple[list[Any], bytes]
+
+
+class TaskCall:
+    """One call on `np` tasks. `on_line` gets output as of run_local, if not None; `on_message(text)` what ranks log."""
+
+    def __init__(
+        self,
+        session: Any,
+        call: functools.partial[Any],
+        np: int,
+        *,
+        every: bool,
+        on_line: OnLine | None,
+        on_message: Callable[[str], None],
+        env: Mapping[str, str] | None,
+        start_timeout: float,
+        level: int,
+    ) -> None:
+        check_arguments(call)
+        self.session, self.np, self.every = session, np, every
+        self._on_line, self._on_message = on_line, on_message
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+        self._checkpoint = b""
+        self._collector: timeline.Collector | None = None
+        self._hosts: list[str] = [""] * np
+        self._last_lines: dict[int, list[str]] = {}  # of ranks whose tasks were lost
+        self.start_timeout = start_timeout
+        self._environ = {**forwarded(os.environ), **(env or {})}
+        self._program = tried_program(call, np, every, level)
+
+    def run(self) -> list[Any]:
+        """What each rank returned, or rank 0 alone."""
+        secret = secrets.token_bytes(32)
+        context = sessions.context_of(self.session)
+        path = self._environ.get("HOROVOD_TIMELINE", "")
+        self._collector = timeline.Collector(path) if path and path != "DYNAMIC" else None
+        with contextlib.ExitStack() as stack:
+            if self._collector:
+                stack.callback(self._collector.close)
+            listener = self._listen(secret, stack)
+            order = {
+                "size": self.np,
+                "secret": secret.hex(),
+                "identity": new_identity(),
+                "versions": versions(),
+                "driver": listener and listener.address,
+                "driver_seconds": DRIVER_SECONDS,
+                "all_output": self._on_line is not None,
+                "environ": self._environ,
+                "start_timeout": self.start_timeout,
+                "timeline": self._collector is not None,
+            }
+            files = (self._program, self._checkpoint)
+            if context is not None and sum(map(len, files)) >= BROADCAST:
+                sent = context.broadcast(files)
+                stack.callback(sent.destroy)
+                body = bootstrap.task_body(order, None, sent)
+            else:
+                body = bootstrap.task_body(order, files, None)
+            records = self._wait(*bootstrap.submit(self.session, self.np, body))
+        return self._results(records)
+
+    def _listen(self, secret: bytes, stack: contextlib.ExitStack) -> Listener | None:
+        """The port for the first task; None where this process has no address that executors know."""
+        address = sessions.driver_address(self.session)
+        if not address:
+            return None
+        bind = self.session.conf.get("spark.driver.bindAddress", address)
+
+        def welcome(link: Link) -> None:
+            self._readers.append(threading.current_thread())
+            while (frame := link.receive()) is not None:
+                self._events.put(frame)
+
+        listener = Listener([address, str(bind)], secret, welcome)
+        stack.callback(listener.close)
+        return listener
+
+    def _wait(self, job: Callable[[], list[Any]], cancel: Callable[[], None]) -> list[tuple[int, str, bytes]]:
+        """Runs Spark's job on another thread, and shows on this one what the ranks send."""
+        answer: list[Any] = []
+
+        def work() -> None:
+            try:
+                answer.append(job())
+            except BaseException as error:
+                answer.append(error)
+            self._events.put((["over"], b""))
+
+        thread = threading.Thread(target=bootstrap.inheriting(self.session, work), name="hvd-spark-job", daemon=True)
+        thread.start()
+        try:
+            while not self._show(*self._events.get()):
+                pass
+        except BaseException:
+            until = time.monotonic() + END_SECONDS
+            while thread.is_alive() and time.monotonic() < until:
+                with contextlib.suppress(Exception):  # the session may be gone as well
+                    cancel()  # again and again: the job may not have begun
+                thread.join(0.5)
+            raise
+        for reader in self._readers:
+            reader.join(LAST_SECONDS)
+        while not self._events.empty():
+            self._show(*self._events.get())
+        found = answer[0]
+        if isinstance(found, BaseException):
+            raise translate(found, self.np, self._hosts, self._last_lines) from found
+        return list(found)
+
+    def _show(self, words: list[Any], payload: bytes) -> bool:
+        """Handles what the first task sent; True at the end of the job."""
+        if words[0] == "piece" and self._on_line:
+            self._on_line(words[1], words[2], payload.decode("utf-8", "replace"))
+        elif words[0] == "message" and words[2] == "log":
+            self._on_message(payload.decode("utf-8", "replace"))
+        elif words[0] == "message" and words[2] == "checkpoint":
+            self._checkpoint = payload
+        elif words[0] == "timeline" and self._collector:
+            self._collector.add(words[1], payload)
+        elif words[0] == "hosts":
+            self._hosts = words[1]
+        elif words[0] == "gone":
+            self._last_lines[words[1]] = words[2]
+        return bool(words[0] == "over")
+
+    def _results(self, records: Iterable[tuple[int, str, bytes]]) -> list[Any]:
+        written: dict[int, bytearray] = {}
+        account: dict[str, Any] = {}
+        refused: list[str] = []
+        for rank, kind, data in records:
+            if kind == "result":
+                written.setdefault(rank, bytearray()).extend(data)
+            elif kind == "job":
+                account = json.loads(bytes(data))
+            else:
+                refused.append(bytes(data).decode("utf-8", "replace"))
+        if refused or account.get("refusal"):
+            raise LaunchError("\n".join([*dict.fromkeys(refused), *filter(None, [account.get("refusal")])]))
+        behind, lines, hosts = account["behind"], account["lines"], account["hosts"]
+        files = [from_host(written.get(rank, b""), behind[rank]) for rank in range(self.np)]
+        failed = None
+        if account["failed"] is not None:
+            first = account["failed"]
+            failed = RankFailed(first, account["code"], lines[first], self.np, hosts[first], account["after"])
+            failed.args = (with_lines(failed.sentence, first, lines[first]),)
+        try:
+            return results_of(files, failed, self.every, hosts)
+        except RankError as error:
+            error.last_lines = lines[error.rank]
+            remedy = ""
+            if isinstance(error.__cause__, ModuleNotFoundError):
+                remedy = f"\nRemedy: install {error.__cause__.name} on all executors, with the version that is here."
+            error.args = (with_lines(error.args[0] + remedy, error.rank, error.last_lines),)
+            raise
+
+
+def call_on_tasks(
+    call: functools.partial[Any],
+    np: int | None,
+    *,
+    every: bool,
+    on_line: OnLine | None,
+    on_message: Callable[[str], None],
+    env: Mapping[str, str] | None = None,
+    start_timeout: float | None = None,
+    level: int = 5,
+) -> list[Any]:
+    """Calls `call()` on `np` tasks, by default on all slots, and returns what rank 0 did; with `every` what each did.
+
+    Errors: see HorovodRunner.run.
+    """
+    session = sessions.find_session()
+    context = sessions.context_of(session)
+    if context is not None:
+        sessions.check_allocation(context)
+        if np is None:
+            np = sessions.all_slots(context)
+        else:
+            sessions.check_slots(context, np)
+    elif np is None:
+        raise LaunchError("Spark Connect does not say how many task slots there are: name the number of ranks")
+    seconds = default_start_timeout() if start_timeout is None else start_timeout
+    check_timeout(seconds)
+    retries = _retries()
+    task_call = TaskCall(
+        session, call, np, every=every, on_line=on_line, on_message=on_message, env=env, start_timeout=seconds,
+        level=level,
+    )  # fmt: skip
+    for attempt in range(retries + 1):
+        try:
+            return task_call.run()
+        except TaskLost as error:
+            if not error.again or attempt == retries:
+                raise
+            again = f"the job is started again, for the {attempt + 1}. of {retries} times"
+            on_message(f"hvd.spark: {error.sentence}; {again}")
+            if context is not None:
+                sessions.check_slots(context, np)
+    raise AssertionError("unreachable")
+
+
+def _retries() -> int:
+    """HVD_RUNNER_RETRIES: how often a job is started again that has lost an executor."""
+    text = os.environ.get("HVD_RUNNER_RETRIES", "0")
+    if not text.isdigit() or len(text) > 6:
+        raise ValueError(f"HVD_RUNNER_RETRIES is {text!r}; it must be a whole number from 0")
+    return int(text)

@@ -1,0 +1,185 @@
+"""hvd/spark/link.py: connections between the processes of one job, whose ends prove that they know its secret.
+
+Of a stranger a fixed number of bytes is read, none of it is interpreted, and the connection ends. What follows are
+frames: words as JSON, and bytes. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+NONCE = 32
+PROOF_SECONDS = 10.0  # for the other end to prove itself
+STRANGERS = 64  # connections that may be proving themselves at a time
+
+_HEAD = struct.Struct("!IQ")  # bytes of the words, bytes of the payload
+
+
+def _proof(secret: bytes, role: bytes, theirs: bytes, mine: bytes) -> bytes:
+    return hmac.new(secret, role + theirs + mine, hashlib.sha256).digest()
+
+
+class Link:
+    """One end of a connection. Any thread may send; one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+        self.peer = ""
+
+    def send(self, *words: Any, payload: bytes = b"") -> bool:
+        """Sends one frame; False if the other end is gone."""
+        text = json.dumps(words).encode()
+        try:
+            with self._sending:
+                self._socket.sendall(_HEAD.pack(len(text), len(payload)) + text)
+                self._socket.sendall(payload)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> tuple[list[Any], bytes] | None:
+        """The next frame; None at the end of the connection."""
+        try:
+            words, payload = _HEAD.unpack(self._exactly(_HEAD.size))
+            found = json.loads(self._exactly(words))
+            return found, self._exactly(payload)
+        except (OSError, EOFError):
+            return None
+
+    def close(self) -> None:
+        """Ends the connection; a receiver sees its end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            data = self._socket.recv(min(count - len(parts), 1 << 20))
+            if not data:
+                raise EOFError
+            parts += data
+        return bytes(parts)
+
+    def prove(self, secret: bytes, dialled: bool) -> bool:
+        """Exchanges proofs: first the end that dialled, so that a stranger who only listens learns none."""
+        self._socket.settimeout(PROOF_SECONDS)
+        mine = os.urandom(NONCE)
+        roles = (b"dialled", b"listening") if dialled else (b"listening", b"dialled")
+        try:
+            self._socket.sendall(mine)
+            theirs = self._exactly(NONCE)
+            answer = _proof(secret, roles[0], theirs, mine)
+            if dialled:
+                self._socket.sendall(answer)
+            good = hmac.compare_digest(self._exactly(len(answer)), _proof(secret, roles[1], mine, theirs))
+            if good and not dialled:
+                self._socket.sendall(answer)
+        except (OSError, EOFError):
+            return False
+        self._socket.settimeout(None)
+        return good
+
+
+class Listener:
+    """A port where the processes of the job dial in; `welcome(link)` is called on a thread for each that has."""
+
+    def __init__(self, addresses: Sequence[str], secret: bytes, welcome: Callable[[Link], None]) -> None:
+        """Listens at the first of `addresses` that is this host's. OSError if none is."""
+        self._secret, self._welcome = secret, welcome
+        self._links: list[Link] = []
+        self._lock = threading.Lock()
+        self._proving = threading.BoundedSemaphore(STRANGERS)
+        self._socket = _listen(addresses)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        threading.Thread(target=self._accept, name="hvd-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with self._lock:
+            for link in self._links:
+                link.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, peer = self._socket.accept()
+            except OSError:
+                return
+            if not self._proving.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._meet, args=(connection, peer[0]), name="hvd-link", daemon=True).start()
+
+    def _meet(self, connection: socket.socket, peer: str) -> None:
+        link = Link(connection)
+        link.peer = peer
+        try:
+            proven = link.prove(self._secret, dialled=False)
+        finally:
+            self._proving.release()
+        if not proven:
+            connection.close()
+            return
+        _tune(connection)
+        with self._lock:
+            self._links.append(link)
+        self._welcome(link)
+
+
+def _listen(addresses: Sequence[str]) -> socket.socket:
+    problems = []
+    for address in addresses:
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            listening = socket.socket(family, kind)
+            try:
+                listening.bind(place)
+                listening.listen(128)
+            except OSError:
+                listening.close()
+                raise
+            return listening
+        except OSError as error:
+            problems.append(f"{address}: {error}")
+    raise OSError(f"cannot listen at {'; '.join(problems)}")
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def dial(address: tuple[str, int], secret: bytes, seconds: float) -> Link:
+    """A connection to a listener; OSError, with the address, if it cannot be reached or does not know the secret."""
+    host, port = address
+    until = time.monotonic() + seconds
+    while True:
+        left = until - time.monotonic()
+        try:
+            connection = socket.create_connection((host, port), timeout=max(0.1, left))
+            break
+        except OSError as error:
+            if left <= 0.1:
+                raise OSError(f"{host}:{port} cannot be reached: {error}") from None
+            time.sleep(0.1)
+    link = Link(connection)
+    if not link.prove(secret, dialled=True):
+        connection.close()
+        raise OSError(f"{host}:{port} has not proven that it belongs to this job")
+    _tune(connection)
+    return link

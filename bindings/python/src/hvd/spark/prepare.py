@@ -1,0 +1,47 @@
+"""hvd/spark/prepare.py: what a job on Spark takes along from the driver: the call, modules beside it, and variables."""
+
+from __future__ import annotations
+
+import functools
+import io
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from hvd.remote import contents, sources, trial
+from hvd.remote.program import write_program
+
+FORWARDED = ("HOROVOD_", "HVD_", "NCCL_", "UCX_", "GLOO_", "KERAS_BACKEND", "TF_")
+_PLACE = (
+    "HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE"
+    " HOROVOD_HOSTNAME HVD_JOB HVD_LAUNCH HVD_CPUS HVD_LOST_RANKS HVD_TASK_GPUS"
+).split()
+
+
+def tried_program(call: functools.partial[Any], np: int, every: bool, level: int) -> bytes:
+    """What the ranks load, after it was loaded in a new Python here; with modules that functions import later."""
+    program = io.BytesIO()
+    write_program(program, call, np, every, apart=True, level=level + 1)
+    what = f"{contents.describe(call)} and its arguments"
+    files, absent = sources.collect(trial.try_call(program.getvalue(), what))
+    if absent:
+        warnings.warn(
+            f"{contents.describe(call)} imports {', '.join(sorted(absent))}, which this Python does not have; it has "
+            "to be installed where the ranks run",
+            stacklevel=level,
+        )
+    if files:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # all has been said
+            program = io.BytesIO()
+            write_program(program, call, np, every, apart=True, files=files)
+    return program.getvalue()
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the driver that ranks get: settings of hvd and of what it uses, and no place."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(FORWARDED) and name not in _PLACE and not name.startswith("HVD_RUNNER_")
+    }

@@ -1,0 +1,122 @@
+"""hvd/spark/session.py: the Spark session of this process, and how many ranks it can run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hvd.launcher.errors import LaunchError
+
+SETTLE = 10.0  # seconds for executors to come that were asked for when the application began
+
+
+def find_session() -> Any:
+    """The active session, of Spark Connect too; a new one, as Spark's own settings say, where there is none.
+
+    LaunchError without pyspark or Java.
+    """
+    if find_spec("pyspark") is None:
+        raise LaunchError(
+            "a positive np asks for tasks of Spark, and pyspark is not installed: pip install pyspark; it needs Java "
+            "17 (Debian: apt-get install openjdk-17-jre-headless). HorovodRunner(np=-2) needs neither"
+        )
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        return session
+    if not os.environ.get("SPARK_REMOTE") and not _java():
+        raise LaunchError(
+            "Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set, and PATH has no java "
+            "(Debian: apt-get install openjdk-17-jre-headless)"
+        )
+    try:
+        return SparkSession.builder.getOrCreate()
+    except Exception as error:
+        if "JAVA_GATEWAY_EXITED" not in str(error):
+            raise
+        raise LaunchError(
+            f"Java has not started Spark; Spark 4 needs Java 17 or newer (found: {_java()}), and what Java has printed "
+            "is on standard error"
+        ) from error
+
+
+def _java() -> str:
+    """The Java that Spark starts; empty if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    path = Path(home, "bin", "java") if home else None
+    return str(path) if path and path.is_file() else shutil.which("java") or ""
+
+
+def context_of(session: Any) -> Any:
+    """The SparkContext of a session; None for Spark Connect, which has none."""
+    return None if type(session).__module__.startswith("pyspark.sql.connect") else session.sparkContext
+
+
+def slots(context: Any) -> int:
+    """The most tasks that can run at once, as Spark itself counts for barrier jobs."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def all_slots(context: Any) -> int:
+    """The same, once two seconds have brought no new ones."""
+    until = time.monotonic() + SETTLE
+    count, since = slots(context), time.monotonic()
+    while time.monotonic() < until and (count == 0 or time.monotonic() - since < 2.0):
+        time.sleep(0.1)
+        now = slots(context)
+        if now != count:
+            count, since = now, time.monotonic()
+    if count == 0:
+        raise LaunchError(f"Spark has no task slot: no executor has registered within {SETTLE:g} s")
+    return count
+
+
+def check_allocation(context: Any) -> None:
+    """Raises LaunchError, with Spark's sentence, where executors come and go: Spark refuses barrier jobs then."""
+    conf = context.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true" and not context.master.startswith("local["):
+        raise LaunchError(
+            "[SPARK-24942]: Barrier execution mode does not support dynamic resource allocation for now. Remedy: set "
+            "spark.dynamicAllocation.enabled=false, and spark.executor.instances or spark.cores.max, when the "
+            "application begins"
+        )
+
+
+def check_slots(context: Any, np: int) -> None:
+    """Raises LaunchError if Spark has too few slots even after some seconds."""
+    until = time.monotonic() + SETTLE
+    while (found := slots(context)) < np:
+        if time.monotonic() > until:
+            raise LaunchError(
+                f"{np} ranks were asked for, and Spark has {found} task slots ({_what(context)}); ask for at most "
+                f"{found}, or give the application more executors (spark.executor.instances, spark.cores.max) or slots "
+                "for each (spark.executor.cores, spark.task.cpus)"
+            )
+        time.sleep(0.1)
+
+
+def _what(context: Any) -> str:
+    """What a slot is here, in words."""
+    conf = context.getConf()
+    gpus = conf.get("spark.task.resource.gpu.amount", "")
+    cpus = conf.get("spark.task.cpus", "1")
+    return f"each of {cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "") + f", on {context.master}"
+
+
+def driver_address(session: Any) -> str:
+    """The address of this process as executors reach it; with Spark Connect that from which its server is reached."""
+    context = context_of(session)
+    if context is not None:
+        return str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+    with contextlib.suppress(Exception), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((session.client.host, 1))  # sends nothing
+        return str(probe.getsockname()[0])
+    return ""

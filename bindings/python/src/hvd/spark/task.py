@@ -1,0 +1,241 @@
+"""hvd/spark/task.py: what each task of the barrier job does: it finds its place, starts its rank, and watches it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from hvd.launcher.command import Program
+from hvd.launcher.errors import LaunchError
+from hvd.launcher.job import GRACE, Job
+from hvd.launcher.local import ranks_environment
+from hvd.launcher.supervisor.processes import segment_prefix
+from hvd.remote import channel
+from hvd.remote.channel import CHANNEL
+from hvd.remote.files import FILES, file_in_memory
+from hvd.remote.program import worker_environment
+from hvd.spark import across, place, timeline
+from hvd.spark.checkpoint import CHECKPOINT
+from hvd.spark.hub import Hub
+from hvd.spark.link import Link, dial
+
+Record = tuple[int, str, bytes]  # rank, kind, and what goes to the driver
+
+LAST_MESSAGES = 30.0  # seconds for what the rank has told the driver before it ended
+
+
+class RankJob(Job):
+    """The job of one rank on this executor, whose reports go to the first task."""
+
+    link: Link
+
+    def lost(self, rank: int, by: int) -> None:
+        """Passes on that this rank has lost another one."""
+        self.link.send("lost", rank, by)
+
+
+def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -> Iterator[Record]:
+    """Runs the rank of this task; yields what it leaves for the driver.
+
+    `order` is made by hvd/spark/driver.py; `kept` is the last checkpoint, or empty; `context` is Spark's
+    BarrierTaskContext. Every task makes the same calls of
+    allGather, whatever it finds.
+    """
+    rank, size = context.partitionId(), order["size"]
+    secret = bytes.fromhex(order["secret"])
+    directory = {**os.environ, **order["environ"]}.get("HVD_SHM_DIR") or "/dev/shm"
+    with contextlib.ExitStack() as stack:
+        to_driver = _link_to_driver(order, secret, stack) if rank == 0 else None
+        hub = None
+        if rank == 0:
+            send = to_driver.send if to_driver else lambda *_, **__: False
+            hub = Hub(size, secret, _own_addresses(context), send, order["all_output"])
+            stack.callback(hub.close)
+        seen_here = stack.enter_context(contextlib.ExitStack())
+        file = seen_here.enter_context(place.shown(directory, order["identity"]))
+        fact = {
+            "host": socket.gethostname(),
+            "kernel": place.kernel(),
+            "file": file,
+            "versions": place.versions(),
+            "python": sys.executable,
+            "hub": hub.address if hub else None,
+        }
+        facts = [json.loads(text) for text in context.allGather(json.dumps(fact))]
+        seen = [one["file"] for one in facts if one["file"] and os.path.exists(os.path.join(directory, one["file"]))]
+        sights = [json.loads(text) for text in context.allGather(json.dumps(seen))]
+        seen_here.close()
+        if problem := place.mismatch(facts, order["versions"]):
+            yield rank, "refused", problem.encode()
+            return
+        names = [one["host"] for one in facts]
+        hosts = place.hosts_of(facts, sights)
+        several = len(set(hosts)) > 1
+        if several and (problem := across.refusal(context, names)):
+            yield rank, "refused", problem.encode()
+            return
+        own = {**place.place_of(rank, hosts, names), **order["identity"], **_gpus(context, order)}
+        result = stack.enter_context(file_in_memory(f"hvd-result-{rank}"))
+        if hub:
+            if several:
+                across.serve(hub, hosts, names, order["start_timeout"])
+            hub.open()
+            send("hosts", names)
+            waiting = threading.Thread(target=hub.await_tasks, args=(order["start_timeout"], names), daemon=True)
+            waiting.start()
+        try:
+            link = dial(tuple(facts[0]["hub"]), secret, order["start_timeout"])
+        except OSError as error:
+            raise LaunchError(f"rank {rank} on {names[rank]}: the first task, on {names[0]}: {error}") from None
+        stack.callback(link.close)
+        link.send("rank", rank)
+        pmi = None
+        if several:
+            pmi = across.Pmi(rank, size, link)
+            stack.callback(pmi.close)
+            own.update({**across.interface_variables(order["environ"]), **pmi.variables})
+        sender = None
+        if order["timeline"]:
+            own["HOROVOD_TIMELINE"] = timeline.local_path(order["identity"])
+            if own["HOROVOD_LOCAL_RANK"] == "0":
+                sender = timeline.Sender(own["HOROVOD_TIMELINE"], hosts[rank], link)
+        try:
+            _run_rank(order, program, kept, rank, own, result, link, directory, pmi)
+        except LaunchError as error:
+            link.send("ended", 1, time.monotonic_ns(), payload=str(error).encode())
+            yield rank, "refused", f"rank {rank} on {names[rank]}: {error}".encode()
+        if sender:
+            sender.finish(order["identity"])
+        link.close()
+        if hub:
+            hub.await_end()
+            yield rank, "job", json.dumps(_account(hub, names)).encode()
+        result.seek(0)
+        yield rank, "result", result.read()
+
+
+def _account(hub: Hub, names: list[str]) -> dict[str, Any]:
+    """How the job ended, for the driver."""
+    failed = hub.outcome.failed
+    return {
+        "hosts": names,
+        "failed": failed,
+        "code": hub.outcome.code,
+        "after": hub.outcome.after,
+        "behind": [hub.behind.get(rank, 0) for rank in range(hub.size)],
+        "lines": [hub.last_lines(rank) for rank in range(hub.size)],
+        "gone": sorted(hub.gone),
+        "refusal": hub.refusal,
+    }
+
+
+def _run_rank(
+    order: dict[str, Any],
+    program: bytes,
+    kept: bytes,
+    rank: int,
+    own: dict[str, str],
+    result: BinaryIO,
+    link: Link,
+    directory: str,
+    pmi: across.Pmi | None,
+) -> None:
+    """Starts the rank under a guard, tells the first task of its output and its end, and obeys its orders."""
+    environ = {**os.environ, **order["environ"]}
+    # What this executor's Python finds, which knows of files that travel with the application.
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    with contextlib.ExitStack() as stack:
+        call = stack.enter_context(file_in_memory("hvd-program"))
+        call.write(program)
+        call.flush()
+        mine, theirs = channel.pair()
+        stack.callback(mine.close)
+        job = RankJob(
+            ranks_environment(worker_environment(environ)),
+            lambda _, stream, piece: None if link.send("piece", stream, payload=piece.encode()) else None,
+        )
+        job.link = link
+        passed = [call.fileno(), result.fileno(), theirs.fileno()]
+        own = {
+            **own,
+            "HOROVOD_START_TIMEOUT": f"{order['start_timeout']:g}",
+            FILES: f"{passed[0]},{passed[1]}",
+            CHANNEL: str(passed[2]),
+        }
+        if kept:
+            last = stack.enter_context(file_in_memory("hvd-checkpoint"))
+            last.write(kept)
+            last.flush()
+            passed.append(last.fileno())
+            own[CHECKPOINT] = str(last.fileno())
+        if pmi:
+            passed.append(pmi.theirs.fileno())
+        job.add(Program([sys.executable, "-m", "hvd.remote.worker"], sys.executable, own, pass_fds=passed, index=rank))
+        identity = order["identity"]
+        threading.Thread(target=_obey, args=(link, job, pmi), daemon=True).start()
+        hearing = threading.Thread(target=_hear, args=(mine, link), daemon=True)
+        hearing.start()
+        outcome = job.run(
+            order["start_timeout"],
+            (directory, segment_prefix(identity), identity),
+            (),
+            {**identity, "HOROVOD_RANK": str(rank)},
+        )
+        theirs.close()
+        hearing.join(LAST_MESSAGES)
+        lines = "\n".join(job.outputs.last_lines(rank))
+        code = outcome.code if outcome.failed is not None else 0
+        link.send("ended", code, time.monotonic_ns(), payload=lines.encode())
+
+
+def _obey(link: Link, job: RankJob, pmi: across.Pmi | None) -> None:
+    """Handles what the first task orders; when it is gone, the rank is ended."""
+    while (frame := link.receive()) is not None:
+        words, payload = frame
+        if words[0] == "stop":
+            job.stop(words[1], words[2])
+        elif words[0] == "pmi" and pmi:
+            pmi.answer(payload)
+    job.stop(signal.SIGTERM, GRACE)
+
+
+def _hear(mine: socket.socket, link: Link) -> None:
+    """Passes on what the rank tells the driver."""
+    while (message := channel.hear(mine)) is not None:
+        kind, data = message
+        link.send("message", kind, payload=data)
+
+
+def _own_addresses(context: Any) -> list[str]:
+    """Where the first task listens: at the address by which Spark's executors reach it, else at any."""
+    named = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")
+    return [named, "0.0.0.0"]
+
+
+def _gpus(context: Any, order: dict[str, Any]) -> dict[str, str]:
+    """What says which GPUs Spark has given to this task; a policy of the user's own counts more."""
+    given = context.resources().get("gpu")
+    if given is None:
+        return {}
+    return {"HVD_TASK_GPUS": ",".join(given.addresses), "HVD_PIN": order["environ"].get("HVD_PIN", "from_scheduler")}
+
+
+def _link_to_driver(order: dict[str, Any], secret: bytes, stack: contextlib.ExitStack) -> Link | None:
+    """The connection to the driver; without one, messages for it stay in the executor's log."""
+    if order["driver"] is None:
+        return None
+    try:
+        link = dial(tuple(order["driver"]), secret, order["driver_seconds"])
+    except OSError as error:
+        print(f"hvd.spark: nothing is shown at the driver while the job runs: {error}", file=sys.stderr, flush=True)
+        return None
+    stack.callback(link.close)
+    return link

@@ -1,0 +1,111 @@
+"""hvd/spark/timeline.py: HOROVOD_TIMELINE on Spark: ranks write a file on each host, whose lines come to the driver's.
+
+The driver's file is complete JSON after each append, as those of the engine are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd.launcher.supervisor.processes import processes_of
+from hvd.spark.link import Link
+
+PERIOD = 1.0  # seconds
+LAST_SECONDS = 5.0  # for the other ranks of a host to end
+_MARK = b"start_time_since_epoch_in_micros"
+_END = b"\n]\n"
+_HEADER = 2  # lines about the job, which the driver's file needs once
+
+
+def local_path(identity: Mapping[str, str]) -> str:
+    """The file of a host's ranks; its name cannot be guessed."""
+    return os.path.join(tempfile.gettempdir(), f"hvd-timeline-{identity['HVD_LAUNCH']}.json")
+
+
+class Sender:
+    """Sends the lines of a host's file to the first task, as they come."""
+
+    def __init__(self, path: str, host: int, link: Link) -> None:
+        self._path, self._host, self._link = path, host, link
+        self._at = 2  # after "[\n"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="hvd-timeline", daemon=True)
+        self._thread.start()
+
+    def finish(self, identity: dict[str, str]) -> None:
+        """Sends the rest, once no rank of this host is left, and removes the file."""
+        self._over.set()
+        self._thread.join()
+        until = time.monotonic() + LAST_SECONDS
+        while processes_of(identity) and time.monotonic() < until:
+            time.sleep(0.02)
+        self._send()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _work(self) -> None:
+        while not self._over.wait(PERIOD):
+            self._send()
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._at)
+            data = file.read()
+            data = data[: max(0, data.rfind(_END))]  # events up to the end of the array; a comma will follow here
+            if data:
+                self._at += len(data)
+                self._link.send("timeline", self._host, payload=data)
+
+
+class Collector:
+    """The driver's file."""
+
+    def __init__(self, path: str) -> None:
+        """Empties the file. ValueError if it is there and no timeline of hvd."""
+        file = Path(path)
+        with contextlib.suppress(FileNotFoundError):
+            with open(file, "rb") as old:
+                start = old.read(4096)
+            if start and _MARK not in start:
+                raise ValueError(f"HOROVOD_TIMELINE={path}: the file is no timeline of hvd, and is left as it is")
+        try:
+            self._file = open(file, "wb", buffering=0)
+        except OSError as error:
+            raise ValueError(f"HOROVOD_TIMELINE={path} cannot be written: {error.strerror}") from None
+        self._starts: dict[int, int] = {}
+        self._end = 0
+
+    def add(self, host: int, data: bytes) -> None:
+        """Appends events of a host, with its times moved to the clock of the first."""
+        lines = [line.rstrip(b",") for line in data.split(b"\n") if line.strip(b",")]
+        if host not in self._starts:
+            begin = next((json.loads(line)["args"][_MARK.decode()] for line in lines if _MARK in line), 0)
+            lines = lines if not self._starts else lines[_HEADER:]
+            self._starts[host] = begin
+        behind = self._starts[host] - next(iter(self._starts.values()))
+        if behind:
+            lines = [_moved(line, behind) for line in lines]
+        if not lines:
+            return
+        text = (b"[\n" if self._end == 0 else b",\n") + b",\n".join(lines)
+        os.pwrite(self._file.fileno(), text + _END, self._end)
+        self._end += len(text)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _moved(line: bytes, microseconds: int) -> bytes:
+    event: dict[str, Any] = json.loads(line)
+    if "ts" in event:
+        event["ts"] += microseconds
+    return json.dumps(event, separators=(",", ":")).encode()

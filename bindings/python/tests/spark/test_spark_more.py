@@ -1,0 +1,184 @@
+"""What a job on Spark needs besides its ranks: modules, large data, timelines, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from spark_support import missing, session_of_file, until
+
+from hvd.horovod_runner import HorovodRunner
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+spark = session_of_file()
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a notebook, which executors do not see."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_modules_beside_the_notebook_travel(spark: Any, beside: Path) -> None:
+    """The imported one as it is in memory, those that are imported later as files."""
+    (beside / "imported_before.py").write_text("value = 1\ndef get(): return value\n")
+    (beside / "imported_later.py").write_text("import further\ndef get(): return further.NUMBER\n")
+    (beside / "further").mkdir()
+    (beside / "further" / "__init__.py").write_text("from .part import NUMBER\n")
+    (beside / "further" / "part.py").write_text("NUMBER = 40\n")
+    import imported_before  # type: ignore[import-not-found]
+
+    imported_before.value = 2
+
+    def main() -> Any:
+        import imported_later  # type: ignore[import-not-found]
+
+        return imported_before.get() + imported_later.get()
+
+    try:
+        assert HorovodRunner(np=2).run(main) == 42
+    finally:
+        for name in ("imported_before", "imported_later", "further"):
+            sys.modules.pop(name, None)
+
+
+def test_what_cannot_be_loaded_is_named_before_the_job(spark: Any, beside: Path) -> None:
+    from hvd.spark import NotPicklable
+
+    (beside / "native.py").write_text("class Thing:\n    def __reduce__(self): return __import__, ('absent_here',)\n")
+    import native  # type: ignore[import-not-found]
+
+    thing = native.Thing()
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup()
+    with pytest.raises(NotPicklable, match=r"main\(\) and its arguments cannot be loaded in a new Python: "
+                       r"ModuleNotFoundError: No module named 'absent_here'\nRemedy: install absent_here"):  # fmt: skip
+        HorovodRunner(np=2).run(_main, thing=thing)
+    with pytest.raises(NotPicklable, match="closure variable 'lock'|argument 'thing'"):
+        HorovodRunner(np=2).run(_main, thing=spark)
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup() == jobs
+    sys.modules.pop("native")
+
+
+def _main(thing: Any) -> int:
+    return 3
+
+
+_main.__qualname__ = "main"
+
+
+def test_a_module_that_is_nowhere(spark: Any) -> None:
+    from hvd.spark import RankError
+
+    def main() -> None:
+        import absent_everywhere  # type: ignore[import-not-found]  # noqa: F401
+
+    def careful() -> int:
+        try:
+            import absent_everywhere  # noqa: F401
+        except ImportError:
+            return 7
+        return 0
+
+    with pytest.warns(UserWarning, match=r"main\(\) imports absent_everywhere, which this Python does not have") as said:
+        with pytest.raises(RankError, match="Remedy: install absent_everywhere on all executors"):
+            HorovodRunner(np=2).run(main)
+    assert said[0].filename == __file__
+    assert HorovodRunner(np=2).run(careful) == 7
+
+
+def test_large_data_are_named_and_broadcast(spark: Any) -> None:
+    data = numpy.ones(4 << 20)
+
+    def main(more: Any) -> float:
+        return float(data.sum() + more.sum())
+
+    with pytest.warns(UserWarning, match=r"have 41\.\d MB when pickled.*closure variable 'data' 33\.6 MB, argument 'more'") as w:
+        assert HorovodRunner(np=2).run(main, more=numpy.ones(1 << 20)) == 5 << 20
+    assert w[0].filename == __file__
+
+
+def test_timeline(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is complete at the end, with all ranks, and can be read while the job runs."""
+    file = tmp_path / "timeline.json"
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(file))
+    go = tmp_path / "go"
+
+    def main() -> None:
+        import numpy
+
+        import hvd
+
+        hvd.init()
+        hvd.allreduce(numpy.ones(3), name="first")
+        end = time.monotonic() + 60
+        while not go.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        hvd.allreduce(numpy.ones(3), name="second")
+
+    import threading
+
+    seen: list[Any] = []
+
+    def watch() -> None:
+        def first() -> bool:
+            return file.exists() and file.stat().st_size > 0 and "allreduce.first" in file.read_text()
+
+        until(first, 60)
+        seen.extend(json.loads(file.read_text()))
+        go.touch()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    HorovodRunner(np=2).run(main)
+    watcher.join()
+    events = json.loads(file.read_text())
+    assert len(events) > len(seen) > 3
+    assert "allreduce.first" in str(seen) and "allreduce.second" not in str(seen)
+    assert "allreduce.second" in str(events) and {"rank 0", "rank 1"} <= {e["args"].get("name") for e in events if "args" in e}
+
+    (tmp_path / "mine.txt").write_text("precious")
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "mine.txt"))
+    with pytest.raises(ValueError, match="is no timeline of hvd, and is left as it is"):
+        HorovodRunner(np=2).run(main)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("where", ["driver", "file"])
+def test_a_job_goes_on_from_its_checkpoint(
+    spark: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVD_RUNNER_RETRIES", "1")
+    path = str(tmp_path / "state") if where == "file" else None
+
+    def main() -> Any:
+        import hvd
+        import hvd.spark
+
+        hvd.init()
+        kept = hvd.spark.checkpoint(path)
+        state = kept.load() or {"epoch": 0, "data": b"x" * 100_000}
+        begun = state["epoch"]
+        for epoch in range(begun, 4):
+            hvd.barrier()
+            kept.commit({**state, "epoch": epoch + 1})
+            if epoch == 1 and begun == 0:
+                hvd.barrier()
+                time.sleep(1)  # for the checkpoint to be there
+                if hvd.rank() == 1:
+                    pid = os.getppid()  # the guard, whose parent is Spark's Python worker
+                    worker = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+                    os.kill(worker, signal.SIGKILL)
+                time.sleep(60)
+        return begun, len(state["data"])
+
+    assert HorovodRunner(np=2).run(main) == (2, 100_000)
+    assert "the job is started again, for the 1. of 1 times" in capsys.readouterr().out
