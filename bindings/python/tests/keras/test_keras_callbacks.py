@@ -16,6 +16,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import hvd.keras as hvd  # noqa: E402
+from hvd.api import join  # noqa: E402
 
 
 def numbers(variables: Any) -> list[Any]:
@@ -188,6 +189,21 @@ def check_metrics_that_differ() -> None:
     with pytest.raises(hvd.HorovodInternalError, match="metric_average"):
         callback.on_epoch_end(0, {"loss": 1.0, **({"b": 1.0} if last else {})})
     callback.on_epoch_end(0, {"loss": 1.0})
+
+
+def check_metrics_after_join() -> None:
+    """Ranks that have joined do not count."""
+    r, n = hvd.rank(), hvd.size()
+    callback = hvd.callbacks.MetricAverageCallback()
+    for epoch in range(r + 1):
+        logs = {"loss": float(r)}
+        callback.on_epoch_end(epoch, logs)
+        assert logs["loss"] == pytest.approx(sum(range(epoch, n)) / (n - epoch))
+    assert join() == n - 1
+
+
+def test_metrics_after_join(keras_ranks: Any) -> None:
+    keras_ranks.run(check_metrics_after_join)
 
 
 def test_metrics(keras_ranks: Any) -> None:

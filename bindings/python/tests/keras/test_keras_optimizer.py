@@ -317,42 +317,77 @@ def test_an_infinite_gradient_of_one_rank_is_one_of_all(keras_ranks: Any, graph:
     keras_ranks.run(check_infinite_on_one_rank, graph=graph)
 
 
-def check_mixed_precision() -> None:
+def check_mixed_precision(policy: str, broadcast: bool) -> None:
+    """With mixed_float16 for all, or for this model, compile puts a LossScaleOptimizer around the optimizer."""
     from hvd.keras.optimizer import is_distributed
 
-    keras.config.set_dtype_policy("mixed_float16")
+    r, n = hvd.rank(), hvd.size()
+    if policy == "all":
+        keras.config.set_dtype_policy("mixed_float16")
     try:
         keras.utils.set_random_seed(4)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
-        inner = sgd(0.1)
-        optimizer = hvd.DistributedOptimizer(inner)
-        assert optimizer.inner_optimizer is inner and is_distributed(optimizer) and not is_distributed(inner)
+        layers = [keras.layers.Dense(units, "tanh", dtype="mixed_float16") for units in (3, 2)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.dtype_policy = keras.DTypePolicy("mixed_float16")
+        optimizer = hvd.DistributedOptimizer(sgd(0.1), backward_passes_per_step=2)
         model.compile(optimizer, "mse", jit_compile=False)
-        assert model.optimizer is optimizer
+        outer = model.optimizer
+        assert isinstance(outer, keras.optimizers.LossScaleOptimizer) and outer.inner_optimizer is optimizer
+        assert is_distributed(outer) and type(outer).__name__ == "LossScaleOptimizer"
+        assert type(keras.optimizers.LossScaleOptimizer(sgd())) is keras.optimizers.LossScaleOptimizer
+        with pytest.raises(ValueError, match="is distributed already"):
+            hvd.DistributedOptimizer(outer)
         _, mine = data()
+        targets = mine[:, :2] * 3
+        if r == n - 1:
+            targets[:ROWS] *= 1e30  # an infinite gradient, on one rank alone
         before = numbers(model.weights)
-        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-        options = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "epochs": 5}
-        model.fit(mine, mine[:, :2] * 3, callbacks=[callback], **options)
-        check_alike([*model.weights, *optimizer.variables])
-        # In the first steps the scale is too large.
-        assert 0 < int(optimizer.iterations) <= 5 * STEPS and np.abs(before[0] - numbers(model.weights)[0]).max() > 1e-4
-        forgotten = hvd.DistributedOptimizer(sgd())
-        with pytest.raises(ValueError, match=r"has to call optimizer.scale_loss\(loss\)"):
-            forgotten.apply([tensor([1.0])], [variable(0.0)])
+        calls = count_calls(optimizer)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if broadcast else []
+        options = {"batch_size": ROWS, "shuffle": False, "verbose": 0, "epochs": 6}
+        model.fit(mine, targets, callbacks=callbacks, **options)
+        assert calls and (TENSORFLOW or len(calls) == 6 * STEPS)
+        common = [v for v in outer.variables if "accumulator" not in v.path]
+        check_alike([*model.weights, *common])
+        # In the first steps the scale is too large, and in the first of each epoch a gradient.
+        assert 0 < int(outer.iterations) <= 6 * (STEPS - 1) // 2 and float(outer.dynamic_scale) < 2**15
+        assert np.abs(before[0] - numbers(model.weights)[0]).max() > 1e-4
+        optimizer.register_local_var(model.weights[0])  # of what is around it, too
     finally:
         keras.config.set_dtype_policy("float32")
-    # The policy of a model alone: compile puts the LossScaleOptimizer outside.
-    layer = keras.layers.Dense(2, dtype="mixed_float16")
-    model = keras.Sequential([keras.Input((4,)), layer], name="half")
-    model.dtype_policy = keras.DTypePolicy("mixed_float16")
-    model.compile(hvd.DistributedOptimizer(sgd()), "mse", jit_compile=False)
-    with pytest.raises(ValueError, match="it has to be inside"):
-        model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0, callbacks=[callback])
 
 
-def test_mixed_precision(several_keras_ranks: Any) -> None:
-    several_keras_ranks.run(check_mixed_precision)
+@pytest.mark.parametrize(("policy", "broadcast"), [("all", True), ("all", False), ("of the model", False)])
+def test_mixed_precision(several_keras_ranks: Any, policy: str, broadcast: bool) -> None:
+    several_keras_ranks.run(check_mixed_precision, policy=policy, broadcast=broadcast)
+
+
+def check_infinite_local(graph: bool, outside: bool) -> None:
+    """An infinite gradient of a local variable on one rank is one of all: no rank makes the step."""
+    r, n = hvd.rank(), hvd.size()
+    for op in (hvd.Average, hvd.Min):
+        for of_rank, infinite in ((0, np.inf), (n - 1, np.nan), (n, 1.0)):
+            shared, local = variable(0.0), variable(0.0)
+            inner = sgd()
+            if outside:
+                optimizer = hvd.DistributedOptimizer(inner, op=op, scale_local_gradients=False)
+                optimizer.register_local_var(local)
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+            else:
+                optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0)
+                optimizer = hvd.DistributedOptimizer(optimizer, op=op, scale_local_gradients=False)
+                optimizer.register_local_var(local.value)
+            mine = infinite if r == of_rank else 4.0 * (r + 1)
+            apply(optimizer, [[4.0], [mine]], [shared, local], graph)
+            made = of_rank == n
+            assert int(optimizer.iterations) == made and float(optimizer.dynamic_scale) == (4 if made else 2)
+            assert (float(shared[0]), float(local[0])) == ((-1.0, -(r + 1.0)) if made else (0.0, 0.0))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_an_infinite_local_gradient(several_keras_ranks: Any, graph: bool, outside: bool) -> None:
+    several_keras_ranks.run(check_infinite_local, graph=graph, outside=outside)
 
 
 # --- Wrong uses, and errors -------------------------------------------------------------------------------------------
@@ -365,7 +400,7 @@ def check_wrong_uses() -> None:
 
     done = hvd.DistributedOptimizer(sgd())
     refuse("is distributed already", done)
-    refuse("has to be inside", keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd())))
+    refuse("is distributed already", keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd())))
     refuse("no optimizer of Keras 3; pass", "sgd")
     refuse("no optimizer of Keras 3", object())
     refuse("backward_passes_per_step=0", sgd(), backward_passes_per_step=0)
@@ -393,21 +428,46 @@ def test_wrong_uses(keras_ranks: Any) -> None:
     keras_ranks.run(check_wrong_uses)
 
 
-def check_errors_in_fit(agreed: bool) -> None:
+def check_errors_in_fit() -> None:
     r, n = hvd.rank(), hvd.size()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3 + (r == n - 1)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(sgd()), "mse", jit_compile=False)
-    model.optimizer._hvd.gradients._agreed = agreed  # else it is found before the first step
     with pytest.raises(hvd.HorovodInternalError) as caught:
         model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
     assert type(caught.value) is hvd.HorovodInternalError and caught.value.kind == "mismatch"
-    if not agreed:
-        text = rf"number 0 is \S+/kernel float32 \(4, 3\) on rank 0 and .* \(4, 4\) on rank {n - 1}; build the same"
-        assert re.search(text, str(caught.value)), caught.value
+    text = rf"number 0 is \S+/kernel float32 \(4, 3\) on rank 0 and .* \(4, 4\) on rank {n - 1}; build the same"
+    assert re.search(text, str(caught.value)), caught.value
     assert hvd.allreduce(float(r), op=hvd.Sum) == n * (n - 1) / 2
     check_against_one_process("fit", ["SGD"])
 
 
-@pytest.mark.parametrize("agreed", [False, True])
-def test_errors_in_fit_are_the_original_ones(several_keras_ranks: Any, agreed: bool) -> None:
-    several_keras_ranks.run(check_errors_in_fit, agreed=agreed)
+def test_errors_in_fit_are_the_original_ones(several_keras_ranks: Any) -> None:
+    several_keras_ranks.run(check_errors_in_fit)
+
+
+def check_other_gradients() -> None:
+    """A gradient that one rank lacks, or cannot reduce: an error on all ranks; the next step is right."""
+    r, n = hvd.rank(), hvd.size()
+    last = r == n - 1
+    variables = [variable(0.0), variable(0.0)]
+    optimizer = hvd.DistributedOptimizer(sgd(), op=hvd.Sum)
+    reduce = optimizer._hvd.gradients.reduce
+    assert float(reduce([tensor([1.0]), tensor([2.0])], variables)[1][0]) == 2 * n
+    with pytest.raises(hvd.HorovodInternalError, match=f"number 1 is .* on rank 0 and missing on rank {n - 1}"):
+        reduce([tensor([1.0]), None if last else tensor([2.0])], variables)
+    assert float(reduce([tensor([1.0]), tensor([2.0])], variables)[1][0]) == 2 * n
+    bad = keras.ops.cast(tensor([1.0]), "int32")
+    with pytest.raises(ValueError if last else hvd.HorovodInternalError, match=rf"rank {n - 1}\b.*int32"):
+        reduce([bad if last else tensor([1.0]), tensor([2.0])], variables)
+    assert float(reduce([tensor([1.0]), tensor([2.0])], variables)[0][0]) == n
+    # Without any: the error of Keras on the rank that has none.
+    optimizer.build(variables)
+    mine = [None, None] if last else [tensor([1.0]), tensor([2.0])]
+    with pytest.raises(hvd.HorovodInternalError, match=f"missing on rank {n - 1}"):
+        optimizer.apply(mine, variables)
+    optimizer.apply([tensor([1.0]), tensor([2.0])], variables)
+    assert float(variables[1][0]) == -2 * n
+
+
+def test_other_gradients(several_keras_ranks: Any) -> None:
+    several_keras_ranks.run(check_other_gradients)

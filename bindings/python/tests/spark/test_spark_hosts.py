@@ -16,7 +16,6 @@ import pytest
 from spark_support import missing, new_session
 
 from hvd.horovod_runner import HorovodRunner
-from hvd.spark.pmi import PmiServer, mapping
 
 pytest.importorskip("hvd._core_mpi", reason="SKIP: hvd was built without an MPI")
 needs_spark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -96,21 +95,3 @@ def test_an_exception_without_finalize(spark: Any) -> None:
 
     with pytest.raises(RankError, match="rank 0 of 2 on .* raised KeyError: 'absent'"):
         HorovodRunner(np=2).run(fail)
-
-
-def test_the_mapping_of_ranks_to_hosts() -> None:
-    assert mapping([0, 0, 0]) == "(vector,(0,1,3))"
-    assert mapping([0, 1, 0, 3, 3]) == "(vector,(0,1,1),(1,1,1),(0,1,1),(2,1,2))"
-
-
-def test_the_protocol() -> None:
-    ended: list[tuple[int, int]] = []
-    server = PmiServer([0, 1], lambda rank, code: ended.append((rank, code)))
-    assert server.handle(0, "cmd=init pmi_version=1 pmi_subversion=1")[0][1].startswith("cmd=response_to_init")
-    assert server.handle(1, "cmd=put kvsname=hvd key=a value=x=1 y")[0] == (1, "cmd=put_result rc=0 msg=success")
-    assert server.handle(0, "cmd=barrier_in") == []
-    assert server.handle(1, "cmd=barrier_in") == [(0, "cmd=barrier_out rc=0"), (1, "cmd=barrier_out rc=0")]
-    assert server.handle(0, "cmd=get kvsname=hvd key=a")[0][1].endswith("value=x=1 y")
-    assert "rc=-1" in server.handle(0, "cmd=get kvsname=hvd key=b")[0][1]
-    assert server.handle(0, "cmd=abort exitcode=5") == [] and ended == [(0, 5)]
-    assert "rc=-1" in server.handle(0, "noise")[0][1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import hvd.tensorflow as hvd  # noqa: E402
+from hvd.tensorflow.gradients import Gradients  # noqa: E402
 
 MODES = ["eager", "graph"]
 
@@ -89,33 +90,32 @@ def test_tape_around_recording(ranks: Any) -> None:
 
 
 def check_steps_share_names() -> None:
-    """A tape of the same variables goes on with their names; other variables in their places do not."""
-    from hvd.tensorflow import tape as module
+    """Tapes are made in each step, of variables, of tensors and of others each time: the names are the same ones."""
+    from hvd.core import step_gradients
 
-    n = hvd.size()
+    r, n = hvd.rank(), hvd.size()
 
-    def step(*variables: Any, **more: Any) -> Any:
+    def step(*sources: Any, **more: Any) -> Any:
         with tf.GradientTape() as tape:
-            value = tf.add_n([tf.reduce_sum(v * v) for v in variables])
-        return hvd.DistributedGradientTape(tape, op=hvd.Sum, **more).gradient(value, list(variables))
+            tape.watch(sources)
+            value = tf.add_n([tf.reduce_sum(v * v) for v in sources])
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum, **more).gradient(value, list(sources))
 
-    module._known.clear()
+    before = dict(step_gradients._named)
     first, second = tf.Variable([1.0, 2.0]), tf.Variable([[3.0]])
     for more in ({}, {"num_groups": 1}, {"groups": [[first, second]]}):
         for _ in range(3):
             found = step(first, second, **more)
             np.testing.assert_array_equal(found[0].numpy(), [2.0 * n, 4.0 * n])
             np.testing.assert_array_equal(found[1].numpy(), [[6.0 * n]])
-    assert len(module._known) == 3
-    step(second, first)
-    assert len(module._known) == 4
-    del first, second, more  # which holds them in its groups
-    gc.collect()
     for length in range(1, 6):
-        found = step(tf.Variable(tf.ones(length)))
-        np.testing.assert_array_equal(found[0].numpy(), np.full(length, 2.0 * n))
-        gc.collect()
-    assert len(module._known) == 1
+        for source in (tf.Variable(tf.ones(length)), tf.ones(length)):
+            np.testing.assert_array_equal(step(source)[0].numpy(), np.full(length, 2.0 * n))
+    assert step_gradients._named == before and not step_gradients._open
+    # One rank alone may trace a function anew, of tensors too.
+    traced = tf.function(lambda x, _: step(x)[0])
+    for other in (0, 0, r):
+        np.testing.assert_array_equal(traced(tf.ones(2), other).numpy(), [2.0 * n, 2.0 * n])
 
 
 def test_steps_share_names(ranks: Any) -> None:
@@ -142,6 +142,27 @@ def check_names_and_jobs() -> None:
 
 def test_names_and_jobs(ranks: Any) -> None:
     ranks.run(check_names_and_jobs)
+
+
+def check_a_rank_that_is_new() -> None:
+    """A rank that was not in the job before, or left it within its first step, knows nothing that others know."""
+    from hvd.core import step_gradients
+
+    r, n = hvd.rank(), hvd.size()
+    variable = tf.Variable([1.0])
+    gradients = Gradients("new", op=hvd.Sum)
+    assert gradients.reduce([tf.ones(1)], [variable])[0].numpy() == n
+    hvd.shutdown()
+    hvd.init()
+    if r == n - 1:
+        step_gradients._named.pop(("new", 0), None)
+        gradients = Gradients("new", op=hvd.Sum)
+    for _ in range(2):
+        assert gradients.reduce([tf.ones(1)], [variable])[0].numpy() == n
+
+
+def test_a_rank_that_is_new(ranks: Any) -> None:
+    ranks.run(check_a_rank_that_is_new)
 
 
 def check_other_numbers_of_tapes() -> None:
@@ -207,6 +228,21 @@ def check_local() -> None:
         found, mine = tape.gradient(value, [shared, *layer.trainable_weights])
         np.testing.assert_allclose(float(found), 2 * sum(range(1, n + 1)) / n, rtol=1e-6)
         np.testing.assert_allclose(np.asarray(mine), np.full((2, 1), (r + 1) / (n if scale else 1)), rtol=1e-6)
+    # A variable of Keras and what it has in its value are the same one.
+    for registered in (layer.kernel, layer.kernel.value):
+        for source in (layer.kernel, layer.kernel.value):
+            with tf.GradientTape() as tape:
+                value = (r + 1) * tf.reduce_sum(layer(tf.ones((1, 2))))
+            tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+            tape.register_local_source(registered)
+            np.testing.assert_allclose(np.asarray(tape.gradient(value, source)), np.full((2, 1), r + 1), rtol=1e-6)
+    from hvd.core.step_gradients import divided, ids_of
+
+    other = tf.Variable(1.0)
+    for grouped in (layer.kernel, layer.kernel.value):
+        numbers = {one: 0 for v in (grouped, other) for one in ids_of(v)}
+        for variable in (layer.kernel, layer.kernel.value):
+            assert divided([0, 1], [variable, other], numbers) == [[0, 1]]
 
 
 def test_local(ranks: Any) -> None:
@@ -279,6 +315,212 @@ def test_disagreement(several_ranks: Any, mode: str) -> None:
     several_ranks.run(check_disagreement, mode=mode)
 
 
+class FailsToCompress(hvd.Compression.none):  # type: ignore[misc,name-defined,unused-ignore]
+    """On the last rank."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Any:
+        if hvd.rank() == hvd.size() - 1 and FailsToCompress.failing:
+            raise ArithmeticError("too large to compress")
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+    failing = False
+
+
+def check_refusal(mode: str) -> None:
+    """What the last rank alone cannot reduce is an error on all ranks, which names it."""
+    r, n = hvd.rank(), hvd.size()
+    last = r == n - 1
+    a, b = tf.Variable([1.0, 2.0], name="a"), tf.Variable([1.0], name="b")
+    kinds = {
+        "has the type int32": lambda x: tf.cast(x, tf.int32),
+        "is a tf.RaggedTensor": lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 1]),
+        "is 'text', which is no tensor": lambda _: "text",
+    }
+    gradients = Gradients(f"refusal.{mode}", op=hvd.Sum)
+    for text, bad in kinds.items():
+        for also_b in (True, False):
+            kind = ValueError if last else hvd.HorovodInternalError
+
+            def step(x: Any) -> Any:
+                made = [bad(x) if last else x, x if also_b else None]  # noqa: B023
+                return gradients.reduce(made, [a, b])  # noqa: B023
+
+            with pytest.raises(kind, match=rf"rank {n - 1}\b.*: the gradient of a:0 {text}"):
+                run(mode, step)(tf.ones(2))
+            good = run(mode, lambda x: gradients.reduce([x, x], [a, b]))
+            np.testing.assert_array_equal(good(tf.ones(2))[1].numpy(), [n, n])
+    # Without any gradient on one rank.
+    with pytest.raises(hvd.HorovodInternalError, match=f"number 0 is a:0 .* on rank 0 and missing on rank {n - 1}"):
+        run(mode, lambda x: gradients.reduce([None] if last else [x], [a]))(tf.ones(2))
+    assert gradients.reduce([None], [a]) == [None]
+    assert run(mode, lambda x: gradients.reduce([x, None], [a, b])[0])(tf.ones(2)).numpy().tolist() == [n, n]
+    # What can be found only when it is submitted.
+    failing = Gradients(f"compress.{mode}", compression=FailsToCompress, groups=[[a], [b]])
+    FailsToCompress.failing = True
+    with pytest.raises(ArithmeticError if last else hvd.HorovodInternalError, match="too large to compress") as raised:
+        run(mode, lambda x: failing.reduce([x, x], [a, b]))(tf.ones(2))
+    assert last or f"rank {n - 1}" in str(raised.value)
+    FailsToCompress.failing = False
+    assert failing.reduce([tf.ones(2), tf.ones(2)], [a, b])[0].numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_refusal(several_ranks: Any, mode: str) -> None:
+    several_ranks.run(check_refusal, mode=mode)
+
+
+def check_other_gradients_later(mode: str) -> None:
+    """Ranks may have other gradients in each step, but the same ones: else all of them get an error, and the next step
+    is right. ``lone``: those that the last rank has where the others have all.
+    """
+    r, n = hvd.rank(), hvd.size()
+    last = r == n - 1
+    variables = [tf.Variable([1.0, 2.0], name=name) for name in "abc"]
+    for more in ({}, {"groups": 1}, {"groups": [[variables[0], variables[2]]]}):
+        gradients = Gradients(f"later.{mode}", op=hvd.Sum, **more)
+
+        def step(present: str, x: Any) -> Any:
+            made = [(i + 1) * x if name in present else None for i, name in enumerate("abc")]
+            if present == "s":
+                made[1] = tf.IndexedSlices(tf.reshape(x, [1, 2]), tf.constant([0]), tf.constant([1, 2]))
+            return gradients.reduce(made, variables)  # noqa: B023
+
+        step = run(mode, step)
+        for round, present in enumerate(["abc", "abc", "b", "ac", "abc"], 1):
+            for i, result in enumerate(step(present, tf.fill([2], float(round)))):
+                expected = n * round * (i + 1)
+                assert result is None if "abc"[i] not in present else result.numpy().tolist() == [expected] * 2
+        for lone, missing in (("ab", 2), ("bc", 0), ("b", 0), ("s", 0)):
+            text = rf"number {missing} is {'abc'[missing]}:0 float32 \(2,\) on rank 0 and missing on rank {n - 1}"
+            with pytest.raises(hvd.HorovodInternalError, match=text):
+                step(lone if last else "abc", tf.fill([2], 100.0))
+            for _ in range(2):
+                assert step("abc", tf.ones(2))[1].numpy().tolist() == [2 * n, 2 * n]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_gradients_later(several_ranks: Any, mode: str) -> None:
+    several_ranks.run(check_other_gradients_later, mode=mode)
+
+
+def check_other_gradients_while_joined() -> None:
+    """Ranks cannot tell each other what they have while one has joined: it is an error all the same."""
+    r, n = hvd.rank(), hvd.size()
+    if n > 2 and r < 2:
+        gradients = Gradients("joined", op=hvd.Sum)
+        variables = [tf.Variable([1.0]) for _ in range(3)]
+        with pytest.raises(hvd.HorovodInternalError, match="announced.*do not agree: shape"):
+            gradients.reduce([tf.ones(1), tf.ones(1) if r else None, None if r else tf.ones(1)], variables)
+    hvd.join()
+    assert float(hvd.allreduce(1.0, op=hvd.Sum)) == n
+
+
+def test_other_gradients_while_joined(several_ranks: Any) -> None:
+    several_ranks.run(check_other_gradients_while_joined)
+
+
+def check_other_gradients_in_xla() -> None:
+    from hvd.tensorflow import xla
+
+    if not xla.available():
+        return
+    r, n = hvd.rank(), hvd.size()
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])]
+    gradients = Gradients("later.xla", op=hvd.Sum)
+
+    @tf.function(jit_compile=True)
+    def step(first: bool, second: bool, x: Any) -> Any:
+        found = gradients.reduce([x if first else None, 2 * x if second else None], variables)
+        return [g for g in found if g is not None]
+
+    for _ in range(2):
+        assert step(True, True, tf.ones(2))[1].numpy().tolist() == [2 * n, 2 * n]
+        with pytest.raises(hvd.HorovodInternalError, match="announced.xla.*do not agree: shape"):
+            step(True, r != n - 1, tf.ones(2))
+        assert step(False, True, tf.ones(2))[0].numpy().tolist() == [2 * n, 2 * n]
+
+
+def test_other_gradients_in_xla(several_ranks: Any) -> None:
+    several_ranks.run(check_other_gradients_in_xla)
+
+
+def check_interrupt(where: str, call: int) -> None:
+    """Ctrl-C on the last rank: the step is made or ended before its next one, and the ranks stay in step."""
+    from hvd.core import step_gradients
+    from hvd.tensorflow import gradients as module
+
+    r, n = hvd.rank(), hvd.size()
+    variables = [tf.Variable([1.0]) for _ in range(4)]
+    gradients = Gradients(f"interrupt.{where}.{call}", op=hvd.Sum)
+
+    def step(value: float) -> list[float]:
+        return [float(g[0]) for g in gradients.reduce([tf.constant([value])] * 4, variables)]
+
+    assert step(1.0) == [n] * 4
+    if r == n - 1:
+        target = step_gradients if where == "synchronize" else module.Part
+        real, calls = getattr(target, where), []
+
+        def interrupted(*arguments: Any, **more: Any) -> Any:
+            calls.append(1)
+            if len(calls) == call:
+                raise KeyboardInterrupt
+            return real(*arguments, **more)
+
+        setattr(target, where, interrupted)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                step(2.0)
+        finally:
+            setattr(target, where, real)
+    elif where == "begin":
+        with pytest.raises(hvd.HorovodInternalError, match=f"rank {n - 1} cannot make this step: .*broken off"):
+            step(2.0)
+    else:
+        assert step(2.0) == [2 * n] * 4
+    for value in (3.0, 4.0):
+        assert step(value) == [value * n] * 4
+    assert not step_gradients._open
+
+
+@pytest.mark.parametrize(("where", "call"), [("synchronize", 1), ("synchronize", 3), ("begin", 2), ("begin", 3)])
+def test_interrupt(several_ranks: Any, where: str, call: int) -> None:
+    several_ranks.run(check_interrupt, where=where, call=call)
+
+
+def check_two_that_reduce(mode: str) -> None:
+    """Gradients that a tape has reduced and an optimizer reduces again; those of one alone are no reason to warn."""
+    n = hvd.size()
+    x = tf.Variable([1.0, 2.0])
+    optimizer = Gradients(f"two.{mode}")
+
+    def step(tape_reduces: bool) -> Any:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(x * x)
+        tape = hvd.DistributedGradientTape(tape) if tape_reduces else tape
+        return optimizer.reduce(tape.gradient(value, [x]), [x])
+
+    step = run(mode, step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(False)
+        assert not [w for w in caught if "reduced over the same ranks before" in str(w.message)]
+        step(True)
+        found = [w for w in caught if "reduced over the same ranks before" in str(w.message)]
+        assert len(found) == (1 if n > 1 else 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_that_reduce(ranks: Any, mode: str) -> None:
+    ranks.run(check_two_that_reduce, mode=mode)
+
+
 def check_a_step_that_ends_early() -> None:
     """An error elsewhere in the graph may leave gradients submitted that nobody waits for; the next step works."""
     n = hvd.size()
@@ -310,8 +552,6 @@ def check_misuse() -> None:
         hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
     with pytest.raises(ValueError, match="groups=-1"):
         hvd.DistributedGradientTape(tf.GradientTape(), num_groups=-1)
-    from hvd.tensorflow.gradients import Gradients
-
     if hvd.size() > 1:
         with pytest.raises(ValueError, match="has the type int32; gradients are floating-point"):
             Gradients("x").reduce([tf.constant([1])], [x])

@@ -338,3 +338,85 @@ def check_variables() -> None:
 
 def test_variables(ranks: Any) -> None:
     ranks.run(check_variables)
+
+
+def check_different_variables(mode: str) -> None:
+    """Ranks that do not broadcast the same all get an error, and the job goes on."""
+    r, n = hvd.rank(), hvd.size()
+    last = r == n - 1
+    one, two, number = tf.Variable([1.0 * r]), tf.Variable([1.0, 2.0]), tf.Variable([r])
+    for mine, root, text in (
+        ([one, two] if last else [one], 0, f"1 variables on rank 0 and 2 on rank {n - 1}"),
+        ([] if last else [one], 0, f"1 variables on rank 0 and 0 on rank {n - 1}"),
+        ([one, two if last else one], 0, f"variable 1 is float32 (1,) on rank 0 and float32 (2,) on rank {n - 1}"),
+        ([number if last else one], 0, f"variable 0 is float32 (1,) on rank 0 and int32 (1,) on rank {n - 1}"),
+        ([one], n - 1 if last else 0, f"root_rank=0 on rank 0 and root_rank={n - 1} on rank {n - 1}"),
+    ):
+        for broadcast in (hvd.broadcast_variables, hvd.broadcast_):
+            try:
+                run(mode, lambda: [broadcast(mine, root), None][1])  # noqa: B023
+            except hvd.HorovodInternalError as e:
+                assert e.kind == "mismatch" and text in str(e), e
+            else:
+                raise AssertionError(text)
+        run(mode, lambda: [hvd.broadcast_variables([one], n - 1), None][1])
+        same(one.read_value(), [n - 1.0])
+        one.assign([1.0 * r])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_different_variables(several_ranks: Any, mode: str) -> None:
+    several_ranks.run(check_different_variables, mode=mode)
+
+
+def check_another_size() -> None:
+    """A function that was traced in a job of n ranks is right in one of 1 rank, and in one of n again."""
+    r, n = hvd.rank(), hvd.size()
+
+    def gradient_of(function: Callable[[Any], Any]) -> Any:
+        return tf.function(lambda x: gradient("eager", function, x, tf.constant(1.0)), autograph=False)
+
+    functions = [
+        tf.function(hvd.allreduce),
+        tf.function(lambda x: tf.convert_to_tensor(hvd.allreduce(tf.IndexedSlices(x, tf.constant([1, 0]), (2, 1))))),
+        gradient_of(hvd.allgather), gradient_of(lambda x: hvd.broadcast(x, 0)),
+        gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum)),
+    ]
+    received = tf.function(lambda x, s: hvd.alltoall(x, s)[1])
+
+    def check(rank: int, size: int) -> None:
+        x = tf.constant([[1.0], [2.0]])
+        of_broadcast = size if rank == 0 else 0
+        expected = [[[1.0], [2.0]], [[2.0], [1.0]], *([[k], [k]] for k in (size, of_broadcast, size))]
+        for function, value in zip(functions, expected):
+            np.testing.assert_array_equal(function(x).numpy(), value)
+        same(received(tf.ones(size), tf.ones(size, tf.int32)), tf.ones(size, tf.int32))
+
+    check(r, n)
+    hvd.shutdown()
+    hvd.init([r])
+    assert hvd.size() == 1
+    check(0, 1)
+    hvd.shutdown()
+    hvd.init()
+    check(r, n)
+
+
+def test_another_size(several_ranks: Any) -> None:
+    several_ranks.run(check_another_size)
+
+
+def check_refused() -> None:
+    """What no rank can send: the sentence names the remedy."""
+    for text in (tf.constant(["a"]), tf.constant("a")):
+        for mode in MODES:
+            with pytest.raises(ValueError, match=r"type string cannot be sent; .*hvd.broadcast_object, hvd.allgather"):
+                run(mode, hvd.allgather, text)
+    for op in ("sum", "Average", 6, tf.reduce_sum, [1]):
+        for function in (hvd.allreduce, hvd.reducescatter, tf.function(lambda x, op: hvd.allreduce(x, op=op))):
+            with pytest.raises(ValueError, match=r"op=.* is no reduction; allowed: hvd.Average, hvd.Sum, hvd.Adasum"):
+                function(tf.ones(3), op=op)
+
+
+def test_refused(ranks: Any) -> None:
+    ranks.run(check_refused)

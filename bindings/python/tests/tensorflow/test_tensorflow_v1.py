@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import hvd.tensorflow as hvd  # noqa: E402
+from hvd.tensorflow import xla  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"{n}_ranks")
@@ -114,7 +115,7 @@ def check_collectives() -> None:
     ]
     gradient = tf.gradients(hvd.allreduce(x, op=hvd.Sum), x)[0]
     with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as session:
-        found = [session.run(one) for one in [*results, gradient]]  # one by one: several at once could wait for others
+        found = [session.run(one) for one in [*results, gradient]]
     expected = [
         [total, 2 * total], np.concatenate([[q + 1.0, 2 * q + 2.0] for q in range(n)]), [n * 1.0, n * 2.0], [r] * n,
         [[n]], n, r, [n, n],
@@ -133,6 +134,53 @@ def test_collectives(old_ranks: Ranks) -> None:
     old_ranks.run(check_collectives)
 
 
+def check_several_in_one_run() -> None:
+    """Calls that begin in another order on each rank, with one thread that runs them."""
+    begin()
+    r, n = hvd.rank(), hvd.size()
+    parts = [tf.placeholder(tf.float32, [3]) for _ in range(6)]
+    results: list[Any] = [None] * 6
+    for i in range(6) if r == 0 else reversed(range(6)):
+        results[i] = hvd.allreduce(parts[i], op=hvd.Sum, name=f"part{i}")
+    gradients = tf.gradients(tf.add_n(results), parts)
+    size = hvd.size_op()
+    feed = {part: np.full(3, r + i) for i, part in enumerate(parts)}
+    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as session:
+        for _ in range(5):
+            for i, found in enumerate(session.run(results, feed)):
+                np.testing.assert_array_equal(found, [n * (n - 1) / 2 + n * i] * 3)
+        for one in session.run(gradients, feed):
+            np.testing.assert_array_equal(one, [n] * 3)
+        if r == 0 or n == 1:  # what is not fetched does not run
+            assert session.run(size) == n
+
+
+def test_several_in_one_run(old_ranks: Ranks) -> None:
+    old_ranks.run(check_several_in_one_run)
+
+
+def check_different_variables() -> None:
+    """Another number of them on the last rank, also none: the others do not wait for it."""
+    begin()
+    r, n = hvd.rank(), hvd.size()
+    for count, same in ((2 if r < n - 1 else 3, False), (2 if r < n - 1 else 0, False), (0, True), (2, True)):
+        tf.reset_default_graph()
+        variables = [tf.get_variable(f"v{i}", initializer=float(r + i)) for i in range(count)]
+        broadcast = hvd.broadcast_global_variables(n - 1)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if same or n == 1:
+                session.run(broadcast)
+                assert session.run(variables) == [n - 1.0 + i for i in range(count)]
+            else:
+                with pytest.raises(hvd.HorovodInternalError, match=r"2 variables on rank 0 and [30] on rank 1"):
+                    session.run(broadcast)
+
+
+def test_different_variables(old_ranks: Ranks) -> None:
+    old_ranks.run(check_different_variables)
+
+
 def check_errors() -> None:
     """The original exception comes out of a session, on all ranks, and the job goes on."""
     begin()
@@ -145,6 +193,7 @@ def check_errors() -> None:
                 session.run(wrong)
         with pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"):
             session.run(text)
+    assert "version 1" in xla.why_not()
     with pytest.raises(ValueError, match="distributed already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(0.1)))
     with pytest.raises(ValueError, match="backward_passes_per_step=0"):

@@ -162,6 +162,91 @@ def test_control_flow(ranks: Any) -> None:
     ranks.run(check_control_flow)
 
 
+def follows(one: Any, other: Any) -> bool:
+    """Whether an operation needs a result of another."""
+    found, left = set(), [one]
+    while left:
+        operation = left.pop()
+        for tensor in operation.inputs:
+            if tensor.op not in found:
+                found.add(tensor.op)
+                left.append(tensor.op)
+    return other in found
+
+
+def check_order_after_branches() -> None:
+    """A call after a branch or a loop that calls hvd comes after it, though it does not use its result."""
+    r, n = hvd.rank(), hvd.size()
+
+    def program(x: Any, wanted: Any) -> Any:
+        first = tf.cond(wanted, lambda: hvd.allreduce(x, op=hvd.Max), lambda: hvd.allreduce(2 * x, op=hvd.Max))
+        second = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, hvd.allreduce(y, op=hvd.Max)), (0, x))[1]
+        third = tf.cond(wanted, lambda: tf.cond(wanted, lambda: hvd.allreduce(x), lambda: x) + hvd.allreduce(x),
+                        lambda: x)
+        return first, second, third, hvd.allreduce(x, op=hvd.Sum)
+
+    function = tf.function(program, jit_compile=True)
+    mine = tf.fill([4], r + 1.0)
+    graph = function.get_concrete_function(mine, tf.constant(True)).graph
+    calls = [op for op in graph.get_operations() if op.type == "XlaCallModule"]
+    inner = [op for op in graph.get_operations() if op.type in ("If", "While", "StatelessIf", "StatelessWhile")]
+    assert len(inner) == 3 and all(follows(calls[-1], op) for op in inner)
+    assert follows(inner[2], inner[1]) and follows(inner[1], inner[0])
+    for wanted in (True, False):
+        for _ in range(20):
+            first, second, third, last = function(mine, tf.constant(wanted))
+            same(first, np.full(4, n if wanted else 2 * n))
+            same(second, np.full(4, n))
+            same(third, np.full(4, n + 1.0 if wanted else r + 1.0))
+            same(last, np.full(4, n * (n + 1) / 2))
+
+    def differentiated(x: Any, wanted: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            first = tf.cond(wanted, lambda: hvd.allreduce(x * x, op=hvd.Sum), lambda: x)
+            loss = tf.reduce_sum(first) + tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum))
+        return tape.gradient(loss, x)
+
+    same(compiled(differentiated)(mine, tf.constant(True)), np.full(4, 2.0 * n * (r + 1) + n))
+
+    def without_result(x: Any, wanted: Any) -> Any:
+        if wanted:
+            hvd.allreduce(x)
+        return hvd.allreduce(x)
+
+    with pytest.raises(ValueError, match=r"branch or loop calls hvd and does not return the result.*jit_compile=False"):
+        compiled(without_result)(mine, tf.constant(True))
+
+
+def test_order_after_branches(ranks: Any) -> None:
+    ranks.run(check_order_after_branches)
+
+
+def check_trial_in_a_graph() -> None:
+    """XLA is tried outside of the graph of version 1 that asks first: what is remembered would be wrong elsewhere."""
+    before, xla._why_not = xla._why_not, None
+    try:
+        with tf.Graph().as_default():
+            assert xla.why_not() == ""
+    finally:
+        xla._why_not = before
+
+
+def test_trial_in_a_graph(ranks: Any) -> None:
+    ranks.run(check_trial_in_a_graph)
+
+
+def check_slices() -> None:
+    rows = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([4, 2]))
+    for function in (lambda: hvd.allreduce(rows), lambda: hvd.grouped_allreduce([tf.ones(2), rows])):
+        with pytest.raises(ValueError, match=r"tf.IndexedSlices .*jit_compile=True.*sparse_as_dense=True"):
+            compiled(function)()
+
+
+def test_slices(ranks: Any) -> None:
+    ranks.run(check_slices)
+
+
 def check_errors() -> None:
     r, n = hvd.rank(), hvd.size()
     program = compiled(lambda x, y: hvd.grouped_allreduce([x, y], op=hvd.Sum))

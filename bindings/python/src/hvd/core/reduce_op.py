@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, NoReturn, Union
 
 
 class ReduceOp(enum.IntEnum):
-    """How the inputs of the ranks are combined; the numbers are Horovod's."""
+    """How the inputs of the ranks are combined; the numbers are Horovod's. Raises ValueError for any other value."""
 
     Average = 0
     Sum = 1
@@ -15,6 +15,11 @@ class ReduceOp(enum.IntEnum):
     Min = 3
     Max = 4
     Product = 5
+
+    @classmethod
+    def _missing_(cls, value: Any) -> NoReturn:
+        allowed = ", ".join(f"hvd.{op.name}" for op in cls)
+        raise ValueError(f"hvd: op={value!r:.40} is no reduction; allowed: {allowed}")
 
 
 Average = ReduceOp.Average

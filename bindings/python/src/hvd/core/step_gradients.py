@@ -1,25 +1,43 @@
 """The gradients of an optimizer that gets all of a step at once, in any framework: which are reduced, under which names
 and with which others.
+
+Ranks have to reduce the same gradients in a step, and each step could have others: a branch of the model that one rank
+takes, a function that one rank traces anew. So each step begins with an announcement: an allreduce under one name, of a
+tensor of shape [checksum, 0] that tells what this rank reduces in the step. It has no bytes, and is negotiated and run
+together with the gradients; the engine compares its shape as it does for every tensor. Ranks that reduce the same
+notice nothing, and otherwise the announcement fails on all ranks. Only then they tell each other what they have, submit
+a barrier under each name that others wait for, which ends that operation with an error, and raise what differs. A rank
+that cannot take part announces [0, 0], and its reason is what all raise. What is reduced beside a failed announcement
+is thrown away.
+
+No rank remembers what was agreed, so a new job, or a rank that joins it later, needs no agreement.
 """
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, NoReturn
 
+from hvd import _core
 from hvd.core import state
 from hvd.core.compression import Compressor, NoneCompressor
 from hvd.core.gradients import Groups, evenly
+from hvd.core.handles import begin, number_of, synchronize
 from hvd.core.objects import allgather_object
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op, Reduction, ReduceOp, Sum
 from hvd.exceptions import HorovodInternalError
 
+_ALLREDUCE, _BARRIER = _core.operations["allreduce"], _core.operations["barrier"]
+_FLOAT32 = _core.dtypes["float32"]
+
 # (name, process set) -> how many have that name. Counted when they first reduce, which ranks do together, and over
 # several jobs: what was made in an earlier one may be used in the next.
 _named: dict[tuple[str, int | None], int] = {}
 Described = tuple[str, str]  # the name of a variable, for people, and what has to be the same on all ranks
+PartName = tuple[str, str]  # of an operation: its prefix, and its name
 
 
 def name_of(variable: Any) -> str:
@@ -27,27 +45,14 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "a variable")
 
 
-def check_same(mine: Mapping[int, Described], name: str, process_set: ProcessSet) -> None:
-    """Raises HorovodInternalError on all ranks where they have different gradients: ``mine`` describes this rank's, by
-    their places in the step. Names may differ: those of Keras count the models that a rank has built. Collective.
-    """
-    everyone: list[dict[int, Described]] = allgather_object(dict(mine), f"{name}.gradients", process_set)
-    ranks = process_set.ranks or [0]
-    first = everyone[0]
-    for rank, theirs in zip(ranks, everyone):
-        for i in sorted({*theirs, *first}):
-            if i in theirs and i in first and theirs[i][1] == first[i][1]:
-                continue
-            raise HorovodInternalError(
-                f"hvd: ranks have different gradients: number {i} is {' '.join(first.get(i, ('missing',)))} on rank"
-                f" {ranks[0]} and {' '.join(theirs.get(i, ('missing',)))} on rank {rank}; build the same model on all"
-                " ranks",
-                "mismatch", rank,
-            )
+def ids_of(variable: Any) -> tuple[int, ...]:
+    """What tells a variable from others: programs pass one of Keras, or what it has in its ``value``."""
+    value = getattr(variable, "_value", None)  # without the casts of ``value``
+    return (id(variable),) if value is None else (id(variable), id(value))
 
 
 def divided(places: Sequence[int], variables: Sequence[Any], groups: None | int | Mapping[int, int]) -> list[list[int]]:
-    """The places of variables in so many parts, or in those whose numbers a mapping from ``id(variable)`` gives;
+    """The places of variables in so many parts, or in those whose numbers a mapping from ``ids_of`` them gives;
     variables without a number are parts of their own.
     """
     if isinstance(groups, int) and groups > 0:
@@ -56,7 +61,8 @@ def divided(places: Sequence[int], variables: Sequence[Any], groups: None | int 
         return [[i] for i in places]
     parts: dict[Any, list[int]] = {}
     for i in places:
-        parts.setdefault(groups.get(id(variables[i]), (i,)), []).append(i)
+        number = next((groups[one] for one in ids_of(variables[i]) if one in groups), None)
+        parts.setdefault((i,) if number is None else number, []).append(i)
     return list(parts.values())
 
 
@@ -68,72 +74,250 @@ def check(op: Op, gradient_predivide_factor: float, groups: Groups) -> None:
         raise ValueError(f"hvd: groups={groups}; allowed: None, a number of groups, or lists of variables")
 
 
+def checksum_of(names: Sequence[str], parts: Sequence[Sequence[int]]) -> int:
+    """Of the names of parts and the places of the gradients in them; never 0."""
+    text = " ".join(names)
+    if sum(map(len, parts)) != len(parts):  # else the names tell the places
+        text += repr([list(part) for part in parts])
+    return (zlib.crc32(text.encode()) >> 1) + 1
+
+
+def _difference(everyone: Sequence[Mapping[int, Described]], ranks: Sequence[int]) -> HorovodInternalError | None:
+    """The first in what ranks have, by places in the step; None where there is none. Names may differ: those of Keras
+    count the models that a rank has built.
+    """
+    first = everyone[0]
+    for rank, theirs in zip(ranks, everyone):
+        for i in sorted({*theirs, *first}):
+            if i in theirs and i in first and theirs[i][1] == first[i][1]:
+                continue
+            return HorovodInternalError(
+                f"hvd: ranks have different gradients: number {i} is {' '.join(first.get(i, ('missing',)))} on rank"
+                f" {ranks[0]} and {' '.join(theirs.get(i, ('missing',)))} on rank {rank}; build the same model on all"
+                " ranks, and take the same branches in it",
+                "mismatch", rank,
+            )
+    return None
+
+
+class Step:
+    """What this rank has submitted of a step. One that was broken off, by Ctrl-C or by an error elsewhere in a graph,
+    is kept until the next step of the same name, which ends it first.
+    """
+
+    def __init__(
+        self, name: str, process_set: ProcessSet, how: Reduction, checksum: int,
+        parts: Callable[[], Sequence[PartName]], describe: Callable[[], Mapping[int, Described]],
+        refusal: Exception | None = None,
+    ) -> None:
+        """Announces it. ``parts()``: what will be submitted. ``describe()``: what of it has to be the same on all
+        ranks. ``refusal``: why nothing will be submitted. Raises ValueError where the job or the process set is
+        missing.
+        """
+        self._number = number_of(process_set)
+        self._place = name, self._number
+        earlier = _open.get(self._place)
+        if earlier is not None:
+            earlier._break_off()
+        self._process_set = process_set
+        self._parts = parts
+        self._describe = describe
+        self._refusal = refusal  # the first reason of this rank alone
+        self._failure: Exception | None = None  # the first error of an operation
+        self._mismatch = False  # whether ranks disagree; the same on all
+        self.handles: list[int] = []  # of the announcement, and of ``parts`` as far as they are submitted
+        _open[self._place] = self
+        tensor = 0, 0, _FLOAT32, (0 if refusal else checksum, 0)
+        try:
+            self.handles.append(begin(
+                _ALLREDUCE, "allreduce", f"{name}.announced", (tensor,), (), _nothing, self._number, how, wake=False
+            ))
+        except Exception:
+            _open.pop(self._place)
+            raise
+
+    def refuse(self, part: PartName, why: Exception, wake: bool = False) -> None:
+        """Instead of submitting the next part: all ranks get an error in ``wait``."""
+        self._refusal = self._refusal or why
+        self._end(part, wake)
+
+    def wait(self) -> list[Any]:
+        """The results of all parts. Raises the first error; nothing is in flight then."""
+        results: list[Any] = []
+        if self._failure is None and self._refusal is None:
+            try:
+                results = [synchronize(handle) for handle in self.handles]
+            except Exception as e:
+                self._failed(e)
+        if self._failure is not None or self._refusal is not None:
+            self._fail()
+        _open.pop(self._place, None)
+        return results[1:]
+
+    def _fail(self) -> NoReturn:
+        self._end_one(self.handles[0])
+        if not self._mismatch:  # else others may not have submitted what this rank would wait for
+            self._end_all()
+        problem = self._refusal or self._failure
+        if self._mismatch:
+            problem = self._explained() or problem
+        _open.pop(self._place, None)
+        assert problem is not None
+        raise problem
+
+    def _break_off(self) -> None:
+        if self.handles:
+            for part in self._parts()[len(self.handles) - 1 :]:  # others wait for it
+                self.refuse(part, ValueError("hvd: the step before was broken off"))
+            try:
+                self.wait()
+            except Exception:
+                pass
+        _open.pop(self._place, None)
+
+    def _failed(self, e: Exception) -> None:
+        self._mismatch = self._mismatch or getattr(e, "kind", None) == "mismatch"
+        self._failure = self._failure or e
+
+    def _end_one(self, handle: int) -> None:
+        try:
+            synchronize(handle)  # nothing, if it has ended before
+        except Exception as e:
+            self._failed(e)
+
+    def _end_all(self) -> None:
+        for handle in self.handles:
+            self._end_one(handle)
+
+    def _end(self, part: PartName, wake: bool) -> None:
+        """Ends with an error what other ranks have submitted under this name."""
+        try:
+            self.handles.append(begin(_BARRIER, *part, (), (), _nothing, self._number, wake=wake))
+        except ValueError:  # it was submitted, and an interrupt came before its handle was noted
+            self.handles.append(0)  # no handle
+
+    def _explained(self) -> Exception | None:
+        """What ranks tell each other after an error that all of them have. Ends all that is in flight. Collective."""
+        own = str(self._refusal or "")
+        mine = list(self._parts())
+        everyone: list[tuple[Mapping[int, Described], str, list[PartName]]] = []
+        try:
+            everyone = allgather_object((self._describe(), own, mine), f"{self._place[0]}.why", self._process_set)
+        except HorovodInternalError as e:  # a rank is lost, which ends all, or has joined
+            if e.kind == "unsupported":
+                return None  # what other ranks lack stays in flight: nobody can say which names these are
+        for part in {part: None for _, _, parts in everyone for part in parts if part not in mine}:
+            self._end(part, False)
+        self._end_all()
+        if own or not everyone:
+            return None
+        ranks = self._process_set.ranks or [0]
+        for rank, (_, why, _) in zip(ranks, everyone):
+            if why:
+                why = why.removeprefix("hvd: ").removeprefix(f"rank {rank}: ")
+                return HorovodInternalError(f"hvd: rank {rank} cannot make this step: {why}", "mismatch", rank)
+        return _difference([described for described, _, _ in everyone], ranks)
+
+
+# (name, process set) -> the step that nobody has waited for to its end.
+_open: dict[tuple[str, int], Step] = {}
+state.at_shutdown(_open.clear)
+
+
+def open_step(name: str, process_set: ProcessSet) -> Step:
+    """The step that was announced under this name."""
+    return _open[name, number_of(process_set)]
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
 class StepGradients(ABC):
     """Reduces the gradients of one optimizer over ranks.
 
     ``groups``: into how many groups to divide them, or lists of variables whose gradients are reduced together.
     ``gradient_predivide_factor`` f, with Average: each is divided by f before the sum, and the sum by size / f after.
-    ``scale_local_gradients``: gradients that are not reduced are divided by the number of ranks.
+    ``scale_local_gradients``: gradients that are not reduced are divided by the number of ranks. ``counted``: the name
+    gets a number, because several have it; without that only one of them may reduce at a time.
     """
 
     def __init__(
         self, name: str, op: Op = Average, compression: type[Compressor] = NoneCompressor,
         sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, groups: Groups = None,
-        process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+        process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True, *, counted: bool = True,
     ) -> None:
         check(op, gradient_predivide_factor, groups)
         self.op = ReduceOp(op)
         self.process_set = process_set
         self._given = name
-        self._name = ""  # until the first reduction
+        self._name = "" if counted else name  # counted at the first reduction
+        self._prefix = ""  # of the names of parts
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
         self._predivide = gradient_predivide_factor
         self._groups: None | int | Mapping[int, int] = groups if groups is None or isinstance(groups, int) else {
-            id(v): number for number, group in enumerate(groups) for v in group
+            one: number for number, group in enumerate(groups) for v in group for one in ids_of(v)
         }
         self._held: object = groups  # so that no other variable takes the place of one of them
         self._scale_local = scale_local_gradients
         self._local: dict[int, Any] = {}  # variables, by what tells them apart
-        self._agreed = False
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
-        self._local[id(variable)] = variable
+        for one in ids_of(variable):
+            self._local[one] = variable
 
-    def release(self) -> None:
-        """Holds no variables any more; whoever calls it knows that they live."""
-        self._held = None
-        self._local = dict.fromkeys(self._local)
+    def is_local(self, variable: Any) -> bool:
+        """Whether its gradient is not reduced."""
+        return bool(self._local) and any(one in self._local for one in ids_of(variable))
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients in the same order, each reduced over ranks; None stays None. Collective: ranks have gradients
-        of the same variables. Errors: ValueError for what no rank can send, HorovodInternalError on all ranks where
-        they disagree; nothing is in flight then.
+        of the same variables. Errors: ValueError for what this rank cannot send, HorovodInternalError on all other
+        ranks then, and on all where they disagree; nothing is in flight then.
         """
         results = list(gradients)
+        several = state.size() > 1
         together: list[int] = []
+        refused: Exception | None = None
+        alone = True  # nothing is to be reduced, on any rank
         for i, (gradient, variable) in enumerate(zip(gradients, variables)):
-            if gradient is None:
-                continue
-            if id(variable) in self._local:
-                size = self.process_set.size() or 1
-                results[i] = self._scaled(gradient, 1 / size) if self._scale_local else gradient
-            elif state.size() > 1:
-                results[i] = self._checked(gradient, variable)
-                together.append(i)
-        if not together:
+            if self._local and self.is_local(variable):
+                if gradient is not None and self._scale_local:
+                    results[i] = self._scaled(gradient, 1 / (self.process_set.size() or 1))
+            elif several:
+                alone = False
+                if gradient is not None:
+                    together.append(i)
+                    try:
+                        results[i] = self._checked(gradient, variable)
+                    except ValueError as e:  # the others wait for this step
+                        refused = refused or e
+        if alone:
             return results
         if not self._name:
             key = self._given, self.process_set.process_set_id
             number = _named.setdefault(key, 0)
             _named[key] += 1
-            self._name = f"{self._given}.{number}"
-        if not self._agreed:
-            mine = {i: self._described(results[i], variables[i]) for i in together}
-            check_same(mine, self._name, self.process_set)
-            self._agreed = True
-        return self._reduced(divided(together, variables, self._groups), results, variables)
+            self._name = self._prefix = f"{self._given}.{number}"
+        elif self._name == self._given:
+            # Tapes of different models should not use one name for different tensors, which takes the engine longer.
+            self._prefix = f"{self._name}.{len(results)}"
+        if refused is not None or not together:
+            self._announce_nothing(refused)
+            return results
+
+        def describe() -> dict[int, Described]:
+            return {i: self._described(results[i], variables[i]) for i in together}
+
+        return self._reduced(divided(together, variables, self._groups), results, variables, describe)
+
+    def _announce_nothing(self, refused: Exception | None) -> None:
+        """Tells other ranks that this one has nothing to reduce in this step, or cannot. In a graph, too, it is done
+        when that is made: where the reason is an error, no graph comes of it.
+        """
+        Step(self._name, self.process_set, self._how(-1), checksum_of((), ()), list, dict, refused).wait()
 
     def _how(self, wire: int) -> Reduction:
         """The operation, for gradients that travel in the type of this number."""
@@ -156,6 +340,7 @@ class StepGradients(ABC):
 
     @abstractmethod
     def _reduced(
-        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any]
+        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any],
+        describe: Callable[[], Mapping[int, Described]],
     ) -> list[Any]:
-        """The gradients, those in ``parts`` reduced, each part as one operation."""
+        """The gradients, those in ``parts`` reduced, each part as one operation. ``describe``: see Step."""

@@ -15,11 +15,10 @@ import numpy as np
 import hvd.numpy as values
 from hvd.core import state
 from hvd.core.objects import allgather_object
-from hvd.core.reduce_op import Average
+from hvd.core.reduce_op import Sum
 from hvd.exceptions import HorovodInternalError
 from hvd.keras.backend import BACKEND, KERAS
 from hvd.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback  # noqa: F401
-from hvd.keras.optimizer import check_loss_scaling
 from hvd.keras.optimizer_state import build, variables_of
 
 _Callback: Any = KERAS.callbacks.Callback
@@ -32,8 +31,8 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-i
     all start alike, from the root's random weights or from a file that only the root has read.
 
     If a rank's model has no variables before the first batch, it is done after that. ``local_variables``
-    are left alone. ``device`` is ignored. Turns XLA off for the model where it cannot call hvd. Errors: ValueError for
-    a distributed optimizer within a LossScaleOptimizer, HorovodInternalError on all ranks for models that differ.
+    are left alone. ``device`` is ignored. Turns XLA off for the model where it cannot call hvd. Raises
+    HorovodInternalError on all ranks for models that differ.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
@@ -45,7 +44,6 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-i
     def set_model(self, model: Any) -> None:
         """Called by Keras before the training step is compiled."""
         super().set_model(model)
-        check_loss_scaling(getattr(model, "optimizer", None))
         if getattr(model, "jit_compile", False) and not BACKEND.xla_works():
             warnings.warn(
                 "hvd: XLA cannot call hvd here, so the model is compiled without it (jit_compile=False)", stacklevel=2
@@ -103,8 +101,10 @@ def _difference(first: list[str], other: list[str]) -> str:
 
 
 class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Replaces the metrics of each epoch by their averages over ranks, those of the validation as well, for the
-    callbacks that come after this one: put it before callbacks that use metrics. ``device`` is ignored.
+    """Replaces the metrics of each epoch by their averages over the ranks that have not joined, those of the validation
+    as well, for the callbacks that come after this one: put it before callbacks that use metrics. ``device`` is
+    ignored. Ranks take part in it at the end of each epoch, so they make equally many steps in an epoch
+    (``steps_per_epoch``); ``hvd.join()`` lets others train more epochs.
 
     Raises HorovodInternalError on all ranks if they have different metrics.
     """
@@ -116,15 +116,16 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
         """One allreduce of all numbers in ``logs``."""
         logs = {} if logs is None else logs
         names = sorted(name for name, value in logs.items() if isinstance(value, numbers.Real))
-        # Averages of integers of 32 bits are exact, so it stays what it is only where all ranks have it.
         checksum = zlib.crc32(repr(names).encode())
-        mine = np.array([*(float(logs[name]) for name in names), checksum])
-        average = values.allreduce(mine, name="metric_average", op=Average)
-        if average[-1] != checksum:
+        mine = np.array([*(float(logs[name]) for name in names), checksum, 1.0])
+        total = values.allreduce(mine, name="metric_average", op=Sum)
+        # Ranks that have joined give zeros, also for the 1. Sums of integers of 32 bits are exact.
+        ranks = total[-1]
+        if total[-2] != ranks * checksum:
             raise HorovodInternalError(
                 f"hvd: ranks have different metrics; rank {state.rank()} has {', '.join(names) or 'none'}", "mismatch"
             )
-        logs.update(zip(names, average.tolist()))
+        logs.update(zip(names, (total / ranks).tolist()))
 
 
 class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import keras
 from hvd.core.compression import Compressor
 from hvd.core.gradients import Groups
 from hvd.core.process_sets import ProcessSet, global_process_set
-from hvd.core.reduce_op import Average, Op
+from hvd.core.reduce_op import Average, Min, Op
 from hvd.keras.backend import BACKEND, KERAS, LEGACY, Compression
 from hvd.keras.optimizer_class import made_of
 
@@ -25,17 +27,41 @@ class _Step:
         self.factor = 1 if mean else passes  # Keras gives the mean of the gradients of several passes
         self.local_layers = local_layers
         self.variables: Sequence[Any] = []  # of the accumulated gradients
-        self.loss_is_scaled = True
+        self.reduced = False  # the gradients of the step that is applied now, by a LossScaleOptimizer around this
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduced over ranks; see StepGradients.reduce."""
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], scaled: bool = False) -> list[Any]:
+        """Reduced over ranks; see StepGradients.reduce. ``scaled``: a LossScaleOptimizer looks for infinite ones."""
         for layer in self.local_layers:  # only now: layers may have been built after the optimizer was made
             for variable in layer.trainable_weights:
                 self.gradients.register_local_var(variable)
         if self.factor != 1:
             gradients = [g if g is None else keras.ops.multiply(g, self.factor) for g in gradients]
+        local = [g for g, v in zip(gradients, variables) if self.gradients.is_local(v)] if scaled else []
+        if local:
+            return self._reduce_with_flag(gradients, variables, local)
         reduced: list[Any] = self.gradients.reduce(gradients, variables)
         return reduced
+
+    def _reduce_with_flag(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any]) -> list[Any]:
+        """As the gradients of local variables differ between ranks, one that is infinite would let its rank alone leave
+        out the step. So whether all are finite is reduced with the others, and spoils a gradient of each rank.
+        """
+        finite = [keras.ops.all(keras.ops.isfinite(g)) for g in local if g is not None]
+        infinite = -math.inf if self.gradients.op == Min else math.inf
+        mine = keras.ops.where(keras.ops.all(keras.ops.stack([*finite, True])), 0.0, infinite)
+        reduced: list[Any]
+        *reduced, flag = self.gradients.reduce([*gradients, keras.ops.cast(mine, "float32")], [*variables, _Flag])
+        first = next((i for i, g in enumerate(reduced) if g is not None), None)
+        if first is not None:
+            factor = keras.ops.cast(1.0 + flag, keras.backend.standardize_dtype(reduced[first].dtype))
+            reduced[first] = keras.ops.multiply(reduced[first], factor)
+        return reduced
+
+
+class _Flag:
+    """Stands among variables for whether the gradients of local ones are finite."""
+
+    name = "(whether the gradients of local variables are finite)"
 
 
 class _Distributed:
@@ -47,16 +73,18 @@ class _Distributed:
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """As the optimizer's own, on gradients that are reduced over ranks. Collective."""
         me: Any = self
-        if not self._hvd.loss_is_scaled:
-            raise ValueError(
-                "hvd: with the policy mixed_float16 DistributedOptimizer gives a LossScaleOptimizer, and a program with"
-                " a training loop of its own has to call optimizer.scale_loss(loss) before it computes gradients"
-            )
+        inherited = super().apply  # type: ignore[misc]
+        if self._hvd.reduced:
+            return inherited(grads, trainable_variables)
         if not me.gradient_accumulation_steps:
             variables = me._trainable_variables if trainable_variables is None else list(trainable_variables)
-            grads = self._hvd.reduce(list(grads), variables)
+            grads = self._hvd.reduce(list(grads), variables, isinstance(self, _LossScale))
             trainable_variables = trainable_variables if trainable_variables is None else variables
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+            self._hvd.reduced = True
+        try:
+            return inherited(grads, trainable_variables)
+        finally:
+            self._hvd.reduced = False
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         self._hvd.variables = list(trainable_variables)
@@ -66,14 +94,9 @@ class _Distributed:
     def _clip_gradients(self, grads: Any) -> Any:
         """Keras calls it once for the gradients of several passes, when they are complete."""
         me: Any = self
-        if me.gradient_accumulation_steps:
+        if me.gradient_accumulation_steps and not self._hvd.reduced:
             grads = self._hvd.reduce(grads, self._hvd.variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
-
-    def scale_loss(self, loss: Any) -> Any:
-        """As the optimizer's own."""
-        self._hvd.loss_is_scaled = True
-        return super().scale_loss(loss)  # type: ignore[misc]
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
@@ -89,16 +112,23 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Distributed)
 
 
-def check_loss_scaling(optimizer: Any) -> None:
-    """Raises ValueError for a distributed optimizer within a LossScaleOptimizer: ranks on which a gradient is infinite
-    leave out the step in which the others wait for them.
+def _reducing(init: Any) -> Any:
+    """``__init__`` of LossScaleOptimizer, which compile puts around the optimizer of a model with the policy
+    mixed_float16. Around a distributed one it reduces itself, before it looks for infinite gradients: else the ranks
+    that have some would leave out the step in which the others wait for them.
     """
-    if isinstance(optimizer, _LossScale) and is_distributed(optimizer.inner_optimizer):
-        raise ValueError(
-            "hvd: a LossScaleOptimizer was put around hvd.DistributedOptimizer, as compile does where a model has the"
-            " policy mixed_float16; it has to be inside: hvd.DistributedOptimizer(LossScaleOptimizer(optimizer)), or"
-            " set the policy by keras.config.set_dtype_policy before hvd.DistributedOptimizer, which then adds it"
-        )
+
+    @functools.wraps(init)
+    def with_distributed(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, inner_optimizer, *args, **kwargs)
+        if isinstance(inner_optimizer, _Distributed):
+            self._hvd = inner_optimizer._hvd
+            self.__class__ = made_of(type(self), _Distributed)
+
+    return with_distributed
+
+
+_LossScale.__init__ = _reducing(_LossScale.__init__)
 
 
 def _check(optimizer: Any, compression: Any, passes: int) -> None:
@@ -116,7 +146,6 @@ def _check(optimizer: Any, compression: Any, passes: int) -> None:
         elif module.startswith("torch."):
             remedy = "hvd.torch.DistributedOptimizer takes those of PyTorch"
         raise ValueError(f"hvd: optimizer is {module}.{kind}, and no optimizer of {wanted}; {remedy}")
-    check_loss_scaling(optimizer)
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ValueError(
             f"compression is {compression!r}; allowed: Compression.none, Compression.fp16, Compression.bf16, or a class"
@@ -162,9 +191,6 @@ def _distribute(
         return legacy_optimizer.distribute(optimizer, gradients, passes, mean, layers)
     _accumulate(optimizer, passes)
     step = _Step(gradients, passes, mean, layers)
-    if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, _LossScale):
-        optimizer = _LossScale(optimizer, name="loss_scale_optimizer")
-        step.loss_is_scaled = False
     optimizer._hvd = step
     optimizer.__class__ = made_of(type(optimizer), _Distributed)
     return optimizer
@@ -196,10 +222,10 @@ def DistributedOptimizer(
     * ``scale_local_gradients``: gradients of variables of ``register_local_var``, which are not reduced, are divided by
       the number of ranks.
 
-    With the dtype policy mixed_float16 the result is a LossScaleOptimizer around ``optimizer``, as compile would make:
-    its place is inside, so that an infinite gradient of one rank is one of all. With tf_keras it may be outside, too,
-    and is left to compile. Raises ValueError for arguments that contradict each other, and for what is no optimizer of
-    Keras or is distributed already.
+    A LossScaleOptimizer, as compile puts it around the optimizer of a model with the policy mixed_float16, may be
+    inside or outside: gradients are reduced before it looks for infinite ones, so one of a rank is one of all. Raises
+    ValueError for arguments that contradict each other, and for what is no optimizer of Keras or is distributed
+    already.
     """
     return _distribute(
         optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,

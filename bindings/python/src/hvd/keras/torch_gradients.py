@@ -9,7 +9,7 @@ import torch
 
 from hvd.core import state
 from hvd.core.compression import compressed_group
-from hvd.core.step_gradients import Described, PartName, Step, StepGradients, checksum_of, name_of
+from hvd.core.step_gradients import Described, Step, StepGradients, checksum_of, name_of
 from hvd.torch.adapter import OPS
 
 
@@ -36,32 +36,31 @@ class TorchGradients(StepGradients):
     ) -> list[Any]:
         results = list(gradients)
         parts = sorted(parts, key=lambda part: -max(part))  # in which order the backward pass completes them
-        names: list[PartName] = [("grouped_allreduce", f"{self._name}.{part[0]}") for part in parts]
-        checksum = checksum_of((name, part) for (_, name), part in zip(names, parts))
-        step = Step(self._name, self.process_set, self._how(-1), checksum, names, describe)
+        names = [f"{self._prefix}.{part[0]}" for part in parts]
         contexts: dict[int, Any] = {}
+        step = Step(
+            self._name, self.process_set, self._how(-1), checksum_of(names, parts),
+            lambda: [("grouped_allreduce", name) for name in names], describe,
+        )
         for part, name in zip(parts, names):
-            step.submit(name, lambda: self._begin(name[1], part, gradients, variables, contexts))  # noqa: B023
+            try:
+                sent, needed, wire = compressed_group(self._compression, [gradients[i] for i in part])
+                contexts.update(zip(part, needed))
+                outputs = [
+                    # The gradient that PyTorch keeps for a variable is no other's; any other tensor may be, and stays.
+                    tensor if _is_kept(tensor, variables[i]) else torch.empty_like(tensor)
+                    for i, tensor in zip(part, sent)
+                ]
+                step.handles.append(OPS.allreduce(
+                    sent, outputs, False, name, self._how(wire), self.process_set,
+                    wake=False,  # this thread waits at once, and does the work itself
+                ))
+            except Exception as e:
+                step.refuse(("grouped_allreduce", name), e)
         for part, tensors in zip(parts, step.wait()):
             for i, tensor in zip(part, tensors):
                 results[i] = self._compression.decompress(tensor, contexts[i])
         return results
-
-    def _begin(
-        self, name: str, part: Sequence[int], gradients: Sequence[Any], variables: Sequence[Any],
-        contexts: dict[int, Any],
-    ) -> int:
-        """Submits a part, and returns the handle; sets in ``contexts`` what its results need to be decompressed."""
-        sent, needed, wire = compressed_group(self._compression, [gradients[i] for i in part])
-        contexts.update(zip(part, needed))
-        outputs = [
-            # The gradient that PyTorch keeps for a variable is no other's; any other tensor may be, and stays.
-            tensor if _is_kept(tensor, variables[i]) else torch.empty_like(tensor) for i, tensor in zip(part, sent)
-        ]
-        return OPS.allreduce(
-            sent, outputs, False, name, self._how(wire), self.process_set,
-            wake=False,  # this thread waits at once, and does the work itself
-        )
 
 
 def _is_kept(tensor: torch.Tensor, variable: Any) -> bool:

@@ -4,16 +4,22 @@ how its ranks find each other, and the network that they use.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hvd.launcher.errors import LaunchError
 from hvd.remote import network
+from hvd.remote.pmi import RANK_VARIABLES, Server
 from hvd.spark.hub import Hub
 from hvd.spark.link import Link
-from hvd.spark.pmi import PmiServer, relay
+
+PROBING = 10.0  # seconds in which a connection within a cluster is made, or never
 
 
 def refusal(context: Any, names: Sequence[str]) -> str:
@@ -43,13 +49,69 @@ def _library() -> tuple[str, str]:
     return name, ""
 
 
+def interface_variables(
+    context: Any, rank: int, hosts: Sequence[int], secret: bytes, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What makes MPICH, NCCL and Gloo use the interfaces by which all hosts reach each other. Every task calls it.
+
+    The first rank of each host looks for them, unless the driver's HVD_NETWORK_INTERFACES names them. LaunchError, on
+    all tasks, where some host has none that all others reach.
+    """
+    names = [name.strip() for name in environ.get("HVD_NETWORK_INTERFACES", "").split(",") if name.strip()]
+    if names:
+        return network.variables(names, network.devices())
+    firsts = sorted(set(hosts))
+    with _prober() if rank in firsts else contextlib.nullcontext() as prober:
+        told = _gathered(context, _line(prober))
+        order = {"secret": secret.hex(), "me": firsts.index(hosts[rank]), "hosts": told, "limit": PROBING}
+        if prober:
+            prober.stdin.write(json.dumps(order) + "\n")
+            prober.stdin.flush()
+        found = _gathered(context, _line(prober))
+    try:
+        chosen = network.choose(told, found)
+    except network.NoCommonNetwork as error:
+        raise LaunchError(str(error)) from None
+    me = firsts.index(hosts[rank])
+    return network.variables(chosen[me], told[me]["devices"])
+
+
+def _gathered(context: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the first ranks of all hosts have, by host."""
+    everywhere = [json.loads(text) for text in context.allGather(json.dumps(own))]
+    return [one for one in everywhere if one]
+
+
+@contextlib.contextmanager
+def _prober() -> Iterator[Any]:
+    command = [sys.executable, "-I", "-S", network.__file__]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(OSError):
+            process.communicate("", timeout=2)
+        process.kill()
+        process.wait()
+
+
+def _line(prober: Any) -> dict[str, Any]:
+    """What it prints next, PROBING seconds after its order at the latest; {} on a rank without one."""
+    if not prober:
+        return {}
+    if not (line := prober.stdout.readline()):
+        raise RuntimeError(f"{network.__file__} has ended on {socket.gethostname()}")  # ends the whole stage
+    return dict(json.loads(line))
+
+
 def serve(hub: Hub, hosts: Sequence[int], names: Sequence[str], seconds: float) -> None:
     """Has the first task answer the ranks of MPICH, which have to begin within `seconds` of the first."""
-    server = PmiServer(hosts, hub.blame)
+    firsts = sorted(set(hosts))
+    server = Server([firsts.index(host) for host in hosts])
     one_at_a_time = threading.Lock()
 
     def late() -> None:
-        missing = [f"rank {rank} on {names[rank]}" for rank in range(len(hosts)) if rank not in server.begun]
+        missing = [f"rank {rank} on {names[rank]}" for rank in range(len(hosts)) if rank not in server.initialised]
         if missing:
             hub.refuse(f"{', '.join(missing)} did not join within {seconds:g} s (start_timeout) of the first rank")
 
@@ -58,12 +120,14 @@ def serve(hub: Hub, hosts: Sequence[int], names: Sequence[str], seconds: float) 
 
     def handle(rank: int, words: list[Any], payload: bytes) -> None:
         with one_at_a_time:
-            if not server.begun:
+            first = not server.initialised
+            replies = server.answer(rank, payload.decode("ascii", "replace"))
+            if first and server.initialised:
                 timer.start()
-            server.begun.add(rank)
-            replies = server.handle(rank, payload.decode("ascii", "replace"))
+            if server.aborted:
+                hub.blame(*server.aborted)
         for each, line in replies:
-            hub.send(each, "pmi", payload=line.encode() + b"\n")
+            hub.send(each, "pmi", payload=line.encode())
 
     hub.handle("pmi", handle)
 
@@ -73,12 +137,14 @@ class Pmi:
 
     def __init__(self, rank: int, size: int, link: Link) -> None:
         self._mine, self.theirs = socket.socketpair()
-        self.variables = {
-            "PMI_FD": str(self.theirs.fileno()),
-            "PMI_RANK": str(rank),
-            "PMI_SIZE": str(size),
-        }
-        threading.Thread(target=relay, args=(self._mine, link), name="hvd-pmi", daemon=True).start()
+        self.variables = dict(zip(RANK_VARIABLES, map(str, (self.theirs.fileno(), rank, size))))
+        threading.Thread(target=self._pass_on, args=(link,), name="hvd-pmi", daemon=True).start()
+
+    def _pass_on(self, link: Link) -> None:
+        """Passes on what the rank asks, line by line, until its end."""
+        with contextlib.suppress(OSError), self._mine.makefile("rb") as lines:
+            for line in lines:
+                link.send("pmi", payload=line)
 
     def answer(self, data: bytes) -> None:
         """Passes on an answer to the rank."""
@@ -92,8 +158,3 @@ class Pmi:
         self.theirs.close()
         self._mine.close()
 
-
-def interface_variables(environ: dict[str, str]) -> dict[str, str]:
-    """What makes MPICH, NCCL and Gloo use the interfaces that HVD_NETWORK_INTERFACES names."""
-    names = [name.strip() for name in environ.get("HVD_NETWORK_INTERFACES", "").split(",") if name.strip()]
-    return network.variables(names, network.devices()) if names else {}

@@ -82,6 +82,11 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
         if several and (problem := across.refusal(context, names)):
             yield rank, "refused", problem.encode()
             return
+        try:
+            network = across.interface_variables(context, rank, hosts, secret, order["environ"]) if several else {}
+        except LaunchError as error:
+            yield rank, "refused", str(error).encode()
+            return
         own = {**place.place_of(rank, hosts, names), **order["identity"], **_gpus(context, order)}
         result = stack.enter_context(file_in_memory(f"hvd-result-{rank}"))
         if hub:
@@ -101,7 +106,9 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
         if several:
             pmi = across.Pmi(rank, size, link)
             stack.callback(pmi.close)
-            own.update({**across.interface_variables(order["environ"]), **pmi.variables})
+            given = {**os.environ, **order["environ"]}
+            own.update({name: value for name, value in network.items() if name not in given})
+            own.update(pmi.variables)
         sender = None
         if order["timeline"]:
             own["HOROVOD_TIMELINE"] = timeline.local_path(order["identity"])

@@ -61,8 +61,7 @@ class _TensorFlow(NumPyAdapter):
         if isinstance(tensor, Block):
             return tensor.memory.address, tensor.number, tensor.shape
         if number_of(tensor.dtype) is None:
-            allowed = ", ".join(_core.dtypes)
-            raise ValueError(f"hvd: tensors of type {_name(tensor.dtype)} cannot be sent; allowed: {allowed}")
+            raise unsendable(type_name(tensor.dtype))
         return super().describe(tensor, written)
 
     def empty_like(self, tensor: Array) -> Any:
@@ -72,7 +71,17 @@ class _TensorFlow(NumPyAdapter):
         return Block(memory, like.dtype, shape)
 
 
-def _name(dtype: np.dtype[Any]) -> str:
+def unsendable(dtype: str) -> ValueError:
+    """The error for a tensor of this type."""
+    allowed = ", ".join(_core.dtypes)
+    remedy = "; strings travel as Python objects: hvd.broadcast_object, hvd.allgather_object"
+    return ValueError(
+        f"hvd: tensors of type {dtype} cannot be sent; allowed: {allowed}{remedy if dtype == 'string' else ''}"
+    )
+
+
+def type_name(dtype: np.dtype[Any]) -> str:
+    """What TensorFlow calls the type."""
     return "string" if dtype.kind in "OSU" else dtype.name
 
 
@@ -99,8 +108,8 @@ def as_tensor(value: Any) -> Any:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as e:
         raise ValueError(f"hvd: {value!r:.80} is no tensor: {e}") from None
-    if tensor.dtype in (tf.variant, tf.resource):
-        raise ValueError(f"hvd: tensors of type {tensor.dtype.name} cannot be sent")
+    if tensor.dtype in (tf.string, tf.variant, tf.resource):
+        raise unsendable(tensor.dtype.name)
     return tensor
 
 

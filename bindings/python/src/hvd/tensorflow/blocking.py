@@ -16,12 +16,12 @@ from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 from hvd.tensorflow import xla
 from hvd.tensorflow.adapter import OPS, Data
-from hvd.tensorflow.host_calls import Host, call, differentiable, in_ordered_graph, in_xla
+from hvd.tensorflow.host_calls import Host, call, differentiable, in_ordered_graph, in_xla, number
 
 
 def _named(name: str | None, kind: str) -> str | None:
     """In a graph whose operations have no order, calls without a name cannot be counted when they run: each gets a name
-    now. Ranks that build the same graph give the same names.
+    now. Ranks that build the same graph give the same names, and the order in which they run is of no matter.
     """
     if name is not None or in_ordered_graph():
         return name
@@ -69,7 +69,7 @@ class TensorFlowBlocking(Blocking[Any]):
             sums = self.allreduce(above, False, _named(None, "Gradient"), Reduction(Sum), process_set)
             rows = tf.stack([tf.shape(t, out_type=tf.int64)[0] for t in tensors])
             counts = self.allgather([rows[tf.newaxis]], True, _named(None, "Rows"), process_set)
-            starts = tf.reduce_sum(counts[: process_set.rank() or 0], axis=0)
+            starts = tf.reduce_sum(counts[: number(process_set.rank, "HorovodRank")], axis=0)
             return [s[starts[i] : starts[i] + rows[i]] for i, s in enumerate(sums)]
 
         name = _named(name, "Allgather")
@@ -84,7 +84,7 @@ class TensorFlowBlocking(Blocking[Any]):
 
         def backward(above: list[Any]) -> Any:
             sums = self.allreduce(above, True, _named(None, "Gradient"), Reduction(Sum), process_set)
-            return [sums if state.rank() == root_rank else tf.zeros_like(sums)]
+            return [tf.where(number(state.rank, "HorovodRank") == root_rank, sums, tf.zeros_like(sums))]
 
         name = _named(name, "Broadcast")
         return _call(on_host, backward, [tensor], [tensor.shape], "HorovodBroadcast")[0]
@@ -100,7 +100,7 @@ class TensorFlowBlocking(Blocking[Any]):
             return [output, np.asarray(received, np.int32)]
 
         def forward(one: Any) -> list[Any]:
-            shapes = [rows_open(one.shape), tf.TensorShape([process_set.size()])]
+            shapes = [rows_open(one.shape), tf.TensorShape([None])]  # programs may join jobs of other sizes
             output, received = call(on_host, [one, *inputs[1:]], [one.dtype, tf.int32], shapes, "HorovodAlltoall")
             of_rows[:] = [received]
             return [output, received]
@@ -124,7 +124,8 @@ class TensorFlowBlocking(Blocking[Any]):
             return [results] if single else list(results)
 
         def backward(above: list[Any]) -> Any:
-            factor = how.prescale * how.postscale * (process_set.size() or 1 if how.op == Sum else 1)
+            ranks = number(process_set.size, "HorovodSize") if how.op == Sum else 1
+            factor = how.prescale * how.postscale * tf.cast(ranks, tf.float64)
             back = self.allgather(above, False, _named(None, "Gradient"), process_set)
             return [tf.ensure_shape(g * tf.cast(factor, g.dtype), t.shape) for g, t in zip(back, tensors)]
 

@@ -5,49 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvd.core import objects
 from hvd.core.handles import synchronize_all
 from hvd.core.process_sets import ProcessSet, global_process_set
-from hvd.tensorflow.adapter import OPS, Array, Data
+from hvd.exceptions import HorovodInternalError
+from hvd.tensorflow.adapter import OPS, Array, Data, type_name
 from hvd.tensorflow.host_calls import as_written, call
 
 
-def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> list[Any]:
-    """Assigns the root's values to all variables, by one call of the host, in which all travel at once. Returns what
-    the assignments give.
+def _check_same(arrays: Sequence[Array], root_rank: int, prefix: str, process_set: ProcessSet) -> None:
+    """Raises HorovodInternalError on all ranks where they have other variables or roots. Collective."""
+    mine = [f"root_rank={root_rank}", *(f"{type_name(a.dtype)} {a.shape}" for a in arrays)]
+    everyone = objects.allgather_object(mine, f"{prefix}.variables", process_set)
+    first, ranks = everyone[0], process_set.ranks or [0]
+    for rank, theirs in zip(ranks, everyone):
+        if theirs == first:
+            continue
+        if len(theirs) != len(first):
+            what = f"{len(first) - 1} variables on rank {ranks[0]} and {len(theirs) - 1} on rank {rank}"
+        else:
+            i = next(i for i, (a, b) in enumerate(zip(first, theirs)) if a != b)
+            what = f"variable {i - 1} is " if i > 0 else ""
+            what += f"{first[i]} on rank {ranks[0]} and {theirs[i]} on rank {rank}"
+        raise HorovodInternalError(
+            f"hvd: ranks do not agree on what to broadcast: {what}; pass the same variables and root_rank on all ranks",
+            "mismatch", rank,
+        )
+
+
+def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> tuple[Any, list[Any]]:
+    """Assigns the root's values to all variables, by one call of the host, in which all travel at once. Returns a
+    tensor that is there when it is done, also without variables, and what the assignments give.
     """
     values = [tf.convert_to_tensor(v) for v in variables]
 
     def on_host(arrays: Sequence[Array]) -> list[Data]:
+        _check_same(arrays, root_rank, prefix, process_set)
         begun, refused = [], None
         for i, array in enumerate(arrays):
             try:
                 begun.append(OPS.broadcast(array, None, root_rank, f"{prefix}.{i}", process_set, wake=False))
             except Exception as e:
                 refused = refused or e
-        return synchronize_all(begun, refused)
+        return [np.array(len(begun), np.int64), *synchronize_all(begun, refused)]
 
-    results = call(on_host, values, [v.dtype for v in values], [v.shape for v in values], "HorovodBroadcast")
-    return [variable.assign(value) for variable, value in zip(variables, results)]
+    types, shapes = [v.dtype for v in values], [v.shape for v in values]
+    done, *results = call(on_host, values, [tf.int64, *types], [tf.TensorShape([]), *shapes], "HorovodBroadcast")
+    return done, [variable.assign(value) for variable, value in zip(variables, results)]
 
 
 @as_written
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Gives all ranks the root's values of variables, of TensorFlow or of Keras: as many, with the same shapes, on all
-    ranks. In a graph of version 1 it returns the operation that does it.
+    """Gives all ranks the root's values of variables, of TensorFlow or of Keras. In a graph of version 1 it returns the
+    operation that does it. Raises HorovodInternalError on all ranks where their numbers, types or shapes differ.
 
     ``inplace`` is ignored: variables that were assigned from each other share memory, so the values always arrive in
     new memory, which the variables take over without a copy.
     """
-    variables = list(variables)
-    if not variables:
-        return tf.no_op() if not tf.executing_eagerly() else None
-    assigned = _broadcast(variables, root_rank, "broadcast_variables", process_set)
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    done, assigned = _broadcast(list(variables), root_rank, "broadcast_variables", process_set)
+    return None if tf.executing_eagerly() else tf.group(done, *assigned)
 
 
 @as_written
@@ -56,9 +77,7 @@ def broadcast_(
 ) -> list[Any]:
     """As ``broadcast_variables``; returns the variables, in a graph their new values."""
     variables = list(variables)
-    if not variables:
-        return []
-    assigned = _broadcast(variables, root_rank, name or "broadcast_", process_set)
+    _, assigned = _broadcast(variables, root_rank, name or "broadcast_", process_set)
     return variables if tf.executing_eagerly() else assigned
 
 

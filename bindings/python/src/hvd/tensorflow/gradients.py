@@ -4,22 +4,25 @@ of version 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from hvd import _core
 from hvd.core import state
 from hvd.core.compression import compressed_group
-from hvd.core.handles import synchronize_all
+from hvd.core.handles import begin, number_of, synchronize
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Average, Reduction, Sum
-from hvd.core.step_gradients import Described, StepGradients, name_of
+from hvd.core.step_gradients import Described, PartName, Step, StepGradients, checksum_of, name_of, open_step
 from hvd.tensorflow import xla
 from hvd.tensorflow.adapter import OPS, Array, Data, array_of, tensor_of
 from hvd.tensorflow.blocking import BLOCKING, rows_open
-from hvd.tensorflow.host_calls import as_written, call, in_ordered_graph, in_xla
+from hvd.tensorflow.host_calls import as_written, call, in_ordered_graph, in_xla, number
 
 _TOGETHER = 64 << 10  # bytes that are submitted by one call
 
@@ -45,6 +48,10 @@ class Part:
             return OPS.allgather(arrays, False, self.name, process_set, wake=wake)
         return OPS.allreduce(arrays, None, False, self.name, self.how, process_set, wake=wake)
 
+    def submitted_as(self) -> PartName:
+        """The name under which ``begin`` submits it."""
+        return "grouped_allgather" if self.how is None else "grouped_allreduce", self.name
+
     def shapes(self) -> list[Any]:
         """The shapes of the results, as far as they are known."""
         if self.how is None:
@@ -52,13 +59,20 @@ class Part:
         return [t.shape for t in self.tensors]
 
 
+class Plan(NamedTuple):
+    """The parts of a step, in the order in which they are submitted; see Step for the others."""
+
+    parts: Sequence[Part]
+    checksum: int
+    describe: Callable[[], Mapping[int, Described]]
+
+    def names(self) -> list[PartName]:
+        """Those of the parts."""
+        return [part.submitted_as() for part in self.parts]
+
+
 class Gradients(StepGradients):
     """See StepGradients. Sparse gradients (tf.IndexedSlices) are gathered, unless ``sparse_as_dense``."""
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._open: dict[int, int] = {}  # part -> handle that nobody has waited for
-        self._refused: Exception | None = None  # the first that could not be submitted in this step
 
     @as_written
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -71,7 +85,20 @@ class Gradients(StepGradients):
                 f"hvd: rank {state.rank()}: training runs under tf.distribute ({type(strategy).__name__} with"
                 f" {strategy.num_replicas_in_sync} replicas); start one process per device by hvdrun instead"
             )
+        self._warn_of_two(gradients)
         return super().reduce(gradients, variables)
+
+    def _warn_of_two(self, gradients: Sequence[Any]) -> None:
+        """Where a tape has reduced the gradients of an optimizer that reduces as well: each step marks one result."""
+        for gradient in gradients:
+            if gradient is not None:
+                if getattr(gradient, "__dict__", {}).get("_hvd_reduced") is self.process_set:
+                    warnings.warn(
+                        "hvd: these gradients were reduced over the same ranks before; use DistributedGradientTape with"
+                        " a plain optimizer, or DistributedOptimizer with a plain tape",
+                        stacklevel=4,
+                    )
+                return
 
     def _scaled(self, gradient: Any, factor: float) -> Any:
         return _scaled(gradient, factor)
@@ -80,24 +107,20 @@ class Gradients(StepGradients):
         if isinstance(gradient, tf.IndexedSlices):
             if not self._sparse_as_dense:
                 if self.op not in (Average, Sum):
-                    raise ValueError(
-                        f"hvd: the gradient of {name_of(variable)} is sparse (tf.IndexedSlices), and op={self.op.name} is"
-                        " for dense ones; pass sparse_as_dense=True"
+                    raise _refusal(
+                        variable,
+                        f"is sparse (tf.IndexedSlices), and op={self.op.name} is for dense ones; pass"
+                        " sparse_as_dense=True",
                     )
                 return gradient
             gradient = tf.convert_to_tensor(gradient)
         elif not tf.is_tensor(gradient):
-            name = name_of(variable)
-            raise ValueError(f"hvd: the gradient of {name} is {gradient!r:.80}, which is no tensor")
+            raise _refusal(variable, f"is {gradient!r:.80}, which is no tensor")
         elif isinstance(gradient, (tf.SparseTensor, tf.RaggedTensor)):
-            raise ValueError(
-                f"hvd: the gradient of {name_of(variable)} is a tf.{type(gradient).__name__}; make it dense before"
-            )
+            raise _refusal(variable, f"is a tf.{type(gradient).__name__}; make it dense before")
         if not (gradient.dtype.is_floating or gradient.dtype.is_complex):
-            raise ValueError(
-                f"hvd: the gradient of {name_of(variable)} has the type {gradient.dtype.name}; gradients are"
-                " floating-point or complex numbers"
-            )
+            type_is = f"has the type {gradient.dtype.name}"
+            raise _refusal(variable, f"{type_is}; gradients are floating-point or complex numbers")
         return gradient
 
     def _described(self, gradient: Any, variable: Any) -> Described:
@@ -105,12 +128,17 @@ class Gradients(StepGradients):
         return name_of(variable), f"{gradient.dtype.name} {gradient.shape}{sparse}"
 
     def _reduced(
-        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any]
+        self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any],
+        describe: Callable[[], Mapping[int, Described]],
     ) -> list[Any]:
         results = list(gradients)
-        begun = [part for members in parts for part in self._parts(members, gradients)]
+        try:
+            begun = [part for members in parts for part in self._parts(members, gradients)]
+        except Exception as e:  # of a compressor
+            self._announce_nothing(e)
+            raise
         begun.sort(key=lambda part: -max(part.members))  # in which order the backward pass completes them
-        for part, reduced in zip(begun, self._run(begun)):
+        for part, reduced in zip(begun, self._run(begun, describe)):
             if part.how is not None:
                 for i, tensor in zip(part.members, reduced):
                     results[i] = tensor
@@ -118,31 +146,33 @@ class Gradients(StepGradients):
             (i,), (values, indices) = part.members, reduced
             values = _scaled(values, 1 / (self.process_set.size() or 1)) if self.op == Average else values
             results[i] = tf.IndexedSlices(values, indices, gradients[i].dense_shape)
+        results[parts[0][0]]._hvd_reduced = self.process_set
         return results
 
     def _parts(self, members: Sequence[int], gradients: Sequence[Any]) -> list[Part]:
         """The dense gradients together, and each sparse one alone."""
         sparse = [i for i in members if isinstance(gradients[i], tf.IndexedSlices)]
         parts = [
-            Part(f"{self._name}.{i}.sparse", [i], [gradients[i].values, gradients[i].indices], None) for i in sparse
+            Part(f"{self._prefix}.{i}.sparse", [i], [gradients[i].values, gradients[i].indices], None) for i in sparse
         ]
         dense = [i for i in members if i not in sparse]
         if dense:
             sent, contexts, wire = compressed_group(self._compression, [gradients[i] for i in dense])
-            parts.append(Part(f"{self._name}.{dense[0]}", dense, sent, self._how(wire), contexts))
+            parts.append(Part(f"{self._prefix}.{dense[0]}", dense, sent, self._how(wire), contexts))
         return parts
 
-    def _run(self, parts: Sequence[Part]) -> list[list[Any]]:
+    def _run(self, parts: Sequence[Part], describe: Callable[[], Mapping[int, Described]]) -> list[list[Any]]:
         """The results of each part."""
+        checksum = checksum_of([part.name for part in parts], [part.members for part in parts])
         if tf.executing_eagerly():
             arrays = [[array_of(t) for t in part.tensors] for part in parts]
-            flat = [tensor_of(data) for data in self._together(parts, arrays)]
+            flat = [tensor_of(data) for data in self._together(Plan(parts, checksum, describe), arrays)]
         elif in_xla() and xla.available():
-            flat = self._compiled(parts)
-        elif in_ordered_graph():
-            flat = self._overlapped(parts)
+            flat = self._compiled(parts, checksum)
         else:
-            flat = self._in_one_call(parts)
+            described = describe()  # now: a graph holds no variables
+            plan = Plan(parts, checksum, lambda: described)
+            flat = self._overlapped(plan) if in_ordered_graph() else self._in_one_call(plan)
         each = iter(flat)
         results = [[next(each) for _ in part.tensors] for part in parts]
         for part, tensors in zip(parts, results):
@@ -151,84 +181,96 @@ class Gradients(StepGradients):
                 tensors[:] = [self._compression.decompress(tensor, context) for tensor, context in pairs]
         return results
 
-    def _together(self, parts: Sequence[Part], arrays: Sequence[Sequence[Array]]) -> list[Data]:
-        """Submits all parts, and waits for all."""
-        for number, (part, data) in enumerate(zip(parts, arrays)):
-            self._submit(number, part, data, wake=False)  # this thread waits at once, and does the work itself
-        return self._wait(len(parts))
-
-    def _submit(self, number: int, part: Part, arrays: Sequence[Array], wake: bool) -> None:
-        if number == 0:
-            self._forget()
+    def _announce_nothing(self, refused: Exception | None) -> None:
+        if not (in_xla() and xla.available()):
+            super()._announce_nothing(refused)
+            return
+        # Programs of other ranks that XLA has compiled cannot tell what they have: they get the engine's own error.
+        number = number_of(self.process_set)
+        handle = begin(_core.operations["barrier"], "allreduce", self._in_xla(), (), (), lambda _: None, number)
         try:
-            self._open[number] = part.begin(arrays, self.process_set, wake)
-        except Exception as e:  # the others wait for this step: `_wait` raises it when the rest is done
-            self._refused = self._refused or e
+            synchronize(handle)
+        finally:
+            if refused is not None:
+                raise refused
 
-    def _wait(self, count: int) -> list[Data]:
-        """The results of all parts. Raises the first error; nothing is in flight then."""
-        begun = [self._open.pop(number) for number in range(count) if number in self._open]
-        refused, self._refused = self._refused, None
-        return [data for results in synchronize_all(begun, refused) for data in results]
+    def _together(self, plan: Plan, arrays: Sequence[Sequence[Array]]) -> list[Data]:
+        """Submits all parts, and waits for all."""
+        step = self._submit(plan, plan.parts, arrays, wake=False)  # this thread waits at once, and does the work itself
+        return [data for results in step.wait() for data in results]
 
-    def _forget(self) -> None:
-        """Waits for what an earlier step has submitted and, because of an error in between, never waited for."""
-        if self._open:
+    def _submit(self, plan: Plan, batch: Sequence[Part], arrays: Sequence[Sequence[Array]], wake: bool) -> Step:
+        """Submits parts; those that come first begin the step. With ``wake`` the last one wakes the engine."""
+        if batch[0] is plan.parts[0]:
+            step = Step(self._name, self.process_set, self._how(-1), plan.checksum, plan.names, plan.describe)
+        else:
+            step = open_step(self._name, self.process_set)
+        for part, data in zip(batch, arrays):
+            wakes = wake and part is batch[-1]
             try:
-                self._wait(max(self._open) + 1)
-            except Exception:
-                pass
-        self._refused = None
+                step.handles.append(part.begin(data, self.process_set, wakes))
+            except Exception as e:
+                step.refuse(part.submitted_as(), e, wakes)
+        return step
 
-    def _overlapped(self, parts: Sequence[Part]) -> list[Any]:
+    def _overlapped(self, plan: Plan) -> list[Any]:
         """A call that submits each part when its gradients are there, and one that waits for all. Small ones go with
         the next, because a call costs more than it takes to send them.
         """
-        tokens = []
-        batch: list[tuple[int, Part]] = []
-        for number, part in enumerate(parts):
-            batch.append((number, part))
-            if number + 1 == len(parts) or sum(_bytes(part) for _, part in batch) >= _TOGETHER:
-                tokens += self._submitted(batch)
+        tokens: list[Any] = []
+        batch: list[Part] = []
+        for part in plan.parts:
+            batch.append(part)
+            if part is plan.parts[-1] or sum(map(_bytes, batch)) >= _TOGETHER:
+                tokens += self._submitted(plan, batch)
                 batch = []
 
         def wait(_: Sequence[Array]) -> list[Data]:
-            return self._wait(len(parts))
+            return [data for results in open_step(self._name, self.process_set).wait() for data in results]
 
-        return call(wait, tokens, *_outputs(parts), "HorovodWait")
+        return call(wait, tokens, *_outputs(plan.parts), "HorovodWait")
 
-    def _submitted(self, batch: Sequence[tuple[int, Part]]) -> list[Any]:
+    def _submitted(self, plan: Plan, batch: Sequence[Part]) -> list[Any]:
         def submit(arrays: Sequence[Array]) -> list[Array]:
             each = iter(arrays)
-            for number, part in batch:
-                last = number == batch[-1][0]
-                self._submit(number, part, [next(each) for _ in part.tensors], wake=last)
-            return [np.array(batch[-1][0], np.int64)]
+            self._submit(plan, batch, [[next(each) for _ in part.tensors] for part in batch], wake=True)
+            return [np.array(0, np.int64)]
 
-        tensors = [tensor for _, part in batch for tensor in part.tensors]
+        tensors = [tensor for part in batch for tensor in part.tensors]
         return call(submit, tensors, [tf.int64], [tf.TensorShape([])], "HorovodSubmit")
 
-    def _compiled(self, parts: Sequence[Part]) -> list[Any]:
-        """One call of the program that XLA compiles."""
+    def _in_xla(self) -> str:
+        """The name of the announcement in compiled programs."""
+        return f"{self._name}.announced.xla"
+
+    def _compiled(self, parts: Sequence[Part], checksum: int) -> list[Any]:
+        """Two calls of the program that XLA compiles: without Python nobody could end what waits for other ranks after
+        a failed announcement, so nothing is submitted before it has succeeded.
+        """
         together = [(part, k) for part in parts for k in range(len(part.tensors))]
         hows = [part.how for part in parts if part.how is not None for _ in part.tensors]
         if len(hows) < len(together):
-            raise ValueError(
+            self._announce_nothing(ValueError(
                 "hvd: a gradient is sparse (tf.IndexedSlices), and XLA compiles this function (jit_compile=True), where"
                 " only dense ones can be reduced; pass sparse_as_dense=True"
-            )
+            ))
         names = [part.name if len(part.tensors) == 1 else f"{part.name}.{k}" for part, k in together]
+        xla.allreduce([tf.zeros((checksum, 0))], [self._in_xla()], [self._how(-1)], self.process_set)
         return xla.allreduce([part.tensors[k] for part, k in together], names, hows, self.process_set)
 
-    def _in_one_call(self, parts: Sequence[Part]) -> list[Any]:
+    def _in_one_call(self, plan: Plan) -> list[Any]:
         """In graphs of version 1 calls have no order, and several that wait could wait for each other."""
 
         def run(arrays: Sequence[Array]) -> list[Data]:
             each = iter(arrays)
-            return self._together(parts, [[next(each) for _ in part.tensors] for part in parts])
+            return self._together(plan, [[next(each) for _ in part.tensors] for part in plan.parts])
 
-        inputs = [tensor for part in parts for tensor in part.tensors]
-        return call(run, inputs, *_outputs(parts), "HorovodGradients")
+        tensors = [tensor for part in plan.parts for tensor in part.tensors]
+        return call(run, tensors, *_outputs(plan.parts), "HorovodGradients")
+
+
+def _refusal(variable: Any, why: str) -> ValueError:
+    return ValueError(f"hvd: rank {state.rank()}: the gradient of {name_of(variable)} {why}")
 
 
 def _bytes(part: Part) -> int:
@@ -257,5 +299,9 @@ def gathered(tensor: Any, how: Reduction, name: str | None, process_set: Process
     if how.op not in (Average, Sum):
         raise ValueError(f"hvd: allreduce of a tf.IndexedSlices with op={how.op.name}; allowed: Average, Sum")
     values, indices = BLOCKING.allgather([tensor.values, tensor.indices], False, name, process_set)
-    factor = how.prescale * how.postscale / ((process_set.size() or 1) if how.op == Average else 1)
-    return tf.IndexedSlices(values if factor == 1 else _scaled(values, factor), indices, tensor.dense_shape)
+    factor = how.prescale * how.postscale
+    if how.op == Average:
+        factor /= tf.cast(number(process_set.size, "HorovodSize"), tf.float64)
+    elif factor == 1:
+        return tf.IndexedSlices(values, indices, tensor.dense_shape)
+    return tf.IndexedSlices(_scaled(values, factor), indices, tensor.dense_shape)

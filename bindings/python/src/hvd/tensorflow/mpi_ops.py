@@ -8,9 +8,8 @@ operations have no scopes. All have gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
-import numpy as np
 import tensorflow as tf
 
 from hvd.api import Functions, barrier, join  # noqa: F401
@@ -26,7 +25,7 @@ from hvd.tensorflow.adapter import as_tensor
 from hvd.tensorflow.blocking import BLOCKING
 from hvd.tensorflow.compression import Compression
 from hvd.tensorflow.gradients import gathered
-from hvd.tensorflow.host_calls import as_written, call
+from hvd.tensorflow.host_calls import as_written, in_xla, number
 from hvd.tensorflow.util import _executing_eagerly  # noqa: F401
 
 
@@ -50,6 +49,12 @@ def allreduce(
 ) -> Any:
     """See ``hvd.api``. Of a tf.IndexedSlices the values and indices of all ranks are gathered, for Average and Sum."""
     if isinstance(tensor, tf.IndexedSlices):
+        if in_xla():
+            raise ValueError(
+                "hvd: allreduce of a tf.IndexedSlices gathers its values and indices, and XLA compiles this function"
+                " (jit_compile=True), where only dense tensors can be reduced; pass tf.convert_to_tensor(x) (to a tape"
+                " or an optimizer: sparse_as_dense=True), or compile with jit_compile=False"
+            )
         how = reduction(op, average, prescale_factor, postscale_factor)
         return gathered(tensor, how, name, process_set)
     return FUNCTIONS.allreduce(
@@ -142,20 +147,21 @@ def grouped_reducescatter(
     )
 
 
-def _number(function: Any, name: str) -> Any:
-    """A scalar of int32 whose value is looked up when the graph runs."""
-    return call(lambda _: [np.array(function(), np.int32)], [], [tf.int32], [tf.TensorShape([])], name)[0]
+def _number(function: Callable[[], Any], name: str) -> Any:
+    return tf.convert_to_tensor(number(function, name), tf.int32)
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a process set, when the graph runs."""
+    """The number of ranks of a process set, when the graph runs. ``size()`` is a constant of the trace instead: what a
+    tf.function computes with it is wrong after the process has joined a job of another size.
+    """
     return _number(lambda: process_set_by_id(process_set_id).size(), name or "HorovodSize")
 
 
 @as_written
 def rank_op(name: str | None = None) -> Any:
-    """The rank of this process, when the graph runs."""
+    """The rank of this process, when the graph runs; ``rank()`` is a constant of the trace instead."""
     return _number(state.rank, name or "HorovodRank")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,34 +14,14 @@ from hvd.core.reduce_op import Average, Op
 from hvd.core.step_gradients import check
 from hvd.tensorflow.compression import Compression
 from hvd.tensorflow.gradients import Gradients
-
-
-class _Known:
-    """The gradients of a tape, for the next tape of the same variables: programs make one in each step, and steps share
-    names and what ranks have agreed on.
-    """
-
-    def __init__(self, variables: Sequence[Any], gradients: Gradients) -> None:
-        self.variables = [weakref.ref(v) for v in variables]
-        self.gradients = gradients
-
-    def is_alive(self) -> bool:
-        """Whether all variables are."""
-        return all(known() is not None for known in self.variables)
-
-    def is_of(self, variables: Sequence[Any]) -> bool:
-        """Whether these are the variables, and not others in their places of memory."""
-        return all(known() is v for known, v in zip(self.variables, variables))
-
-
-_known: dict[Any, _Known] = {}  # also over several jobs, as the graphs that use them
+from hvd.tensorflow.host_calls import in_ordered_graph
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc,unused-ignore]
     """See DistributedGradientTape."""
 
     _hvd_arguments: tuple[Any, ...]  # of Gradients
-    _hvd_local: dict[int, Any]  # sources whose gradients are not reduced
+    _hvd_local: list[Any]  # sources whose gradients are not reduced
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
@@ -59,32 +38,15 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc,unused-ign
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this source is not reduced, but divided by the number of ranks if so chosen."""
-        self._hvd_local[id(source)] = source
+        self._hvd_local.append(source)
 
     def _hvd_reduce(self, found: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        if not all(hasattr(source, "assign") for source in sources):  # tensors, of which each step has others
-            return self._hvd_new().reduce(found, sources)
-        name, op, compression, sparse_as_dense, predivide, groups, process_set, scale_local = self._hvd_arguments
-        together = groups if groups is None or isinstance(groups, int) else tuple(tuple(map(id, g)) for g in groups)
-        choices = op, compression, sparse_as_dense, predivide, together, process_set, scale_local, *self._hvd_local
-        key = choices, tuple(map(id, sources))
-        known = _known.get(key)
-        if known is not None and known.is_of(sources):
-            return known.gradients.reduce(found, sources)
-        gradients = self._hvd_new()
-        reduced = gradients.reduce(found, sources)
-        gradients.release()
-        for old in [old for old, one in _known.items() if not one.is_alive()]:
-            del _known[old]
-        # Not before ranks have agreed: until then they may know different ones.
-        _known[key] = _Known(sources, gradients)
-        return reduced
-
-    def _hvd_new(self) -> Gradients:
-        gradients = Gradients(*self._hvd_arguments)
-        for source in self._hvd_local.values():
+        # Programs make a tape in each step, so all tapes have one name. In graphs of version 1, where calls have no
+        # order, each has its own.
+        gradients = Gradients(*self._hvd_arguments, counted=not in_ordered_graph())
+        for source in self._hvd_local:
             gradients.register_local_var(source)
-        return gradients
+        return gradients.reduce(found, sources)
 
 
 def _distributed(tape: tf.GradientTape, *arguments: Any) -> Any:
@@ -92,7 +54,7 @@ def _distributed(tape: tf.GradientTape, *arguments: Any) -> Any:
     wrapped: Any = object.__new__(kind)
     wrapped.__dict__ = tape.__dict__  # the same recording
     wrapped._hvd_arguments = arguments
-    wrapped._hvd_local = {}
+    wrapped._hvd_local = []
     return wrapped
 
 

@@ -7,10 +7,11 @@ the way to register is part of TensorFlow's public interface, so both are tried 
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,27 +28,41 @@ _TYPES = {
     "uint64": "ui64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "bool": "i1",
     "complex64": "complex<f32>", "complex128": "complex<f64>",
 }
-_TRIAL = -1  # the process set of a call that copies its arguments
+_COPY = -1  # the process set of a call that copies its arguments
+# What holds branches and loops in a graph.
+_INNER = {
+    "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile",
+    "While",
+}
 _lock = threading.Lock()
 _why_not: str | None = None  # "": it works; None: not tried yet
 
 
 def available() -> bool:
-    """Whether it works here, which is tried once."""
+    """Whether it works here."""
     return not why_not()
 
 
 def why_not() -> str:
-    """Why it does not work here; "" where it does."""
+    """Why it does not work here; "" where it does. Tried once, in a thread of its own, which has neither the graph nor
+    the device of the caller.
+    """
     global _why_not
     with _lock:
         if _why_not is None:
-            try:
-                _why_not = _core.register_xla(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")) or _tried()
-            except Exception as e:  # whatever another version of TensorFlow makes of it
-                first, *_ = str(e).strip().splitlines() or [type(e).__name__]
-                _why_not = f"a trial of it failed: {first[:400]}"
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                _why_not = thread.submit(_find_why_not).result()
         return _why_not
+
+
+def _find_why_not() -> str:
+    if not tf.executing_eagerly():
+        return "TensorFlow runs as version 1: eager execution is disabled"
+    try:
+        return _core.register_xla(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")) or _tried()
+    except Exception as e:  # whatever another version of TensorFlow makes of it
+        first, *_ = str(e).strip().splitlines() or [type(e).__name__]
+        return f"a trial of it failed: {first[:400]}"
 
 
 def _tried() -> str:
@@ -55,11 +70,15 @@ def _tried() -> str:
 
     @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
     def program(x: Any) -> Any:
-        return _call([x], ["trial"], [Reduction(Sum)], _TRIAL)[0]
+        return _copied([x])[0]
 
-    with tf.init_scope():
-        result = program(tf.constant([[1.0, 2.0]])).numpy().tolist()
+    result = program(tf.constant([[1.0, 2.0]])).numpy().tolist()
     return "" if result == [[1.0, 2.0]] else f"a trial of it gave {result}"
+
+
+def _copied(tensors: Sequence[Any]) -> list[Any]:
+    """By a call that sends nothing."""
+    return _call(tensors, ["copy"] * len(tensors), [Reduction(Sum)] * len(tensors), _COPY)
 
 
 def allreduce(
@@ -96,26 +115,93 @@ def _call(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction
             allowed = ", ".join(_TYPES)
             raise ValueError(f"hvd: {name}: tensors of type {tensor.dtype.name} cannot be sent; allowed: {allowed}")
     # XLA may run calls at the same time, and in any order, where none needs the result of another. Ranks that wait in
-    # different calls would wait for ever, so each call takes a number that the one before it has returned.
+    # different calls would wait for ever, so each call takes a number that the one before it has returned. A branch or
+    # loop cannot return the number of its last call; the next call after it takes what it does return.
     graph = tf.compat.v1.get_default_graph()
     inputs = [*tensors, _last_call(graph)]
     results = gen_xla_ops.xla_call_module(
         inputs, version=9, module=_module(inputs, names, hows, process_set), Sout=[t.shape for t in inputs],
         Tout=[t.dtype for t in inputs], platforms=["CPU"],
     )
-    if graph.building_function:
-        graph.hvd_xla_last = results[-1]
+    graph.hvd_xla_last = results[-1]
+    inner, *outer = list(_with_outer(graph)) or [graph]
+    for one in outer:
+        if not hasattr(one, "hvd_xla_inner"):
+            one.hvd_xla_inner = len(one.get_operations()), []  # the operation that holds the inner graph comes later
+        if inner not in one.hvd_xla_inner[1]:
+            one.hvd_xla_inner[1].append(inner)
+        inner = one
     return list(results[:-1])
 
 
+def _with_outer(graph: Any) -> Iterator[Any]:
+    """A graph of a function, and those around it."""
+    while getattr(graph, "building_function", False):
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 def _last_call(graph: Any) -> Any:
-    """The number that the last call of this graph, or of one around it, has returned."""
-    outer = graph
-    while outer is not None:
-        if hasattr(outer, "hvd_xla_last"):
-            return outer.hvd_xla_last
-        outer = getattr(outer, "outer_graph", None)
+    """A number that is there when the last call before, in this graph or in one around it, has returned."""
+    for one in _with_outer(graph):
+        _order_after_inner(one)
+        if hasattr(one, "hvd_xla_last"):
+            return one.hvd_xla_last
     return tf.constant(0, tf.int32)
+
+
+def _order_after_inner(graph: Any) -> None:
+    """If a branch or loop of this graph has made calls since the graph's last one, makes a call that copies a number of
+    each of its results that need them. Raises ValueError if it has none.
+    """
+    results = _after_inner(graph)
+    if results is None:
+        return
+    if not results:
+        raise ValueError(
+            "hvd: a branch or loop calls hvd and does not return the result, and a call of hvd follows: XLA"
+            " (jit_compile=True) could run them in any order, and in another one on each rank; return the result from"
+            " the branch or loop, or compile with jit_compile=False"
+        )
+    del graph.hvd_xla_inner
+    with graph.as_default(), tf.control_dependencies(None):
+        _copied([tf.ensure_shape(tf.reshape(t, [-1])[:1], [1]) for t in results])
+
+
+def _after_inner(graph: Any) -> list[Any] | None:
+    """Results of the branch or loop of this graph that has made calls since the graph's last one: for each branch at
+    least one that needs its last call, or an empty list. None if there is no such branch or loop, or if it is traced
+    now.
+    """
+    since, inner = getattr(graph, "hvd_xla_inner", (0, []))
+    holder = next((op for op in graph.get_operations()[since:] if op.type in _INNER), None) if inner else None
+    if holder is None:
+        return None
+    found: dict[Any, Any] = {}
+    for one in inner:
+        last = _after_inner(one)
+        wanted = {t.ref() for t in (one.hvd_xla_last.op.outputs if last is None else last)}
+        needing = {
+            result.ref(): result for result, value in zip(holder.outputs, one.outputs)
+            if result.dtype.name in _TYPES and result.shape.num_elements() != 0 and _needs(value, wanted)
+        }
+        if not needing:
+            return []
+        found |= needing
+    return list(found.values())
+
+
+def _needs(tensor: Any, wanted: set[Any]) -> bool:
+    """Whether one of the tensors is needed for this one."""
+    seen, left = set(), [tensor]
+    while left:
+        one = left.pop()
+        if one.ref() in wanted:
+            return True
+        if one.ref() not in seen:
+            seen.add(one.ref())
+            left.extend(one.op.inputs)
+    return False
 
 
 def _module(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction], process_set: int) -> str:
