@@ -548,7 +548,7 @@ TEST_CASE("lists that differ between ranks, or overlap, are refused, also where 
       }
       require(said.find(words) != std::string::npos, [&] { return "wrong: " + said + ", wanted: " + words; });
     };
-    for (const std::size_t n : {32, 512, 1024, 100'000}) {
+    for (const std::size_t n : std::initializer_list<std::size_t>{32, 512, 1024, 100'000}) {
       std::vector<float> a(n, 1.0f), b(16, 10.0f);
       refused(hvd::error_kind::mismatch, "in different calls: ", [&] {
         hvd::allreduce(comm, comm.rank() == 1 ? hvd::tensors(b, a) : hvd::tensors(a, b));

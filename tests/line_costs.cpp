@@ -67,7 +67,8 @@ bool bind_to(int which) {
 void check_collectives(ShmTransport& comm) {
   const int np = comm.size(), r = comm.rank();
   const auto p = static_cast<std::size_t>(np);
-  for (const std::size_t n : {1, 14, 15, 541, 542, 543, 1023, 1024, 8192, 12288, 20'000, 100'000, 300'000}) {
+  for (const std::size_t n : std::initializer_list<std::size_t>{1, 14, 15, 541, 542, 543, 1023, 1024, 8192, 12288,
+                                                                20'000, 100'000, 300'000}) {
     const auto value = [n](int rank, std::size_t i) { return rank * 1'000'003 + static_cast<int>(i * 7 + n); };
     const auto sum = [&](std::size_t i) {
       int s = 0;
@@ -257,7 +258,7 @@ TEST_CASE("a copy is right wherever source and target lie in their pages") {
   std::vector<std::byte> from(3 * 4096), to(3 * 4096);
   for (std::size_t i = 0; i != from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + i / 256);
   for (std::size_t shift = 0; shift != 70; ++shift) {
-    for (const std::size_t bytes : {0, 1, 63, 2047, 2048, 2049, 4095, 4096, 5000}) {
+    for (const std::size_t bytes : std::initializer_list<std::size_t>{0, 1, 63, 2047, 2048, 2049, 4095, 4096, 5000}) {
       const auto address = reinterpret_cast<std::uintptr_t>(to.data());
       const std::size_t source = (8192 - shift + address - reinterpret_cast<std::uintptr_t>(from.data())) % 4096;
       std::fill(to.begin(), to.end(), std::byte{0xee});

@@ -114,7 +114,7 @@ TEST_CASE("a second launch of a name ends the engine that works under it, on all
   options.failure.timeout = std::chrono::seconds(60);
   children ranks(4);
   const auto join = [&](int i, int rank) {
-    ranks.start(i, [&, i, rank](report& r) {
+    ranks.start(i, [&, rank](report& r) {
       hvd::ShmTransport comm("engines", rank, 3, options);
       hvd::Engine engine(comm);
       const int set = engine.add_process_set({1, 2});

@@ -43,8 +43,8 @@ TEST_CASE("chunks lie behind each other, each on pages of its own") {
 
 // So ranks that swap with each turn write what they have read.
 TEST_CASE("in operations of one size every place is used once in each turn") {
-  for (const std::uint64_t chunks : {1, 2, 3, 4, 5, 7, 100}) {
-    for (const std::size_t pages : {1, 2, 3, 4, 5}) {
+  for (const std::uint64_t chunks : std::initializer_list<std::uint64_t>{1, 2, 3, 4, 5, 7, 100}) {
+    for (const std::size_t pages : std::initializer_list<std::size_t>{1, 2, 3, 4, 5}) {
       staging_ring ring(16 * staging_page);
       std::vector<std::uint64_t> last(16, 0);
       for (int operation = 0; operation != 40; ++operation) {

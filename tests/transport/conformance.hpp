@@ -100,7 +100,7 @@ void conformance_collectives(std::initializer_list<int> sizes, bool all_threshol
 template <class Run>
 void conformance_roots() {
   with_checkers<Run, std::int32_t, sum_t>(20000, [](auto& check, auto&) {
-    for (const std::size_t n : {0, 1, 14, 15, 1100, 20000}) {
+    for (const std::size_t n : std::initializer_list<std::size_t>{0, 1, 14, 15, 1100, 20000}) {
       for (int root = 0; root != check.size(); ++root) {
         for (const bool in_place : {false, true}) {
           for (const placement where : {placement::apart, placement::shared}) {
@@ -122,7 +122,8 @@ template <class Run>
 void conformance_uneven_blocks() {
   with_checkers<Run, std::int8_t, sum_t>(9000, [](auto& check, auto& comm) {
     unsigned turn = 0;
-    for (const std::size_t scale : {0, 1, 2, 55, 56, 57, 112, 560, 1000, 2240, 4096, 8960, 9000}) {
+    for (const std::size_t scale :
+         std::initializer_list<std::size_t>{0, 1, 2, 55, 56, 57, 112, 560, 1000, 2240, 4096, 8960, 9000}) {
       for (unsigned pattern = 0; pattern != 5; ++pattern, ++turn) {
         const auto p = static_cast<unsigned>(comm.size());
         const variant v{placements[turn % std::size(placements)], turn % 2 == 0, static_cast<int>(turn % p), turn % 3};

@@ -20,7 +20,7 @@ template <class Run>
 void conformance_direct() {
   std::vector<std::size_t> counts(instrumented ? 30 : 100);
   for (std::size_t n = 0; n != counts.size(); ++n) counts[n] = n;
-  for (const std::size_t bytes : {1500, 2400, 4608, 6144, 9000}) {
+  for (const std::size_t bytes : std::initializer_list<std::size_t>{1500, 2400, 4608, 6144, 9000}) {
     for (const std::size_t n : {bytes / 12 - 1, bytes / 12, bytes / 12 + 1}) counts.push_back(n);
   }
   for (const int size : Run::sizes) {

@@ -396,7 +396,7 @@ TEST_CASE("a second launch of a name ends the group that has it, on all ranks, h
     for (const int r : {0, 1}) {
       ranks.start(r, [&, r](report& mine) {
         ShmTransport comm("again", r, 2, opts);
-        for (int n = 0;; ++n) {
+        for (;;) {
           check_sum(comm, 10);
           mine.progress = 1;
         }

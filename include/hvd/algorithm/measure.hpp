@@ -76,6 +76,16 @@ link_costs::own two_points(T& t, std::size_t bytes, const F& f) {
   return {little, much > little ? (much - little) * 1000000 / bytes : 0};
 }
 
+/// What the transport's own call_of(bytes) costs, into `into`, where it has one.
+template <class T, class F>
+void measure_native(T& t, std::size_t bytes, link_costs::own& into, const F& call_of) {
+  if constexpr (Native<T, decltype(call_of(bytes))>) {
+    bool able = true;
+    const auto own = two_points(t, bytes, [&](std::size_t n) { able = able && t.native(call_of(n)); });
+    if (able) into = own;
+  }
+}
+
 /// Measures messages around the ring of all ranks, a reduction of one rank, and the transport's own collectives; all
 /// ranks get the same costs. Cost: some 60 messages and collectives, which take at most about 20 ms: where messages are
 /// slow (oversubscribed ranks), the transport's own collectives are not measured, which means that they are used.
@@ -98,15 +108,7 @@ link_costs measure(T& t) {
   costs.reduce_fs = slowest(t, 4, combine) * 1000000 / sample;
   if (costs.latency_ns > slow_ns) return costs;
 
-  const auto own = [&](link_costs::own& into, auto&& call_of) {
-    using call = decltype(call_of(std::size_t{}));
-    if constexpr (Native<T, call>) {
-      bool able = true;
-      const link_costs::own found =
-          two_points(t, sample, [&](std::size_t bytes) { able = able && t.native(call_of(bytes)); });
-      if (able) into = found;
-    }
-  };
+  const auto own = [&](link_costs::own& into, const auto& call_of) { measure_native(t, sample, into, call_of); };
   // Whole vectors and all blocks together have `bytes`, rounded up to equal blocks.
   const auto blocks_of = [&](std::size_t bytes) {
     return (bytes / sizeof(float) + static_cast<std::size_t>(p) - 1) / static_cast<std::size_t>(p);

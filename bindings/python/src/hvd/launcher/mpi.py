@@ -87,7 +87,7 @@ def run_mpi(
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
-    interfaces = interfaces or [name for name in base.get("HVD_NETWORK_INTERFACES", "").split(",") if name]
+    interfaces = list(interfaces) or [name for name in base.get("HVD_NETWORK_INTERFACES", "").split(",") if name]
     for name in variables([], []) if interfaces else ():
         base.setdefault(name, ",".join(interfaces))
     words, _ = find_program(command, base)
@@ -95,7 +95,7 @@ def run_mpi(
     if mpiexec is None:
         raise LaunchError(f"several hosts need MPICH: neither {' nor '.join(NAMES)} is in PATH (Debian: apt-get install mpich)")
     token = secrets.token_hex(8)
-    options = {
+    options: dict[str, Any] = {
         "token": token,
         "counts": [count for _, count in places],
         "names": listed,
