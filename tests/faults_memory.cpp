@@ -3,6 +3,7 @@
 
 #include "support/processes.hpp"
 #include "support/require.hpp"
+#include "support/sanitizers.hpp"
 #include "support/skip.hpp"
 #include "support/tiny_directory.hpp"
 
@@ -242,9 +243,7 @@ TEST_CASE("a limit on the size of files: no_memory, not SIGXFSZ") {
 }
 
 TEST_CASE("a limit on a process's memory: no_memory that says how much and where") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  hvd::test::skip("sanitizers reserve more address space than any limit allows");
-#else
+  if (hvd::test::sanitized) return hvd::test::skip("sanitizers reserve more address space than any limit allows");
   const private_directory d;
   const std::string job = new_tight_job();
   const auto no_more_than = [](std::size_t bytes) {
@@ -289,7 +288,6 @@ TEST_CASE("a limit on a process's memory: no_memory that says how much and where
     }
   }
   CHECK(d.files() == std::vector<std::string>{});
-#endif
 }
 
 TEST_CASE("a directory that is missing, no directory, or not to be written: an error that names it, on every rank") {

@@ -6,6 +6,7 @@
 #include "support/processes.hpp"
 #include "support/refusals.hpp"
 #include "support/require.hpp"
+#include "support/sanitizers.hpp"
 #include "support/skip.hpp"
 
 #include <doctest/doctest.h>
@@ -417,9 +418,7 @@ TEST_CASE("thread_run throws on what the first rank that failed threw, and the o
 }
 
 TEST_CASE("thread_run that cannot start all threads ends those that it has started") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  hvd::test::skip("sanitizers reserve more address space than any limit allows");
-#else
+  if (hvd::test::sanitized) return hvd::test::skip("sanitizers reserve more address space than any limit allows");
   children one(1);
   one.start(0, [&](report&) {
     const rlimit limit{std::size_t{512} << 20, std::size_t{512} << 20};  // stacks of 8 MiB
@@ -441,7 +440,6 @@ TEST_CASE("thread_run that cannot start all threads ends those that it has start
   REQUIRE(one.wait(60.0));
   CAPTURE(one[0].text());
   CHECK(one.status(0) == 0);
-#endif
 }
 
 TEST_CASE("thread_run without memory for any of what it allocates: bad_alloc after all threads have ended") {

@@ -805,7 +805,7 @@ void conformance_again(int size, int times) {
       return "mappings stay: " + std::to_string(before.mappings) + ", then " + std::to_string(after.mappings);
     });
     // A sanitizer keeps what was freed.
-    require(instrumented || after.pages <= before.pages + 2048, [&] {
+    require(sanitized || after.pages <= before.pages + 2048, [&] {
       return "memory stays: " + std::to_string(before.pages) + " pages, then " + std::to_string(after.pages);
     });
     comm.barrier();

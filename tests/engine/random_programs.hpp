@@ -26,7 +26,7 @@ namespace hvd::test {
 inline std::uint64_t seeds(std::uint64_t usual) {
   const char* const given = std::getenv("HVD_TEST_SEEDS");
   if (given != nullptr) return std::strtoull(given, nullptr, 10);
-  return instrumented ? usual / 10 + 1 : usual;
+  return sanitized ? usual / 10 + 1 : usual;
 }
 
 /// Ends this process, and says which seed it was, if a program takes longer than any should.

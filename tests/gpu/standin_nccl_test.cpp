@@ -48,7 +48,8 @@ struct nccl_rank : on_device {
   nccl_rank(const nccl_unique_id& id, int r, int n, int device, nccl_result expected = nccl_success)
       : on_device(device), rank(r), size(n) {
     nccl_config c = nonblocking();
-    must(settled(comm, nc.comm_init(&comm, n, id, r, &c)), expected);
+    const nccl_result code = nc.comm_init(&comm, n, id, r, &c);
+    must(settled(comm, code), expected);
   }
   [[nodiscard]] static void* at(cu_pointer p) { return reinterpret_cast<void*>(p); }
   void done(nccl_result code) const { must(settled(comm, code)); }

@@ -4,6 +4,7 @@
 #include <hvd/error.hpp>
 
 #include "support/require.hpp"
+#include "support/sanitizers.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -27,12 +28,6 @@
 #include <unistd.h>
 
 namespace hvd::test {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;  // its handler of SIGSEGV says where
-#else
-inline constexpr bool sanitized = false;
-#endif
 
 /// Seconds on a clock that all processes of the host share.
 inline double now() {

@@ -91,7 +91,7 @@ void conformance_collectives(std::initializer_list<int> sizes, bool all_threshol
     const auto thresholds = all_thresholds ? thresholds_of_direct(size) : small_thresholds();
     const auto counts = counts_around(thresholds, size, sizeof(T));
     with_checkers<Run, T, Op>(
-        counts.back(), [&](auto& check, auto& comm) { sweep(check, counts, comm.rank(), sizeof(T), !instrumented); },
+        counts.back(), [&](auto& check, auto& comm) { sweep(check, counts, comm.rank(), sizeof(T), !sanitized); },
         automatic<>{}, {size});
   }
 }
@@ -136,7 +136,7 @@ void conformance_uneven_blocks() {
 /// Several MiB and a count that nothing divides; beyond the last-level cache where `streaming`.
 template <class Run>
 void conformance_large(std::initializer_list<int> sizes) {
-  const std::size_t block = instrumented ? 75011 : 300007;
+  const std::size_t block = sanitized ? 75011 : 300007;
   with_checkers<Run, std::int32_t, sum_t>(
       block,
       [&](auto& check, auto&) {
@@ -211,7 +211,7 @@ void conformance_random_order() {
     CAPTURE(seed);
     const std::size_t largest = seed == 1 ? 20 : seed == 2 ? 30000 : 500;
     with_checkers<Run, std::int32_t, sum_t>(largest, [&](auto& check, auto& comm) {
-      run_random(check, comm.rank(), seed, instrumented ? 400 : 2000, largest);
+      run_random(check, comm.rank(), seed, sanitized ? 400 : 2000, largest);
     });
   }
 }
@@ -401,7 +401,7 @@ void conformance_two_threads(std::initializer_list<int> sizes = Run::sizes) {
         for (int round = 0; round != 3; ++round) {
           buffers memory(group, uneven_total(size, 2000) * 4 + 64);
           checker<transport, std::int32_t, sum_t> check(group, memory, table);
-          run_random(check, group.rank(), seed, instrumented ? 20 : 60, 2000);
+          run_random(check, group.rank(), seed, sanitized ? 20 : 60, 2000);
           transport reversed = group.split(3, -group.rank());
           std::vector<int> passed(1);
           if (reversed.rank() != 0) recv(reversed, passed, reversed.rank() - 1);

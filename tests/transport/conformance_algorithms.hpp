@@ -18,7 +18,7 @@ namespace hvd::test {
 /// then calls in random order, which change protocol all the time.
 template <class Run>
 void conformance_direct() {
-  std::vector<std::size_t> counts(instrumented ? 30 : 100);
+  std::vector<std::size_t> counts(sanitized ? 30 : 100);
   for (std::size_t n = 0; n != counts.size(); ++n) counts[n] = n;
   for (const std::size_t bytes : std::initializer_list<std::size_t>{1500, 2400, 4608, 6144, 9000}) {
     for (const std::size_t n : {bytes / 12 - 1, bytes / 12, bytes / 12 + 1}) counts.push_back(n);
@@ -36,7 +36,7 @@ void conformance_direct() {
       with_checkers<Run, affine, compose>(counts.back(),
                                           [&](auto& check, auto& comm) {
                                             sweep(check, counts, comm.rank(), sizeof(affine), false);
-                                            run_random(check, comm.rank(), 21, instrumented ? 300 : 1500, 150);
+                                            run_random(check, comm.rank(), 21, sanitized ? 300 : 1500, 150);
                                           },
                                           how, {size});
     }

@@ -4,6 +4,8 @@
 #include <hvd/launch.hpp>
 #include <hvd/transport/self.hpp>
 
+#include <support/sanitizers.hpp>
+
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -13,15 +15,6 @@
 #include <sys/mman.h>
 
 namespace hvd::test {
-
-// Sweeps are thinned out where every load and store is instrumented.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool instrumented = true;
-#elif defined(__has_feature)
-inline constexpr bool instrumented = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-inline constexpr bool instrumented = false;
-#endif
 
 /// A deadline that only a hang reaches: also with eight ranks on two busy CPUs, under a sanitizer.
 inline sharing_options long_deadline() {

@@ -317,7 +317,7 @@ TEST_CASE("every run takes the same time") {
 }
 
 TEST_CASE("1,024 ranks, all of whose results are right, by each algorithm") {
-  const int p = hvd::test::instrumented ? 128 : 1024;
+  const int p = hvd::test::sanitized ? 128 : 1024;
   const auto run = [&](const auto& how) {
     simulate(p, flat, [&](SimulatedTransport& comm) {
       std::vector<std::int64_t> data(100);
@@ -336,7 +336,7 @@ TEST_CASE("1,024 ranks, all of whose results are right, by each algorithm") {
 }
 
 TEST_CASE("more ranks than have a page below their stack") {
-  if (hvd::test::instrumented) return hvd::test::skip("a sanitizer's own stacks are too large for 17,000 ranks");
+  if (hvd::test::sanitized) return hvd::test::skip("a sanitizer's own stacks are too large for 17,000 ranks");
   const simulation s = simulate(17'000, flat, [](SimulatedTransport& comm) { comm.barrier(); });
   CHECK(s.between.messages == 15 * 17'000);
 }

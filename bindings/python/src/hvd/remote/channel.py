@@ -46,7 +46,7 @@ def tell(kind: str, data: bytes) -> bool:
     return True
 
 
-def hear(channel: socket.socket) -> Optional[tuple[str, bytes]]:
+def receive(channel: socket.socket) -> Optional[tuple[str, bytes]]:
     """The next message of a rank; None when no process has its end any more."""
     try:
         data, files, _, _ = socket.recv_fds(channel, _WORDS + LARGEST, 1)

@@ -1,4 +1,4 @@
-"""hvd/spark/hub.py: the first task's part: it hears all ranks, decides which one failed, and ends the others.
+"""hvd/spark/hub.py: the first task's part: it receives from all ranks, decides which one failed, and ends the others.
 
 It writes all output, each line with its rank, to its executor's standard error, and passes on to the driver what the
 driver asked for.
@@ -23,7 +23,7 @@ ToDriver = Callable[..., Any]
 
 
 class Hub:
-    """Hears the tasks of `size` ranks; `to_driver(*words, payload=...)` sends to the driver, if it listens."""
+    """Receives from the tasks of `size` ranks; `to_driver(*words, payload=...)` sends to the driver, if it listens."""
 
     def __init__(
         self, size: int, secret: bytes, addresses: Sequence[str], to_driver: ToDriver, all_output: bool
@@ -56,7 +56,7 @@ class Hub:
         self._handlers[word] = handler
 
     def open(self) -> None:
-        """Begins to hear, once all handlers are there; what came before waits."""
+        """Begins to receive, once all handlers are there; what came before waits."""
         self._opened.set()
 
     def send(self, rank: int, *words: Any, payload: bytes = b"") -> None:
@@ -123,7 +123,7 @@ class Hub:
             link.send("stop", int(number), seconds)
 
     def _welcome(self, link: Link) -> None:
-        """Hears one task until its end."""
+        """Receives from one task until its end."""
         self._opened.wait()
         first = link.receive()
         if first is None or first[0][0] != "rank":

@@ -188,8 +188,8 @@ def _run_rank(
         job.add(Program([sys.executable, "-m", "hvd.remote.worker"], sys.executable, own, pass_fds=passed, index=rank))
         identity = order["identity"]
         threading.Thread(target=_obey, args=(link, job, pmi), daemon=True).start()
-        hearing = threading.Thread(target=_hear, args=(mine, link), daemon=True)
-        hearing.start()
+        receiving = threading.Thread(target=_receive, args=(mine, link), daemon=True)
+        receiving.start()
         outcome = job.run(
             order["start_timeout"],
             (directory, segment_prefix(identity), identity),
@@ -197,7 +197,7 @@ def _run_rank(
             {**identity, "HOROVOD_RANK": str(rank)},
         )
         theirs.close()
-        hearing.join(LAST_MESSAGES)
+        receiving.join(LAST_MESSAGES)
         lines = "\n".join(job.outputs.last_lines(rank))
         code = outcome.code if outcome.failed is not None else 0
         link.send("ended", code, time.monotonic_ns(), payload=lines.encode())
@@ -214,9 +214,9 @@ def _obey(link: Link, job: RankJob, pmi: across.Pmi | None) -> None:
     job.stop(signal.SIGTERM, GRACE)
 
 
-def _hear(mine: socket.socket, link: Link) -> None:
+def _receive(mine: socket.socket, link: Link) -> None:
     """Passes on what the rank tells the driver."""
-    while (message := channel.hear(mine)) is not None:
+    while (message := channel.receive(mine)) is not None:
         kind, data = message
         link.send("message", kind, payload=data)
 
