@@ -1,1 +1,1 @@
-"""What bench/torch_step.py and bench/tensorflow_step.py are made of."""
+"""What bench/torch_step.py, bench/tensorflow_step.py and bench/spark_start.py are made of."""

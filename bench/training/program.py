@@ -1,4 +1,4 @@
-"""What bench/torch_step.py and bench/tensorflow_step.py have in common: options, ranks, times of imports, files."""
+"""What the programs in Python have in common: options, ranks, times of imports, files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,23 +50,29 @@ def number(low: int, high: int) -> Callable[[str], int]:
     return whole(low, high, "is no whole number from")
 
 
-def parser(prog: str, description: str | None, ways: tuple[str, ...]) -> argparse.ArgumentParser:
-    """One with the options that both programs have."""
+def plain_parser(prog: str, description: str | None, tiny: str) -> argparse.ArgumentParser:
+    """One with the options that all programs have; `tiny` says what is measured with --tiny."""
     made = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawTextHelpFormatter
     )
+    made.add_argument("--tiny", action="store_true", help=f"{tiny}: to try this program")
+    made.add_argument(
+        "--output", type=Path, nargs="?", const=RESULTS,
+        help="also write the numbers as JSON and Markdown into this folder (bench/results if none is named)",
+    )
+    return made
+
+
+def parser(prog: str, description: str | None, ways: tuple[str, ...]) -> argparse.ArgumentParser:
+    """One with the options of those that measure steps in ranks of their own."""
+    made = plain_parser(prog, description, "models of a few thousand parameters")
     made.add_argument("-n", "--ranks", type=number(1, 64), default=2, help="processes (default 2)")
     made.add_argument("--rounds", type=number(1, 10000), default=15, help="steps in each way (default 15)")
     made.add_argument("--warmup", type=number(0, 1000), default=3, help="steps before those (default 3)")
     made.add_argument("--ways", type=names(ways), default=ways, help=f"of {','.join(ways)} (default all)")
     made.add_argument("--unbound", action="store_true", help="leave processes to the kernel: no core for each")
-    made.add_argument("--tiny", action="store_true", help="models of a few thousand parameters: to try this program")
     made.add_argument("--steps-only", action="store_true", help="neither single calls nor the time of the import")
     made.add_argument("--timeout", type=number(1, 3600), default=120, help="seconds for any one wait (default 120)")
-    made.add_argument(
-        "--output", type=Path, nargs="?", const=RESULTS,
-        help="also write the numbers as JSON and Markdown into this folder (bench/results if none is named)",
-    )
     made.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return made
 
@@ -134,11 +141,14 @@ def about(
         "ranks": ranks,
         "cpus": [",".join(map(str, rank["cpus"])) for rank in of_ranks],
         "versions": of_ranks[0]["versions"],
-        "variables": " ".join(
-            f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(prefixes)
-        ),
+        "variables": variables(prefixes),
         "settings": asdict(settings),
     }
+
+
+def variables(prefixes: tuple[str, ...]) -> str:
+    """Variables of the environment with these prefixes, in words."""
+    return " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(prefixes))
 
 
 def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path | None) -> int:
@@ -157,10 +167,12 @@ def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path
     return 1 if run["wrong"] else 0
 
 
-def start(program: str, arguments: argparse.Namespace, main: Callable[[argparse.Namespace], int], work: Any) -> None:
-    """Runs the program, or one of its ranks, and ends it: `work` is that of a rank."""
+def start(
+    program: str, arguments: argparse.Namespace, main: Callable[[argparse.Namespace], int], work: Any = None
+) -> None:
+    """Runs the program, or one of its ranks, and ends it: `work` is that of a rank, where it starts ranks itself."""
     try:
-        if arguments.work is not None:
+        if work is not None and arguments.work is not None:
             work(arguments.work)
         else:
             children.heed_signals()
@@ -169,3 +181,5 @@ def start(program: str, arguments: argparse.Namespace, main: Callable[[argparse.
         sys.exit(f"{program}: {trouble}")
     except children.Interrupted as interrupted:
         sys.exit(interrupted.code)
+    except KeyboardInterrupt:  # by a handler that a library has set since
+        sys.exit(128 + signal.SIGINT)

@@ -36,3 +36,17 @@ class TensorFlowSettings:
     tiny: bool
     timeout: float
     ports: tuple[int, ...]  # one of each rank, for MultiWorkerMirroredStrategy
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """What bench/spark_start.py measures."""
+
+    parts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    distributor: bool  # whether TorchDistributor is measured, too
+    rounds: int  # starts in each way
+    jobs: int  # of training, in each way
+    steps: int  # of each of these
+    warmup: int  # starts and jobs before those
+    tiny: bool

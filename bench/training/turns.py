@@ -58,6 +58,11 @@ def leave(folder: Path, rank: int, result: dict[str, Any]) -> None:
     os._exit(0)
 
 
+def next_order(order: list[Key], number: int) -> list[Key]:
+    """That of the round after round `number`: neither the place in a round nor the predecessor is always the same."""
+    return order[1:] + order[:1] if number % 2 else order[::-1]
+
+
 def steps_in_turn(
     ways: Sequence[Key], rounds: int, warmup: int, barrier: Callable[[], None],
     prepare: Callable[[int], None], step: Callable[[Key], float | None],
@@ -77,8 +82,7 @@ def steps_in_turn(
             end = time.perf_counter()
             if number >= warmup:
                 seconds[way].append(end - start if taken is None else taken)
-        # Neither the place in a round nor the predecessor is always the same.
-        order = order[1:] + order[:1] if number % 2 else order[::-1]
+        order = next_order(order, number)
         gc.collect()
     gc.enable()
     return seconds

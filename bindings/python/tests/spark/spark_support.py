@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable
@@ -24,9 +26,28 @@ def missing() -> str:
     return ""
 
 
-def new_session(master: str = "local-cluster[2,1,1024]", **settings: str) -> Any:
-    """A session with two executors, once both have registered. """
+def prepare_java() -> None:
+    """For JVMs that live for seconds: no optimising compiler, no threads that collect garbage."""
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the name of a host in a sandbox may not be known
+
+
+def forget_settings() -> None:
+    """Files share a JVM, which keeps what the first session was given as if it were Spark's own settings."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    if jvm is not None:
+        system = jvm.java.lang.System
+        for name in system.getProperties().stringPropertyNames():
+            if name.startswith("spark.") and not name.startswith(("spark.app.name", "spark.submit.")):
+                system.clearProperty(name)
+
+
+def new_session(master: str = "local-cluster[2,1,1024]", **settings: str) -> Any:
+    """A session with two executors."""
+    prepare_java()
+    forget_settings()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
@@ -43,8 +64,15 @@ def session_of_file(**settings: str) -> Callable[..., Iterator[Any]]:
     @pytest.fixture(scope="module")
     def spark() -> Iterator[Any]:
         session = new_session(**settings)
-        yield session
+        # Shared memory of these jobs alone: other jobs may run on this host.
+        folder = tempfile.mkdtemp(prefix="test-of-", dir="/dev/shm")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HVD_SHM_DIR", folder)
+            yield session
+            left = segments()
         session.stop()
+        shutil.rmtree(folder)
+        assert left == set()
 
     return spark
 
@@ -55,7 +83,7 @@ def executor_logs(spark: Any) -> str:
 
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     folder = home / "work" / spark.sparkContext.applicationId
-    return "".join(path.read_text(errors="replace") for path in sorted(folder.glob("*/stderr")))
+    return "".join(path.read_bytes().decode(errors="replace") for path in sorted(folder.glob("*/stderr")))
 
 
 def ranks_left(mark: str) -> list[int]:
@@ -71,9 +99,42 @@ def ranks_left(mark: str) -> list[int]:
     return found
 
 
+def ancestors(pid: int) -> list[tuple[int, str]]:
+    """Process numbers and command lines, from the parent up."""
+    found = []
+    while (pid := parent(pid)) > 1:
+        found.append((pid, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")))
+    return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """The addresses at which these processes listen for TCP connections."""
+    inodes = set()
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(os.readlink(path))
+            except OSError:
+                continue
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                number, port = words[1].split(":")
+                packed = b"".join(bytes.fromhex(number[at : at + 8])[::-1] for at in range(0, len(number), 8))
+                address = socket.inet_ntop(family, packed)
+                found.add(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), int(port, 16)))
+    return found
+
+
 def segments() -> set[str]:
-    """hvd's files in shared memory."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("hvd-")}
+    """The files in shared memory of this file's jobs."""
+    return set(os.listdir(os.environ["HVD_SHM_DIR"]))
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:

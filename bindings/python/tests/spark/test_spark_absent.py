@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from spark_support import missing, new_session
@@ -47,6 +48,30 @@ def test_no_java() -> None:
     if shutil.which("java", path=os.path.dirname(sys.executable)):
         pytest.skip("SKIP: Java is in the folder of Python")
     assert found.startswith("LaunchError Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set")
+
+
+def test_what_horovod_has_and_hvd_has_not() -> None:
+    """Elastic jobs and estimators: scripts learn what to use instead, before anything is started."""
+    import hvd.spark
+
+    compat = Path(__file__).resolve().parents[2] / "compat" / "horovod" / "src"
+    if not compat.exists():
+        pytest.skip("SKIP: the package horovod is not part of this distribution")
+    code = "from horovod.spark import run_elastic\ntry:\n    run_elastic(print, num_proc=2, min_num_proc=1)\n"
+    code += "except NotImplementedError as error:\n    print(error)\n"
+    for name in ("keras", "torch.estimator", "lightning", "common.store", "nothing"):
+        code += f"try:\n    import horovod.spark.{name}\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    path = os.pathsep.join([str(compat), str(Path(hvd.spark.__file__).parents[2])])
+    instead = "save the data first, and train in a function that reads them: horovod.spark.run or HorovodRunner"
+    assert run(code, PYTHONPATH=path).splitlines() == [
+        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it starts a job again that "
+        "has lost an executor, which goes on from its hvd.spark.checkpoint()",
+        f"horovod.spark.keras: Horovod's estimators are not there; {instead}",
+        f"horovod.spark.torch: Horovod's estimators are not there; {instead}",
+        f"horovod.spark.lightning: Horovod's estimators are not there; {instead}",
+        f"horovod.spark.common: Horovod's stores and backends are not there; {instead}",
+        "No module named 'horovod.spark.nothing'",
+    ]
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

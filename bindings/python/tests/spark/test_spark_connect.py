@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from spark_support import missing
+from spark_support import forget_settings, missing, prepare_java
 
 from hvd.horovod_runner import HorovodRunner, log_to_driver
 
@@ -21,7 +20,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    prepare_java()
+    forget_settings()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.remote("local-cluster[2,1,1024]").config("spark.executor.memory", "512m")

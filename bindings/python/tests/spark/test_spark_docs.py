@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spark_support import missing
+from spark_support import missing, prepare_java
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "spark.md"
 if not PAGE.exists():
@@ -20,13 +20,14 @@ if not PAGE.exists():
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_code(tmp_path: Path) -> None:
     pytest.importorskip("torch.nn")
+    prepare_java()
     text = PAGE.read_text()
     program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     script = tmp_path / "page.py"
     script.write_text(program + "\nspark.stop()\n")
     ended = subprocess.run(
         [sys.executable, str(script)],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env=os.environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,25 @@ from spark_support import missing, new_session
 from hvd.horovod_runner import HorovodRunner
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+# The Python of each executor has a folder of its own for shared memory, as on hosts of their own, and the one that
+# comes first says that it has another MPICH: what the check asks is replaced, not the check.
+OTHER_MPICH = """
+import hashlib, os
+folder = {folder!r}
+mine = hashlib.md5(os.environ.get("SPARK_EXECUTOR_DIRS", "").encode()).hexdigest()
+os.makedirs(os.path.join(folder, mine), exist_ok=True)
+os.environ["HVD_SHM_DIR"] = os.path.join(folder, mine)
+try:
+    with open(os.path.join(folder, "first"), "x") as file:
+        file.write(mine)
+except FileExistsError:
+    pass
+with open(os.path.join(folder, "first")) as file:
+    if file.read() == mine:
+        import hvd._core_mpi
+        hvd._core_mpi.library = lambda: "MPICH Version: 9.9.9"
+"""
 
 PYTHON = """#!/bin/sh
 export PYTHONPATH="{folder}/$(cat {folder}/mode)${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -30,6 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "without" / "hvd" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'hvd'\")")
     (made / "other" / "hvd-9.9.9.dist-info").mkdir(parents=True)
     (made / "other" / "hvd-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hvd\nVersion: 9.9.9\n")
+    (made / "mpich").mkdir()
+    (made / "mpich" / "sitecustomize.py").write_text(OTHER_MPICH.format(folder=str(made / "mpich")))
     (made / "mode").write_text("same")
     python = made / "python"
     python.write_text(PYTHON.format(folder=made, python=sys.executable))
@@ -67,4 +89,36 @@ def test_another_version(spark: Any, folder: Path) -> None:
     with pytest.raises(LaunchError, match=rf"the executor of rank 0, on \S+, has hvd 9.9.9, and the driver has hvd {here}"):
         HorovodRunner(np=2).run(os.getpid)
     (folder / "mode").write_text("same")
+    assert HorovodRunner(np=2).run(lambda: 3) == 3
+
+
+def test_another_mpich(spark: Any, folder: Path) -> None:
+    """Where the executors are on several hosts."""
+    over = pytest.importorskip("hvd._core_mpi", reason="SKIP: hvd was built without an MPI")
+    if "MPICH" not in over.library():
+        pytest.skip("SKIP: hvd was built with another MPI than MPICH")
+    from hvd.spark import LaunchError
+
+    (folder / "mode").write_text("mpich")
+    with pytest.raises(LaunchError) as caught:
+        HorovodRunner(np=2).run(os.getpid)
+    (folder / "mode").write_text("same")
+    here = " ".join(over.library().split())
+    found = re.fullmatch(
+        r"rank 0 on \S+ has (.*), and rank 1 on \S+ has (.*); install the same MPICH on all executors",
+        str(caught.value),
+    )
+    assert found and sorted(found.groups()) == sorted(["MPICH Version: 9.9.9", here])
+
+
+def test_another_python(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark compares the Python that the driver names with the executors' own, before hvd is asked."""
+    from hvd.spark import LaunchError
+
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.99")
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with pytest.raises(LaunchError) as caught:
+        HorovodRunner(np=2).run(os.getpid)
+    assert f"has Python {here}" in str(caught.value) and "the driver has Python 3.99" in str(caught.value)
+    monkeypatch.undo()
     assert HorovodRunner(np=2).run(lambda: 3) == 3

@@ -4,16 +4,22 @@ own connections.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from spark_support import missing, new_session
+from spark_strangers import SECRET, received, shown_to_all, strangers, tells
+from spark_support import ancestors, listening, missing, new_session, ranks_left, until
 
 from hvd.horovod_runner import HorovodRunner
 
@@ -95,3 +101,106 @@ def test_an_exception_without_finalize(spark: Any) -> None:
 
     with pytest.raises(RankError, match="rank 0 of 2 on .* raised KeyError: 'absent'"):
         HorovodRunner(np=2).run(fail)
+
+
+# --- Strangers --------------------------------------------------------------------------------------------------------
+
+
+@needs_spark
+def test_strangers_at_every_port(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a job across hosts: at the driver's port, at the first task's, and at those of MPICH's ranks."""
+    import pyspark
+
+    from hvd.spark import driver, link
+
+    monkeypatch.setattr(driver, "secrets", SimpleNamespace(token_bytes=lambda count: SECRET))
+    monkeypatch.setattr(link, "PROOF_SECONDS", 2.0)
+    monkeypatch.setenv("HVD_MARK_OF_TEST", "strangers")
+    begun, before, go = time.time() - 1, listening([os.getpid()]), str(tmp_path / "go")
+    begun_by = tmp_path / "begun"
+    begun_by.mkdir()
+    failed: list[BaseException] = []
+    met: dict[str, set[tuple[str, int]]] = {}
+
+    def main() -> Any:
+        import numpy
+
+        import hvd
+
+        hvd.init()
+        over, count, wrong = False, 0, 0
+        while not over and count < 100_000:
+            total = hvd.allreduce(numpy.ones(1000) * (hvd.rank() + 1), op=hvd.Sum)
+            wrong += set(total.tolist()) != {3.0}
+            Path(begun_by, str(hvd.rank())).touch()
+            over = hvd.broadcast_object(os.path.exists(go), 0)
+            count += 1
+            time.sleep(0.005)
+        return over, wrong, os.environ["HOROVOD_RANK"]
+
+    def meet() -> None:
+        try:
+            assert until(lambda: len(list(begun_by.glob("*"))) == 2, 120)
+            ranks = [pid for pid in ranks_left("HVD_MARK_OF_TEST=strangers") if _is_rank(pid)]
+            assert len(ranks) == 2
+            guards = {pid for rank in ranks for pid, _ in ancestors(rank)[:1]}
+            tasks = {pid for rank in ranks for pid, line in ancestors(rank)[1:2] if "pyspark" in line}
+            met.update(
+                driver=listening([os.getpid()]) - before, tasks=listening(tasks), ranks=listening([*ranks, *guards])
+            )
+            ours = met["driver"] | met["tasks"]
+            arrived = {address: strangers(address) for address in set().union(*met.values())}
+            for address in ours:
+                with pytest.raises(OSError, match="has not proven that it belongs to this job"):
+                    link.dial(address, os.urandom(32), 5)
+            time.sleep(1.5)  # all have been answered that are to be
+            for address, connections in arrived.items():
+                for connection in connections:
+                    data = received(connection)
+                    # hvd's own ports begin with a nonce; MPICH's say nothing.
+                    assert len(data) <= (link.NONCE if address in ours else 0), (address, data)
+            for line in Path("/proc").glob("[0-9]*/cmdline"):
+                assert not tells(line), line
+            for environment in Path("/proc").glob("[0-9]*/environ"):
+                assert not tells(environment), environment
+            home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+            folders = (tempfile.gettempdir(), "/dev/shm", os.path.join(home, "work"))
+            assert [path for path in shown_to_all(begun, *folders) if tells(path)] == []
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            Path(go).touch()
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    try:
+        assert HorovodRunner(np=2).run(main) == (True, 0, "0")
+    finally:
+        thread.join()
+    assert failed == []
+    assert len(met["driver"]) == 1 and len(met["tasks"]) == 1, met
+    said = capfd.readouterr()
+    assert SECRET.hex() not in said.out + said.err
+
+
+def _is_rank(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"hvd.remote.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def test_the_search_for_the_secret_finds_it() -> None:
+    """Where any user could read it, and not elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        begun = time.time() - 1
+        for name, mode in (("shown", 0o644), ("kept", 0o600)):
+            path = Path(folder, name)
+            path.write_text(f"secret={SECRET.hex()}")
+            path.chmod(mode)
+        assert [path.name for path in shown_to_all(begun, folder) if tells(path)] == ["shown"]
+        os.chmod(folder, 0o700)
+        top, name = os.path.split(folder)
+        assert [path for path in shown_to_all(begun, top) if path.parts[len(Path(top).parts)] == name] == []

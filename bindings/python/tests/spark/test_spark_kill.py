@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from spark_support import missing, ranks_left, segments, session_of_file, until
+from spark_support import ancestors, missing, parent, ranks_left, segments, session_of_file, until
 
 from hvd.horovod_runner import HorovodRunner
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 spark = session_of_file()
 
 MARK = "HVD_MARK_OF_TEST"
+BEGUN = "HVD_BEGUN_OF_TEST"  # a folder where each rank that is in the endless loop has a file
 
 
 def size() -> int:
@@ -35,25 +36,19 @@ def hang() -> None:
     hvd.init()
     hvd.barrier()
     print("the last words of", hvd.rank(), flush=True)
-    while True:
+    Path(os.environ[BEGUN], str(hvd.rank())).touch()
+    for _ in range(120):  # longer than any test needs
         time.sleep(1)
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+@pytest.fixture(autouse=True)
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BEGUN, str(tmp_path))
 
 
 def environment(pid: int) -> dict[str, str]:
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-
-
-def ancestors(pid: int) -> list[tuple[int, str]]:
-    """Process numbers and command lines, from the parent up."""
-    found = []
-    while (pid := parent(pid)) > 1:
-        found.append((pid, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")))
-    return found
 
 
 def strike(mark: str, what: Callable[[dict[int, int]], None]) -> threading.Thread:
@@ -69,10 +64,10 @@ def strike(mark: str, what: Callable[[dict[int, int]], None]) -> threading.Threa
                         found[int(own["HOROVOD_RANK"])] = pid
                 except OSError:
                     pass
-            return len(found) == 2 and bool(segments())
+            return len(found) == 2 and sorted(os.listdir(os.environ[BEGUN])) == ["0", "1"]
 
         assert until(there, 60)
-        time.sleep(1)  # in the endless loop
+        time.sleep(1)  # for their last words to arrive
         what(found)
 
     thread = threading.Thread(target=work)
@@ -81,7 +76,10 @@ def strike(mark: str, what: Callable[[dict[int, int]], None]) -> threading.Threa
 
 
 def check_clean(mark: str) -> None:
-    assert until(lambda: not ranks_left(f"{MARK}={mark}") and not segments(), 15), (ranks_left(mark), segments())
+    assert until(lambda: not ranks_left(f"{MARK}={mark}") and not segments(), 15), (
+        ranks_left(f"{MARK}={mark}"),
+        segments(),
+    )
     assert HorovodRunner(np=2).run(size) == 2
 
 
@@ -141,22 +139,35 @@ def test_the_driver_is_interrupted(spark: Any, monkeypatch: pytest.MonkeyPatch) 
     check_clean("driver")
 
 
-def test_two_runners_at_once(spark: Any) -> None:
-    """Of two slots each takes one."""
-    found: list[Any] = []
+@pytest.mark.parametrize("np", [1, 2])
+def test_two_runners_at_once(spark: Any, np: int) -> None:
+    """Of two slots each takes one, or both one after the other; what one raises does not disturb the other."""
+    found: dict[str, Any] = {}
+    both = threading.Barrier(2)
 
     def run(text: str) -> None:
         def main() -> Any:
             import hvd
 
             hvd.init()
+            if text == "raises":
+                raise KeyError(hvd.size())
+            for _ in range(20):
+                hvd.barrier()
+                time.sleep(0.05)
             return text, hvd.size()
 
-        found.append(HorovodRunner(np=1).run(main))
+        both.wait()
+        try:
+            found[text] = HorovodRunner(np=np).run(main)
+        except RuntimeError as error:
+            found[text] = error.__cause__
 
-    threads = [threading.Thread(target=run, args=(text,)) for text in ("a", "b")]
+    threads = [threading.Thread(target=run, args=(text,)) for text in ("returns", "raises")]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-    assert sorted(found) == [("a", 1), ("b", 1)]
+        thread.join(120)
+    assert found["returns"] == ("returns", np)
+    assert isinstance(found["raises"], KeyError) and found["raises"].args == (np,)
+    assert segments() == set()

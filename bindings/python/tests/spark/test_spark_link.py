@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -60,7 +61,7 @@ def test_frames_arrive_whole_from_any_thread(server: Server) -> None:
 
 def test_strangers_get_nothing_and_disturb_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise, silence, half a proof, and more of them than may prove themselves at a time."""
-    monkeypatch.setattr(links, "PROOF_SECONDS", 0.5)
+    monkeypatch.setattr(links, "PROOF_SECONDS", 3.0)
     link = dial(server.listener.address, SECRET, 5)
     strangers = [socket.create_connection(server.listener.address) for _ in range(links.STRANGERS + 20)]
     for number, stranger in enumerate(strangers):
@@ -70,6 +71,9 @@ def test_strangers_get_nothing_and_disturb_nothing(server: Server, monkeypatch: 
             pass
     link.send("still here")
     server.wait(1)
+    amid = dial(server.listener.address, SECRET, 5)  # while more than may prove themselves do nothing
+    amid.send("amid")
+    server.wait(2)
     for stranger in strangers:
         stranger.settimeout(10)
         heard = b""
@@ -82,8 +86,8 @@ def test_strangers_get_nothing_and_disturb_nothing(server: Server, monkeypatch: 
         stranger.close()
     late = dial(server.listener.address, SECRET, 5)
     late.send("later")
-    server.wait(2)
-    assert [words for words, _ in server.frames] == [["still here"], ["later"]] and len(server.links) == 2
+    server.wait(3)
+    assert [words for words, _ in server.frames] == [["still here"], ["amid"], ["later"]] and len(server.links) == 3
 
 
 def test_a_wrong_secret(server: Server) -> None:
@@ -118,3 +122,52 @@ def test_nobody_listens() -> None:
     with pytest.raises(OSError, match=rf"127.0.0.1:{address[1]} cannot be reached: "):
         dial(address, SECRET, 0.3)
     assert time.monotonic() - begun < 5
+
+
+def test_a_stranger_who_sends_byte_by_byte_has_one_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "PROOF_SECONDS", 0.5)
+    stranger = socket.create_connection(server.listener.address)
+    stranger.settimeout(0.05)
+    until = time.monotonic() + 20
+    sent = 0
+    ended = False
+    while not ended and sent < links.NONCE - 1 and time.monotonic() < until:
+        try:
+            stranger.sendall(b"x")
+            sent += 1
+            ended = stranger.recv(4096) == b""
+        except TimeoutError:
+            pass
+        except OSError:
+            ended = True
+    stranger.settimeout(10)
+    while not ended:
+        ended = stranger.recv(4096) == b""
+    assert sent < links.NONCE - 1
+
+
+def test_close_ends_strangers_too(server: Server) -> None:
+    stranger = socket.create_connection(server.listener.address)
+    stranger.settimeout(links.PROOF_SECONDS / 2)
+    assert len(stranger.recv(links.NONCE)) == links.NONCE
+    server.listener.close()
+    assert stranger.recv(1) == b""
+
+
+def test_a_passing_error_does_not_close_the_port(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process has no descriptor left for a while."""
+    accept = socket.socket.accept
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+
+    def flaky(self: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    dial(server.listener.address, SECRET, 5).close()  # the port waits in the real accept() before this
+    monkeypatch.setattr(socket.socket, "accept", flaky)
+    dial(server.listener.address, SECRET, 5).close()
+    second = dial(server.listener.address, SECRET, 5)
+    second.send("after")
+    server.wait(1)
+    assert not failures

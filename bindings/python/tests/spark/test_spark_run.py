@@ -64,8 +64,6 @@ def test_what_is_shown(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
         print("out of", rank)
         print("err of", rank, file=sys.stderr)
         log_to_driver(f"message of {rank}")
-        for percent in (50, 100):
-            print(f"bar of {rank}: {percent}%", end="\r" if percent < 100 else "\n")
 
     HorovodRunner(np=2).run(main)
     lines = [line for line in capfd.readouterr().out.splitlines() if "of" in line]
@@ -76,10 +74,24 @@ def test_what_is_shown(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         for line in (f"[{rank}]<stdout>: out of {rank}", f"[{rank}]<stderr>: err of {rank}", f"message of {rank}"):
             assert line in text.splitlines()
-        assert f"[{rank}]<stdout>: bar of {rank}: 100%\n" in text
     logs = executor_logs(spark)
     for rank in (0, 1):
         assert f"[{rank}]<stdout>: out of {rank}" in logs and f"[{rank}]<stderr>: err of {rank}" in logs
+
+
+def test_progress_bars(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of both ranks at a time: a line for each, and in the executor's log as well, where Spark's own come between."""
+
+    def main() -> None:
+        rank = os.environ["HOROVOD_RANK"]
+        for percent in range(0, 101, 5):
+            print(f"bar of {rank}: {percent}%", end="\r" if percent < 100 else "\n", flush=True)
+            time.sleep(0.02)
+
+    HorovodRunner(np=2, driver_log_verbosity="all").run(main)
+    lines = [line.rpartition("\r")[2] for line in capfd.readouterr().out.split("\n") if "bar of" in line]
+    assert sorted(lines) == [f"[{rank}]<stdout>: bar of {rank}: 100%" for rank in (0, 1)]
+    assert until(lambda: all(f"{line}\n" in executor_logs(spark) for line in lines))
 
 
 def test_output_to_files(spark: Any) -> None:

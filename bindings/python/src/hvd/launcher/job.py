@@ -7,6 +7,7 @@ import errno
 import os
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -47,6 +48,8 @@ class Job:
         self._notify = notify or (lambda sentence: None)
         self._input: Input | None = None
         self._supervisor: Supervisor | None = None
+        self._early: list[tuple[int, float]] = []  # what was to be stopped before there was one
+        self._stopping = threading.Lock()  # any thread may call stop()
         self._started = 0
         self._done = False
         self._refusal = ""
@@ -67,9 +70,12 @@ class Job:
             self._input.credit += count
 
     def stop(self, number: int, seconds: float) -> None:
-        """Signals all programs; those that have not ended after `seconds` are killed."""
-        if self._supervisor:
-            self._supervisor.stop(number, seconds)
+        """Signals all programs, once they run; those that have not ended after `seconds` are killed. On any thread."""
+        with self._stopping:
+            if self._supervisor is None:
+                self._early.append((number, seconds))
+                return
+        self._supervisor.stop(number, seconds)
 
     def fail(self, index: int, code: int) -> None:
         """Counts a program as failed, whose end the guard cannot see, and ends the others."""
@@ -105,7 +111,7 @@ class Job:
         """
         with contextlib.ExitStack() as stack:
             try:
-                self._supervisor = supervisor = self._prepare(stack, sweep)
+                supervisor = self._prepare(stack, sweep)
             except OSError as error:
                 if error.errno != errno.EMFILE:
                     raise
@@ -113,6 +119,10 @@ class Job:
                     f"{len(self.programs)} processes need {2 * len(self.programs)} pipes, more open files than this "
                     "process may have; raise the limit: ulimit -n"
                 ) from None
+            with self._stopping:
+                self._supervisor = supervisor
+                for early in self._early:
+                    supervisor.stop(*early)
             selector = stack.enter_context(selectors.DefaultSelector())
             with handling(selector, signals, self._pass_on):
                 try:
@@ -121,6 +131,7 @@ class Job:
                 except BaseException:
                     # A function that was called here has failed. End the ranks first, then raise its error.
                     self.outputs.mute()
+                    supervisor.begin()  # it ends with its programs
                     self.stop(signal.SIGTERM, self.grace)
                     self._attend(supervisor, selector, start_timeout)
                     raise

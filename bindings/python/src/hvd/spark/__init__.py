@@ -6,7 +6,7 @@ Nothing else in hvd knows Spark, and nothing here imports pyspark before it is u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvd.launcher.errors import LaunchError
 from hvd.remote.errors import NotPicklable, RankError, RankFailed
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["LaunchError", "NotPicklable", "RankError", "RankFailed", "TaskLost", "checkpoint", "run"]
 
 
+def _run_elastic(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it starts a job again that "
+        "has lost an executor, which goes on from its hvd.spark.checkpoint()"
+    )
+
+
 def __getattr__(name: str) -> object:
+    if name == "run_elastic":  # an AttributeError's text would not survive `from horovod.spark import run_elastic`
+        return _run_elastic
     if name == "run":
         from hvd.spark.function import run
 

@@ -17,12 +17,14 @@ from typing import Any, Callable
 
 from hvd.launcher.call import default_start_timeout
 from hvd.launcher.errors import LaunchError
+from hvd.launcher.job import GRACE
 from hvd.launcher.local import check_timeout, new_identity
 from hvd.launcher.streams import OnLine
 from hvd.remote.errors import RankError, RankFailed
 from hvd.remote.program import check_arguments
 from hvd.remote.results import from_host, results_of
 from hvd.spark import bootstrap, session as sessions, timeline
+from hvd.spark.bars import Bars
 from hvd.spark.errors import TaskLost, translate, with_lines
 from hvd.spark.link import Link, Listener
 from hvd.spark.place import versions
@@ -31,6 +33,7 @@ from hvd.spark.prepare import forwarded, tried_program
 BROADCAST = 1 << 20  # bytes of a program from which on Spark's executors fetch it from each other
 DRIVER_SECONDS = 5.0  # for the first task to reach the driver
 LAST_SECONDS = 10.0  # for what the first task has sent before it ended
+STOP_SECONDS = GRACE + 3.0  # for ranks to end when the driver is interrupted
 END_SECONDS = 20.0  # for Spark to end the tasks of a job that was cancelled
 
 Event = tuple[list[Any], bytes]
@@ -54,9 +57,11 @@ class TaskCall:
     ) -> None:
         check_arguments(call)
         self.session, self.np, self.every = session, np, every
-        self._on_line, self._on_message = on_line, on_message
+        self._bars = Bars(on_line) if on_line else None
+        self._on_message = on_message
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
+        self._links: list[Link] = []
         self._checkpoint = b""
         self._collector: timeline.Collector | None = None
         self._hosts: list[str] = [""] * np
@@ -69,6 +74,8 @@ class TaskCall:
         """What each rank returned, or rank 0 alone."""
         secret = secrets.token_bytes(32)
         context = sessions.context_of(self.session)
+        self._last_lines.clear()  # of an attempt before
+        self._links.clear()
         path = self._environ.get("HOROVOD_TIMELINE", "")
         self._collector = timeline.Collector(path) if path and path != "DYNAMIC" else None
         with contextlib.ExitStack() as stack:
@@ -82,7 +89,7 @@ class TaskCall:
                 "versions": versions(),
                 "driver": listener and listener.address,
                 "driver_seconds": DRIVER_SECONDS,
-                "all_output": self._on_line is not None,
+                "all_output": self._bars is not None,
                 "environ": self._environ,
                 "start_timeout": self.start_timeout,
                 "timeline": self._collector is not None,
@@ -94,6 +101,8 @@ class TaskCall:
                 body = bootstrap.task_body(order, None, sent)
             else:
                 body = bootstrap.task_body(order, files, None)
+            if self._bars:
+                stack.callback(self._bars.finish)
             records = self._wait(*bootstrap.submit(self.session, self.np, body))
         return self._results(records)
 
@@ -106,6 +115,7 @@ class TaskCall:
 
         def welcome(link: Link) -> None:
             self._readers.append(threading.current_thread())
+            self._links.append(link)
             while (frame := link.receive()) is not None:
                 self._events.put(frame)
 
@@ -130,11 +140,16 @@ class TaskCall:
             while not self._show(*self._events.get()):
                 pass
         except BaseException:
-            until = time.monotonic() + END_SECONDS
-            while thread.is_alive() and time.monotonic() < until:
-                with contextlib.suppress(Exception):  # the session may be gone as well
-                    cancel()  # again and again: the job may not have begun
-                thread.join(0.5)
+            try:
+                # Spark kills the tasks of a job that it cancels. So ranks are told before, and may save their work.
+                if any([link.send("stop") for link in self._links]):
+                    thread.join(STOP_SECONDS)
+            finally:
+                until = time.monotonic() + END_SECONDS
+                while thread.is_alive() and time.monotonic() < until:
+                    with contextlib.suppress(Exception):  # the session may be gone as well
+                        cancel()  # again and again: the job may not have begun
+                    thread.join(0.5)
             raise
         for reader in self._readers:
             reader.join(LAST_SECONDS)
@@ -147,8 +162,8 @@ class TaskCall:
 
     def _show(self, words: list[Any], payload: bytes) -> bool:
         """Handles what the first task sent; True at the end of the job."""
-        if words[0] == "piece" and self._on_line:
-            self._on_line(words[1], words[2], payload.decode("utf-8", "replace"))
+        if words[0] == "piece" and self._bars:
+            self._bars(words[1], words[2], payload.decode("utf-8", "replace"))
         elif words[0] == "message" and words[2] == "log":
             self._on_message(payload.decode("utf-8", "replace"))
         elif words[0] == "message" and words[2] == "checkpoint":
@@ -164,16 +179,17 @@ class TaskCall:
     def _results(self, records: Iterable[tuple[int, str, bytes]]) -> list[Any]:
         written: dict[int, bytearray] = {}
         account: dict[str, Any] = {}
-        refused: list[str] = []
+        refused: dict[int, str] = {}
         for rank, kind, data in records:
             if kind == "result":
                 written.setdefault(rank, bytearray()).extend(data)
             elif kind == "job":
                 account = json.loads(bytes(data))
             else:
-                refused.append(bytes(data).decode("utf-8", "replace"))
-        if refused or account.get("refusal"):
-            raise LaunchError("\n".join([*dict.fromkeys(refused), *filter(None, [account.get("refusal")])]))
+                refused[rank] = bytes(data).decode("utf-8", "replace")
+        # A task that is refused after a rank has failed, because the first task has left, is no cause.
+        if account.get("refusal") or (refused and account.get("failed") in (None, *refused)):
+            raise LaunchError("\n".join(dict.fromkeys(filter(None, [account.get("refusal"), *refused.values()]))))
         behind, lines, hosts = account["behind"], account["lines"], account["hosts"]
         files = [from_host(written.get(rank, b""), behind[rank]) for rank in range(self.np)]
         failed = None
@@ -207,18 +223,18 @@ def call_on_tasks(
 
     Errors: see HorovodRunner.run.
     """
+    seconds = default_start_timeout() if start_timeout is None else start_timeout
+    check_timeout(seconds)
     session = sessions.find_session()
     context = sessions.context_of(session)
     if context is not None:
         sessions.check_allocation(context)
         if np is None:
-            np = sessions.all_slots(context)
+            np = sessions.all_slots(context, seconds)
         else:
-            sessions.check_slots(context, np)
+            sessions.check_slots(context, np, seconds)
     elif np is None:
         raise LaunchError("Spark Connect does not say how many task slots there are: name the number of ranks")
-    seconds = default_start_timeout() if start_timeout is None else start_timeout
-    check_timeout(seconds)
     retries = _retries()
     task_call = TaskCall(
         session, call, np, every=every, on_line=on_line, on_message=on_message, env=env, start_timeout=seconds,
@@ -230,10 +246,10 @@ def call_on_tasks(
         except TaskLost as error:
             if not error.again or attempt == retries:
                 raise
-            again = f"the job is started again, for the {attempt + 1}. of {retries} times"
+            again = f"the job is started again (retry {attempt + 1} of {retries})"
             on_message(f"hvd.spark: {error.sentence}; {again}")
             if context is not None:
-                sessions.check_slots(context, np)
+                sessions.check_slots(context, np, seconds, again=True)
     raise AssertionError("unreachable")
 
 

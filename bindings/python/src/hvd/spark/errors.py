@@ -29,6 +29,8 @@ _SUBMIT = {
     "SPARK-24820": "call run() outside of other Spark operations",
     "SPARK-24819": "ask for fewer ranks, or give the application more executors or cores",
 }
+# Spark 4 writes "version: 3.9 than that in driver: 3.11", Spark 3 "version (3, 9) than that in driver 3.11".
+_PYTHON = re.compile(r"Python in worker has different version:? (.+?) than that in driver:? ([\d.]*\d)")
 _ERROR = re.compile(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception|Failed|Interrupt|Exit)): (.*)$", re.MULTILINE)
 
 
@@ -61,6 +63,12 @@ def _translate(error: BaseException, size: int, hosts: Sequence[str]) -> Excepti
     found = _TASK.search(text)
     rank = int(found[1]) if found else -1
     who = f"rank {rank} of {size}{f' on {hosts[rank]}' if hosts[rank] else ''}" if rank >= 0 else "a rank"
+    if python := _PYTHON.search(text):
+        there = ".".join(re.findall(r"\d+", python[1]))
+        return LaunchError(
+            f"the executor of {who} has Python {there}, and the driver has Python {python[2]}; install the same on "
+            "both, and name it in PYSPARK_PYTHON"
+        )
     if executor := _EXECUTOR.search(text):
         reason = executor[2].strip() or "Spark gives no reason"
         return TaskLost(rank, size, f"{who} was lost with its executor ({executor[1]}): {reason}", True)
@@ -71,6 +79,8 @@ def _translate(error: BaseException, size: int, hosts: Sequence[str]) -> Excepti
         why = "the Python worker of its Spark task was killed or has crashed"
         return TaskLost(rank, size, f"{who} was lost: {why}", True)
     raised = _ERROR.findall(text)
+    if raised and raised[-1][0] in ("LaunchError", "ImportError"):
+        return LaunchError(raised[-1][1])
     if found and raised:
         return TaskLost(rank, size, f"the Spark task of {who} failed: {raised[-1][0]}: {raised[-1][1]}")
     return TaskLost(rank, size, f"the Spark job failed: {text.strip().splitlines()[0] if text.strip() else error!r}")

@@ -17,6 +17,7 @@ from hvd.launcher.console import LinePrinter
 from hvd.launcher.job import GRACE
 from hvd.launcher.outcome import Outcome
 from hvd.launcher.streams import Splitter
+from hvd.spark.bars import Bars
 from hvd.spark.link import Link, Listener
 
 ToDriver = Callable[..., Any]
@@ -40,6 +41,7 @@ class Hub:
         self._left: set[int] = set()  # whose tasks have nothing more to send
         self._changed = threading.Condition()
         self._printer = LinePrinter(sys.stderr, sys.stderr)
+        self._bars = Bars(self._printer)
         self._printing = threading.Lock()
         self._to_driver = to_driver
         self._all_output = all_output
@@ -48,6 +50,7 @@ class Hub:
             "timeline": lambda _, words, payload: self._to_driver("timeline", *words, payload=payload),
         }  # fmt: skip
         self._opened = threading.Event()
+        self._seconds = self._until = 0.0  # for all tasks to dial in, and when that is over
         self._listener = Listener(addresses, secret, self._welcome)
         self.address = self._listener.address
 
@@ -55,8 +58,9 @@ class Hub:
         """Has frames of a kind handled by `handler(rank, words, payload)`."""
         self._handlers[word] = handler
 
-    def open(self) -> None:
-        """Begins to receive, once all handlers are there; what came before waits."""
+    def open(self, seconds: float) -> None:
+        """Begins to receive, once all handlers are there; what came before waits. Tasks have `seconds` to dial in."""
+        self._seconds, self._until = seconds, time.monotonic() + seconds
         self._opened.set()
 
     def send(self, rank: int, *words: Any, payload: bytes = b"") -> None:
@@ -66,24 +70,30 @@ class Hub:
         if link:
             link.send(*words, payload=payload)
 
-    def await_tasks(self, seconds: float, names: Sequence[str]) -> None:
-        """Ends all, with a refusal, unless the tasks of all ranks have dialled in within `seconds`."""
+    def await_tasks(self, names: Sequence[str]) -> None:
+        """Ends all, with a refusal, unless the tasks of all ranks have dialled in within the `seconds` of open()."""
         with self._changed:
-            if self._changed.wait_for(lambda: len(self._links) == self.size or self.settled(), seconds):
+            left = self._until - time.monotonic()
+            if self._changed.wait_for(lambda: len(self._links) == self.size or self.settled(), left):
                 return
             missing = [rank for rank in range(self.size) if rank not in self._links]
         who = ", ".join(f"rank {rank} on {names[rank]}" for rank in missing)
         self.refuse(
             f"the tasks of {who} did not reach the first task at {self.address[0]}:{self.address[1]} within "
-            f"{seconds:g} s (start_timeout); is there a firewall between the executors?"
+            f"{self._seconds:g} s (start_timeout); is there a firewall between the executors?"
         )
 
     def await_end(self) -> None:
-        """Returns when no rank is left, or will ever come."""
+        """Returns when no rank is left, or will ever come: one whose task dials in late ends without an error of its own."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left >= set(self._links if self.settled() else range(self.size)))
+            while not self._left >= set(range(self.size)):
+                late = self._until - time.monotonic()
+                if self.settled() and late <= 0 and self._left >= set(self._links):
+                    break
+                self._changed.wait(late if self.settled() and late > 0 else None)
         self.outcome.find_cause(lambda rank: self._lines.get(rank, []))
         with self._printing:
+            self._bars.finish()
             self._printer.finish()
 
     def close(self) -> None:
@@ -108,6 +118,7 @@ class Hub:
         """Ends the job because of a rank."""
         with self._changed:
             first = self.outcome.blame(rank, code)
+            self._changed.notify_all()
         if first:
             self.stop_all(signal.SIGTERM, GRACE)
 
@@ -135,12 +146,14 @@ class Hub:
             self._changed.notify_all()
         if late:
             link.send("stop", int(signal.SIGTERM), GRACE)
-        while (frame := link.receive()) is not None:
-            words, payload = frame
-            handler = self._handlers.get(words[0])
-            if handler:
-                handler(rank, words[1:], payload)
-        self._leave(rank)
+        try:
+            while (frame := link.receive()) is not None:
+                words, payload = frame
+                handler = self._handlers.get(words[0])
+                if handler:
+                    handler(rank, words[1:], payload)
+        finally:
+            self._leave(rank)
 
     def _leave(self, rank: int) -> None:
         with self._changed:
@@ -159,7 +172,7 @@ class Hub:
         text = payload.decode("utf-8", "replace")
         with self._printing:
             self._splitters[rank].feed(payload)
-            self._printer(rank, words[0], text)
+            self._bars(rank, words[0], text)
         if self._all_output:
             self._to_driver("piece", rank, words[0], payload=payload)
 

@@ -7,6 +7,7 @@ frames: words as JSON, and bytes. Nothing is encrypted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -22,6 +23,8 @@ NONCE = 32
 PROOF_SECONDS = 10.0  # for the other end to prove itself
 STRANGERS = 64  # connections that may be proving themselves at a time
 
+# Errors of accept() after which the port goes on: no descriptors or memory for a while, a peer that has left.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
 _HEAD = struct.Struct("!IQ")  # bytes of the words, bytes of the payload
 
 
@@ -35,7 +38,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self.peer = ""
+        self._until: float | None = None  # when the proof has to be complete
 
     def send(self, *words: Any, payload: bytes = b"") -> bool:
         """Sends one frame; False if the other end is gone."""
@@ -66,6 +69,8 @@ class Link:
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()
         while len(parts) < count:
+            if self._until is not None:
+                self._socket.settimeout(max(1e-3, self._until - time.monotonic()))
             data = self._socket.recv(min(count - len(parts), 1 << 20))
             if not data:
                 raise EOFError
@@ -74,6 +79,7 @@ class Link:
 
     def prove(self, secret: bytes, dialled: bool) -> bool:
         """Exchanges proofs: first the end that dialled, so that a stranger who only listens learns none."""
+        self._until = time.monotonic() + PROOF_SECONDS  # for all of it: a stranger may send byte by byte
         self._socket.settimeout(PROOF_SECONDS)
         mine = os.urandom(NONCE)
         roles = (b"dialled", b"listening") if dialled else (b"listening", b"dialled")
@@ -88,6 +94,7 @@ class Link:
                 self._socket.sendall(answer)
         except (OSError, EOFError):
             return False
+        self._until = None
         self._socket.settimeout(None)
         return good
 
@@ -99,8 +106,9 @@ class Listener:
         """Listens at the first of `addresses` that is this host's. OSError if none is."""
         self._secret, self._welcome = secret, welcome
         self._links: list[Link] = []
+        self._closed = False
         self._lock = threading.Lock()
-        self._proving = threading.BoundedSemaphore(STRANGERS)
+        self._proving: dict[socket.socket, None] = {}  # in the order in which they have come
         self._socket = _listen(addresses)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         threading.Thread(target=self._accept, name="hvd-listener", daemon=True).start()
@@ -111,33 +119,45 @@ class Listener:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with self._lock:
-            for link in self._links:
-                link.close()
+            self._closed = True
+            links, proving = self._links, list(self._proving)
+        for link in links:
+            link.close()
+        for connection in proving:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, peer = self._socket.accept()
-            except OSError:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if error.errno in _PASSING:
+                    time.sleep(0.1)
+                    continue
                 return
-            if not self._proving.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._meet, args=(connection, peer[0]), name="hvd-link", daemon=True).start()
+            with self._lock:
+                # Who belongs to the job proves it at once: the oldest is a stranger who keeps others out.
+                oldest = next(iter(self._proving)) if len(self._proving) >= STRANGERS else None
+                if oldest:
+                    del self._proving[oldest]
+                self._proving[connection] = None
+            if oldest:
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._meet, args=(connection,), name="hvd-link", daemon=True).start()
 
-    def _meet(self, connection: socket.socket, peer: str) -> None:
+    def _meet(self, connection: socket.socket) -> None:
         link = Link(connection)
-        link.peer = peer
-        try:
-            proven = link.prove(self._secret, dialled=False)
-        finally:
-            self._proving.release()
-        if not proven:
-            connection.close()
-            return
-        _tune(connection)
+        proven = link.prove(self._secret, dialled=False)
         with self._lock:
-            self._links.append(link)
+            self._proving.pop(connection, None)
+            if proven and not self._closed:
+                self._links.append(link)
+            else:
+                connection.close()
+                return
+        _tune(connection)
         self._welcome(link)
 
 

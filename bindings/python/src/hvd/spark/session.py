@@ -13,7 +13,7 @@ from typing import Any
 
 from hvd.launcher.errors import LaunchError
 
-SETTLE = 10.0  # seconds for executors to come that were asked for when the application began
+SETTLE = 10.0  # seconds for more executors to come where some are there
 
 
 def find_session() -> Any:
@@ -65,9 +65,13 @@ def slots(context: Any) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def all_slots(context: Any) -> int:
-    """The same, once two seconds have brought no new ones."""
-    until = time.monotonic() + SETTLE
+def _no_slot(seconds: float) -> str:
+    return f"Spark has no task slot: no executor has registered within {seconds:g} s (HOROVOD_START_TIMEOUT)"
+
+
+def all_slots(context: Any, seconds: float) -> int:
+    """The same, once two seconds have brought no new ones. LaunchError if there is none within `seconds`."""
+    until = time.monotonic() + seconds
     count, since = slots(context), time.monotonic()
     while time.monotonic() < until and (count == 0 or time.monotonic() - since < 2.0):
         time.sleep(0.1)
@@ -75,7 +79,7 @@ def all_slots(context: Any) -> int:
         if now != count:
             count, since = now, time.monotonic()
     if count == 0:
-        raise LaunchError(f"Spark has no task slot: no executor has registered within {SETTLE:g} s")
+        raise LaunchError(_no_slot(seconds))
     return count
 
 
@@ -90,11 +94,16 @@ def check_allocation(context: Any) -> None:
         )
 
 
-def check_slots(context: Any, np: int) -> None:
-    """Raises LaunchError if Spark has too few slots even after some seconds."""
-    until = time.monotonic() + SETTLE
+def check_slots(context: Any, np: int, seconds: float, again: bool = False) -> None:
+    """Raises LaunchError if Spark has too few slots even after some seconds: `seconds` where it has none, or had more
+    (`again`), since executors take long to start.
+    """
+    begin = time.monotonic()
     while (found := slots(context)) < np:
-        if time.monotonic() > until:
+        waited = time.monotonic() - begin
+        if found == 0 and waited > seconds:
+            raise LaunchError(_no_slot(seconds))
+        if found > 0 and waited > (seconds if again else SETTLE):
             raise LaunchError(
                 f"{np} ranks were asked for, and Spark has {found} task slots ({_what(context)}); ask for at most "
                 f"{found}, or give the application more executors (spark.executor.instances, spark.cores.max) or slots "
@@ -108,7 +117,8 @@ def _what(context: Any) -> str:
     conf = context.getConf()
     gpus = conf.get("spark.task.resource.gpu.amount", "")
     cpus = conf.get("spark.task.cpus", "1")
-    return f"each of {cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "") + f", on {context.master}"
+    plural = "" if cpus == "1" else "s"
+    return f"each of {cpus} CPU{plural}" + (f" and {gpus} GPUs" if gpus else "") + f", on {context.master}"
 
 
 def driver_address(session: Any) -> str:

@@ -29,6 +29,7 @@ from hvd.spark.link import Link, dial
 
 Record = tuple[int, str, bytes]  # rank, kind, and what goes to the driver
 
+LATER = 5.0  # seconds
 LAST_MESSAGES = 30.0  # seconds for what the rank has told the driver before it ended
 
 
@@ -59,6 +60,10 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             send = to_driver.send if to_driver else lambda *_, **__: False
             hub = Hub(size, secret, _own_addresses(context), send, order["all_output"])
             stack.callback(hub.close)
+            if to_driver:
+                threading.Thread(target=_obey_driver, args=(to_driver, hub), daemon=True).start()
+        starting = stack.enter_context(contextlib.ExitStack())
+        starting.enter_context(_limit(order["start_timeout"], f"rank {rank} on {socket.gethostname()}"))
         seen_here = stack.enter_context(contextlib.ExitStack())
         file = seen_here.enter_context(place.shown(directory, order["identity"]))
         fact = {
@@ -87,19 +92,22 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
         except LaunchError as error:
             yield rank, "refused", str(error).encode()
             return
+        starting.close()
         own = {**place.place_of(rank, hosts, names), **order["identity"], **_gpus(context, order)}
         result = stack.enter_context(file_in_memory(f"hvd-result-{rank}"))
         if hub:
             if several:
                 across.serve(hub, hosts, names, order["start_timeout"])
-            hub.open()
+            hub.open(order["start_timeout"])
             send("hosts", names)
-            waiting = threading.Thread(target=hub.await_tasks, args=(order["start_timeout"], names), daemon=True)
+            waiting = threading.Thread(target=hub.await_tasks, args=(names,), daemon=True)
             waiting.start()
         try:
-            link = dial(tuple(facts[0]["hub"]), secret, order["start_timeout"])
+            # Longer than the first task waits, which says more of what is wrong.
+            link = dial(tuple(facts[0]["hub"]), secret, order["start_timeout"] + LATER)
         except OSError as error:
-            raise LaunchError(f"rank {rank} on {names[rank]}: the first task, on {names[0]}: {error}") from None
+            yield rank, "refused", f"rank {rank} on {names[rank]}: the first task, on {names[0]}: {error}".encode()
+            return
         stack.callback(link.close)
         link.send("rank", rank)
         pmi = None
@@ -127,6 +135,28 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             yield rank, "job", json.dumps(_account(hub, names)).encode()
         result.seek(0)
         yield rank, "result", result.read()
+
+
+@contextlib.contextmanager
+def _limit(seconds: float, who: str) -> Iterator[None]:
+    """Raises LaunchError when what happens here takes longer: Spark's own limit for tasks to meet is a year."""
+
+    def late(*_: Any) -> None:
+        raise LaunchError(
+            f"{who}: not all tasks have told the others what they are within {seconds:g} s (HOROVOD_START_TIMEOUT); "
+            "is an executor busy, or stopped?"
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled on the main thread, where Spark's Python worker calls this
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _account(hub: Hub, names: list[str]) -> dict[str, Any]:
@@ -212,6 +242,13 @@ def _obey(link: Link, job: RankJob, pmi: across.Pmi | None) -> None:
         elif words[0] == "pmi" and pmi:
             pmi.answer(payload)
     job.stop(signal.SIGTERM, GRACE)
+
+
+def _obey_driver(link: Link, hub: Hub) -> None:
+    """Ends all ranks when the driver is interrupted."""
+    while (frame := link.receive()) is not None:
+        if frame[0][0] == "stop":
+            hub.refuse("the driver was interrupted")
 
 
 def _receive(mine: socket.socket, link: Link) -> None:

@@ -12,6 +12,15 @@ from types import ModuleType
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "spark")
 
+# Of Horovod's modules those that scripts for Spark import first, and what to use instead.
+_ESTIMATORS = "save the data first, and train in a function that reads them: horovod.spark.run or HorovodRunner"
+_NOT_THERE = {
+    "horovod.spark.keras": f"Horovod's estimators are not there; {_ESTIMATORS}",
+    "horovod.spark.torch": f"Horovod's estimators are not there; {_ESTIMATORS}",
+    "horovod.spark.lightning": f"Horovod's estimators are not there; {_ESTIMATORS}",
+    "horovod.spark.common": f"Horovod's stores and backends are not there; {_ESTIMATORS}",
+}
+
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds `horovod.torch.functions` as `hvd.torch.functions`, and nothing where hvd has no such module."""
@@ -31,6 +40,8 @@ class _Finder(importlib.abc.MetaPathFinder):
                     f"{fullname} is served by hvd, which is not installed: pip install bindings/python of its sources"
                 ) from None
             return None  # nor has hvd what is above it
+        if not found and fullname in _NOT_THERE:
+            raise ModuleNotFoundError(f"{fullname}: {_NOT_THERE[fullname]}", name=fullname)
         return ModuleSpec(fullname, _Loader(name)) if found else None
 
 

@@ -24,6 +24,7 @@ class Supervisor:
     def __init__(self, stack: contextlib.ExitStack, order: Mapping[str, Any], passed: Iterable[int]) -> None:
         """Starts it; it inherits the descriptors `passed`, which the order names. Raises LaunchError without Python."""
         self._order = json.dumps(order).encode()
+        self._early: bytes | None = b""  # what follows the order; None once that is sent
         self._told = b""  # the last line, which is not complete yet
         python = sys.executable or shutil.which("python3")
         if not python:
@@ -45,12 +46,20 @@ class Supervisor:
             )
 
     def begin(self) -> None:
-        """Sends the order."""
-        self._tell(b"%d\n" % len(self._order) + self._order)
+        """Sends the order, and what was to be stopped before. Once is enough."""
+        with self._telling:
+            if self._early is not None:
+                data, self._early = b"%d\n" % len(self._order) + self._order + self._early, None
+                self._tell(data)
 
     def stop(self, number: int, seconds: float) -> None:
-        """Signals all programs; those that have not ended after `seconds` are killed."""
-        self._tell(f"stop {int(number)} {seconds}\n".encode())
+        """Signals all programs; those that have not ended after `seconds` are killed. Before begin(), once they run."""
+        line = f"stop {int(number)} {seconds}\n".encode()
+        with self._telling:
+            if self._early is None:
+                self._tell(line)
+            else:
+                self._early += line
 
     def read(self) -> list[list[Any]] | None:
         """The reports that have come; None at the end of the process. To be called when `reports` can be read."""
@@ -63,8 +72,8 @@ class Supervisor:
         self._process.wait()
 
     def _tell(self, data: bytes) -> None:
-        """Sends data, if it is still there."""
-        with self._telling, contextlib.suppress(BrokenPipeError):
+        """Sends data, if it is still there. With the lock."""
+        with contextlib.suppress(BrokenPipeError):
             while data and self._control >= 0:
                 data = data[os.write(self._control, data) :]
 
