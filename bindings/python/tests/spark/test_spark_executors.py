@@ -35,6 +35,18 @@ with open(os.path.join(folder, "first")) as file:
         hvd._core_mpi.library = lambda: "MPICH Version: 9.9.9"
 """
 
+# The first task has one of these Pythons.
+STUCK = """
+import os, sys, time
+try:
+    open(os.path.join({folder!r}, "first"), "x").close()
+except FileExistsError:
+    pass
+else:
+    import hvd.spark.place
+    hvd.spark.place.versions = lambda: time.sleep(600)
+"""
+
 PYTHON = """#!/bin/sh
 export PYTHONPATH="{folder}/$(cat {folder}/mode)${{PYTHONPATH:+:$PYTHONPATH}}"
 exec {python} "$@"
@@ -50,6 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "without" / "hvd" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'hvd'\")")
     (made / "other" / "hvd-9.9.9.dist-info").mkdir(parents=True)
     (made / "other" / "hvd-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hvd\nVersion: 9.9.9\n")
+    (made / "stuck").mkdir()
+    (made / "stuck" / "sitecustomize.py").write_text(STUCK.format(folder=str(made / "stuck")))
     (made / "mpich").mkdir()
     (made / "mpich" / "sitecustomize.py").write_text(OTHER_MPICH.format(folder=str(made / "mpich")))
     (made / "mode").write_text("same")
@@ -74,9 +88,22 @@ def test_the_same(spark: Any) -> None:
 
 
 def test_without_hvd(spark: Any, folder: Path) -> None:
+    from hvd.spark import LaunchError
+
     (folder / "mode").write_text("without")
-    with pytest.raises(RuntimeError, match=r"rank \d of 2.* failed: .*cannot import hvd \(No module named 'hvd'\); install"):
+    with pytest.raises(LaunchError, match=r"^rank \d on \S+: \S+ cannot import hvd \(No module named 'hvd'\); install"):
         HorovodRunner(np=2).run(os.getpid)
+    (folder / "mode").write_text("same")
+
+
+def test_a_task_that_is_stuck(spark: Any, folder: Path) -> None:
+    """Before it has told the others what it is; Spark alone would wait for a year."""
+    import hvd.spark
+    from hvd.spark import LaunchError
+
+    (folder / "mode").write_text("stuck")
+    with pytest.raises(LaunchError, match=r"not all tasks have told the others what they are within 8 s"):
+        hvd.spark.run(os.getpid, num_proc=2, start_timeout=8)
     (folder / "mode").write_text("same")
 
 

@@ -50,5 +50,5 @@ def test_more_ranks_than_gpus(spark: Any, monkeypatch: pytest.MonkeyPatch) -> No
     from hvd.spark import LaunchError, session
 
     monkeypatch.setattr(session, "SETTLE", 0.5)
-    with pytest.raises(LaunchError, match=r"Spark has 2 task slots \(each of 1 CPUs and 1 GPUs"):
+    with pytest.raises(LaunchError, match=r"Spark has 2 task slots \(each of 1 CPU and 1 GPU,"):
         HorovodRunner(np=3).run(os.getpid)

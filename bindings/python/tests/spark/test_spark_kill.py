@@ -139,6 +139,25 @@ def test_the_driver_is_interrupted(spark: Any, monkeypatch: pytest.MonkeyPatch) 
     check_clean("driver")
 
 
+def hang_and_save() -> None:
+    def save(*_: Any) -> None:
+        Path(os.environ[BEGUN], f"saved{os.environ['HOROVOD_RANK']}").touch()
+        raise SystemExit(1)
+
+    signal.signal(signal.SIGTERM, save)
+    hang()
+
+
+def test_ranks_may_save_their_work_when_the_driver_is_interrupted(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, "saving")
+    thread = strike("saving", lambda _: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        HorovodRunner(np=2).run(hang_and_save)
+    left = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in ranks_left(f"{MARK}=saving")}
+    thread.join()
+    assert left == {} and sorted(os.listdir(os.environ[BEGUN])) == ["0", "1", "saved0", "saved1"]
+
+
 @pytest.mark.parametrize("np", [1, 2])
 def test_two_runners_at_once(spark: Any, np: int) -> None:
     """Of two slots each takes one, or both one after the other; what one raises does not disturb the other."""

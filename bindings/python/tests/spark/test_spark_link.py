@@ -171,3 +171,13 @@ def test_a_passing_error_does_not_close_the_port(server: Server, monkeypatch: py
     second.send("after")
     server.wait(1)
     assert not failures
+
+
+def test_others_dial_the_first_address(server: Server) -> None:
+    """As in a container, whose address for others is that of its host."""
+    listener = Listener(["192.0.2.1", "127.0.0.1"], SECRET, server.welcome)
+    host, port = listener.address
+    assert host == "192.0.2.1"
+    dial(("127.0.0.1", port), SECRET, 5).send("there")
+    server.wait(1)
+    listener.close()

@@ -40,6 +40,18 @@ def test_the_value_of_rank_0_or_of_all(spark: Any) -> None:
     assert segments() == set()
 
 
+def test_ranks_that_have_all_cpus_of_the_host_get_cores_of_their_own(spark: Any) -> None:
+    """As under hvdrun; with fewer ranks the host belongs to others too."""
+    import hvd.spark
+    from hvd import _core
+    from hvd.launcher.supervisor.planning import NOTHING, plan
+
+    every = sorted(os.sched_getaffinity(0))
+    shares = [share.cpus or every for share in plan(_core, 2, NOTHING)] if len(every) <= 2 else [every, every]
+    assert hvd.spark.run(lambda: sorted(os.sched_getaffinity(0)), num_proc=2) == shares
+    assert hvd.spark.run(lambda: sorted(os.sched_getaffinity(0)), num_proc=1) == [every]
+
+
 def test_one_rank(spark: Any) -> None:
     assert HorovodRunner(np=1).run(sum_of_ranks) == (0, 1, 0, 1, False, [0, 0, 0])
 

@@ -10,9 +10,10 @@ import json
 import os
 import queue
 import secrets
+import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
 from hvd.launcher.call import default_start_timeout
@@ -137,8 +138,9 @@ class TaskCall:
         thread = threading.Thread(target=bootstrap.inheriting(self.session, work), name="hvd-spark-job", daemon=True)
         thread.start()
         try:
-            while not self._show(*self._events.get()):
-                pass
+            with _without_spark_handler():
+                while not self._show(*self._events.get()):
+                    pass
         except BaseException:
             try:
                 # Spark kills the tasks of a job that it cancels. So ranks are told before, and may save their work.
@@ -206,6 +208,21 @@ class TaskCall:
                 remedy = f"\nRemedy: install {error.__cause__.name} on all executors, with the version that is here."
             error.args = (with_lines(error.args[0] + remedy, error.rank, error.last_lines),)
             raise
+
+
+@contextlib.contextmanager
+def _without_spark_handler() -> Iterator[None]:
+    """At Ctrl-C Spark's handler cancels all jobs, which kills our ranks. Python's raises KeyboardInterrupt, no more."""
+    handler = signal.getsignal(signal.SIGINT)
+    ours = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def call_on_tasks(

@@ -39,7 +39,8 @@ def with_lines(text: str, rank: int, lines: Sequence[str]) -> str:
     if not lines:
         return text
     said = "\n".join(f"  {line}" for line in lines)
-    return f"{text}\nThe last {len(lines)} lines of rank {rank}:\n{said}"
+    what = "line" if len(lines) == 1 else f"{len(lines)} lines"
+    return f"{text}\nThe last {what} of rank {rank}:\n{said}"
 
 
 def translate(error: BaseException, size: int, hosts: Sequence[str], lines: Mapping[int, Sequence[str]]) -> Exception:

@@ -103,14 +103,15 @@ class Listener:
     """A port where the processes of the job dial in; `welcome(link)` is called on a thread for each that has."""
 
     def __init__(self, addresses: Sequence[str], secret: bytes, welcome: Callable[[Link], None]) -> None:
-        """Listens at the first of `addresses` that is this host's. OSError if none is."""
+        """Listens at the first of `addresses` that is this host's; others dial the first. OSError if none is."""
         self._secret, self._welcome = secret, welcome
         self._links: list[Link] = []
         self._closed = False
         self._lock = threading.Lock()
         self._proving: dict[socket.socket, None] = {}  # in the order in which they have come
         self._socket = _listen(addresses)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        # By the first address others reach this host, wherever that is translated.
+        self.address: tuple[str, int] = (addresses[0], self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="hvd-listener", daemon=True).start()
 
     def close(self) -> None:

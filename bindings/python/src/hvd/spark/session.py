@@ -117,8 +117,8 @@ def _what(context: Any) -> str:
     conf = context.getConf()
     gpus = conf.get("spark.task.resource.gpu.amount", "")
     cpus = conf.get("spark.task.cpus", "1")
-    plural = "" if cpus == "1" else "s"
-    return f"each of {cpus} CPU{plural}" + (f" and {gpus} GPUs" if gpus else "") + f", on {context.master}"
+    parts = [f"{count} {name}{'' if count == '1' else 's'}" for count, name in ((cpus, "CPU"), (gpus, "GPU")) if count]
+    return f"each of {' and '.join(parts)}, on {context.master}"
 
 
 def driver_address(session: Any) -> str:

@@ -10,13 +10,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from hvd.launcher.command import Program
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.job import GRACE, Job
 from hvd.launcher.local import ranks_environment
+from hvd.launcher.supervisor.planning import NOTHING, plan
 from hvd.launcher.supervisor.processes import segment_prefix
 from hvd.remote import channel
 from hvd.remote.channel import CHANNEL
@@ -117,13 +118,14 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             given = {**os.environ, **order["environ"]}
             own.update({name: value for name, value in network.items() if name not in given})
             own.update(pmi.variables)
+        cpus = _cpus(context, hosts, rank, {**os.environ, **order["environ"], **own})
         sender = None
         if order["timeline"]:
             own["HOROVOD_TIMELINE"] = timeline.local_path(order["identity"])
             if own["HOROVOD_LOCAL_RANK"] == "0":
                 sender = timeline.Sender(own["HOROVOD_TIMELINE"], hosts[rank], link)
         try:
-            _run_rank(order, program, kept, rank, own, result, link, directory, pmi)
+            _run_rank(order, program, kept, rank, own, cpus, result, link, directory, pmi)
         except LaunchError as error:
             link.send("ended", 1, time.monotonic_ns(), payload=str(error).encode())
             yield rank, "refused", f"rank {rank} on {names[rank]}: {error}".encode()
@@ -180,6 +182,7 @@ def _run_rank(
     kept: bytes,
     rank: int,
     own: dict[str, str],
+    cpus: Sequence[int],
     result: BinaryIO,
     link: Link,
     directory: str,
@@ -215,7 +218,8 @@ def _run_rank(
             own[CHECKPOINT] = str(last.fileno())
         if pmi:
             passed.append(pmi.theirs.fileno())
-        job.add(Program([sys.executable, "-m", "hvd.remote.worker"], sys.executable, own, pass_fds=passed, index=rank))
+        command = [sys.executable, "-m", "hvd.remote.worker"]
+        job.add(Program(command, sys.executable, own, cpus=cpus or None, pass_fds=passed, index=rank))
         identity = order["identity"]
         threading.Thread(target=_obey, args=(link, job, pmi), daemon=True).start()
         receiving = threading.Thread(target=_receive, args=(mine, link), daemon=True)
@@ -270,6 +274,19 @@ def _gpus(context: Any, order: dict[str, Any]) -> dict[str, str]:
     if given is None:
         return {}
     return {"HVD_TASK_GPUS": ",".join(given.addresses), "HVD_PIN": order["environ"].get("HVD_PIN", "from_scheduler")}
+
+
+def _cpus(context: Any, hosts: list[int], rank: int, environ: Mapping[str, str]) -> list[int]:
+    """The cores that a rank gets for itself, as under hvdrun, where the tasks of this job have all CPUs of the host.
+
+    Empty, which means no binding, where others use the host too, and where a policy for GPUs decides.
+    """
+    from hvd import _core
+
+    here = [other for other in range(len(hosts)) if hosts[other] == hosts[rank]]
+    if "HVD_PIN" in environ or len(here) * context.cpus() < len(os.sched_getaffinity(0)):
+        return []
+    return plan(_core, len(here), NOTHING)[here.index(rank)].cpus
 
 
 def _link_to_driver(order: dict[str, Any], secret: bytes, stack: contextlib.ExitStack) -> Link | None:
