@@ -475,7 +475,7 @@ def test_what_comes_with_the_order_is_obeyed():
     reports, report = os.pipe()
     null = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
     program = {"argv": ["sleep", "1000"], "executable": "/bin/sleep", "env": {}, "cpus": None, "fds": null}
-    order = json.dumps({"grace": 5, "env": {}, "sweep": None, "programs": [{**program, "pass_fds": [], "alone": False}]})
+    order = json.dumps({"grace": 5, "env": {}, "sweep": [], "programs": [{**program, "pass_fds": [], "alone": False}]})
     os.write(orders, f"{len(order)}\n{order}stop {int(signal.SIGTERM)} 5\n".encode())
     command = [sys.executable, "-I", "-S", str(GUARD), str(control), str(report)]
     with subprocess.Popen(command, pass_fds=[control, report, *null]) as guard:

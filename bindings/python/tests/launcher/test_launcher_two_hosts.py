@@ -158,7 +158,7 @@ def test_interfaces_that_lead_nowhere_are_not_used(two, more_interfaces, monkeyp
     ]  # fmt: skip
     named = two.run(*HVDRUN, *show, HVD_NETWORK_INTERFACES="switch,eth0", GLOO_SOCKET_IFNAME="lo")
     assert [line.partition("stdout>: ")[2] for line in sorted(named.stdout.splitlines())] == [
-        "0", "lo", "switch,eth0", "switch,eth0", "1", "lo", "switch,eth0", "switch,eth0",
+        "0", "=switch,eth0", "lo", "switch,eth0", "1", "=switch,eth0", "lo", "switch,eth0",
     ]  # fmt: skip
 
 

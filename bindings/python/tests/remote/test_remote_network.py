@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from hvd.launcher import network as launcher_network
 from hvd.remote import network
 
 
@@ -79,15 +81,17 @@ def test_variables():
         "NCCL_SOCKET_IFNAME": "=eth0,eth1",
         "GLOO_SOCKET_IFNAME": "eth0,eth1",
         "UCX_NET_DEVICES": "mlx5_0:1,eth0,eth1",
+        "FI_TCP_IFACE": "eth0",
     }
+    assert network.named({"HVD_NETWORK_INTERFACES": " eth0, eth1,"}) == ["eth0", "eth1"] and network.named({}) == []
 
 
 class Process:
     """The program of network.py, as a host runs it."""
 
-    def __init__(self):
+    def __init__(self, *before):
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", network.__file__],
+            [*before, sys.executable, "-I", "-S", network.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -160,3 +164,30 @@ def test_strangers(three):
     assert results[2]["reached"] == {"0": [], "1": []}
     silent.close()
     guessing.close()
+
+
+def test_more_strangers_than_descriptors():
+    """The oldest of those who have not asked as hosts do makes room."""
+    few, other = Process("sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"), Process()
+    hosts = [loopback(few), loopback(other)]
+    strangers = [socket.create_connection(("127.0.0.1", hosts[0]["port"])) for _ in range(80)]
+    few.tell(0, hosts)
+    other.tell(1, hosts)
+    assert few.hear()["reached"] == {"1": ["127.0.0.1"]}
+    assert other.hear()["reached"] == {"0": ["127.0.0.1"]}
+    for stranger in strangers:
+        stranger.close()
+    few.end()
+    other.end()
+
+
+def test_within_an_event_loop():
+    """As in a cell of a notebook."""
+
+    async def value():
+        return 3
+
+    async def cell():
+        return launcher_network._completed(value())
+
+    assert asyncio.run(cell()) == 3 and launcher_network._completed(value()) == 3

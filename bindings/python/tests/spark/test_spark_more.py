@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -33,6 +34,9 @@ def test_modules_beside_the_notebook_travel(spark: Any, beside: Path) -> None:
     """The imported one as it is in memory, those that are imported later as files."""
     (beside / "imported_before.py").write_text("value = 1\ndef get(): return value\n")
     (beside / "imported_later.py").write_text("import further\ndef get(): return further.NUMBER\n")
+    (beside / "folder").mkdir()
+    (beside / "folder" / "part.py").write_text("NUMBER = 100\n")  # a package without __init__.py
+    (beside / "guarded.py").write_text("NUMBER = 1000\n")
     (beside / "further").mkdir()
     (beside / "further" / "__init__.py").write_text("from .part import NUMBER\n")
     (beside / "further" / "part.py").write_text("NUMBER = 40\n")
@@ -43,13 +47,20 @@ def test_modules_beside_the_notebook_travel(spark: Any, beside: Path) -> None:
     def main() -> Any:
         import imported_later  # type: ignore[import-not-found]
 
-        return imported_before.get() + imported_later.get()
+        try:
+            import guarded  # type: ignore[import-not-found]
+        finally:
+            from folder import part  # type: ignore[import-not-found]
+        return imported_before.get() + imported_later.get() + part.NUMBER + guarded.NUMBER
 
     try:
-        assert HorovodRunner(np=2).run(main) == 42
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert HorovodRunner(np=2).run(main) == 1142
     finally:
-        for name in ("imported_before", "imported_later", "further"):
+        for name in ("imported_before", "imported_later", "further", "folder", "guarded"):
             sys.modules.pop(name, None)
+    assert list(Path(tempfile.gettempdir()).glob(f"hvd-{os.geteuid()}-*-modules-*")) == []
 
 
 def test_what_cannot_be_loaded_is_named_before_the_job(spark: Any, beside: Path) -> None:

@@ -98,13 +98,13 @@ class Job:
     def run(
         self,
         start_timeout: float,
-        sweep: tuple[str, str] | tuple[str, str, dict[str, str]] | None = None,
+        sweep: Sequence[tuple[str, str] | tuple[str, str, dict[str, str]]] = (),
         signals: Sequence[int] = (signal.SIGINT,),
         identity: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Starts all programs, and returns when no process of them is left.
 
-        `signals` are passed on to the programs if this is the main thread. `sweep`: directory and name prefix of the
+        `signals` are passed on to the programs if this is the main thread. `sweep`: directories and name prefixes of the
         files to remove at the end, and the variables of processes that may still use them. `identity`: variables that
         all processes of the job have and no other process has, by which they are found and killed if the guard is
         killed. LaunchError if a program could not be started, or if the guard was killed.
@@ -140,8 +140,8 @@ class Job:
         if not self._done:
             if identity is not None:
                 self._end_without_guard(dict(identity))
-            if sweep:
-                processes.sweep(*sweep)
+            for each in sweep:
+                processes.sweep(*each)
         if self._refusal:
             raise LaunchError(self._refusal)
         if not self._done:
@@ -164,7 +164,7 @@ class Job:
     def _notify_left(self, pids: Sequence[int]) -> None:
         self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, pids))}")
 
-    def _prepare(self, stack: contextlib.ExitStack, sweep: Sequence[Any] | None) -> Supervisor:
+    def _prepare(self, stack: contextlib.ExitStack, sweep: Sequence[Any]) -> Supervisor:
         """Starts the guard with the pipes of all programs, which wait for its order."""
         with contextlib.ExitStack() as theirs:
 

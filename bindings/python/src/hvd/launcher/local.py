@@ -95,7 +95,7 @@ def run_local(
             )
         directory = base.get("HVD_SHM_DIR") or "/dev/shm"
         try:
-            outcome = job.run(start_timeout, (directory, segment_prefix(identity)), signals, identity)
+            outcome = job.run(start_timeout, [(directory, segment_prefix(identity))], signals, identity)
         finally:
             if printer:
                 printer.finish()

@@ -36,7 +36,7 @@ from hvd.launcher.supervisor import planning, rank as guard
 from hvd.launcher.supervisor.client import GUARD
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
-from hvd.remote.network import interfaces as own_interfaces, variables
+from hvd.remote.network import interfaces as own_interfaces, named, variables
 
 MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
@@ -87,9 +87,9 @@ def run_mpi(
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
-    interfaces = list(interfaces) or [name for name in base.get("HVD_NETWORK_INTERFACES", "").split(",") if name]
-    for name in variables([], []) if interfaces else ():
-        base.setdefault(name, ",".join(interfaces))
+    interfaces = list(interfaces) or named(base)
+    for name, value in variables(interfaces, []).items() if interfaces else ():
+        base.setdefault(name, value)
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
@@ -158,14 +158,14 @@ def run_mpi(
                 job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
-        named = {"-localhost", "-iface"} & set(mpi_args) or not address
-        line += [*patterns, *([] if named else ["-localhost", address]), *mpi_args]
+        fixed = {"-localhost", "-iface"} & set(mpi_args) or not address
+        line += [*patterns, *([] if fixed else ["-localhost", address]), *mpi_args]
         # The guards end ranks; Hydra, which is faster, would end others before the first that failed is known.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
         try:
-            outcome = job.run(start_timeout, os.path.split(folder), signals)
+            outcome = job.run(start_timeout, [os.path.split(folder)], signals)
         except LaunchError as error:
             raise LaunchError("\n  ".join([str(error), *said])) from None
         finally:

@@ -10,16 +10,18 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hvd.launcher.errors import LaunchError
 from hvd.remote import network
 
 PROGRAM = Path(network.__file__)
+_T = TypeVar("_T")
+
 LINE = 1 << 24  # bytes at most of what a host prints in one line
-LONGEST = 10.0  # seconds in which a connection within a cluster is made, or never
 
 
 def find_interfaces(
@@ -33,7 +35,7 @@ def find_interfaces(
     asked = [(name, name in others) for name in names]
     if all(far for _, far in asked):
         asked.append(("this host", False))
-    told, results = asyncio.run(_ask_all(asked, agent, env, limit))
+    told, results = _completed(_ask_all(asked, agent, env, limit))
     try:
         chosen = network.choose(told, results, len(names))
     except network.NoCommonNetwork as error:
@@ -41,6 +43,16 @@ def find_interfaces(
     here = next(index for index, (_, far) in enumerate(asked) if not far)
     address = next(address for name, address, _ in told[here]["interfaces"] if name == chosen[here][0])
     return chosen[: len(names)], [host["devices"] for host in told[: len(names)]], address
+
+
+def _completed(work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` returns. On another thread where this one has an event loop, as in a cell of a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as worker:
+        return worker.submit(asyncio.run, work).result()
 
 
 async def _ask_all(
@@ -56,7 +68,7 @@ async def _ask_all(
         told = await _together([one.line(limit) for one in running])
         for one, (name, _) in zip(told, asked):
             one["host"] = name
-        probing = min(limit, LONGEST)
+        probing = min(limit, network.LONGEST)
         for me, one in enumerate(running):
             one.say({"secret": secret, "me": me, "hosts": told, "limit": probing})
         return told, await _together([one.line(limit + probing) for one in running])

@@ -21,15 +21,18 @@ import hashlib
 import hmac
 import json
 import os
+import resource
 import secrets
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 NONCE = 16  # bytes
 DIGEST = 32  # bytes of SHA-256
+LONGEST = 10.0  # seconds in which a connection within a cluster is made, or never
 SETTLED = 0.5  # seconds after the last answer; by then only what leads nowhere is silent, if each host has answered
 SIOCGIFADDR, SIOCGIFFLAGS, UP, LOOPBACK = 0x8915, 0x8913, 0x1, 0x8
 
@@ -85,14 +88,20 @@ class Prober:
         self.secret = b""
         self.known = asyncio.Event()  # set as soon as `me` and `secret` are
         self.server: asyncio.Server | None = None
+        self.asking: dict[asyncio.StreamWriter, None] = {}  # in the order in which they have come
+        # A stranger who holds connections leaves descriptors for those of the job.
+        self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
     async def listen(self) -> int:
         """Starts to answer on all addresses; returns the port."""
-        self.server = await asyncio.start_server(self._answer, "0.0.0.0", 0)
+        self.server = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=min(128, self.most // 2))
         return int(self.server.sockets[0].getsockname()[1])
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says which host this is to a peer that knows the secret, and nothing to any other."""
+        self.asking[writer] = None
+        if len(self.asking) > self.most:
+            next(iter(self.asking)).transport.abort()
         endings = (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.CancelledError)
         with contextlib.suppress(*endings):  # the last: this program ends
             nonce = secrets.token_bytes(NONCE)
@@ -104,6 +113,7 @@ class Prober:
                 me = struct.pack(">i", self.me)
                 writer.write(me + _proof(self.secret, b"answer", theirs + nonce + me))
                 await writer.drain()
+        self.asking.pop(writer, None)
         writer.close()
 
     async def _ask(self, address: str, port: int) -> int:
@@ -201,12 +211,20 @@ def _what_was_tried(hosts: list[dict[str, Any]], results: list[dict[str, Any]], 
     return "\n".join(lines)
 
 
+def named(environ: Mapping[str, str]) -> list[str]:
+    """The interfaces that HVD_NETWORK_INTERFACES names; nothing is looked for then, and nothing else used."""
+    return [name.strip() for name in environ.get("HVD_NETWORK_INTERFACES", "").split(",") if name.strip()]
+
+
 def variables(names: list[str], ports: list[str]) -> dict[str, str]:
-    """The variables that make NCCL, Gloo and UCX use these interfaces, and these InfiniBand `ports` (see devices)."""
+    """The variables that make NCCL, Gloo, UCX and libfabric use these interfaces, and UCX these InfiniBand `ports` (see
+    devices).
+    """
     return {
         "NCCL_SOCKET_IFNAME": "=" + ",".join(names),  # with =, because NCCL takes a name for the beginning of one
         "GLOO_SOCKET_IFNAME": ",".join(names),
         "UCX_NET_DEVICES": ",".join([*ports, *names]),  # it leaves out all that is not in the list
+        "FI_TCP_IFACE": names[0],  # libfabric's TCP takes one
     }
 
 

@@ -45,6 +45,10 @@ def _local(name: str) -> tuple[Path, list[Path]] | None:
     """The folder of a module beside the notebook or script, and its files."""
     with contextlib.suppress(Exception):
         spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is None:  # a folder without __init__.py
+            folder = Path(next(iter(spec.submodule_search_locations or ())))
+            files = [path for path in sorted(folder.rglob("*.py")) if modules.is_local_file(str(path))]
+            return (folder.parent, files) if files else None
         if spec is None or not modules.is_local_file(spec.origin or ""):
             return None
         origin = Path(spec.origin or "")
@@ -69,7 +73,8 @@ def install(files: dict[str, bytes]) -> None:
     """Makes these files importable in this process, after all else."""
     if not files:
         return
-    folder = tempfile.mkdtemp(prefix="hvd-modules-")
+    # A name that begins as those of the job's shared memory is removed with these.
+    folder = tempfile.mkdtemp(prefix=f"hvd-{os.geteuid()}-{os.environ.get('HVD_JOB', '')}-modules-")
     for name, data in files.items():
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,9 @@ from hvd.remote.program import worker_environment
 SECONDS = 120.0  # for imports that a call needs; then it is started without more ado
 
 
-def try_call(program: bytes, what: str) -> list[str]:
+def try_call(program: bytes, what: str) -> dict[str, bool]:
     """Loads a program (program.py) in a new process; returns the names of modules that its functions import and that
-    are not there.
+    are not there, each with whether only in `try` or `with`, where they may do without.
 
     Raises NotPicklable, with the error, for what cannot be loaded.
     """
@@ -54,7 +54,7 @@ def try_call(program: bytes, what: str) -> list[str]:
                 timeout=SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return []
+            return {}
         answer.seek(0)
         text = answer.read()
     if not text:
@@ -63,7 +63,7 @@ def try_call(program: bytes, what: str) -> list[str]:
     found = json.loads(text)
     if found["error"]:
         raise NotPicklable(f"{what} cannot be loaded in a new Python: {found['error']}\n{_remedy(found)}")
-    return list(found["missing"])
+    return dict(found["missing"])
 
 
 def _remedy(found: dict[str, Any]) -> str:
@@ -79,13 +79,16 @@ def _remedy(found: dict[str, Any]) -> str:
 def main() -> None:
     """Loads the program, and writes what came of it."""
     program, answer = map(int, sys.argv[1:])
-    found: dict[str, Any] = {"error": "", "module": "", "missing": [], "traceback": ""}
+    found: dict[str, Any] = {"error": "", "module": "", "missing": {}, "traceback": ""}
     try:
         with open(program, "rb") as file:
             file.seek(0)
             pickle.load(file)
             call = cloudpickle.load(file)
-        found["missing"] = sorted({name for name in imported(call) if not _is_there(name)})
+        guards: dict[str, bool] = {}
+        for name, guarded in imported(call):
+            guards[name] = guards.get(name, True) and guarded
+        found["missing"] = {name: guarded for name, guarded in sorted(guards.items()) if not _is_there(name)}
     except BaseException as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         found.update(error=f"{type(error).__name__}: {error}", module=missing or "", traceback=traceback.format_exc())
@@ -103,8 +106,8 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def imported(call: Any) -> Iterator[str]:
-    """The first parts of the names of modules that functions import when they are called, outside of `try`.
+def imported(call: Any) -> Iterator[tuple[str, bool]]:
+    """The first parts of the names of modules that functions import when they are called; and whether in `try` or `with`.
 
     Looks into functions that travelled with the call, in whatever it refers to as a global, closure or argument.
     """
@@ -139,11 +142,11 @@ def _filled(cell: Any) -> bool:
         return False
 
 
-def _imports(code: types.CodeType) -> Iterator[str]:
+def _imports(code: types.CodeType) -> Iterator[tuple[str, bool]]:
     guarded = [range(entry.start, entry.end) for entry in _protected(code)]
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME" and not any(instruction.offset in part for part in guarded):
-            yield instruction.argval.partition(".")[0]
+        if instruction.opname == "IMPORT_NAME":
+            yield instruction.argval.partition(".")[0], any(instruction.offset in part for part in guarded)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _imports(constant)

@@ -19,8 +19,6 @@ from hvd.remote.pmi import RANK_VARIABLES, Server
 from hvd.spark.hub import Hub
 from hvd.spark.link import Link
 
-PROBING = 10.0  # seconds in which a connection within a cluster is made, or never
-
 
 def refusal(context: Any, names: Sequence[str]) -> str:
     """Why the ranks cannot use MPI; "" where they can. Every task calls it."""
@@ -57,13 +55,17 @@ def interface_variables(
     The first rank of each host looks for them, unless the driver's HVD_NETWORK_INTERFACES names them. LaunchError, on
     all tasks, where some host has none that all others reach.
     """
-    names = [name.strip() for name in environ.get("HVD_NETWORK_INTERFACES", "").split(",") if name.strip()]
-    if names:
-        return network.variables(names, network.devices())
+    if names := network.named(environ):
+        there = [name for name, _, _ in network.interfaces()]
+        if absent := [name for name in names if name not in there]:
+            raise LaunchError(
+                f"HVD_NETWORK_INTERFACES names {', '.join(absent)}, and {socket.gethostname()} has {', '.join(there)}"
+            )
+        return network.variables(names, [])
     firsts = sorted(set(hosts))
     with _prober() if rank in firsts else contextlib.nullcontext() as prober:
         told = _gathered(context, _line(prober))
-        order = {"secret": secret.hex(), "me": firsts.index(hosts[rank]), "hosts": told, "limit": PROBING}
+        order = {"secret": secret.hex(), "me": firsts.index(hosts[rank]), "hosts": told, "limit": network.LONGEST}
         if prober:
             prober.stdin.write(json.dumps(order) + "\n")
             prober.stdin.flush()
@@ -89,14 +91,14 @@ def _prober() -> Iterator[Any]:
     try:
         yield process
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             process.communicate("", timeout=2)
         process.kill()
         process.wait()
 
 
 def _line(prober: Any) -> dict[str, Any]:
-    """What it prints next, PROBING seconds after its order at the latest; {} on a rank without one."""
+    """What it prints next, network.LONGEST seconds after its order at the latest; {} on a rank without one."""
     if not prober:
         return {}
     if not (line := prober.stdout.readline()):

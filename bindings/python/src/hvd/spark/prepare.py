@@ -23,7 +23,9 @@ def tried_program(call: functools.partial[Any], np: int, every: bool, level: int
     program = io.BytesIO()
     write_program(program, call, np, every, apart=True, level=level + 1)
     what = f"{contents.describe(call)} and its arguments"
-    files, absent = sources.collect(trial.try_call(program.getvalue(), what))
+    guarded = trial.try_call(program.getvalue(), what)
+    files, nowhere = sources.collect(guarded)
+    absent = [name for name in nowhere if not guarded[name]]
     if absent:
         warnings.warn(
             f"{contents.describe(call)} imports {', '.join(sorted(absent))}, which this Python does not have; it has "

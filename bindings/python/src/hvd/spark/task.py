@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -226,7 +227,7 @@ def _run_rank(
         receiving.start()
         outcome = job.run(
             order["start_timeout"],
-            (directory, segment_prefix(identity), identity),
+            [(place, segment_prefix(identity), identity) for place in (directory, tempfile.gettempdir())],
             (),
             {**identity, "HOROVOD_RANK": str(rank)},
         )

@@ -11,11 +11,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvd.launcher.supervisor.processes import processes_of
+from hvd.launcher.supervisor.processes import processes_of, segment_prefix
 from hvd.spark.link import Link
 
 PERIOD = 1.0  # seconds
@@ -25,9 +24,9 @@ _END = b"\n]\n"
 _HEADER = 2  # lines about the job, which the driver's file needs once
 
 
-def local_path(identity: Mapping[str, str]) -> str:
-    """The file of a host's ranks; its name cannot be guessed."""
-    return os.path.join(tempfile.gettempdir(), f"hvd-timeline-{identity['HVD_LAUNCH']}.json")
+def local_path(identity: dict[str, str]) -> str:
+    """The file of a host's ranks; its name cannot be guessed. The guards remove it if nobody else does."""
+    return os.path.join(tempfile.gettempdir(), f"{segment_prefix(identity)}-timeline-{identity['HVD_LAUNCH']}.json")
 
 
 class Sender:
@@ -36,6 +35,8 @@ class Sender:
     def __init__(self, path: str, host: int, link: Link) -> None:
         self._path, self._host, self._link = path, host, link
         self._at = 2  # after "[\n"
+        # Empty now: the ranks write into it. Open, because guards may remove it before all of it was read.
+        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY | os.O_CLOEXEC, 0o600), "rb", 0)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="hvd-timeline", daemon=True)
         self._thread.start()
@@ -48,6 +49,7 @@ class Sender:
         while processes_of(identity) and time.monotonic() < until:
             time.sleep(0.02)
         self._send()
+        self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -56,13 +58,12 @@ class Sender:
             self._send()
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError), open(self._path, "rb") as file:
-            file.seek(self._at)
-            data = file.read()
-            data = data[: max(0, data.rfind(_END))]  # events up to the end of the array; a comma will follow here
-            if data:
-                self._at += len(data)
-                self._link.send("timeline", self._host, payload=data)
+        self._file.seek(self._at)
+        data = self._file.read()
+        data = data[: max(0, data.rfind(_END))]  # events up to the end of the array; a comma will follow here
+        if data:
+            self._at += len(data)
+            self._link.send("timeline", self._host, payload=data)
 
 
 class Collector:

@@ -28,8 +28,8 @@ def main() -> None:
     if not guard.start(order):
         guard.stop(signal.SIGKILL, 0.0)
     guard.run()
-    if order["sweep"]:
-        sweep(*order["sweep"])
+    for each in order["sweep"]:
+        sweep(*each)
     guard.tell("done")
 
 
