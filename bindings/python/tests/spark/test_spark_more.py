@@ -219,4 +219,4 @@ def test_a_job_goes_on_from_its_checkpoint(
         return begun, len(state["data"])
 
     assert HorovodRunner(np=2).run(main) == (2, 100_000)
-    assert "the job is started again, for the 1. of 1 times" in capsys.readouterr().out
+    assert "the job is started again (retry 1 of 1)" in capsys.readouterr().out
