@@ -158,8 +158,11 @@ def test_interfaces_that_lead_nowhere_are_not_used(two, more_interfaces, monkeyp
     ]  # fmt: skip
     named = two.run(*HVDRUN, *show, HVD_NETWORK_INTERFACES="switch,eth0", GLOO_SOCKET_IFNAME="lo")
     assert [line.partition("stdout>: ")[2] for line in sorted(named.stdout.splitlines())] == [
-        "0", "=switch,eth0", "lo", "switch,eth0", "1", "=switch,eth0", "lo", "switch,eth0",
+        "0", "=eth0", "eth0", "lo", "1", "=eth0", "eth0", "lo",
     ]  # fmt: skip
+    none = two.run(*HVDRUN, *show, HVD_NETWORK_INTERFACES="switch, eth2")
+    said = r"hvdrun: rank \d could not be started: the network interfaces switch, eth2 are named, and h\d has only .*eth0"
+    assert none.returncode == 1 and re.search(said, none.stderr), none.stderr
 
 
 def test_no_interface_in_common(two, more_interfaces):

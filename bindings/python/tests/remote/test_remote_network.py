@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from hvd.launcher import network as launcher_network
+from hvd.launcher.supervisor import interfaces
 from hvd.remote import network
 
 
@@ -77,13 +79,30 @@ def test_none_in_common():
 
 
 def test_variables():
-    assert network.variables(["eth0", "eth1"], ["mlx5_0:1"]) == {
+    assert interfaces.variables(["eth0", "eth1"], ["mlx5_0:1"]) == {
         "NCCL_SOCKET_IFNAME": "=eth0,eth1",
         "GLOO_SOCKET_IFNAME": "eth0,eth1",
         "UCX_NET_DEVICES": "mlx5_0:1,eth0,eth1",
         "FI_TCP_IFACE": "eth0",
     }
-    assert network.named({"HVD_NETWORK_INTERFACES": " eth0, eth1,"}) == ["eth0", "eth1"] and network.named({}) == []
+
+
+def test_named_interfaces(monkeypatch):
+    """Of all hosts: each uses those that it has, and needs one."""
+    assert interfaces.named({"HVD_NETWORK_INTERFACES": " eth0, eth1,"}) == ["eth0", "eth1"]
+    assert interfaces.named({}) == []
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth1"), (3, "eth10")])
+    assert interfaces.of_this_host(["eth0", "eth1"], "h1") == (["eth1"], "")
+    assert interfaces.of_this_host(["eth0", "eth2"], "h1") == (
+        [],
+        "the network interfaces eth0, eth2 are named, and h1 has only lo, eth1, eth10",
+    )
+    assert interfaces.variables(["eth1"]) == {
+        "NCCL_SOCKET_IFNAME": "=eth1",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "UCX_NET_DEVICES": "eth1",
+        "FI_TCP_IFACE": "eth1",
+    }
 
 
 class Process:
@@ -170,7 +189,11 @@ def test_more_strangers_than_descriptors():
     """The oldest of those who have not asked as hosts do makes room."""
     few, other = Process("sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"), Process()
     hosts = [loopback(few), loopback(other)]
-    strangers = [socket.create_connection(("127.0.0.1", hosts[0]["port"])) for _ in range(80)]
+    strangers = [socket.socket() for _ in range(80)]
+    for stranger in strangers:
+        stranger.settimeout(0.2)
+        with contextlib.suppress(OSError):  # no more fit into the queue of those that connect
+            stranger.connect(("127.0.0.1", hosts[0]["port"]))
     few.tell(0, hosts)
     other.tell(1, hosts)
     assert few.hear()["reached"] == {"1": ["127.0.0.1"]}
@@ -179,6 +202,22 @@ def test_more_strangers_than_descriptors():
         stranger.close()
     few.end()
     other.end()
+
+
+def test_strangers_that_come_at_once():
+    async def meet():
+        prober = network.Prober()
+        port = await prober.listen()
+        prober.most = 3
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(10)]
+        strangers[-1].setblocking(False)
+        assert len(await asyncio.get_running_loop().sock_recv(strangers[-1], 1000)) == network.NONCE
+        assert len(prober.asking) == 3  # the last to come, and all have come
+        for stranger in strangers:
+            stranger.close()
+        prober.server.close()
+
+    asyncio.run(asyncio.wait_for(meet(), 60))
 
 
 def test_within_an_event_loop():

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -22,6 +23,9 @@ from spark_strangers import SECRET, received, shown_to_all, strangers, tells
 from spark_support import ancestors, listening, missing, new_session, ranks_left, until
 
 from hvd.horovod_runner import HorovodRunner
+from hvd.launcher.errors import LaunchError
+from hvd.launcher.supervisor import interfaces
+from hvd.remote import network
 
 pytest.importorskip("hvd._core_mpi", reason="SKIP: hvd was built without an MPI")
 needs_spark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -101,6 +105,39 @@ def test_an_exception_without_finalize(spark: Any) -> None:
 
     with pytest.raises(RankError, match="rank 0 of 2 on .* raised KeyError: 'absent'"):
         HorovodRunner(np=2).run(fail)
+
+
+# --- Interfaces ------------------------------------------------------------------------------------------------------
+
+
+class Tasks:
+    """Of two tasks, one, which hears that the other has said the same."""
+
+    def allGather(self, text: str) -> list[str]:
+        return [text, text]
+
+
+def test_named_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These alone are used, without ports of InfiniBand, and a name that no host has is refused."""
+    from hvd.spark import across
+
+    monkeypatch.setattr(network, "devices", lambda: ["mlx5_0:1"])
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth1")])
+    monkeypatch.setattr(socket, "gethostname", lambda: "h1")
+    found = across.interface_variables(Tasks(), 0, [0, 1], b"", {"HVD_NETWORK_INTERFACES": "eth0, eth1"})
+    assert found == interfaces.variables(["eth1"]) and found["UCX_NET_DEVICES"] == "eth1"
+    with pytest.raises(LaunchError) as refused:
+        across.interface_variables(Tasks(), 0, [0, 1], b"", {"HVD_NETWORK_INTERFACES": "eth2"})
+    assert str(refused.value) == "the network interfaces eth2 are named, and h1 has only lo, eth1"
+
+
+def test_a_prober_that_does_not_end_is_killed() -> None:
+    from hvd.spark import across
+
+    with across._prober() as prober:
+        assert prober.stdout.readline()
+        os.kill(prober.pid, signal.SIGSTOP)
+    assert prober.returncode == -signal.SIGKILL
 
 
 # --- Strangers --------------------------------------------------------------------------------------------------------

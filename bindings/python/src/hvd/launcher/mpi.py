@@ -34,9 +34,10 @@ from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
 from hvd.launcher.supervisor import planning, rank as guard
 from hvd.launcher.supervisor.client import GUARD
+from hvd.launcher.supervisor.interfaces import named, stripped, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
-from hvd.remote.network import interfaces as own_interfaces, named, variables
+from hvd.remote.network import interfaces as own_interfaces
 
 MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
@@ -87,9 +88,7 @@ def run_mpi(
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
-    interfaces = list(interfaces) or named(base)
-    for name, value in variables(interfaces, []).items() if interfaces else ():
-        base.setdefault(name, value)
+    interfaces = stripped(interfaces) or named(base)
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
@@ -103,6 +102,7 @@ def run_mpi(
         "plan": [planning.policy_text(pin, bind), extension_file(pin)],
         "result": RESULT if results is not None else None,
         "network": [{}] * len(places),
+        "interfaces": interfaces,
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
         "grace": GRACE,
         "farewell": FAREWELL,

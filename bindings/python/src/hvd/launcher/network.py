@@ -19,9 +19,9 @@ from hvd.launcher.errors import LaunchError
 from hvd.remote import network
 
 PROGRAM = Path(network.__file__)
-_T = TypeVar("_T")
-
 LINE = 1 << 24  # bytes at most of what a host prints in one line
+
+_T = TypeVar("_T")
 
 
 def find_interfaces(

@@ -26,7 +26,6 @@ import secrets
 import socket
 import struct
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +93,7 @@ class Prober:
 
     async def listen(self) -> int:
         """Starts to answer on all addresses; returns the port."""
+        # asyncio accepts as many at once as its backlog has before _answer runs for one of them.
         self.server = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=min(128, self.most // 2))
         return int(self.server.sockets[0].getsockname()[1])
 
@@ -101,7 +101,9 @@ class Prober:
         """Says which host this is to a peer that knows the secret, and nothing to any other."""
         self.asking[writer] = None
         if len(self.asking) > self.most:
-            next(iter(self.asking)).transport.abort()
+            oldest = next(iter(self.asking))
+            del self.asking[oldest]
+            oldest.transport.abort()
         endings = (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.CancelledError)
         with contextlib.suppress(*endings):  # the last: this program ends
             nonce = secrets.token_bytes(NONCE)
@@ -113,7 +115,7 @@ class Prober:
                 me = struct.pack(">i", self.me)
                 writer.write(me + _proof(self.secret, b"answer", theirs + nonce + me))
                 await writer.drain()
-        self.asking.pop(writer, None)
+        self.asking.pop(writer, None)  # it may have made room
         writer.close()
 
     async def _ask(self, address: str, port: int) -> int:
@@ -209,23 +211,6 @@ def _what_was_tried(hosts: list[dict[str, Any]], results: list[dict[str, Any]], 
             lines.append(f"  {host['host']} {name} {address}: {said}")
     lines.append("Name the interfaces to use with --network-interfaces or HVD_NETWORK_INTERFACES, or open the network.")
     return "\n".join(lines)
-
-
-def named(environ: Mapping[str, str]) -> list[str]:
-    """The interfaces that HVD_NETWORK_INTERFACES names; nothing is looked for then, and nothing else used."""
-    return [name.strip() for name in environ.get("HVD_NETWORK_INTERFACES", "").split(",") if name.strip()]
-
-
-def variables(names: list[str], ports: list[str]) -> dict[str, str]:
-    """The variables that make NCCL, Gloo, UCX and libfabric use these interfaces, and UCX these InfiniBand `ports` (see
-    devices).
-    """
-    return {
-        "NCCL_SOCKET_IFNAME": "=" + ",".join(names),  # with =, because NCCL takes a name for the beginning of one
-        "GLOO_SOCKET_IFNAME": ",".join(names),
-        "UCX_NET_DEVICES": ",".join([*ports, *names]),  # it leaves out all that is not in the list
-        "FI_TCP_IFACE": names[0],  # libfabric's TCP takes one
-    }
 
 
 async def _main() -> None:

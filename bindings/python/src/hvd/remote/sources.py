@@ -45,10 +45,10 @@ def _local(name: str) -> tuple[Path, list[Path]] | None:
     """The folder of a module beside the notebook or script, and its files."""
     with contextlib.suppress(Exception):
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is None:  # a folder without __init__.py
-            folder = Path(next(iter(spec.submodule_search_locations or ())))
-            files = [path for path in sorted(folder.rglob("*.py")) if modules.is_local_file(str(path))]
-            return (folder.parent, files) if files else None
+        for place in (spec.submodule_search_locations or ()) if spec and spec.origin is None else ():
+            folder = Path(place)  # one without __init__.py
+            if files := [path for path in sorted(folder.rglob("*.py")) if modules.is_local_file(str(path))]:
+                return folder.parent, files
         if spec is None or not modules.is_local_file(spec.origin or ""):
             return None
         origin = Path(spec.origin or "")

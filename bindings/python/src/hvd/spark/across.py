@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hvd.launcher.errors import LaunchError
+from hvd.launcher.supervisor.interfaces import named, of_this_host, variables
 from hvd.remote import network
 from hvd.remote.pmi import RANK_VARIABLES, Server
 from hvd.spark.hub import Hub
@@ -55,13 +56,11 @@ def interface_variables(
     The first rank of each host looks for them, unless the driver's HVD_NETWORK_INTERFACES names them. LaunchError, on
     all tasks, where some host has none that all others reach.
     """
-    if names := network.named(environ):
-        there = [name for name, _, _ in network.interfaces()]
-        if absent := [name for name in names if name not in there]:
-            raise LaunchError(
-                f"HVD_NETWORK_INTERFACES names {', '.join(absent)}, and {socket.gethostname()} has {', '.join(there)}"
-            )
-        return network.variables(names, [])
+    if names := named(environ):
+        here, problem = of_this_host(names, socket.gethostname())
+        if problems := sorted({json.loads(text) for text in context.allGather(json.dumps(problem))} - {""}):
+            raise LaunchError("\n".join(problems))
+        return variables(here)
     firsts = sorted(set(hosts))
     with _prober() if rank in firsts else contextlib.nullcontext() as prober:
         told = _gathered(context, _line(prober))
@@ -75,7 +74,7 @@ def interface_variables(
     except network.NoCommonNetwork as error:
         raise LaunchError(str(error)) from None
     me = firsts.index(hosts[rank])
-    return network.variables(chosen[me], told[me]["devices"])
+    return variables(chosen[me], told[me]["devices"])
 
 
 def _gathered(context: Any, own: dict[str, Any]) -> list[dict[str, Any]]:

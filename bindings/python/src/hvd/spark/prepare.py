@@ -11,7 +11,7 @@ from typing import Any
 from hvd.remote import contents, sources, trial
 from hvd.remote.program import write_program
 
-FORWARDED = ("HOROVOD_", "HVD_", "NCCL_", "UCX_", "GLOO_", "KERAS_BACKEND", "TF_")
+FORWARDED = ("HOROVOD_", "HVD_", "NCCL_", "UCX_", "FI_", "GLOO_", "KERAS_BACKEND", "TF_")
 _PLACE = (
     "HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE HOROVOD_CROSS_RANK HOROVOD_CROSS_SIZE"
     " HOROVOD_HOSTNAME HVD_JOB HVD_LAUNCH HVD_CPUS HVD_LOST_RANKS HVD_TASK_GPUS"

@@ -227,7 +227,7 @@ def _run_rank(
         receiving.start()
         outcome = job.run(
             order["start_timeout"],
-            [(place, segment_prefix(identity), identity) for place in (directory, tempfile.gettempdir())],
+            [(place, segment_prefix(identity), identity) for place in (directory, environ.get("TMPDIR") or tempfile.gettempdir())],
             (),
             {**identity, "HOROVOD_RANK": str(rank)},
         )

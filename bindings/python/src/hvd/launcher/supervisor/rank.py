@@ -14,6 +14,7 @@ from typing import Any
 
 from . import planning
 from .guard import STOPPING, Guard
+from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
 MARK = "\x1ehvd:"  # begins a line of a rank's guard among the rank's output; the job's token and words follow
@@ -87,10 +88,10 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
-    `options`: token, counts, names and network variables of hosts, pin (a policy, or null), plan (what ranks are planned by, and the
-    path of the extension), result, env, grace and farewell in seconds. mpiexec's proxy may
-    kill the process that it has started at any time. So the guard is a child of that process, and the end of a pipe
-    shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
+    `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), pin (a
+    policy, or null), plan (what ranks are planned by, and the path of the extension), result, env, grace and farewell
+    in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that
+    process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
     of an in-memory file, whose bytes go to the launcher when the rank has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
@@ -132,13 +133,24 @@ def share_of(own: dict[str, str], options: dict[str, Any], guard: RankGuard) -> 
     return None if isinstance(found, str) else found[local]
 
 
+def network_of(host: str, options: dict[str, Any], guard: RankGuard) -> dict[str, str]:
+    """The variables with the interfaces that a rank uses. It is not started where the user names none of its host."""
+    if not options["interfaces"]:
+        return dict(options["network"][options["names"].index(host)])
+    here, problem = of_this_host(options["interfaces"], host)
+    if problem:
+        guard.tell("refused", 0, 0, problem)
+        sys.exit(1)
+    return variables(here)
+
+
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
     """The guard of a rank; returns the rank's exit code."""
     rank = int(os.environ["PMI_RANK"])
     own = place(rank, options["counts"], options["names"])
-    network = options["network"][options["names"].index(own["HOROVOD_HOSTNAME"])]
-    own.update({name: value for name, value in network.items() if name not in os.environ})
     guard = RankGuard(control, options)
+    network = network_of(own["HOROVOD_HOSTNAME"], options, guard)
+    own.update({name: value for name, value in network.items() if name not in os.environ})
     share = share_of(own, options, guard)
     if share is not None:
         own.update(share.variables(options["pin"]))
