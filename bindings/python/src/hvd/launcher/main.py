@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = run(arguments)
         finally:
+            try:
+                sys.stderr.flush()
+            except OSError:  # what argparse could not write
+                discard(sys.stderr)
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader is gone
