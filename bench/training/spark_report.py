@@ -196,8 +196,8 @@ def markdown(run: Mapping[str, Any]) -> str:
             f"{settings['steps']} steps after {training['warm_steps']} to get warm; its time is the median step of the "
             f"slowest rank. Medians over {settings['jobs']} jobs in each way after {settings['warmup']}, one in each "
             "way after another, in changing order; behind ± twice the standard error of a median. Percentages are of "
-            "jobs of the same round. hvdrun gives each rank a core of its own; Spark does not, so hvdrun was measured "
-            "in both ways. Executors of Spark are there all the time. Every job has to end with the same losses and "
+            "jobs of the same round. hvdrun gives each rank a core of its own, HorovodRunner does where the ranks "
+            "have all CPUs of the host; hvdrun was measured without, too. Executors of Spark are there all the time. Every job has to end with the same losses and "
             "parameters, to the bit.\n"
         )
         parts.append(jobs_table(run["jobs"]))
