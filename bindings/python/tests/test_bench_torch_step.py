@@ -5,40 +5,23 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from bench_program import BenchProgram
 
 torch = pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).resolve().parents[3] / "bench" / "torch_step.py"
-if not PROGRAM.exists():
-    pytest.skip("bench/torch_step.py is not part of this distribution", allow_module_level=True)
-LAUNCHER = re.compile(r"^(HVD_|HOROVOD_|PMI_|PMIX_|OMPI_|MPI_|SLURM_)")
-
-
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program as a user starts it, in an environment without a launcher."""
-    clean = {name: value for name, value in os.environ.items() if not LAUNCHER.match(name)}
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        env={**clean, **environment}, timeout=170, check=False,
-    )
+PROGRAM = BenchProgram("torch_step.py", limit=170)
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The module that sums up what ranks have measured."""
-    path = list(sys.path)
-    sys.path.insert(0, str(PROGRAM.parent))
-    module = importlib.import_module("training.report")
-    sys.path[:] = path
-    return module
+    return PROGRAM.module("training.report")
 
 
 def rank(seconds: dict[str, list[float]], digests: str = "same", apart: float = 0.0) -> dict[str, Any]:
@@ -52,7 +35,7 @@ def rank(seconds: dict[str, list[float]], digests: str = "same", apart: float = 
 
 def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     """Two ranks train tiny models in all ways that are there, to the same bits; calls and the import are timed."""
-    done = run("--tiny", "--rounds", 3, "--warmup", 1, "--buckets", "4", "--output", tmp_path)
+    done = PROGRAM.run("--tiny", "--rounds", 3, "--warmup", 1, "--buckets", "4", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in tmp_path.iterdir())
     assert [Path(name).suffix for name in files] == [".json", ".md"] and files[0].endswith("-torch-step-tiny.json")
@@ -92,7 +75,7 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
     launcher = tmp_path / "horovodrun"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hvd.launcher.main "$@"\n')
     launcher.chmod(0o755)
-    done = run(
+    done = PROGRAM.run(
         "--tiny", "--rounds", 2, "--warmup", 0, "--models", "transformer", "--gradients", "kept",
         "--ways", "hvd,horovod", "--steps-only", "--output", tmp_path,
         PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
@@ -107,7 +90,7 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_quoted() -> None:
-    done = run("--tiny", "--ways", "hvd", "--steps-only", HVD_TRANSPORT="pigeons")
+    done = PROGRAM.run("--tiny", "--ways", "hvd", "--steps-only", HVD_TRANSPORT="pigeons")
     assert done.returncode == 1 and done.stdout == ""
     assert "bench/torch_step.py: the ranks ended with exit code" in done.stderr
     assert 'HVD_TRANSPORT="pigeons"; allowed: auto, shm, mpi' in done.stderr
@@ -125,7 +108,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
     ],
 )
 def test_bad_options(arguments: list[str], complaint: str) -> None:
-    done = run(*arguments)
+    done = PROGRAM.run(*arguments)
     assert done.returncode == 2 and complaint in done.stderr
 
 

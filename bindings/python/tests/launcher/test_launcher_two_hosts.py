@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library
+from network_hosts import hosts_module
 
 from hvd.launcher import mpi
 
@@ -29,14 +29,7 @@ HVDRUN = [sys.executable, "-m", "hvd.launcher.main"]
 @pytest.fixture(scope="module")
 def made():
     """Two hosts, h1 and h2, and the module that makes them."""
-    folder = ROOT / "tests/multihost"
-    sys.path.insert(0, str(folder))
-    try:
-        hosts = pytest.importorskip("hosts", reason="tests/multihost is not there")
-    finally:
-        sys.path.remove(str(folder))
-    if reason := hosts.why_not():
-        pytest.skip(reason)
+    hosts = hosts_module()
     with hosts.Hosts(2) as two:
         yield Two(two, hosts)
 

@@ -5,50 +5,32 @@ from __future__ import annotations
 import copy
 import importlib
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from bench_program import BenchProgram
 from spark_support import missing
 
-PROGRAM = Path(__file__).resolve().parents[4] / "bench" / "spark_start.py"
-if not PROGRAM.exists():
-    pytest.skip("bench/spark_start.py is not part of this distribution", allow_module_level=True)
-LAUNCHER = re.compile(r"^(HVD_|HOROVOD_|PMI_|PMIX_|OMPI_|MPI_|SLURM_)")
+PROGRAM = BenchProgram("spark_start.py", limit=400)
 ALLREDUCES = 2 * 8 * (2 + 5)  # ranks, tensors, and steps with those to get warm
-
-
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program as a user starts it, in an environment without a launcher."""
-    clean = {name: value for name, value in os.environ.items() if not LAUNCHER.match(name)}
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        env={**clean, **environment}, timeout=400, check=False,
-    )
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The module that sums up what has been measured."""
-    path = list(sys.path)
-    sys.path.insert(0, str(PROGRAM.parent))
-    module = importlib.import_module("training.spark_report")
-    sys.path[:] = path
-    return module
+    return PROGRAM.module("training.spark_report")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_all_of_it(tmp_path: Path) -> None:
     """Two ranks start, and train in all ways, to the same bits; the timeline has each of their calls."""
     torch = pytest.importorskip("torch")
-    done = run("--tiny", "--no-distributor", "--output", tmp_path)  # TorchDistributor alone takes as long as all the rest
+    done = PROGRAM.run("--tiny", "--no-distributor", "--output", tmp_path)  # TorchDistributor alone takes as long as all the rest
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in tmp_path.iterdir())
     assert [Path(name).suffix for name in files] == [".json", ".md"] and files[0].endswith("-spark-start-tiny.json")
@@ -100,12 +82,12 @@ def test_what_a_rank_of_torch_distributor_returns(bench: ModuleType, monkeypatch
     ],
 )
 def test_bad_options(arguments: list[str], complaint: str) -> None:
-    done = run(*arguments)
+    done = PROGRAM.run(*arguments)
     assert done.returncode == 2 and complaint in done.stderr
 
 
 def test_what_is_not_installed_is_named() -> None:
-    done = run("--tiny", PATH="/nowhere", JAVA_HOME="")
+    done = PROGRAM.run("--tiny", PATH="/nowhere", JAVA_HOME="")
     assert done.returncode == 1 and done.stdout == ""
     assert re.fullmatch(
         r"bench/spark_start.py: .*\bjava: not installed here; tools/setup --spark installs all\n", done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from network_hosts import hosts_module
 from spark_support import missing
 
 if missing():
@@ -23,7 +24,6 @@ over = pytest.importorskip("hvd._core_mpi", reason="hvd was built without an MPI
 if "MPICH" not in over.library():
     pytest.skip("hvd was not built with MPICH", allow_module_level=True)
 
-ROOT = Path(__file__).resolve().parents[4]
 LIMIT = 240.0
 
 DRIVER = """
@@ -83,14 +83,7 @@ session.stop()
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What a driver saw: one program for all tests, because Java takes long to start."""
-    folder = ROOT / "tests/multihost"
-    sys.path.insert(0, str(folder))
-    try:
-        hosts = pytest.importorskip("hosts", reason="tests/multihost is not there")
-    finally:
-        sys.path.remove(str(folder))
-    if reason := hosts.why_not():
-        pytest.skip(reason)
+    hosts = hosts_module()
     with hosts.Hosts(2) as made:
         for number, host in enumerate(made.all, 1):
             for words in (

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from bench_program import BenchProgram
 
 tensorflow = pytest.importorskip("tensorflow")
 
-PROGRAM = Path(__file__).resolve().parents[4] / "bench" / "tensorflow_step.py"
-if not PROGRAM.exists():
-    pytest.skip("bench/tensorflow_step.py is not part of this distribution", allow_module_level=True)
-LAUNCHER = re.compile(r"^(HVD_|HOROVOD_|PMI_|PMIX_|OMPI_|MPI_|SLURM_|TF_CONFIG)")
-
-
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The program as a user starts it, in an environment without a launcher."""
-    clean = {name: value for name, value in os.environ.items() if not LAUNCHER.match(name)}
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        env={**clean, **environment}, timeout=280, check=False,
-    )
+PROGRAM = BenchProgram("tensorflow_step.py", limit=280)
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The module that sums up what ranks have measured."""
-    path = list(sys.path)
-    sys.path.insert(0, str(PROGRAM.parent))
-    module = importlib.import_module("training.tensorflow_report")
-    sys.path[:] = path
-    return module
+    return PROGRAM.module("training.tensorflow_report")
 
 
 def rank(engine: dict[str, list[float]], **tables: dict[str, list[float]]) -> dict[str, Any]:
@@ -56,7 +38,7 @@ def rank(engine: dict[str, list[float]], **tables: dict[str, list[float]]) -> di
 
 def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     """Two ranks train tiny models in all ways that are there, to the same bits; calls and imports are timed."""
-    done = run("--tiny", "--rounds", 3, "--warmup", 1, "--output", tmp_path)
+    done = PROGRAM.run("--tiny", "--rounds", 3, "--warmup", 1, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in tmp_path.iterdir())
     assert [Path(name).suffix for name in files] == [".json", ".md"] and files[0].endswith("-tensorflow-step-tiny.json")
@@ -102,7 +84,7 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
     launcher = tmp_path / "horovodrun"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hvd.launcher.main "$@"\n')
     launcher.chmod(0o755)
-    done = run(
+    done = PROGRAM.run(
         "--tiny", "--rounds", 2, "--warmup", 0, "--modes", "function", "--ways", "horovod", "--steps-only",
         "--output", tmp_path,
         PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
@@ -119,7 +101,7 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_quoted() -> None:
-    done = run("--tiny", "--ways", "hvd", "--modes", "eager", "--steps-only", HVD_TRANSPORT="pigeons")
+    done = PROGRAM.run("--tiny", "--ways", "hvd", "--modes", "eager", "--steps-only", HVD_TRANSPORT="pigeons")
     assert done.returncode == 1 and done.stdout == ""
     assert "bench/tensorflow_step.py: the ranks ended with exit code" in done.stderr
     assert 'HVD_TRANSPORT="pigeons"; allowed: auto, shm, mpi' in done.stderr
@@ -135,7 +117,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
     ],
 )
 def test_bad_options(arguments: list[str], complaint: str) -> None:
-    done = run(*arguments)
+    done = PROGRAM.run(*arguments)
     assert done.returncode == 2 and complaint in done.stderr
 
 
