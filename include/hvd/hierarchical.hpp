@@ -176,6 +176,22 @@ class Hierarchical {
     return true;
   }
 
+  /// As in both transports.
+  void set_timeout(failure_policy::seconds timeout) noexcept
+    requires requires(Local& l, Cross& c) { l.set_timeout(timeout), c.set_timeout(timeout); }
+  {
+    state_->local.set_timeout(timeout);
+    state_->world.set_timeout(timeout);
+    if (state_->lane) state_->lane->set_timeout(timeout);
+  }
+  void set_interruption(const interruption& by) noexcept
+    requires requires(Local& l, Cross& c) { l.set_interruption(by), c.set_interruption(by); }
+  {
+    state_->local.set_interruption(by);
+    state_->world.set_interruption(by);
+    if (state_->lane) state_->lane->set_interruption(by);
+  }
+
   /// See MpiTransport::require_threads.
   static void require_threads(std::string_view who)
     requires requires { Cross::require_threads(who); }
@@ -194,6 +210,13 @@ class Hierarchical {
   template <class T>
   [[nodiscard]] auto alloc_shared(std::size_t n) {
     return on_host([&] { return state_->local.template alloc_shared<T>(n); });
+  }
+  /// As ShmTransport::map_shared, among the ranks of a host.
+  template <class T>
+  [[nodiscard]] auto map_shared(int fd, std::size_t n)
+    requires requires(Local& l) { l.template map_shared<T>(fd, n); }
+  {
+    return on_host([&] { return state_->local.template map_shared<T>(fd, n); });
   }
 
  private:

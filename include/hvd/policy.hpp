@@ -66,6 +66,16 @@ struct failure_policy {
   bool check = detail::from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
 };
 
+/// What may end waits from outside, such as a signal: a rank that waits calls `wanted(context)` about every
+/// millisecond, on the thread that waits, and gives up with an error of kind aborted where it returns true. The group
+/// has ended then.
+struct interruption {
+  bool (*wanted)(void* context) = nullptr;
+  void* context = nullptr;
+
+  explicit operator bool() const { return wanted != nullptr && wanted(context); }
+};
+
 /// The options of transports that share memory.
 struct sharing_options {
   waiting_policy waiting{};  ///< how ranks wait for each other

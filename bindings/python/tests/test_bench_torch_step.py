@@ -45,7 +45,11 @@ def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     assert list(result["models"]) == ["conv, new", "conv, kept", "transformer, new", "transformer, kept"]
     missing = result["missing"]
     for about in result["models"].values():
-        assert {"none", "none again", "hvd", "DDP on Gloo", "DDP on Gloo, 4 MiB"} <= set(about["ways"])
+        assert {"none", "none again", "hvd"} <= set(about["ways"])
+        assert {"DDP on Gloo", "DDP on Gloo, copies", "DDP on Gloo, 4 MiB"} <= set(about["ways"])
+        for way in ("DDP on hvd", "DDP on hvd, shared buckets"):
+            assert (way in about["ways"]) != (way in missing)
+        assert about["best_ddp"].startswith("DDP on Gloo")
         assert ("hvd, bucket views" in about["ways"]) != ("hvd, bucket views" in missing)
         assert ("Horovod" in about["ways"]) != (missing.get("Horovod") == "not installed")
         for way, row in about["ways"].items():
@@ -101,7 +105,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
     [
         (["--models", "resnet"], "--models: there is no 'resnet'; allowed: conv, transformer"),
         (["--gradients", "old"], "--gradients: there is no 'old'; allowed: new, kept"),
-        (["--ways", "hvd,mpi"], "--ways: there is no 'mpi'; allowed: hvd, hvd-views, ddp, horovod"),
+        (["--ways", "hvd,mpi"], "there is no 'mpi'; allowed: hvd, hvd-views, ddp, ddp-hvd, ddp-hvd-shared, horovod"),
         (["--rounds", "0"], "'0' is no whole number from 1 to 10000"),
         (["--buckets", "4,x"], "'x' is no whole number from 1 to 1024"),
         (["--output", "/nowhere"], "--output: cannot write into '/nowhere'"),
@@ -116,6 +120,8 @@ def test_exposed_time(bench: ModuleType) -> None:
     """The slowest rank counts, in each round; exposed is beyond the mean of both steps without communication."""
     first = {"none": [1.0, 2.0, 1.0], "none again": [1.0, 2.0, 1.0], "hvd": [1.5, 2.0, 1.0], "DDP on Gloo": [1.0] * 3}
     second = {"none": [1.0, 1.0, 1.0], "none again": [2.0, 2.0, 1.0], "hvd": [1.0, 2.5, 1.5], "DDP on Gloo": [5.0] * 3}
+    for times in (first, second):  # worse than the best on Gloo, and better, which does not make it Gloo's
+        times.update({"DDP on Gloo, copies": [6.0] * 3, "DDP on hvd": [1.5, 2.0, 1.5]})
     about = bench.summarise([rank(first), rank(second)])
     assert about["ways"]["none again"]["steps_ms"] == [2000.0, 2000.0, 1000.0]
     assert about["ways"]["none again"]["exposed_ms"]["median"] == 0.0  # of 1000, 0, 0

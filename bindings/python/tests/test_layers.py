@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "hvd"
 
 # From the bottom up. A module imports from lower rows, and from its own entry: modules and folders with spaces between.
 ROWS = (
-    ("exceptions", "util", "_core _core_mpi"),
+    ("exceptions", "util", "torch_backend", "_core _core_mpi"),
     ("core",),
     ("api", "elastic", "check_build __main__"),
     ("numpy", "torch"),

@@ -88,7 +88,8 @@ struct cache_sizes {
 struct alignas(cache_line) slot {
   word stamp;
   std::uint64_t message_bytes;
-  std::uint64_t reserved[6];
+  std::int64_t tag;  ///< of tagged_messages; 0 in others
+  std::uint64_t reserved[5];
 };
 inline constexpr int slots_per_channel = 2;
 /// A slot's payload has at least this many bytes with any number of ranks: a message up to this length is one fragment.

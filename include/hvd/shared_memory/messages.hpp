@@ -41,10 +41,12 @@ struct channel_view {
 /// A message on its way out. `step` moves one fragment if there is room.
 class outgoing {
  public:
-  outgoing(peer_memory& m, const std::byte* data, std::size_t bytes, int to)
-      : channels_{m}, data_(data), left_(bytes), bytes_(bytes), to_(to) {}
+  outgoing(peer_memory& m, const std::byte* data, std::size_t bytes, int to, std::int64_t tag = 0)
+      : channels_{m}, data_(data), left_(bytes), bytes_(bytes), tag_(tag), to_(to) {}
 
   [[nodiscard]] bool finished() const noexcept { return finished_; }
+  /// Whether a fragment of it has been sent.
+  [[nodiscard]] bool begun() const noexcept { return finished_ || left_ != bytes_; }
   [[nodiscard]] bool room() const noexcept {
     const std::uint64_t taken = channels_.taken(to_, channels_.m.rank()).load(std::memory_order_acquire);
     return channels_.m.sent(to_) - taken < slots_per_channel;
@@ -56,6 +58,7 @@ class outgoing {
     const std::size_t n = std::min<std::size_t>(left_, m.shape().slot_bytes);
     copy_bytes(reinterpret_cast<std::byte*>(&s + 1), data_, n);
     s.message_bytes = bytes_;
+    s.tag = tag_;
     data_ += n;
     left_ -= n;
     m.store(s.stamp, ++sent);
@@ -67,6 +70,7 @@ class outgoing {
   const std::byte* data_;
   std::size_t left_;
   std::size_t bytes_;
+  std::int64_t tag_;
   int to_;
   bool finished_ = false;  // a message of no bytes still sends one fragment
 };
@@ -83,6 +87,11 @@ class incoming {
     peer_memory& m = channels_.m;
     const std::uint64_t next = m.taken(from_);
     return channels_.at(from_, m.rank(), next).stamp.load(std::memory_order_acquire) > next;
+  }
+  /// Of a message that is ready and not yet begun: its first slot, with length and tag.
+  [[nodiscard]] const slot& first() const noexcept {
+    peer_memory& m = channels_.m;
+    return channels_.at(from_, m.rank(), m.taken(from_));
   }
   void step() {
     peer_memory& m = channels_.m;

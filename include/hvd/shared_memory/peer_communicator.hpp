@@ -39,6 +39,14 @@ class peer_communicator {
   /// over this one. Any thread may ask, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return peers_->waits().waiting_for(); }
 
+  /// Changes failure_policy::timeout for the operations to come.
+  void set_timeout(failure_policy::seconds timeout) noexcept { peers_->set_timeout(timeout); }
+  /// What may end waits from now on.
+  void set_interruption(const interruption& by) noexcept { peers_->set_interruption(by); }
+  /// Ends the group for all its ranks: waits end with an error of kind aborted, on this rank and on the others. Any
+  /// thread may call this while another one waits, as long as the transport is neither moved nor destroyed.
+  void abort() noexcept { peers_->set_abort(error_kind::aborted, peers_->rank()); }
+
   /// For algorithms: see PeerMemory.
   [[nodiscard]] peer_memory& peers() noexcept { return *peers_; }
 

@@ -63,6 +63,9 @@ class peer_memory {
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_oversubscribed(bool more_ranks_than_cpus) noexcept { oversubscribed_ = more_ranks_than_cpus; }
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
+  /// For waits that begin from now on; see failure_policy::timeout and hvd::interruption.
+  void set_timeout(failure_policy::seconds timeout) noexcept { failure_.timeout = timeout; }
+  void set_interruption(const interruption& by) noexcept { interruption_ = by; }
   /// For a group split off a named one, whose abort word this is: a second claim of a rank there ends this group, too.
   void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }
 
@@ -125,6 +128,7 @@ class peer_memory {
       if (now < next_look && !aborted()) continue;
       next_look = now + failure_.look_every;
       waits_->look();
+      if (interruption_) give_up(error_kind::aborted, rank_, what, peer);
       for (const int p : {peer, other}) {
         const std::optional<error_kind> trouble = p < 0 ? std::nullopt : look(p, now - started);
         // The peer may have stored what we need just before it left.
@@ -358,6 +362,7 @@ class peer_memory {
   std::string label_;
   waiting_policy waiting_;
   failure_policy failure_;
+  interruption interruption_;
   liveness live_;
   wait_board own_waits_{window(0), geometry_.window_bytes, rank_, size_};
   wait_board* waits_ = &own_waits_;

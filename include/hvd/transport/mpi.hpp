@@ -89,6 +89,11 @@ class MpiTransport {
   /// microseconds of a wait. Any thread may ask, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
 
+  /// Changes mpi_options::timeout for the operations to come.
+  void set_timeout(options::seconds timeout) noexcept { group_->set_timeout(timeout); }
+  /// What may end waits in hvd's loops from now on; not those inside MPI.
+  void set_interruption(const interruption& by) noexcept { group_->set_interruption(by); }
+
   /// For code (`who`) that uses groups of this process in several threads at the same time. Errors: unsupported, unless
   /// MPI runs at MPI_THREAD_MULTIPLE.
   static void require_threads(std::string_view who) {

@@ -147,7 +147,32 @@ class ShmTransport : public detail::peer_communicator {
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     std::shared_ptr<detail::segment> memory = state_->allocate(n, sizeof(T));
     if (n == 0) return {};
-    const detail::shared_block block = state_->add_block(*memory, n * sizeof(T));
+    std::byte* const base = memory->data();
+    const std::size_t stride = memory->bytes() / static_cast<std::size_t>(size());
+    return share_block<T>(std::move(memory), base, stride, n);
+  }
+
+  /// The same for memory that each rank has already, in a file of its own that is on a memory file system and may have
+  /// no name: n elements at its start, mapped at another address than the one that the rank knows. Collective. Empty,
+  /// on all ranks, where a rank passes -1 for `fd`, or cannot open the file of another one (it then is of another user,
+  /// or in another PID namespace). The descriptors may be closed after the call. Cost: two exchanges and a mapping for
+  /// each rank. Errors: those of `barrier`.
+  template <class T>
+  [[nodiscard]] shared_array<T> map_shared(int fd, std::size_t n) {
+    std::shared_ptr<detail::peer_files> files = state_->map_files(fd, n * sizeof(T));
+    if (!files) return {};
+    std::byte* const base = files->base();
+    const std::size_t stride = files->stride();
+    return share_block<T>(std::move(files), base, stride, n);
+  }
+
+ private:
+  using state = detail::shm_group;
+
+  /// Parts of n elements in `memory` as a block of the group.
+  template <class T, class Memory>
+  shared_array<T> share_block(std::shared_ptr<Memory> memory, std::byte* base, std::size_t stride, std::size_t n) {
+    const detail::shared_block block = state_->add_block(base, stride, n * sizeof(T));
     T* const data = reinterpret_cast<T*>(block.part(rank()));
     std::shared_ptr<void> owner(static_cast<void*>(data), [memory = std::move(memory), id = block.id,
                                                            from = std::weak_ptr<state>(state_)](void*) {
@@ -155,9 +180,6 @@ class ShmTransport : public detail::peer_communicator {
     });
     return {data, n, std::move(owner)};
   }
-
- private:
-  using state = detail::shm_group;
 
   template <class T>
   static std::shared_ptr<state> meet(T& over, const options& opts) {

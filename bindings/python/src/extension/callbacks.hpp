@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -19,9 +20,11 @@ namespace hvd_python {
 class callbacks {
  public:
   /// Never destroyed: threads may still use it while the process ends.
-  static callbacks& instance() { return *current(); }
-  /// For a forked child, in which threads that it does not have may hold the lock: it gets one of its own.
-  static void forget() { current() = new callbacks; }
+  static callbacks& instance() { return *current()[0]; }
+  /// Those of groups, which other threads call.
+  static callbacks& of_groups() { return *current()[1]; }
+  /// For a forked child, in which threads that it does not have may hold the lock: it gets its own.
+  static void forget() { current() = {new callbacks, new callbacks}; }
 
   /// A function that `keep_alive` holds.
   void add(std::shared_ptr<void> function) {
@@ -47,8 +50,8 @@ class callbacks {
   }
 
  private:
-  static callbacks*& current() {
-    static callbacks* all = new callbacks;
+  static std::array<callbacks*, 2>& current() {
+    static std::array<callbacks*, 2> all{new callbacks, new callbacks};
     return all;
   }
 

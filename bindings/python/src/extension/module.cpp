@@ -4,6 +4,7 @@
 #include "callbacks.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "group_python.hpp"
 #include "job.hpp"
 #include "keep_alive.hpp"
 #include "memory.hpp"
@@ -212,6 +213,7 @@ NB_MODULE(_core, m) {
   hvd_python::define_memory(m);
   hvd_python::define_handle(m);
   hvd_python::define_job(m);
+  hvd_python::define_group(m);
   hvd_python::define_pinning(m);
   hvd_python::define_xla(m);
 
@@ -220,8 +222,9 @@ NB_MODULE(_core, m) {
   for (std::uint8_t i = 0; i != static_cast<std::uint8_t>(hvd::dtype::user); ++i)
     types[std::string(hvd::name(static_cast<hvd::dtype>(i))).c_str()] = i;
   using hvd::operation;
-  for (const operation o : {operation::barrier, operation::allreduce, operation::reduce_scatter, operation::allgather,
-                            operation::broadcast, operation::alltoall})
+  for (const operation o :
+       {operation::barrier, operation::allreduce, operation::reduce_scatter, operation::allgather, operation::broadcast,
+        operation::alltoall, operation::reduce, operation::gather, operation::scatter})
     operations[std::string(hvd::name(o)).c_str()] = static_cast<int>(o);
   m.attr("dtypes") = types;
   m.attr("operations") = operations;

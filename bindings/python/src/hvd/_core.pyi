@@ -109,6 +109,70 @@ class Job:
     def close(self) -> None: ...
     def forget(self) -> None: ...
 
+class Pending:
+    """An operation of a group, in flight or done."""
+
+    def wait(self, limit: float | None = None) -> bool:
+        """Waits without the GIL; False where it is not done after ``limit`` s. Raises HorovodInternalError."""
+
+    def poll(self) -> bool: ...
+    def then(self, function: Callable[[], object], /) -> None:
+        """``next_group_callback`` returns the function when the operation has ended."""
+
+    @property
+    def shared(self) -> Memory | None:
+        """Of an operation with a file: the file's bytes, mapped by all ranks."""
+
+    @property
+    def source(self) -> int:
+        """Of a message received: the rank that it came from."""
+
+class Group:
+    """A group of ranks for torch.distributed: all call the same collectives in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def hosts(self) -> list[int]:
+        """The host of each rank: a number that ranks with common memory share."""
+
+    def run(
+        self, kind: int, source: int, target: int, count: int, dtype: int, op: int, factor: float, root: int,
+        send: Sequence[int] | None, recv: Sequence[int] | None, timeout: float, may_share: bool, /,
+    ) -> None:
+        """Runs a collective on these addresses. ``count``: of elements, in a block where there are equal ones; ``send``
+        and ``recv``: of each block where they differ. ``may_share``: ranks exchange whether they have a file.
+        """
+
+    def submit(
+        self, kind: int, source: int, target: int, count: int, dtype: int, op: int, factor: float, root: int,
+        send: Sequence[int] | None, recv: Sequence[int] | None, timeout: float, keep: object, may_share: bool,
+        file: int, /,
+    ) -> Pending:
+        """Begins it. ``keep`` is referenced until it is done. ``file``: a descriptor of the shared memory that the buffer
+        is, to be mapped by all ranks on the way, or -1; it is closed.
+        """
+
+    def post(
+        self, sends: bool, address: int, bytes: int, peer: int, tag: int, timeout: float, keep: object, at_once: bool, /
+    ) -> Pending:
+        """Sends a message, or receives one, from any rank where ``peer`` is -1. ``at_once``: the caller waits next."""
+
+    def alloc_shared(self, bytes: int, /) -> Memory | None: ...
+    def map_shared(self, file: int, bytes: int, /) -> Memory | None:
+        """The files of all ranks, mapped; None where that is not possible. Collective."""
+
+    def start_timeline(self, path: str, /) -> None: ...
+    def abort(self) -> None: ...
+    def close(self, limit: float = 5.0) -> None: ...
+    def forget(self) -> None: ...
+
+def group_alone() -> Group: ...
+def group_shm(name: str, rank: int, size: int, timeout: float, check: bool, /) -> Group: ...
+def next_group_callback() -> Callable[[], object]: ...
+def stop_group_timeline() -> None: ...
 def next_callback() -> Callable[[], object]:
     """Waits until an operation has ended that was submitted with ``done``, and returns that."""
 

@@ -122,6 +122,10 @@ class mpi_group {
   [[nodiscard]] const mpi_agreement& agreed() const noexcept { return agreed_; }
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
+  /// For waits that begin from now on.
+  void set_timeout(mpi_options::seconds timeout) noexcept { options_.timeout = timeout; }
+  void set_interruption(const interruption& by) noexcept { interruption_ = by; }
+
   /// Whether MPI's own collectives may block: not where oversubscribed if MPI does not yield. (Four ranks on two CPUs,
   /// allreduce of 1 KiB: MPICH takes 13 ms, and 0.4 ms if polled now and then. Open MPI yields.)
   [[nodiscard]] bool blocks() const noexcept {
@@ -200,6 +204,7 @@ class mpi_group {
       waiting_for_.store(silent(), std::memory_order_relaxed);
       ::sched_yield();
       if (done()) return;
+      if (interruption_) end_interrupted(operation, drop);
       if (options_.timeout.count() <= 0 || clock::now() - started <= options_.timeout) continue;
       const int peer = silent();
       drop();
@@ -275,6 +280,13 @@ class mpi_group {
     }
   };
 
+  template <class Drop>
+  [[noreturn]] void end_interrupted(std::string_view operation, const Drop& drop) {
+    drop();
+    mpi_process::give_up();
+    failed_.emplace(error_kind::aborted, std::string(operation) + " on " + label_ + ": this rank has given up", rank_);
+    throw error(*failed_);
+  }
   [[noreturn]] void fail(error_kind kind, std::string_view operation, const std::string& why, int culprit = -1) const {
     throw error(kind, std::string(operation) + " on " + label_ + ": " + why, culprit);
   }
@@ -342,6 +354,7 @@ class mpi_group {
   std::string label_;
   std::atomic<int> waiting_for_ = -1;
   std::deque<std::vector<std::byte>> own_;
+  interruption interruption_;
   std::optional<error> failed_;
 };
 

@@ -7,6 +7,7 @@
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/lost_ranks.hpp>
 #include <hvd/shared_memory/measure_lines.hpp>
+#include <hvd/shared_memory/peer_files.hpp>
 #include <hvd/shared_memory/segment.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/shm/start.hpp>
@@ -135,8 +136,20 @@ class shm_group {
     return memory;
   }
 
-  shared_block add_block(const segment& memory, std::size_t bytes) {
-    const shared_block b{++blocks_, memory.data(), memory.bytes() / static_cast<std::size_t>(peers_->size()), bytes};
+  /// The first `bytes` of each rank's file; null, on all ranks, where they cannot be mapped.
+  std::shared_ptr<peer_files> map_files(int fd, std::size_t bytes) {
+    peer_memory& m = *peers_;
+    peer_memory::scope scope(m, "map_shared");
+    descriptor d;
+    d.kind = operation::alloc_shared;
+    if (m.checks()) agree(m, d, scope);
+    std::shared_ptr<peer_files> files = map_peer_files(m, fd, bytes);
+    scope.leave();
+    return files;
+  }
+
+  shared_block add_block(std::byte* base, std::size_t stride, std::size_t bytes) {
+    const shared_block b{++blocks_, base, stride, bytes};
     peers_->add_block(b);
     return b;
   }

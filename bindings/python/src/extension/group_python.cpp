@@ -1,0 +1,205 @@
+#include "group_python.hpp"
+
+#include "callbacks.hpp"
+#include "group_timeline.hpp"
+#include "memory.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd_python {
+namespace {
+
+namespace nb = nanobind;
+using clock = std::chrono::steady_clock;
+
+/// The exception that a signal handler has raised in this thread while it waited.
+thread_local std::array<PyObject*, 3> raised_here{};
+
+/// Runs the handlers of signals that have come, as Python itself does in its main thread. The GIL is released.
+bool interrupted_by_signal() {
+  static thread_local clock::time_point next{};
+  const clock::time_point now = clock::now();
+  if (now < next) return false;
+  next = now + std::chrono::milliseconds(50);
+  bool raised = false;
+  stay_if_python_ends([&] {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    raised = PyErr_CheckSignals() != 0;
+    if (raised) PyErr_Fetch(&raised_here[0], &raised_here[1], &raised_here[2]);
+    PyGILState_Release(state);
+  });
+  return raised;
+}
+
+/// f() without the GIL. Errors: what a signal handler raised meanwhile; HorovodInternalError for what ends operations.
+template <class F>
+auto without_gil(const F& f) -> decltype(f()) {
+  try {
+    const released_gil released;
+    return f();
+  } catch (const hvd::error& e) {
+    if (raised_here[0] != nullptr) {
+      PyErr_Restore(raised_here[0], raised_here[1], raised_here[2]);
+      raised_here = {};
+      throw nb::python_error();
+    }
+    if (e.kind() == hvd::error_kind::invalid_argument) throw;
+    throw failed_operation{e};
+  }
+}
+
+/// Elements of each block, where they differ.
+using lengths = std::optional<nb::sequence>;
+
+collective read(int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count, int type, int op, double factor,
+                int root, const lengths& send, const lengths& recv) {
+  collective c;
+  c.kind = static_cast<hvd::operation>(kind);
+  c.in = reinterpret_cast<const std::byte*>(in);
+  c.out = reinterpret_cast<std::byte*>(out);
+  c.count = count;
+  c.type = static_cast<hvd::dtype>(type);
+  c.op = static_cast<torch_op>(op);
+  c.factor = factor;
+  c.root = root;
+  if (send) c.send = read_lengths(*send);
+  if (recv) c.recv = read_lengths(*recv);
+  return c;
+}
+
+struct pending_object {
+  std::shared_ptr<group> of;
+  std::shared_ptr<pending> what;
+};
+
+bool wait(const pending_object& p, std::optional<double> limit) {
+  const bool done = without_gil([&] {
+    return p.of->wait(*p.what, limit ? std::optional(seconds(*limit)) : std::nullopt, &interrupted_by_signal);
+  });
+  released_objects::instance().drain();
+  return done;
+}
+
+pending_object submit(const group_object& g, int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count,
+                      int type, int op, double factor, int root, const lengths& send, const lengths& recv,
+                      double timeout, const std::optional<nb::object>& keep, bool may_share, int file) {
+  released_objects::instance().drain();
+  const std::shared_ptr<group> to = g.get();
+  auto p = std::make_shared<pending>();
+  p->what = read(kind, in, out, count, type, op, factor, root, send, recv);
+  p->what.may_share = may_share;
+  p->what.file = file;
+  p->timeout = seconds(timeout);
+  if (keep) p->keep = keep_alive(*keep);
+  return {to, without_gil([&] { return to->submit(p); })};
+}
+
+void run(const group_object& g, int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count, int type, int op,
+         double factor, int root, const lengths& send, const lengths& recv, double timeout, bool may_share) {
+  const std::shared_ptr<group> to = g.get();
+  pending p;
+  p.what = read(kind, in, out, count, type, op, factor, root, send, recv);
+  p.what.may_share = may_share;
+  p.timeout = seconds(timeout);
+  without_gil([&] { to->run(p, &interrupted_by_signal); });
+}
+
+pending_object post(const group_object& g, bool sends, std::uintptr_t data, std::size_t bytes, int peer,
+                    std::int64_t tag, double timeout, const std::optional<nb::object>& keep, bool at_once) {
+  released_objects::instance().drain();
+  const std::shared_ptr<group> to = g.get();
+  if (peer >= to->size() || peer == to->rank() || (sends && peer < 0)) {
+    throw nb::value_error(("hvd: rank " + std::to_string(to->rank()) + " of " + std::to_string(to->size()) +
+                           " cannot send to or receive from rank " + std::to_string(peer) +
+                           " of the group; allowed: another rank of it")
+                              .c_str());
+  }
+  auto p = std::make_shared<pending>();
+  p->message = std::make_shared<hvd::detail::tagged_message>();
+  p->message->sends = sends;
+  p->message->data = reinterpret_cast<std::byte*>(data);
+  p->message->bytes = bytes;
+  p->message->peer = peer;
+  p->message->tag = tag;
+  if (timeout > 0) p->message->deadline = clock::now() + std::chrono::duration_cast<clock::duration>(seconds(timeout));
+  if (keep) p->keep = keep_alive(*keep);
+  return {to, without_gil([&] { return to->post(p, at_once); })};
+}
+
+nb::object shared(std::shared_ptr<std::byte> data, std::size_t bytes) {
+  return data ? nb::cast(memory{.data = std::move(data), .bytes = bytes}) : nb::none();
+}
+
+}  // namespace
+
+void define_group(nb::module_& m) {
+  nb::class_<pending_object>(m, "Pending")
+      .def("wait", &wait, nb::arg("limit") = nb::none())
+      .def("poll", [](const pending_object& p) { return p.of->poll(*p.what); })
+      .def("then", [](const pending_object& p, nb::object f) { p.of->when_done(*p.what, keep_alive(f)); })
+      .def_prop_ro("shared",
+                   [](const pending_object& p) {
+                     const collective& c = p.what->what;
+                     return shared(p.what->shared, c.count * hvd::size_of(c.type));
+                   })
+      .def_prop_ro("source", [](const pending_object& p) { return p.what->message ? p.what->message->source : -1; });
+
+  nb::class_<group_object>(m, "Group")
+      .def_prop_ro("rank", [](const group_object& g) { return g.get()->rank(); })
+      .def_prop_ro("size", [](const group_object& g) { return g.get()->size(); })
+      .def_prop_ro("hosts", [](const group_object& g) { return g.get()->hosts(); })
+      .def("run", &run)
+      .def("submit", &submit)
+      .def("post", &post)
+      .def("alloc_shared",
+           [](const group_object& g, std::size_t bytes) {
+             const auto to = g.get();
+             return shared(without_gil([&] { return to->alloc_shared(bytes, &interrupted_by_signal); }), bytes);
+           })
+      .def("map_shared",
+           [](const group_object& g, int fd, std::size_t bytes) {
+             const auto to = g.get();
+             return shared(without_gil([&] { return to->map_shared(fd, bytes, &interrupted_by_signal); }), bytes);
+           })
+      .def("start_timeline",
+           [](const group_object& g, const std::string& path) {
+             const auto to = g.get();
+             without_gil([&] { to->start_timeline(path, &interrupted_by_signal); });
+           })
+      .def("abort",
+           [](const group_object& g) {
+             const auto to = g.get();
+             const released_gil released;
+             to->abort();
+           })
+      .def("close", &group_object::close, nb::arg("limit") = 5.0)
+      .def("forget", &group_object::forget);
+
+  m.def(
+      "group_alone", [] { return group_object(group_alone()); }, nb::call_guard<released_gil>());
+  m.def(
+      "group_shm",
+      [](const std::string& name, int rank, int size, double timeout, bool check) {
+        return group_object(group_shm(name, rank, size, timeout, check));
+      },
+      nb::call_guard<released_gil>());
+  m.def("next_group_callback", [] { return callbacks::of_groups().next(); });
+  m.def("stop_group_timeline", [] {
+    const released_gil released;
+    timeline_entry::stop();
+  });
+}
+
+}  // namespace hvd_python

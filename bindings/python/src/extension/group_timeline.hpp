@@ -1,0 +1,89 @@
+// group_timeline.hpp: collectives of groups in the process's timeline.
+#pragma once
+
+#include "connection.hpp"
+
+#include <hvd/timeline.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace hvd_python {
+
+/// Shows a collective while it lives. Collectives have no names: those of one kind, type and length are one row.
+class timeline_entry {
+ public:
+  timeline_entry(const collective& c, std::string_view transport) : what_(c) {
+    hvd::Timeline& all = timeline();
+    if (!all.active()) return;
+    row_ = row_of(c);
+    shown_ = true;
+    all.begin(row_, activity(c.kind, ""));
+    all.begin(row_, activity(c.kind, transport));
+  }
+  timeline_entry(const timeline_entry&) = delete;
+  timeline_entry& operator=(const timeline_entry&) = delete;
+  ~timeline_entry() {
+    if (shown_) timeline().end(row_, what_.type, std::array{what_.count});
+  }
+
+  static void start(const std::string& path, int rank, int size, const hvd::detail::job_clock& clock) {
+    timeline().start(path, {.rank = rank,
+                            .size = size,
+                            .job = hvd::detail::hex(clock.job),
+                            .clock_offset = std::chrono::nanoseconds(clock.offset_ns),
+                            .start_steady_ns = clock.steady_ns,
+                            .start_epoch_us = clock.epoch_us});
+  }
+  static void stop() noexcept { timeline().stop(); }
+
+ private:
+  /// Never destroyed: threads may still use it while the process ends. `stop` ends it.
+  static hvd::Timeline& timeline() {
+    static auto* const one = new hvd::Timeline;
+    return *one;
+  }
+  struct texts {
+    std::mutex mutex;
+    std::map<std::pair<int, std::string>, std::string> activities;
+    std::map<std::string, std::uint32_t> rows;
+  };
+  static texts& known() {
+    static auto* const all = new texts;
+    return *all;
+  }
+
+  static std::uint32_t row_of(const collective& c) {
+    const std::string name = hvd::detail::joined({hvd::name(c.kind), " of ", hvd::name(c.type), " [", c.count, "]"});
+    texts& t = known();
+    const std::lock_guard lock(t.mutex);
+    const auto found = t.rows.find(name);
+    if (found != t.rows.end()) return found->second;
+    return t.rows[name] = timeline().tensor(name);
+  }
+  /// As "SHM_ALLREDUCE"; lives for ever, as the timeline demands.
+  static const char* activity(hvd::operation kind, std::string_view transport) {
+    texts& t = known();
+    const std::lock_guard lock(t.mutex);
+    std::string& text = t.activities[{static_cast<int>(kind), std::string(transport)}];
+    if (text.empty()) {
+      if (!transport.empty()) text = hvd::detail::joined({transport, "_"});
+      for (const char c : hvd::name(kind)) {
+        if (c != '_') text += static_cast<char>(c - 'a' + 'A');  // REDUCESCATTER, as in Horovod
+      }
+    }
+    return text.c_str();
+  }
+
+  const collective& what_;
+  std::uint32_t row_ = 0;
+  bool shown_ = false;
+};
+
+}  // namespace hvd_python

@@ -1,0 +1,288 @@
+"""The collectives of a group, under the names by which torch.distributed and PyTorch's C++ parts call them.
+
+``opts`` has the operation, the root and whether the caller goes on meanwhile, which is so where ``opts`` is None. A
+blocking collective returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvd import _core
+from hvd.exceptions import HorovodInternalError
+from hvd.torch.adapter import DTYPES
+from hvd.torch.distributed import flat, sparse
+from hvd.torch.distributed.operations import Operations, c10d
+from hvd.torch.distributed.reductions import SUM, number_of
+from hvd.torch.distributed.storages import LEAST, LEAST_SHARED
+from hvd.torch.distributed.work import Work
+
+Tensor = torch.Tensor
+
+_ALLREDUCE, _REDUCE, _REDUCE_SCATTER, _ALLGATHER, _BROADCAST, _ALLTOALL, _GATHER, _SCATTER, _BARRIER = (
+    _core.operations[name]
+    for name in (
+        "allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall", "gather", "scatter", "barrier",
+    )
+)
+_BYTES = _core.dtypes["uint8"]
+
+
+class Collectives(Operations):
+    """See the module."""
+
+    def _allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:
+        number = DTYPES.get(tensor.dtype)
+        finish = None
+        target = tensor
+        count = tensor.numel()
+        if number is None or not flat.plain(tensor):
+            if tensor.layout is not torch.strided:
+                return self._sparse_allreduce(tensor, op, asynchronous)
+            target, number, count = flat.as_numbers(tensor, "all_reduce", op)
+            finish = flat.copying_back(target, tensor)
+        reduction, factor = number_of(op)
+        storages = self._storages
+        bytes_ = tensor.nbytes
+        may_share = storages.move_buckets and bytes_ >= LEAST
+        descriptor = -1
+        if may_share and asynchronous and finish is None:
+            descriptor = storages.descriptor(tensor)
+        address = storages.address(target) if storages.known and bytes_ >= LEAST_SHARED else target.data_ptr()
+        self._sequence += 1
+        try:
+            if not asynchronous:
+                self._group.run(
+                    _ALLREDUCE, address, address, count, number, reduction, factor, 0, None, None, self._seconds,
+                    may_share,
+                )
+                if finish is not None:
+                    finish()
+                return None
+            pending = self._group.submit(
+                _ALLREDUCE, address, address, count, number, reduction, factor, 0, None, None, self._seconds, target,
+                may_share, descriptor,
+            )
+        except HorovodInternalError as e:
+            raise self.problem(e, "all_reduce") from e
+        except ValueError:
+            self._refuse_closed()
+            raise
+        if descriptor >= 0:
+            storages.mapped_by(tensor, pending)
+        return Work(self.problem, "all_reduce", (pending,), (tensor,), finish)
+
+    def _sparse_allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:
+        opts = c10d.AllgatherOptions()
+        opts.asyncOp = False
+        sparse.allreduce(tensor, op, self._count, lambda all, own: self.allgather([all], [own], opts))
+        return Work(self.problem, "all_reduce", (), (tensor,)) if asynchronous else None
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work | None:
+        """See torch.distributed.all_reduce."""
+        if opts is None:
+            return self._allreduce(flat.only(tensors), SUM, True)
+        return self._allreduce(flat.only(tensors), opts.reduceOp, opts.asyncOp)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """See torch.distributed.all_reduce_coalesced."""
+        op = SUM if opts is None else opts.reduceOp
+        return self._joined("all_reduce_coalesced", [self._allreduce(t, op, True) for t in tensors], tensors)
+
+    def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
+        """One work of several."""
+        made = [one for one in works if one is not None]
+
+        def finish() -> None:
+            for one in made:
+                one._complete(None)
+
+        return Work(self.problem, what, [p for one in made for p in one._pending], list(results), finish)
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work | None:
+        """See torch.distributed.broadcast."""
+        tensor = flat.only(tensors)
+        root = 0 if opts is None else opts.rootRank
+        self._check_rank("src", root)
+        target, finish = tensor, None
+        if not flat.plain(tensor):
+            target = flat.packed(tensor, "broadcast")
+            finish = flat.copying_back(target, tensor) if self._number != root else None
+        address = self._address(target)
+        return self._start(
+            "broadcast", _BROADCAST, address, address, target.nbytes, _BYTES, (tensor,), target,
+            opts is None or opts.asyncOp, finish, root=root,
+        )  # fmt: skip
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Work | None:
+        """See torch.distributed.reduce."""
+        tensor = flat.only(tensors)
+        root = 0 if opts is None else opts.rootRank
+        self._check_rank("dst", root)
+        op = SUM if opts is None else opts.reduceOp
+        target, number, count, finish = tensor, DTYPES.get(tensor.dtype), tensor.numel(), None
+        if number is None or not flat.plain(tensor):
+            target, number, count = flat.as_numbers(tensor, "reduce", op)
+            finish = flat.copying_back(target, tensor) if self._number == root else None
+        reduction, factor = number_of(op)
+        address = self._address(target)
+        return self._start(
+            "reduce", _REDUCE, address, address, count, number, (tensor,), target, opts is None or opts.asyncOp, finish,
+            reduction, factor, root,
+        )  # fmt: skip
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work | None:
+        """See torch.distributed.all_gather; tensors of ranks may differ in size."""
+        source, targets = flat.packed(flat.only(inputs), "all_gather"), list(flat.only_list(outputs))
+        self._check_list("all_gather", targets, source, self._number)
+        lengths = [one.numel() for one in targets]
+        gathered, finish = flat.gathering(targets, source)
+        equal = len(set(lengths)) == 1
+        return self._start(
+            "all_gather", _ALLGATHER, self._address(source), self._address(gathered),
+            lengths[0] * source.itemsize if equal else 0, _BYTES, (targets,), (source, gathered),
+            opts is None or opts.asyncOp, finish, recv=None if equal else [n * source.itemsize for n in lengths],
+        )  # fmt: skip
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+        """See torch.distributed.all_gather_into_tensor."""
+        source = flat.packed(input, "all_gather_into_tensor")
+        flat.check_output(output, input, input.numel() * self._count, "all_gather_into_tensor")
+        return self._start(
+            "all_gather_into_tensor", _ALLGATHER, self._address(source), self._address(output), source.nbytes, _BYTES,
+            (output,), (source, output), opts is None or opts.asyncOp,
+        )  # fmt: skip
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """See torch.distributed.all_gather_coalesced: ``outputs[r][i]`` is ``inputs[i]`` of rank r."""
+        works = [self.allgather([[one[i] for one in outputs]], [t]) for i, t in enumerate(inputs)]
+        return self._joined("all_gather_coalesced", works, list(outputs))
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
+        """Several all_gather_single."""
+        works = [self.all_gather_single(o, i) for o, i in zip(outputs, inputs)]
+        return self._joined("all_gather_into_tensor_coalesced", works, list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work | None:
+        """See torch.distributed.reduce_scatter; tensors of a list may differ in size."""
+        output, sources = flat.only(outputs), list(flat.only_list(inputs))
+        self._check_list("reduce_scatter", sources, output, self._number)
+        lengths = [one.numel() for one in sources]
+        return self._reduce_scatter(
+            "reduce_scatter", output, flat.joined(sources), None if len(set(lengths)) == 1 else lengths, opts
+        )
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
+        """See torch.distributed.reduce_scatter_tensor."""
+        flat.check_output(output, input, input.numel() // self._count, "reduce_scatter_tensor", True)
+        if output.numel() * self._count != input.numel():
+            raise ValueError(
+                f"hvd: reduce_scatter_tensor: the input has {input.numel()} elements and the output {output.numel()};"
+                f" allowed: {self._count} times as many in the input"
+            )
+        return self._reduce_scatter("reduce_scatter_tensor", output, input, None, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_scatter(self, what: str, output: Tensor, source: Tensor, lengths: Any, opts: Any) -> Work | None:
+        op = SUM if opts is None else opts.reduceOp
+        packed, number, _ = flat.as_numbers(source, what, op, copy=False)
+        target, _, count = flat.as_numbers(output, what, op, copy=False)
+        parts = count // max(output.numel(), 1)
+        finish = None if target.data_ptr() == output.data_ptr() else flat.copying_back(target, output)
+        reduction, factor = number_of(op)
+        return self._start(
+            what, _REDUCE_SCATTER, self._address(packed), self._address(target), count, number, (output,),
+            (packed, target), opts is None or opts.asyncOp, finish, reduction, factor,
+            send=None if lengths is None else [n * parts for n in lengths],
+        )  # fmt: skip
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Several reduce_scatter_single."""
+        one = c10d.ReduceScatterOptions()
+        one.reduceOp, one.asyncOp = (SUM if opts is None else opts.reduceOp), True
+        works = [self.reduce_scatter_single(o, i, one) for o, i in zip(outputs, inputs)]
+        return self._joined("reduce_scatter_tensor_coalesced", works, list(outputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work | None:
+        """See torch.distributed.all_to_all."""
+        sources, targets = list(inputs), list(outputs)
+        for name, tensors in (("input", sources), ("output", targets)):
+            if len(tensors) != self._count:
+                raise ValueError(f"hvd: all_to_all: {len(tensors)} {name} tensors; allowed: {self._count}, one a rank")
+        source = flat.joined(sources)
+        gathered, finish = flat.gathering(targets, source)
+        unit = source.itemsize
+        return self._start(
+            "all_to_all", _ALLTOALL, source.data_ptr(), gathered.data_ptr(), 0, _BYTES, (targets,), (source, gathered),
+            opts is None or opts.asyncOp, finish, send=[t.nbytes for t in sources],
+            recv=[t.numel() * unit for t in targets],
+        )  # fmt: skip
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+    ) -> Work | None:
+        """See torch.distributed.all_to_all_single."""
+        source = flat.packed(input, "all_to_all_single")
+        flat.check_output(output, input, output.numel(), "all_to_all_single")
+        send = flat.splits(source, input_splits, self._count, "input")
+        recv = flat.splits(output, output_splits, self._count, "output")
+        uniform = len(set(send + recv)) == 1
+        return self._start(
+            "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
+            _BYTES, (output,), (source, output), opts is None or opts.asyncOp,
+            send=None if uniform else send, recv=None if uniform else recv,
+        )  # fmt: skip
+
+    alltoall_base = all_to_all_single
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work | None:
+        """See torch.distributed.gather."""
+        source = flat.packed(flat.only(inputs), "gather")
+        root = 0 if opts is None else opts.rootRank
+        self._check_rank("dst", root)
+        target, finish, results = 0, None, []
+        keep = [source]
+        if self._number == root:
+            results = list(flat.only_list(outputs))
+            self._check_list("gather", results, source, root, True)
+            gathered, finish = flat.gathering(results, source)
+            target = self._address(gathered)
+            keep.append(gathered)
+        return self._start(
+            "gather", _GATHER, self._address(source), target, source.nbytes, _BYTES, (results,), keep,
+            opts is None or opts.asyncOp, finish, root=root,
+        )  # fmt: skip
+
+    def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work | None:
+        """See torch.distributed.scatter."""
+        output = flat.only(outputs)
+        root = 0 if opts is None else opts.rootRank
+        self._check_rank("src", root)
+        target = flat.packed(output, "scatter")
+        finish = None if target is output else flat.copying_back(target, output)
+        source, keep = 0, [target]
+        if self._number == root:
+            sources = list(flat.only_list(inputs))
+            self._check_list("scatter", sources, output, root, True)
+            keep.append(flat.joined(sources))
+            source = self._address(keep[-1])
+        return self._start(
+            "scatter", _SCATTER, source, self._address(target), target.nbytes, _BYTES, (output,), keep,
+            opts is None or opts.asyncOp, finish, root=root,
+        )  # fmt: skip
+
+    def barrier(self, opts: Any = None) -> Work | None:
+        """See torch.distributed.barrier."""
+        return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, opts is None or opts.asyncOp)

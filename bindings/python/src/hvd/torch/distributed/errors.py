@@ -1,0 +1,26 @@
+"""hvd's errors as those that torch.distributed promises."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from hvd.exceptions import HorovodInternalError
+
+_HVD_REMEDY = "(raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)"
+_REMEDY = "(give init_process_group or new_group a longer timeout if it is only slow)"
+
+
+def translate(error: HorovodInternalError, what: str, ranks: list[int]) -> Exception:
+    """The exception for an operation ``what`` of a group that failed; ``ranks``: those of the group in the job.
+
+    DistBackendError, which is a RuntimeError, for a rank that is lost or silent and for calls that do not fit each
+    other; its text names the rank.
+    """
+    text = str(error).replace(_HVD_REMEDY, _REMEDY)
+    if error.kind == "timeout" and "Timed out" not in text:
+        text = f"Timed out waiting for an answer: {text}"
+    if 0 <= error.rank < len(ranks) and ranks[error.rank] != error.rank:
+        text += f" (rank {error.rank} of this group is rank {ranks[error.rank]} of the job)"
+    made = dist.DistBackendError(f"hvd: {what}: {text}")
+    made.__cause__ = error
+    return made

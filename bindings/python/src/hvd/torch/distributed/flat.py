@@ -1,0 +1,134 @@
+"""Tensors as hvd reads and writes them: contiguous memory, in types that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd.torch.adapter import DTYPES
+
+Tensor = torch.Tensor
+
+
+def only(tensors: Any) -> Tensor:
+    """The tensor of a list of one."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"hvd: this operation takes one tensor for each rank, and these are {len(tensors)}")
+    one: Tensor = tensors[0]
+    return one
+
+
+def only_list(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    if len(lists) != 1:
+        raise ValueError(f"hvd: this operation takes one list of tensors, and these are {len(lists)}")
+    return lists[0]
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether hvd can work on its memory as it is. Raises ValueError for a tensor on another device."""
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"hvd: the tensor is on device {tensor.device}, and this process group takes those of the CPU: pass x.cpu()"
+        )
+    return tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def packed(tensor: Tensor, what: str) -> Tensor:
+    """The tensor, or a contiguous copy."""
+    if plain(tensor):
+        return tensor
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"hvd: {what}: the tensor's layout is {tensor.layout}; make it dense")
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[Tensor, int, int]:
+    """A contiguous tensor for a reduction, the number of its type, and how many numbers it has. ``copy``: one of its
+    own, unless the tensor is contiguous and of a type that hvd reduces.
+    """
+    number = DTYPES.get(tensor.dtype)
+    dense = packed(tensor, what)
+    if number is not None:
+        return dense, number, dense.numel()
+    if tensor.dtype is torch.complex32 and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM):
+        return dense, DTYPES[torch.float16], 2 * dense.numel()
+    raise ValueError(
+        f"hvd: {what}: tensors of {tensor.dtype} can be moved, but not reduced by {op}; convert them, as by x.float()"
+    )
+
+
+def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
+    """What stores a result in the tensor that it is for; None where it is there already."""
+    if source is target:
+        return None
+
+    def finish() -> None:
+        with torch.no_grad():
+            target.copy_(source)
+
+    return finish
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of all tensors, one after the other; without a copy where they lie so."""
+    first = tensors[0]
+    if _adjacent(tensors):
+        return torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
+    return torch.cat([packed(t, "a list").reshape(-1) for t in tensors])
+
+
+def gathering(targets: Sequence[Tensor], like: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
+    """Memory for the elements of all targets, and what copies them there; None where it is their own memory."""
+    total = sum(t.numel() for t in targets)
+    if _adjacent(targets):
+        return torch.as_strided(targets[0], (total,), (1,)), None
+    made = torch.empty(total, dtype=like.dtype)
+
+    def finish() -> None:
+        with torch.no_grad():
+            for target, part in zip(targets, torch.split(made, [t.numel() for t in targets])):
+                target.copy_(part.view(target.shape))
+
+    return made, finish
+
+
+def _adjacent(tensors: Sequence[Tensor]) -> bool:
+    first = tensors[0]
+    storage = first.untyped_storage()._cdata
+    expected = first.data_ptr()
+    for t in tensors:
+        if not plain(t) or t.data_ptr() != expected or t.dtype != first.dtype or t.untyped_storage()._cdata != storage:
+            return False
+        expected += t.nbytes
+    return first.numel() != 0
+
+
+def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided: bool = False) -> None:
+    """Raises ValueError for an output that cannot take the result."""
+    if output.dtype != input.dtype:
+        raise ValueError(f"hvd: {what}: the output is {output.dtype} and the input {input.dtype}")
+    if not plain(output) and not strided:
+        raise ValueError(f"hvd: {what}: the output is not contiguous; pass a contiguous tensor and copy from it")
+    if output.numel() != wanted:
+        raise ValueError(f"hvd: {what}: the output has {output.numel()} elements; allowed: {wanted}")
+
+
+def splits(tensor: Tensor, given: Sequence[int], size: int, name: str) -> list[int]:
+    """Bytes for each rank."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    row = tensor.nbytes // rows if rows else 0
+    if not given:
+        if rows % size:
+            raise ValueError(f"hvd: all_to_all_single: the {name} has {rows} rows; allowed: a multiple of {size}")
+        return [rows // size * row] * size
+    if len(given) != size or sum(given) != rows or min(given) < 0:
+        raise ValueError(
+            f"hvd: all_to_all_single: the {name} has {rows} rows and the splits {list(given)}; allowed: one number for"
+            f" each of the {size} ranks, {rows} together"
+        )
+    return [n * row for n in given]

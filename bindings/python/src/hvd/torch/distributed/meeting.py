@@ -1,0 +1,144 @@
+"""How the ranks of a group find each other: through the store that torch.distributed gives them.
+
+Each rank writes what it is into the store, rank 0 decides how they are connected, and all read that. So all raise the
+same error. What is in the store is trusted as the program trusts it: who can write there can make ranks wait, and no
+more; the memory that ranks share is open to processes of one user only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from hvd import _core
+from hvd.core.native import interruptible
+from hvd.exceptions import HorovodInternalError
+
+_PLAN = "hvd/plan"
+_GRACE = 15.0  # seconds that ranks wait for rank 0 to say who is missing
+
+
+def _host() -> list[Any]:
+    """What processes have alike that can share memory: the running kernel, the directory and the user."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            kernel = file.read().strip()
+    except OSError:
+        kernel = socket.gethostname()
+    try:
+        where = os.stat(os.environ.get("HVD_SHM_DIR", "/dev/shm"))
+        place = [where.st_dev, where.st_ino]
+    except OSError:
+        place = [0, 0]
+    return [kernel, *place, os.geteuid()]
+
+
+def _wait(store: Any, key: str, seconds: float) -> bytes | None:
+    """The value of a key; None where it does not come in time. Raises DistNetworkError where the store is gone."""
+    try:
+        store.wait([key], timedelta(seconds=max(seconds, 0.001)))
+        value: bytes = store.get(key)
+        return value
+    except dist.DistNetworkError:
+        raise
+    except (RuntimeError, ValueError) as e:  # each store has its own error for a key that does not come
+        if "onnection" in str(e) or "ocket" in str(e):
+            raise dist.DistNetworkError(f"hvd: the store by which ranks find each other is gone: {e}") from e
+        return None
+
+
+def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What rank 0 decides."""
+    everyone = [first]
+    missing: list[int] = []
+    for rank in range(1, size):
+        text = _wait(store, f"hvd/rank/{rank}", seconds if not missing else 0.001)
+        if text is None:
+            missing.append(rank)
+        else:
+            everyone.append(json.loads(text))
+    if missing:
+        return {
+            "error": f"rank(s) {', '.join(map(str, missing))} of {size} did not come within {seconds:g} s; all ranks of a"
+            " group have to make it"
+        }
+    for rank, one in enumerate(everyone):
+        if one["version"] != first["version"]:
+            return {
+                "error": f"rank 0 runs hvd {first['version']} and rank {rank} hvd {one['version']}; install one version"
+            }
+    if all(one["host"] == first["host"] for one in everyone):
+        return {"shm": f"torch@{secrets.token_hex(16)}"}
+    names = sorted({one["name"] for one in everyone})
+    if all(one["name"] == first["name"] for one in everyone):
+        names = [f"{first['name']}, in containers or as users that share no memory"]
+    return {"hosts": names, "number": secrets.randbits(15)}
+
+
+def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: float, check: bool) -> _core.Group:
+    """Connects ranks of several hosts, which an MPI has to have started."""
+    why = ""
+    place = (-1, 0)
+    try:
+        from hvd import _core_mpi
+
+        place = _core_mpi.world()
+    except ImportError as e:
+        why = f"this hvd was built without MPI, or it is gone ({e})"
+    except (HorovodInternalError, ValueError) as e:
+        why = str(e)
+    if not why and place[1] < size:
+        why = "no MPI has started this process" if place[1] == 1 else f"MPI has started {place[1]} processes"
+    store.set(f"hvd/mpi/{rank}", json.dumps([place[0], why]))
+    found = []
+    for other in range(size):
+        text = _wait(store, f"hvd/mpi/{other}", seconds)
+        if text is None:
+            raise dist.DistBackendError(f"hvd: rank {other} of {size} did not come within {seconds:g} s")
+        found.append(json.loads(text))
+    for other, (_, trouble) in enumerate(found):
+        if trouble:
+            raise dist.DistBackendError(
+                f"hvd: the {size} ranks of this group are on several hosts ({', '.join(plan['hosts'])}), which MPI has to"
+                f" connect, and rank {other} has none: {trouble}; start the ranks with hvdrun -H or mpiexec, or use"
+                ' backend "gloo"'
+            )
+    return _core_mpi.group_mpi([number for number, _ in found], plan["number"], seconds, check)
+
+
+def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core.Group:
+    """The group of the ranks that share ``store``; collective.
+
+    Ranks of one host share memory. Those of several hosts go over MPI, where one has started them. ``check``: ranks
+    compare their calls. Raises DistBackendError, on all ranks, where a rank does not come within ``seconds``, versions
+    differ or hosts cannot be connected; DistNetworkError where the store is gone.
+    """
+    if size == 1:
+        return _core.group_alone()
+    mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
+    store.set(f"hvd/rank/{rank}", json.dumps(mine))
+    if rank == 0:
+        try:
+            plan = _plan(store, size, mine, seconds)
+        except (KeyError, TypeError, ValueError) as e:
+            plan = {"error": f"the store holds what is not of this hvd ({e})"}
+        store.set(_PLAN, json.dumps(plan))
+    else:
+        text = _wait(store, _PLAN, seconds + _GRACE)
+        if text is None:
+            raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
+        plan = json.loads(text)
+    if "error" in plan:
+        raise dist.DistBackendError(f"hvd: {plan['error']} (said on rank {rank})")
+    try:
+        if "shm" in plan:
+            return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))
+        return _over_mpi(store, rank, size, plan, seconds, check)
+    except HorovodInternalError as e:
+        raise dist.DistBackendError(f"hvd: {e}") from e

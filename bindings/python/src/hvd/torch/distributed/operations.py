@@ -1,0 +1,88 @@
+"""What the collectives and messages of a group share: the group, its time limit, and how an operation is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd import _core
+from hvd.exceptions import HorovodInternalError
+from hvd.torch.distributed import errors
+from hvd.torch.distributed.meeting import meet
+from hvd.torch.distributed.storages import LEAST_SHARED, Storages
+from hvd.torch.distributed.work import Work
+
+Tensor = torch.Tensor
+c10d: Any = torch._C._distributed_c10d
+
+
+class Operations:
+    """A group of ranks. ``ranks``: their numbers in the job; ``seconds``: the time limit of its operations."""
+
+    def join(self, store: Any, rank: int, size: int, seconds: float, ranks: Sequence[int]) -> None:
+        """Connects the ranks; collective. Errors: those of ``meet``."""
+        self._number, self._count = rank, size
+        self._seconds = seconds
+        self._ranks = list(ranks)
+        self._sequence = 0
+        self._closed = ""  # why no operation is possible any more
+        check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
+        self._group: _core.Group = meet(store, rank, size, seconds, check)
+        move = os.environ.get("HVD_SHARE_BUCKETS", "1") != "0" and size > 1
+        self._storages = Storages(self._group, move)
+
+    def problem(self, error: HorovodInternalError, what: str) -> Exception:
+        """The exception for an operation ``what`` that failed."""
+        return errors.translate(error, what, self._ranks)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ValueError(f"hvd: {self._closed}")
+
+    def _address(self, tensor: Tensor) -> int:
+        if self._storages.known and tensor.nbytes >= LEAST_SHARED:
+            return self._storages.address(tensor)
+        return tensor.data_ptr()
+
+    def _start(
+        self, what: str, kind: int, source: int, target: int, count: int, dtype: int, results: Sequence[Any],
+        keep: Any, asynchronous: bool, finish: Callable[[], None] | None = None, op: int = 0, factor: float = 1.0,
+        root: int = 0, send: Any = None, recv: Any = None,
+    ) -> Work | None:
+        """Runs a collective, or begins it; see ``Work`` for ``results`` and ``finish``."""
+        self._sequence += 1
+        group = self._group
+        try:
+            if asynchronous:
+                pending = group.submit(
+                    kind, source, target, count, dtype, op, factor, root, send, recv, self._seconds, keep, False, -1
+                )
+                return Work(self.problem, what, (pending,), results, finish)
+            group.run(kind, source, target, count, dtype, op, factor, root, send, recv, self._seconds, False)
+        except HorovodInternalError as e:
+            raise self.problem(e, what) from e
+        except ValueError:
+            self._refuse_closed()
+            raise
+        if finish is not None:
+            finish()
+        return None
+
+    def _check_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self._count:
+            raise ValueError(f"hvd: {name} {rank} is no rank of this group; allowed: 0 to {self._count - 1}")
+
+    def _check_list(self, what: str, tensors: list[Tensor], own: Tensor, at: int, equal: bool = False) -> None:
+        if len(tensors) != self._count:
+            raise ValueError(f"hvd: {what}: a list of {len(tensors)} tensors; allowed: {self._count}, one for each rank")
+        for rank, one in enumerate(tensors):
+            if one.dtype != own.dtype:
+                raise ValueError(f"hvd: {what}: tensor {rank} of the list is {one.dtype}, and the other one {own.dtype}")
+            if (equal or rank == at) and one.numel() != own.numel():
+                raise ValueError(
+                    f"hvd: {what}: tensor {rank} of the list has {one.numel()} elements, and the other one {own.numel()}"
+                )

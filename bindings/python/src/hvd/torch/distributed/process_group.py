@@ -1,0 +1,188 @@
+"""The process group "hvd" of torch.distributed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd import _core
+from hvd.core.native import interruptible
+from hvd.exceptions import HorovodInternalError
+from hvd.torch.distributed.collectives import Collectives
+from hvd.torch.distributed.messages import Messages
+from hvd.torch.distributed.operations import c10d
+
+Tensor = torch.Tensor
+_CPU = torch.device("cpu")
+_Base: Any = dist.ProcessGroup
+
+# Groups that have not been left, to leave them when the process ends or forks.
+_alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
+    """A group of ranks; ``init_process_group("hvd")`` and ``new_group(backend="hvd")`` make one.
+
+    Collectives are called by all ranks in the same order. A blocking one runs in the thread that calls it; asynchronous
+    ones run in their order on a thread of the group. Messages have a thread of their own.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int] = ()) -> None:
+        _Base.__init__(self, rank, size)
+        self._store = store
+        self._names = ["", ""]
+        ranks = list(global_ranks) or list(range(size))
+        self.join(store, rank, size, timeout.total_seconds(), ranks)
+        _alive.add(self)
+        path = os.environ.get("HOROVOD_TIMELINE", "")
+        if path and path != "DYNAMIC" and not global_ranks:
+            self.start_timeline(path)
+
+    def getBackendName(self) -> str:
+        return "hvd"
+
+    def setGroupName(self, name: str) -> None:
+        self._names[0] = name
+
+    def getGroupName(self) -> str:
+        return self._names[0]
+
+    def setGroupDesc(self, text: str) -> None:
+        self._names[1] = text
+
+    def getGroupDesc(self) -> str:
+        return self._names[1]
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For all operations that begin from now on."""
+        self._seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Operations run in order in any case."""
+
+    def _end_coalescing(self, device: torch.device) -> None:
+        """See _start_coalescing."""
+
+    def split_group(
+        self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None, group_name: str | None = None,
+        group_desc: str | None = None, devices: Any = None,
+    ) -> ProcessGroup | None:
+        """A group of some ranks of this one; collective over these. None for a rank that is not among them."""
+        if self._number not in ranks:
+            return None
+        name = group_name or f"{self._names[0]}/{'-'.join(map(str, ranks))}"
+        limit = timedelta(seconds=self._seconds) if timeout is None else timeout
+        made = ProcessGroup(
+            c10d.PrefixStore(f"{name}/", self._store), list(ranks).index(self._number), len(ranks), limit,
+            [self._ranks[r] for r in ranks],
+        )  # fmt: skip
+        made.setGroupName(name)
+        made.setGroupDesc(group_desc or "undefined")
+        return made
+
+    splitGroup = split_group
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether ``allocate_tensor`` is there for this device."""
+        return device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor in memory that the ranks of a host share, where that is possible. Collective."""
+        made = torch.empty(size, dtype=dtype)
+        self.share(made)
+        return made
+
+    def share(self, tensor: Tensor) -> bool:
+        """Moves a tensor's storage into memory that the ranks of a host share. Collective; blocks. False, on all ranks,
+        where that is not possible, and then nothing else changes.
+        """
+        self._refuse_closed()
+        if self._count == 1:
+            return True
+        try:
+            return self._storages.share(tensor, interruptible)
+        except HorovodInternalError as e:
+            raise self.problem(e, "share") from e
+
+    def start_timeline(self, path: str) -> None:
+        """From now on the collectives of all groups of this process are shown in a file. Collective."""
+        self._group.start_timeline(path)
+
+    def _leave(self, why: str, limit: float) -> None:
+        if self._closed:
+            return
+        self._closed = why
+        self._storages.close()
+        self._group.close(limit)
+
+    def shutdown(self) -> None:
+        """Leaves the group, after what is in flight has ended. Others that wait for this rank get an error."""
+        self._leave("the process group was destroyed", 5.0)
+
+    def abort(self) -> None:
+        """Ends what is in flight, here and on the other ranks, and leaves the group."""
+        if not self._closed:
+            self._group.abort()
+        self._leave("the process group was aborted", 0.0)
+
+
+def make_group(options: Any) -> ProcessGroup:
+    """What ``init_process_group`` and ``new_group`` call."""
+    return ProcessGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group
+    )
+
+
+def _leave_at_exit() -> None:
+    for group in list(_alive):
+        try:
+            group._leave("the process ends", 2.0)
+        except Exception:  # nothing can be done about it now
+            pass
+    _core.stop_group_timeline()
+
+
+atexit.register(_leave_at_exit)
+
+
+def _leave_in_child() -> None:
+    for group in list(_alive):
+        if not group._closed:
+            group._closed = (
+                f"this process was forked from rank {group._number} of the group, and is no rank itself; do collectives"
+                " in the parent"
+            )
+            group._group.forget()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

@@ -1,0 +1,31 @@
+"""The sum of sparse tensors, such as gradients of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Tensor = torch.Tensor
+
+
+def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Tensor], Tensor], Any]) -> None:
+    """Ranks ``gather`` each other's indices and values, which differ in number, and each adds them up in place."""
+    if tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"hvd: all_reduce: the tensor's layout is {tensor.layout}; allowed: strided and sparse_coo")
+    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise ValueError(f"hvd: all_reduce: sparse tensors can be summed, and {op} was asked for")
+    mine = tensor.coalesce()
+    counts = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
+    gather(counts, torch.tensor([mine._nnz()]))
+    indices = [torch.empty((mine.sparse_dim(), int(n)), dtype=torch.int64) for n in counts]
+    values = [torch.empty((int(n), *mine.values().shape[1:]), dtype=mine.dtype) for n in counts]
+    gather(indices, mine.indices())
+    gather(values, mine.values())
+    total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
+    if op == dist.ReduceOp.AVG:
+        total = total / size
+    with torch.no_grad():
+        tensor.copy_(total)

@@ -1,0 +1,154 @@
+"""Tensors in memory that the ranks of a host share, so that collectives on them stage nothing.
+
+A storage keeps its place in PyTorch: ``_share_fd_cpu_`` moves its bytes to a file in memory, under all tensors that are
+views of it, and the other ranks map that file. hvd then works on its own mapping of the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from hvd import _core
+
+_Storage: Any = torch.UntypedStorage
+
+LEAST = 64 << 10  # bytes of a bucket that is worth a move
+LEAST_SHARED = 4 << 10  # bytes from which a collective on shared memory is another one
+
+
+class _Entry:
+    """A storage that was reduced before. While it is referenced weakly, no other storage gets its number."""
+
+    __slots__ = ("storage", "address", "bytes", "memory", "pending", "tried", "keep")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage._weak_ref()
+        self.address = storage.data_ptr()
+        self.bytes = storage.nbytes()
+        self.memory: _core.Memory | None = None  # the same bytes, mapped by all ranks
+        self.pending: Any = None  # the operation on whose way it is mapped
+        self.tried = False
+
+    def gone(self) -> bool:
+        return bool(_Storage._expired(self.storage))
+
+    def forget(self) -> None:
+        _Storage._free_weak_ref(self.storage)
+
+
+def _descriptor(storage: torch.UntypedStorage) -> int:
+    """Of the file that the storage is after this call; -1 where it cannot be one. The caller closes it."""
+    try:
+        where = os.statvfs("/dev/shm")
+        # A page without memory behind it would end the process when it is touched.
+        if not storage.is_shared() and where.f_bavail * where.f_frsize < storage.nbytes() + (32 << 20):
+            return -1
+        descriptor, size = storage._share_fd_cpu_()
+    except (RuntimeError, OSError):
+        return -1
+    if size < storage.nbytes():
+        os.close(descriptor)
+        return -1
+    return int(descriptor)
+
+
+def _in_backward() -> bool:
+    """Whether this is called from a backward pass, by DistributedDataParallel or by one of its hooks."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(10):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether the tensor is all of its storage, as a bucket of DistributedDataParallel is."""
+    return tensor.storage_offset() == 0 and tensor.nbytes == storage.nbytes()
+
+
+class Storages:
+    """The storages of one group. All functions are called with the GIL, and none waits except ``share``."""
+
+    def __init__(self, group: _core.Group, move_buckets: bool) -> None:
+        self.group = group
+        self.move_buckets = move_buckets
+        self.known: dict[int, _Entry] = {}
+        self.limit = 64  # of entries; then those of storages that are gone are dropped
+
+    def _entry(self, storage: torch.UntypedStorage) -> _Entry:
+        if len(self.known) >= self.limit:
+            for number in [number for number, one in self.known.items() if one.gone()]:
+                self.known.pop(number).forget()
+            self.limit = max(64, 2 * len(self.known))
+        entry = self.known[storage._cdata] = _Entry(storage)
+        return entry
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Where hvd finds the bytes of a tensor: its own mapping of them, if they are shared."""
+        address = tensor.data_ptr()
+        entry = self.known.get(tensor.untyped_storage()._cdata)
+        if entry is None:
+            return address
+        if entry.pending is not None and entry.pending.poll():
+            entry.memory, entry.pending = entry.pending.shared, None
+        if entry.memory is None:
+            return address
+        return entry.memory.address + (address - entry.address)
+
+    def descriptor(self, tensor: torch.Tensor) -> int:
+        """Of a tensor that is reduced asynchronously: a descriptor if it is a bucket of a backward pass and this is the
+        second time, and then it is moved; else -1. The first time may be the only one.
+        """
+        storage = tensor.untyped_storage()
+        entry = self.known.get(storage._cdata)
+        if entry is None:
+            if whole(tensor, storage):
+                self._entry(storage)
+            return -1
+        if entry.tried:
+            return -1
+        entry.tried = True
+        # A storage that NumPy knows cannot be resized, and NumPy's view of it would stay behind.
+        if not storage.resizable() or not _in_backward():
+            return -1
+        descriptor = _descriptor(storage)
+        entry.address = storage.data_ptr()  # it has moved
+        return descriptor
+
+    def mapped_by(self, tensor: torch.Tensor, pending: Any) -> None:
+        """The operation that maps the storage."""
+        self.known[tensor.untyped_storage()._cdata].pending = pending
+
+    def share(self, tensor: torch.Tensor, run: Callable[[Callable[[], Any]], Any]) -> bool:
+        """Moves the storage of a tensor at once. Collective; False, on all ranks, where that is not possible."""
+        storage = tensor.untyped_storage()
+        entry = self.known.get(storage._cdata)
+        descriptor = -1
+        if entry is None:
+            entry = self._entry(storage)
+        if storage.nbytes() != 0:
+            descriptor = _descriptor(storage)
+        entry.tried = True
+        entry.address = storage.data_ptr()
+        size = storage.nbytes()
+        try:
+            memory = run(lambda: self.group.map_shared(descriptor, size))
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        entry.memory = memory
+        return memory is not None
+
+    def close(self) -> None:
+        for entry in self.known.values():
+            entry.forget()
+        self.known.clear()

@@ -1,0 +1,180 @@
+"""Operations in flight, as torch.distributed wants them: ``Work`` and its future."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Callable
+
+import torch
+
+from hvd import _core
+from hvd.exceptions import HorovodInternalError
+
+
+_Base: Any = torch.distributed.Work
+
+
+class Work(_Base):  # type: ignore[misc]
+    """An operation of a group, in flight or done.
+
+    ``problem(error, what)``: the exception for an operation that failed. ``pending``: what has to end; ``results``: the tensors that it fills; ``finish()`` is called once when it has ended
+    well, before anybody sees the results, and copies them to where they belong.
+    """
+
+    def __init__(
+        self,
+        problem: Callable[[HorovodInternalError, str], Exception],
+        what: str,
+        pending: Sequence[_core.Pending],
+        results: Sequence[Any],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._problem_of = problem
+        self._what = what
+        self._pending = pending
+        self._results = results
+        self._finish = finish
+        self._problem: BaseException | None = None
+        self._lock = threading.Lock()
+        self._future: Any = None
+
+    def _complete(self, limit: float | None) -> bool:
+        """Waits; False where it is not done after ``limit`` seconds. Raises what it ended with."""
+        for one in self._pending:
+            try:
+                if not one.wait(limit):
+                    return False
+            except HorovodInternalError as e:
+                self._problem = self._problem_of(e, self._what)
+                raise self._problem from e
+        if self._finish is not None:
+            with self._lock:
+                finish, self._finish = self._finish, None
+                if finish is not None:
+                    finish()
+        return True
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns True when the results are there. Raises DistBackendError where the operation failed, and where it is
+        not done after ``timeout``; the operation goes on then.
+        """
+        seconds = timeout.total_seconds()
+        if not self._complete(seconds if seconds > 0 else None):
+            raise torch.distributed.DistBackendError(
+                f"hvd: {self._what}: Timed out after {seconds:g} s of waiting; the operation is still in flight"
+            )
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, successfully or not."""
+        return all(one.poll() for one in self._pending)
+
+    def is_success(self) -> bool:
+        """Whether it has ended without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What it ended with, where it failed."""
+        if self._problem is None and self.is_completed():
+            try:
+                self._complete(None)
+            except Exception:
+                pass
+        return self._problem
+
+    def result(self) -> list[Any]:
+        """The tensors, when it is done."""
+        self._complete(None)
+        return list(self._results)
+
+    def source_rank(self) -> int:
+        """Of a message received: the rank of the group that sent it."""
+        return self._pending[0].source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the list of tensors. Its callbacks run in threads of their own and may wait for
+        other operations.
+        """
+        with self._lock:
+            if self._future is None:
+                self._future = _future_of(self)
+            return self._future
+
+
+def _future_of(work: Work) -> Any:
+    started: Any = torch.futures.Future()
+
+    def outcome(_: Any) -> list[Any]:
+        work._complete(None)
+        return list(work._results)
+
+    # An error has to come out of a callback: set_exception() would store it as a value, which C++ takes for tensors.
+    future = started.then(outcome)
+    left = itertools.count(len(work._pending) - 1, -1)
+    if work.is_completed():
+        started.set_result(None)
+        return future
+
+    def one_has_ended() -> None:
+        if next(left) == 0:
+            started.set_result(None)
+
+    _callers.start()
+    for one in work._pending:
+        one.then(one_has_ended)
+    return future
+
+
+class _Callers:
+    """Threads that complete futures. While one runs callbacks, which may wait for other futures, another one is free."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.free = 0
+
+    def start(self) -> None:
+        with self.lock:
+            if self.free == 0:
+                self.add()
+
+    def add(self) -> None:
+        self.free += 1
+        threading.Thread(target=self.run, name="hvd-futures", daemon=True).start()
+
+    def run(self) -> None:
+        while True:
+            function = _core.next_group_callback()
+            with self.lock:
+                self.free -= 1
+                if self.free == 0:
+                    self.add()
+            try:
+                function()
+            except BaseException:
+                threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
+            del function
+            with self.lock:
+                if self.free >= 2:
+                    return
+                self.free += 1
+
+
+_callers = _Callers()
+
+
+def _forget_in_child() -> None:
+    global _callers
+    _callers = _Callers()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
