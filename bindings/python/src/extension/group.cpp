@@ -14,6 +14,11 @@
 namespace hvd_python {
 namespace {
 
+// How often the group's thread looks for small collectives that nobody has waited for, and how long after the last one.
+constexpr std::chrono::microseconds look_every(100), look_for(2000);
+
+bool is_small(const pending& p) { return p.what.count * hvd::size_of(p.what.type) <= (64 << 10) && !p.what.may_share; }
+
 constexpr seconds slice(0.05);  // between looks for signals while another thread does the work
 
 /// Asked by the transport while this thread waits in it.
@@ -63,7 +68,8 @@ auto group::exclusively(interrupted by_signal, const F& f) {
     ~turn() {
       const lock held(g.mutex_);
       g.running_ = false;
-      if (!g.queue_.empty() || g.closing_) g.changed_.notify_all();
+      g.ended_.notify_all();
+      if (!g.queue_.empty() || g.closing_) g.wake_driver();
     }
   };
   lock held(mutex_);
@@ -74,7 +80,7 @@ auto group::exclusively(interrupted by_signal, const F& f) {
       run_next(held);
       continue;
     }
-    changed_.wait_for(held, slice);
+    ended_.wait_for(held, slice);
     if (!running_ && queue_.empty()) break;
     held.unlock();
     const bool out = by_signal != nullptr && by_signal();
@@ -107,9 +113,14 @@ std::shared_ptr<pending> group::submit(std::shared_ptr<pending> p) {
   const lock held(mutex_);
   if (closing_) throw left();
   if (!driver_.joinable()) driver_ = std::thread([this] { drive(); });
+  p->submitted = last_submit_ = std::chrono::steady_clock::now();
   queue_.push_back(p);
-  changed_.notify_all();
+  if (!(is_small(*p) && waited_at_once_ && looks_)) work_.notify_one();
   return p;
+}
+
+void group::wake_driver() {
+  if (!looks_ || closing_) work_.notify_one();
 }
 
 /// Runs the first of the queue; the caller holds the lock, and no other collective runs.
@@ -136,15 +147,27 @@ void group::finish(pending& p, const std::optional<hvd::error>& problem) {
   p.done = true;
   p.keep.reset();
   if (p.then) callbacks::of_groups().add(std::exchange(p.then, nullptr));
-  changed_.notify_all();
+  ended_.notify_all();
 }
 
 void group::drive() {
   lock held(mutex_);
   while (true) {
-    changed_.wait(held, [this] { return (!running_ && !queue_.empty()) || (closing_ && queue_.empty()); });
-    if (queue_.empty()) return;
-    run_next(held);
+    const auto now = std::chrono::steady_clock::now();
+    const bool ready = !running_ && !queue_.empty();
+    if (ready &&
+        (closing_ || !waited_at_once_ || !is_small(*queue_.front()) || now - queue_.front()->submitted >= look_every)) {
+      waited_at_once_ = false;
+      run_next(held);
+    } else if (closing_ && queue_.empty()) {
+      return;
+    } else if (waited_at_once_ && now - last_submit_ < look_for) {
+      looks_ = true;
+      work_.wait_for(held, look_every);
+      looks_ = false;
+    } else {
+      work_.wait(held);
+    }
   }
 }
 
@@ -200,6 +223,7 @@ void group::carry(lock& held, const pending* until) {
     });
   }
   carrying_ = false;
+  ended_.notify_all();
 }
 
 void group::exchange_messages() {
@@ -222,8 +246,9 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
     const bool alone = !limit;  // with a limit another thread does the work
     if (alone && !p.message && !running_ && !queue_.empty()) {
       const asks_for_signals asks(by_signal);
+      if (queue_.front().get() == &p && is_small(p)) waited_at_once_ = true;
       run_next(held);
-      changed_.notify_all();
+      if (!queue_.empty()) wake_driver();
       continue;
     }
     if (alone && p.message && !carrying_) {
@@ -241,7 +266,7 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
       if (left <= seconds(0)) return false;
       next = std::min(next, left);
     }
-    changed_.wait_for(held, next);
+    ended_.wait_for(held, next);
     if (p.done) break;
     held.unlock();
     const bool out = by_signal != nullptr && by_signal();
@@ -276,10 +301,11 @@ void group::close(seconds limit) noexcept {
   {
     lock held(mutex_);
     if (std::exchange(closing_, true)) return;
-    changed_.notify_all();
+    ended_.notify_all();
+    work_.notify_all();
     mail_.notify_all();
     const auto ended = [this] { return !running_ && queue_.empty() && posted_.empty() && in_flight_.empty(); };
-    if (!changed_.wait_for(held, limit, ended)) {
+    if (!ended_.wait_for(held, limit, ended)) {
       held.unlock();
       abort();
     }
@@ -287,7 +313,7 @@ void group::close(seconds limit) noexcept {
   if (driver_.joinable()) driver_.join();
   if (carrier_.joinable()) carrier_.join();
   lock held(mutex_);
-  changed_.wait(held, [this] { return !running_ && !carrying_; });
+  ended_.wait(held, [this] { return !running_ && !carrying_; });
 }
 
 }  // namespace hvd_python

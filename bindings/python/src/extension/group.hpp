@@ -26,8 +26,9 @@ struct pending {
   collective what;  // of a collective
   std::shared_ptr<hvd::detail::tagged_message> message;
   seconds timeout{0};
-  std::shared_ptr<void> keep;         ///< what has to stay alive until it is done
-  std::shared_ptr<void> then;         ///< a function of Python for `callbacks`
+  std::shared_ptr<void> keep;  ///< what has to stay alive until it is done
+  std::shared_ptr<void> then;  ///< a function of Python for `callbacks`
+  std::chrono::steady_clock::time_point submitted{};
   std::shared_ptr<std::byte> shared;  ///< collective::file, mapped
   bool done = false;                  ///< guarded by the group's mutex, as `then` is
   std::optional<hvd::error> problem;
@@ -39,7 +40,9 @@ struct pending {
 
 /// All ranks call the same collectives in the same order; nothing is negotiated. A blocking collective runs in the
 /// thread of its caller if none is in flight. Others wait in a queue, for the group's thread or for a thread that waits
-/// for them, whichever comes first. Messages have a transport and a thread of their own: no collective waits for them.
+/// for them, whichever comes first. To wake the group's thread costs more than a small collective: where the program
+/// has waited at once for the last small one, that thread is not woken for the next, and looks by itself a little
+/// later. Messages have a transport and a thread of their own: no collective waits for them.
 ///
 /// Any thread may call any function. `interrupted`, of each call that waits, is asked about every millisecond on the
 /// waiting thread; where it returns true a collective that runs there ends, and the group with it.
@@ -88,6 +91,7 @@ class group {
   auto exclusively(interrupted by_signal, const F& f);
   void perform(pending& p);
   void run_next(lock& held);
+  void wake_driver();
   void finish(pending& p, const std::optional<hvd::error>& problem);
   void drive();
 
@@ -100,9 +104,13 @@ class group {
   std::atomic<bool> aborting_{false};
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable ended_;  // an operation has, for threads that wait
+  std::condition_variable work_;   // for the group's thread
   std::deque<std::shared_ptr<pending>> queue_;
-  bool running_ = false;  // a collective runs, in some thread
+  bool running_ = false;         // a collective runs, in some thread
+  bool looks_ = false;           // the group's thread looks by itself
+  bool waited_at_once_ = false;  // for the last small collective
+  std::chrono::steady_clock::time_point last_submit_{};
   bool closing_ = false;
   std::thread driver_;
 

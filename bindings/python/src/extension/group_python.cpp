@@ -195,6 +195,11 @@ void define_group(nb::module_& m) {
         return group_object(group_shm(name, rank, size, timeout, check));
       },
       nb::call_guard<released_gil>());
+  m.def("group_over", [](const nb::capsule& made) {
+    auto& held = *static_cast<std::unique_ptr<connection>*>(made.data("hvd.connection"));
+    if (!held) throw nb::value_error("hvd: this connection is a group already");
+    return group_object(std::move(held));
+  });
   m.def("next_group_callback", [] { return callbacks::of_groups().next(); });
   m.def("stop_group_timeline", [] {
     const released_gil released;

@@ -1,14 +1,17 @@
-// session_mpi.cpp: hvd._core_mpi, a job of processes that MPI connects, on one host or on several.
+// session_mpi.cpp: hvd._core_mpi, jobs and groups of processes that MPI connects, on one host or on several.
 
+#include "connection_of.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "job.hpp"
+#include "mpi_messages.hpp"
 #include "session_of.hpp"
 
 #include <hvd/hierarchical.hpp>
 #include <hvd/transport/mpi.hpp>
 #include <hvd/transport/shm.hpp>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <chrono>
 #include <cstdint>
@@ -17,6 +20,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -40,15 +44,67 @@ void abort_if_failed(int status, void* /*unused*/) {
   MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+/// From now on, see abort_if_failed.
+void watch_exit(int rank) {
+  rank_of_process = rank;
+  if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
+}
+
 /// Connects the ranks of the communicator at `address` (as mpi4py gives it), or all processes of the launch if that is
 /// 0. Ranks of one host share memory.
 hvd_python::job connect(std::uintptr_t address) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
   // The engine calls MPI on a thread of its own, while the program may call it on others.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
-  rank_of_process = world.rank();
-  if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
+  watch_exit(world.rank());
   return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world))));
+}
+
+/// Rank and size among the processes of the launch.
+nb::tuple find_world() {
+  int rank = 0, size = 1;
+  {
+    const hvd_python::released_gil released;
+    hvd::detail::mpi_process::start(MPI_THREAD_MULTIPLE);
+    hvd::MpiTransport::require_threads("a process group");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+  }
+  watch_exit(rank);
+  return nb::make_tuple(rank, size);
+}
+
+/// A communicator of these ranks of the launch, which alone call this; that they are the same in all groups at a time
+/// is told apart by `number`.
+MPI_Comm join_ranks(const std::vector<int>& ranks, int number) {
+  MPI_Group world = MPI_GROUP_NULL, part = MPI_GROUP_NULL;
+  MPI_Comm made = MPI_COMM_NULL;
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  int code = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &part);
+  if (code == MPI_SUCCESS) code = MPI_Comm_create_group(MPI_COMM_WORLD, part, number, &made);
+  MPI_Group_free(&world);
+  if (part != MPI_GROUP_NULL) MPI_Group_free(&part);
+  if (code != MPI_SUCCESS)
+    hvd::detail::fail(hvd::error_kind::system, {"MPI_Comm_create_group failed: ", hvd::detail::mpi_text(code)});
+  MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+  return made;
+}
+
+/// Ranks of several hosts, for torch.distributed: a std::unique_ptr<connection>, which hvd._core makes a group of.
+nb::capsule connect_group(const std::vector<int>& ranks, int number, double timeout, bool check) {
+  auto made = std::make_unique<std::unique_ptr<hvd_python::connection>>();
+  {
+    const hvd_python::released_gil released;
+    const MPI_Comm joined = join_ranks(ranks, number);
+    hvd::MpiTransport over(joined,
+                           {.timeout = hvd::mpi_options::seconds(timeout), .thread_level = MPI_THREAD_MULTIPLE});
+    two_levels::options options;
+    if (check) options.sharing.failure.check = true;
+    *made = std::make_unique<hvd_python::connection_of<two_levels, hvd_python::mpi_messages>>(
+        two_levels::over(std::move(over), options), std::make_unique<hvd_python::mpi_messages>(joined));
+  }
+  return nb::capsule(made.release(), "hvd.connection",
+                     [](void* p) noexcept { delete static_cast<std::unique_ptr<hvd_python::connection>*>(p); });
 }
 
 }  // namespace
@@ -57,5 +113,7 @@ NB_MODULE(_core_mpi, m) {
   nb::module_::import_("hvd._core");  // it defines the class Job
   nb::register_exception_translator(&hvd_python::translate);
   m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::call_guard<hvd_python::released_gil>());
+  m.def("world", &find_world);
+  m.def("connect_group", &connect_group);
   m.def("library", [] { return nb::str(hvd::detail::mpi_library_name().c_str()); });
 }

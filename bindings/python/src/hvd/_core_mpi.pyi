@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hvd._core import Group, Job
+from hvd._core import Job
 
 def connect_mpi(communicator: int = 0) -> Job:
     """Connects the processes of the MPI_Comm at address ``communicator``; 0: all processes of the launch."""
@@ -10,8 +10,10 @@ def connect_mpi(communicator: int = 0) -> Job:
 def world() -> tuple[int, int]:
     """The rank of this process among those that MPI has started, and how many they are. Initialises MPI."""
 
-def group_mpi(ranks: Sequence[int], number: int, timeout: float, check: bool, /) -> Group:
-    """Connects these processes of the launch, by their ranks there. ``number``: of this group, from 0 to 32767."""
+def connect_group(ranks: Sequence[int], number: int, timeout: float, check: bool, /) -> object:
+    """Connects these processes of the launch, by their ranks there, for ``_core.group_over``. ``number``: of this group,
+    from 0 to 32767.
+    """
 
 def library() -> str:
     """Name and version of the MPI."""

@@ -15,7 +15,7 @@ from hvd import _core
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import DTYPES
 from hvd.torch.distributed import flat, sparse
-from hvd.torch.distributed.operations import Operations, c10d
+from hvd.torch.distributed.operations import Operations, c10d, goes_on
 from hvd.torch.distributed.reductions import SUM, number_of
 from hvd.torch.distributed.storages import LEAST, LEAST_SHARED
 from hvd.torch.distributed.work import Work
@@ -76,16 +76,17 @@ class Collectives(Operations):
         return Work(self.problem, "all_reduce", (pending,), (tensor,), finish)
 
     def _sparse_allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:
-        opts = c10d.AllgatherOptions()
-        opts.asyncOp = False
-        sparse.allreduce(tensor, op, self._count, lambda all, own: self.allgather([all], [own], opts))
+        def gather(all: Sequence[Tensor], own: Tensor) -> None:
+            work = self.allgather([all], [own])
+            assert work is not None
+            work.wait()
+
+        sparse.allreduce(tensor, op, self._count, gather)
         return Work(self.problem, "all_reduce", (), (tensor,)) if asynchronous else None
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.all_reduce."""
-        if opts is None:
-            return self._allreduce(flat.only(tensors), SUM, True)
-        return self._allreduce(flat.only(tensors), opts.reduceOp, opts.asyncOp)
+        return self._allreduce(flat.only(tensors), SUM if opts is None else opts.reduceOp, goes_on(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """See torch.distributed.all_reduce_coalesced."""
@@ -114,7 +115,7 @@ class Collectives(Operations):
         address = self._address(target)
         return self._start(
             "broadcast", _BROADCAST, address, address, target.nbytes, _BYTES, (tensor,), target,
-            opts is None or opts.asyncOp, finish, root=root,
+            goes_on(opts), finish, root=root,
         )  # fmt: skip
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work | None:
@@ -130,7 +131,7 @@ class Collectives(Operations):
         reduction, factor = number_of(op)
         address = self._address(target)
         return self._start(
-            "reduce", _REDUCE, address, address, count, number, (tensor,), target, opts is None or opts.asyncOp, finish,
+            "reduce", _REDUCE, address, address, count, number, (tensor,), target, goes_on(opts), finish,
             reduction, factor, root,
         )  # fmt: skip
 
@@ -144,7 +145,7 @@ class Collectives(Operations):
         return self._start(
             "all_gather", _ALLGATHER, self._address(source), self._address(gathered),
             lengths[0] * source.itemsize if equal else 0, _BYTES, (targets,), (source, gathered),
-            opts is None or opts.asyncOp, finish, recv=None if equal else [n * source.itemsize for n in lengths],
+            goes_on(opts), finish, recv=None if equal else [n * source.itemsize for n in lengths],
         )  # fmt: skip
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
@@ -153,7 +154,7 @@ class Collectives(Operations):
         flat.check_output(output, input, input.numel() * self._count, "all_gather_into_tensor")
         return self._start(
             "all_gather_into_tensor", _ALLGATHER, self._address(source), self._address(output), source.nbytes, _BYTES,
-            (output,), (source, output), opts is None or opts.asyncOp,
+            (output,), (source, output), goes_on(opts),
         )  # fmt: skip
 
     _allgather_base = all_gather_single
@@ -200,7 +201,7 @@ class Collectives(Operations):
         reduction, factor = number_of(op)
         return self._start(
             what, _REDUCE_SCATTER, self._address(packed), self._address(target), count, number, (output,),
-            (packed, target), opts is None or opts.asyncOp, finish, reduction, factor,
+            (packed, target), goes_on(opts), finish, reduction, factor,
             send=None if lengths is None else [n * parts for n in lengths],
         )  # fmt: skip
 
@@ -226,7 +227,7 @@ class Collectives(Operations):
         unit = source.itemsize
         return self._start(
             "all_to_all", _ALLTOALL, source.data_ptr(), gathered.data_ptr(), 0, _BYTES, (targets,), (source, gathered),
-            opts is None or opts.asyncOp, finish, send=[t.nbytes for t in sources],
+            goes_on(opts), finish, send=[t.nbytes for t in sources],
             recv=[t.numel() * unit for t in targets],
         )  # fmt: skip
 
@@ -241,7 +242,7 @@ class Collectives(Operations):
         uniform = len(set(send + recv)) == 1
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
-            _BYTES, (output,), (source, output), opts is None or opts.asyncOp,
+            _BYTES, (output,), (source, output), goes_on(opts),
             send=None if uniform else send, recv=None if uniform else recv,
         )  # fmt: skip
 
@@ -262,7 +263,7 @@ class Collectives(Operations):
             keep.append(gathered)
         return self._start(
             "gather", _GATHER, self._address(source), target, source.nbytes, _BYTES, (results,), keep,
-            opts is None or opts.asyncOp, finish, root=root,
+            goes_on(opts), finish, root=root,
         )  # fmt: skip
 
     def scatter(self, outputs: Any, inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Work | None:
@@ -280,9 +281,9 @@ class Collectives(Operations):
             source = self._address(keep[-1])
         return self._start(
             "scatter", _SCATTER, source, self._address(target), target.nbytes, _BYTES, (output,), keep,
-            opts is None or opts.asyncOp, finish, root=root,
+            goes_on(opts), finish, root=root,
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> Work | None:
         """See torch.distributed.barrier."""
-        return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, opts is None or opts.asyncOp)
+        return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, goes_on(opts))

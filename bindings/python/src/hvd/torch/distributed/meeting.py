@@ -109,7 +109,7 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
                 f" connect, and rank {other} has none: {trouble}; start the ranks with hvdrun -H or mpiexec, or use"
                 ' backend "gloo"'
             )
-    return _core_mpi.group_mpi([number for number, _ in found], plan["number"], seconds, check)
+    return _core.group_over(_core_mpi.connect_group([number for number, _ in found], plan["number"], seconds, check))
 
 
 def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core.Group:
