@@ -19,7 +19,7 @@ UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 COMPLEX = ["complex32", "complex64", "complex128"]
 # They can be moved, but not reduced.
-BYTES = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+BYTES = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 BYTES = [name for name in BYTES if hasattr(torch, name)]
 NUMBERS = [*SIGNED, *UNSIGNED, *FLOATS, *COMPLEX]
 ALL = [*NUMBERS, "bool", *BYTES]
@@ -79,15 +79,10 @@ def reductions(name: str, size: int, n: int) -> Iterator[tuple[Any, Values, Any]
         return
     # All of these have sums and products that bfloat16 and int8 can represent; sums of complex numbers, too.
     if name in COMPLEX:
-        twelve: Values = lambda q: 12 * mixed(size, q, 3) + 6  # noqa: E731
-        total = sum(twelve(q) for q in range(n))
-        parts = torch.complex(total.double(), 2.0 * total + n)
-        yield Op.SUM, lambda q: cast(twelve(q), name), parts.to(getattr(torch, name))
-        exact: Values = lambda q: torch.complex(*(twelve(q).double(),) * 2).to(getattr(torch, name))  # noqa: E731
-        yield Op.AVG, exact, sum(torch.complex(*(twelve(q).double() / n,) * 2) for q in range(n)).to(parts.dtype).to(
-            getattr(torch, name)
-        )
-        yield dist._make_nccl_premul_sum(0.5), exact, torch.complex(total / 2, total / 2).to(getattr(torch, name))
+        six: Values = lambda q: 6 * mixed(size, q, 8)  # noqa: E731
+        for op, factor in ((Op.SUM, 1.0), (Op.AVG, 1 / n), (dist._make_nccl_premul_sum(0.5), 0.5)):
+            total = sum(cast(six(q), name).to(torch.complex128) for q in range(n)) * torch.tensor(6 * factor)
+            yield op, lambda q: (cast(six(q), name) * 6), total.to(getattr(torch, name))
         return
     least = -5 if name in SIGNED + FLOATS else 0
     yield case(Op.SUM, torch.add, lambda q: mixed(size, q) + least)

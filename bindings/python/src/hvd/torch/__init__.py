@@ -34,6 +34,7 @@ from hvd.torch.mpi_ops import (
     grouped_reducescatter_async, reducescatter, reducescatter_async, sparse_allreduce_async,
 )
 from hvd.torch.optimizer import DistributedOptimizer
+from hvd.torch.shared import empty, share_
 from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 
@@ -48,11 +49,11 @@ __all__ = [
     "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
     "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
-    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "empty", "global_process_set", "gloo_built",
     "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "local_device", "local_rank", "local_size", "mlsl_built",
     "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "poll", "rank", "reducescatter",
-    "reducescatter_async", "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async",
+    "reducescatter_async", "remove_process_set", "rocm_built", "share_", "shutdown", "size", "sparse_allreduce_async",
     "start_timeline", "stop_timeline", "synchronize",
 ]

@@ -194,9 +194,9 @@ class Collectives(Operations):
 
     def _reduce_scatter(self, what: str, output: Tensor, source: Tensor, lengths: Any, opts: Any) -> Work | None:
         op = SUM if opts is None else opts.reduceOp
-        packed, number, _ = flat.as_numbers(source, what, op, copy=False)
+        packed, number, numbers = flat.as_numbers(source, what, op, copy=False)
         target, _, count = flat.as_numbers(output, what, op, copy=False)
-        parts = count // max(output.numel(), 1)
+        parts = numbers // max(source.numel(), 1)
         finish = None if target.data_ptr() == output.data_ptr() else flat.copying_back(target, output)
         reduction, factor = number_of(op)
         return self._start(
@@ -239,7 +239,7 @@ class Collectives(Operations):
         flat.check_output(output, input, output.numel(), "all_to_all_single")
         send = flat.splits(source, input_splits, self._count, "input")
         recv = flat.splits(output, output_splits, self._count, "output")
-        uniform = len(set(send + recv)) == 1
+        uniform = not output_splits and not input_splits  # rows that are equal here may differ on other ranks
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
             _BYTES, (output,), (source, output), goes_on(opts),

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hvd.torch.adapter import DTYPES
+from hvd.torch.distributed.reductions import adds
 
 Tensor = torch.Tensor
 
@@ -55,7 +55,7 @@ def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[T
     dense = packed(tensor, what)
     if number is not None:
         return dense, number, dense.numel()
-    if tensor.dtype is torch.complex32 and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM):
+    if tensor.dtype is torch.complex32 and adds(op):
         return dense, DTYPES[torch.float16], 2 * dense.numel()
     raise ValueError(
         f"hvd: {what}: tensors of {tensor.dtype} can be moved, but not reduced by {op}; convert them, as by x.float()"

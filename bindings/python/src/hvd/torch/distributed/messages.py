@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -58,44 +57,63 @@ class Messages(Operations):
 
 
 def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) -> None:
-    """Rank 0 hears from all others and answers each; it raises for those that do not come, and they for it."""
-    tag = -(1 << 40)  # no program's messages have it
-    end = time.monotonic() + seconds
-    token = torch.zeros(1, dtype=torch.uint8)
-    me, size = group._number, group._count
-
-    def swap(peer: int) -> None:
-        left = max(end - time.monotonic(), 0.001)
-        if me == 0:
-            group._post(False, token, peer, tag, left, True).wait()
-            return
-        group._post(True, token, peer, tag, left, True).wait()
-        group._post(False, token, peer, tag, left, True).wait()
-
-    if me != 0:
-        try:
-            swap(0)
-        except (RuntimeError, HorovodInternalError) as e:
-            raise RuntimeError(
-                f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
-                f" rank 0. Please check rank 0 logs for faulty rank.\n Original exception: {e}"
-            ) from e
+    """Rank 0 hears from all others and tells each whether all have come; if not, it raises, and so do they. The time
+    limit is rank 0's: a rank that comes early does not give up before rank 0 does. Messages are those of Gloo.
+    """
+    tag = -(1 << 40) - group._barriers  # no program's messages have it, and no other barrier's
+    group._barriers += 1
+    if group._number == 0:
+        _await_all(group, tag, seconds, wait_all_ranks)
         return
-    missing = []
-    for peer in range(1, size):
-        try:
-            swap(peer)
-        except (RuntimeError, HorovodInternalError) as e:
-            missing.append(peer)
-            if not wait_all_ranks:
-                raise RuntimeError(
-                    f"[Rank 0]: Rank {peer} failed to pass monitoredBarrier in {int(seconds * 1000)} ms."
-                    f"\n Original exception: {e}"
-                ) from e
-    if missing:
+    answer = torch.zeros(1, dtype=torch.uint8)
+    limit = max(seconds, group._seconds)
+    cause = None
+    try:
+        group._post(True, torch.ones(1, dtype=torch.uint8), 0, tag, limit, True).wait()
+        group._post(False, answer, 0, tag, limit, True).wait()
+        trouble = "" if answer.item() else "rank 0 has said that not all ranks came in time"
+    except RuntimeError as e:
+        cause, trouble = e, str(e)
+    if trouble:
         raise RuntimeError(
-            f"[Rank 0]: Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier in"
-            f" {int(seconds * 1000)} ms."
+            f"Rank {group._number} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+            f" from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: {trouble}"
+        ) from cause
+
+
+def _await_all(group: Messages, tag: int, seconds: float, wait_all_ranks: bool) -> None:
+    milliseconds = int(seconds * 1000)
+    others = range(1, group._count)
+    if seconds <= 0 and others:
+        raise RuntimeError(f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
+    calls = [group._post(False, torch.empty(1, dtype=torch.uint8), peer, tag, seconds, True) for peer in others]
+    missing: dict[int, RuntimeError] = {}
+    for peer, call in zip(others, calls):
+        try:
+            call.wait()
+        except RuntimeError as e:
+            # All messages fail when one rank is lost; its name is in the error.
+            lost = getattr(e.__cause__, "rank", peer)
+            missing[lost if lost in others else peer] = e
+            if not wait_all_ranks:
+                break
+    answer = torch.tensor([not missing], dtype=torch.uint8)
+    limit = max(seconds, 1.0)
+    if not missing:
+        for answered in [group._post(True, answer, peer, tag, limit, True) for peer in others]:
+            answered.wait()
+        return
+    for peer in others:
+        try:
+            group._post(True, answer, peer, tag, limit, False)
+        except RuntimeError:  # nobody is there any more
+            break
+    if wait_all_ranks:
+        raise RuntimeError(
+            f"[Rank 0]: Ranks {', '.join(map(str, sorted(missing)))} failed to pass monitoredBarrier in"
+            f" {milliseconds} ms."
         )
-    for peer in range(1, size):
-        group._post(True, token, peer, tag, max(end - time.monotonic(), 1.0), True).wait()
+    ((rank, error),) = missing.items()
+    raise RuntimeError(
+        f"[Rank 0]: Rank {rank} failed to pass monitoredBarrier in {milliseconds} ms.\n Original exception: {error}"
+    ) from error

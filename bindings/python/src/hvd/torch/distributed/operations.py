@@ -37,6 +37,7 @@ class Operations:
         self._seconds = seconds
         self._ranks = list(ranks)
         self._sequence = 0
+        self._barriers = 0  # monitored ones
         self._closed = ""  # why no operation is possible any more
         check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
         self._group: _core.Group = meet(store, rank, size, seconds, check)
@@ -59,18 +60,22 @@ class Operations:
     def _start(
         self, what: str, kind: int, source: int, target: int, count: int, dtype: int, results: Sequence[Any],
         keep: Any, asynchronous: bool, finish: Callable[[], None] | None = None, op: int = 0, factor: float = 1.0,
-        root: int = 0, send: Any = None, recv: Any = None,
+        root: int = 0, send: Any = None, recv: Any = None, seconds: float = 0,
     ) -> Work | None:
-        """Runs a collective, or begins it; see ``Work`` for ``results`` and ``finish``."""
+        """Runs a collective, or begins it; see ``Work`` for ``results`` and ``finish``. ``seconds``: a time limit of its
+        own.
+        """
         self._sequence += 1
         group = self._group
+        if seconds <= 0:
+            seconds = self._seconds
         try:
             if asynchronous:
                 pending = group.submit(
-                    kind, source, target, count, dtype, op, factor, root, send, recv, self._seconds, keep, False, -1
+                    kind, source, target, count, dtype, op, factor, root, send, recv, seconds, keep, False, -1
                 )
                 return Work(self.problem, what, (pending,), results, finish)
-            group.run(kind, source, target, count, dtype, op, factor, root, send, recv, self._seconds, False)
+            group.run(kind, source, target, count, dtype, op, factor, root, send, recv, seconds, False)
         except HorovodInternalError as e:
             raise self.problem(e, what) from e
         except ValueError:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hvd import _core
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
+from hvd.torch.distributed import patches
 from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
@@ -157,6 +158,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
 
 def make_group(options: Any) -> ProcessGroup:
     """What ``init_process_group`` and ``new_group`` call."""
+    patches.install()
     return ProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group
     )

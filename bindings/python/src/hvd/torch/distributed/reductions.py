@@ -20,6 +20,12 @@ _OPS = {
 }  # fmt: skip
 _OPS[c10d._make_nccl_premul_sum(1.0)] = 0  # a sum with a factor; operations are equal whatever their factor
 SUM: Any = dist.ReduceOp(dist.ReduceOp.SUM)
+AVERAGE = 1  # hvd's number
+
+
+def adds(op: Any) -> bool:
+    """Whether it is a sum, an average, or a sum with a factor."""
+    return number_of(op)[0] <= AVERAGE
 
 
 def number_of(op: Any) -> tuple[int, float]:

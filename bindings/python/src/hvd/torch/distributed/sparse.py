@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from hvd.torch.distributed.reductions import AVERAGE, adds, number_of
 
 Tensor = torch.Tensor
 
@@ -15,7 +16,7 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     """Ranks ``gather`` each other's indices and values, which differ in number, and each adds them up in place."""
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"hvd: all_reduce: the tensor's layout is {tensor.layout}; allowed: strided and sparse_coo")
-    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+    if not adds(op):
         raise ValueError(f"hvd: all_reduce: sparse tensors can be summed, and {op} was asked for")
     mine = tensor.coalesce()
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
@@ -25,7 +26,10 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     gather(indices, mine.indices())
     gather(values, mine.values())
     total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
-    if op == dist.ReduceOp.AVG:
-        total = total / size
+    number, factor = number_of(op)
+    if number == AVERAGE:
+        factor /= size
+    if factor != 1:
+        total = total * factor
     with torch.no_grad():
         tensor.copy_(total)

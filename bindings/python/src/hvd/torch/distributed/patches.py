@@ -1,0 +1,36 @@
+"""What PyTorch keeps for backends that it knows by name."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hvd.torch.distributed.messages import Messages
+
+_of_pytorch: Any = distributed_c10d.monitored_barrier
+
+
+@functools.wraps(_of_pytorch)
+def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    # PyTorch's own refuses all groups but those named gloo.
+    of = distributed_c10d._get_default_group() if group is None else group
+    if not isinstance(of, Messages):
+        _of_pytorch(group, timeout, wait_all_ranks)
+        return
+    if isinstance(timeout, float):
+        warnings.warn(f"timeout should be a timedelta; {timeout} is taken as seconds", stacklevel=2)
+        timeout = timedelta(seconds=timeout)
+    if timeout is not None:
+        distributed_c10d._check_valid_timeout(timeout)
+    of.monitored_barrier(timeout, wait_all_ranks)
+
+
+def install() -> None:
+    """Replaces functions of torch.distributed by those above, which leave groups of other backends to them."""
+    for module in (distributed_c10d, dist):
+        vars(module)["monitored_barrier"] = monitored_barrier
