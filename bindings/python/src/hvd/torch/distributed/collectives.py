@@ -16,7 +16,7 @@ from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import DTYPES
 from hvd.torch.distributed import flat, sparse
 from hvd.torch.distributed.operations import Operations, c10d, goes_on
-from hvd.torch.distributed.reductions import SUM, number_of
+from hvd.torch.distributed.reductions import NUMBERS, SUM, number_of
 from hvd.torch.distributed.storages import LEAST, LEAST_SHARED
 from hvd.torch.distributed.work import Work
 
@@ -44,14 +44,18 @@ class Collectives(Operations):
                 return self._sparse_allreduce(tensor, op, asynchronous)
             target, number, count = flat.as_numbers(tensor, "all_reduce", op)
             finish = flat.copying_back(target, tensor)
-        reduction, factor = number_of(op)
-        storages = self._storages
-        bytes_ = tensor.nbytes
-        may_share = storages.move_buckets and bytes_ >= LEAST
-        descriptor = -1
-        if may_share and asynchronous and finish is None:
-            descriptor = storages.descriptor(tensor)
-        address = storages.address(target) if storages.known and bytes_ >= LEAST_SHARED else target.data_ptr()
+        reduction, factor = NUMBERS.get(hash(op)), 1.0
+        if reduction is None:
+            reduction, factor = number_of(op)
+        may_share, descriptor = False, -1
+        if tensor.nbytes < LEAST_SHARED:
+            address = target.data_ptr()
+        else:
+            storages = self._storages
+            may_share = storages.move_buckets and tensor.nbytes >= LEAST
+            if may_share and asynchronous and finish is None:
+                descriptor = storages.descriptor(tensor)
+            address = storages.address(target) if storages.known else target.data_ptr()
         self._sequence += 1
         try:
             if not asynchronous:
@@ -72,7 +76,7 @@ class Collectives(Operations):
             self._refuse_closed()
             raise
         if descriptor >= 0:
-            storages.mapped_by(tensor, pending)
+            self._storages.mapped_by(tensor, pending)
         return Work(self.problem, "all_reduce", (pending,), (tensor,), finish)
 
     def _sparse_allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:

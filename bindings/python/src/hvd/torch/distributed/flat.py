@@ -11,6 +11,7 @@ from hvd.torch.adapter import DTYPES
 from hvd.torch.distributed.reductions import adds
 
 Tensor = torch.Tensor
+_STRIDED = torch.strided
 
 
 def only(tensors: Any) -> Tensor:
@@ -35,7 +36,7 @@ def plain(tensor: Tensor) -> bool:
         raise ValueError(
             f"hvd: the tensor is on device {tensor.device}, and this process group takes those of the CPU: pass x.cpu()"
         )
-    return tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.layout is _STRIDED and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def packed(tensor: Tensor, what: str) -> Tensor:
