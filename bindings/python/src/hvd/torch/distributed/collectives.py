@@ -15,7 +15,7 @@ from hvd import _core
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import DTYPES
 from hvd.torch.distributed import flat, sparse
-from hvd.torch.distributed.operations import Operations, c10d, goes_on
+from hvd.torch.distributed.operations import CALLERS_TAKE_NONE, Operations, c10d, goes_on
 from hvd.torch.distributed.reductions import NUMBERS, SUM, number_of
 from hvd.torch.distributed.storages import LEAST, LEAST_SHARED
 from hvd.torch.distributed.work import Work
@@ -90,7 +90,10 @@ class Collectives(Operations):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.all_reduce."""
-        return self._allreduce(flat.only(tensors), SUM if opts is None else opts.reduceOp, goes_on(opts))
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else flat.only(tensors)
+        if opts is None:
+            return self._allreduce(tensor, SUM, True)
+        return self._allreduce(tensor, opts.reduceOp, not CALLERS_TAKE_NONE or opts.asyncOp)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """See torch.distributed.all_reduce_coalesced."""

@@ -36,7 +36,9 @@ def plain(tensor: Tensor) -> bool:
         raise ValueError(
             f"hvd: the tensor is on device {tensor.device}, and this process group takes those of the CPU: pass x.cpu()"
         )
-    return tensor.layout is _STRIDED and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    return not (tensor.dtype.is_complex and tensor.is_conj())
 
 
 def packed(tensor: Tensor, what: str) -> Tensor:

@@ -20,12 +20,12 @@ Tensor = torch.Tensor
 c10d: Any = torch._C._distributed_c10d
 
 # Whether callers say that they wait at once, and take None for a Work then: so since PyTorch 2.8.
-_CALLERS_TAKE_NONE = hasattr(c10d.AllreduceOptions, "asyncOp")
+CALLERS_TAKE_NONE = hasattr(c10d.AllreduceOptions, "asyncOp")
 
 
 def goes_on(opts: Any) -> bool:
     """Whether the caller wants a ``Work``."""
-    return opts is None or not _CALLERS_TAKE_NONE or bool(opts.asyncOp)
+    return opts is None or not CALLERS_TAKE_NONE or bool(opts.asyncOp)
 
 
 class Operations:

@@ -16,14 +16,16 @@ from hvd import _core
 from hvd.exceptions import HorovodInternalError
 
 
+_NO_LIMIT = timedelta(0)
 _Base: Any = torch.distributed.Work
 
 
 class Work(_Base):  # type: ignore[misc]
     """An operation of a group, in flight or done.
 
-    ``problem(error, what)``: the exception for an operation that failed. ``pending``: what has to end; ``results``: the tensors that it fills; ``finish()`` is called once when it has ended
-    well, before anybody sees the results, and copies them to where they belong.
+    ``problem(error, what)``: the exception for an operation that failed. ``pending``: what has to end; ``results``: the
+    tensors that it fills; ``finish()`` is called once when it has ended well, before anybody sees the results, and copies
+    them to where they belong.
     """
 
     def __init__(
@@ -40,9 +42,13 @@ class Work(_Base):  # type: ignore[misc]
         self._pending = pending
         self._results = results
         self._finish = finish
-        self._problem: BaseException | None = None
-        self._lock = threading.Lock()
-        self._future: Any = None
+        if finish is not None:
+            self._lock = threading.Lock()
+
+    # What most works never have is set where it is needed: a work is made for each small operation.
+    _lock: Any = threading.Lock()  # held while `finish` runs
+    _problem: BaseException | None = None
+    _future: Any = None
 
     def _complete(self, limit: float | None) -> bool:
         """Waits; False where it is not done after ``limit`` seconds. Raises what it ended with."""
@@ -55,15 +61,17 @@ class Work(_Base):  # type: ignore[misc]
                 raise self._problem from e
         if self._finish is not None:
             with self._lock:
-                finish, self._finish = self._finish, None
-                if finish is not None:
-                    finish()
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
         return True
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Returns True when the results are there. Raises DistBackendError where the operation failed, and where it is
         not done after ``timeout``; the operation goes on then.
         """
+        if not timeout:
+            return self._complete(None)
         seconds = timeout.total_seconds()
         if not self._complete(seconds if seconds > 0 else None):
             raise torch.distributed.DistBackendError(
@@ -105,7 +113,7 @@ class Work(_Base):  # type: ignore[misc]
         """A ``torch.futures.Future`` of the list of tensors. Its callbacks run in threads of their own and may wait for
         other operations.
         """
-        with self._lock:
+        with Work._lock:
             if self._future is None:
                 self._future = _future_of(self)
             return self._future
