@@ -14,10 +14,12 @@
 namespace hvd_python {
 namespace {
 
-// How often the group's thread looks for small collectives that nobody has waited for, and how long after the last one.
-constexpr std::chrono::microseconds look_every(100), look_for(2000);
+constexpr std::size_t small = 64 << 10;  // bytes of an operation that takes no longer than to wake a thread
 
-bool is_small(const pending& p) { return p.what.count * hvd::size_of(p.what.type) <= (64 << 10) && !p.what.may_share; }
+bool is_small(const pending& p) {
+  if (p.message) return p.message->bytes <= small;
+  return p.what.count * hvd::size_of(p.what.type) <= small && !p.what.may_share;
+}
 
 constexpr seconds slice(0.05);  // between looks for signals while another thread does the work
 
@@ -48,8 +50,7 @@ bool group::wants_out(void* self) {
   return by_signal_here != nullptr && by_signal_here();
 }
 
-// ---- collectives
-// ------------------------------------------------------------------------------------------------------
+// ---- collectives ---------------------------------------------------------------------------------------------------
 
 void group::perform(pending& p) {
   collective& c = p.what;
@@ -69,7 +70,7 @@ auto group::exclusively(interrupted by_signal, const F& f) {
       const lock held(g.mutex_);
       g.running_ = false;
       g.ended_.notify_all();
-      if (!g.queue_.empty() || g.closing_) g.wake_driver();
+      if (!g.queue_.empty()) g.driver_.left();
     }
   };
   lock held(mutex_);
@@ -112,15 +113,10 @@ void group::start_timeline(const std::string& path, interrupted by_signal) {
 std::shared_ptr<pending> group::submit(std::shared_ptr<pending> p) {
   const lock held(mutex_);
   if (closing_) throw left();
-  if (!driver_.joinable()) driver_ = std::thread([this] { drive(); });
-  p->submitted = last_submit_ = std::chrono::steady_clock::now();
+  p->submitted = std::chrono::steady_clock::now();
   queue_.push_back(p);
-  if (!(is_small(*p) && waited_at_once_ && looks_)) work_.notify_one();
+  driver_.added(is_small(*p), [this] { drive(); });
   return p;
-}
-
-void group::wake_driver() {
-  if (!looks_ || closing_) work_.notify_one();
 }
 
 /// Runs the first of the queue; the caller holds the lock, and no other collective runs.
@@ -152,92 +148,91 @@ void group::finish(pending& p, const std::optional<hvd::error>& problem) {
 
 void group::drive() {
   lock held(mutex_);
-  while (true) {
-    const auto now = std::chrono::steady_clock::now();
-    const bool ready = !running_ && !queue_.empty();
-    if (ready &&
-        (closing_ || !waited_at_once_ || !is_small(*queue_.front()) || now - queue_.front()->submitted >= look_every)) {
-      waited_at_once_ = false;
-      run_next(held);
-    } else if (closing_ && queue_.empty()) {
-      return;
-    } else if (waited_at_once_ && now - last_submit_ < look_for) {
-      looks_ = true;
-      work_.wait_for(held, look_every);
-      looks_ = false;
-    } else {
-      work_.wait(held);
-    }
-  }
+  const auto ready = [this] { return !running_ && !queue_.empty(); };
+  const auto urgent = [this](auto now) {
+    const pending& next = *queue_.front();
+    return closing_ || !is_small(next) || now - next.submitted >= helper_thread::look_every;
+  };
+  while (driver_.wait(held, ready, urgent, [this] { return closing_ && queue_.empty(); })) run_next(held);
 }
 
-// ---- messages
-// ---------------------------------------------------------------------------------------------------------
+// ---- messages ------------------------------------------------------------------------------------------------------
 
 std::shared_ptr<pending> group::post(std::shared_ptr<pending> p, bool at_once) {
-  const lock held(mutex_);
+  lock held(mutex_);
   if (closing_) throw left();
   if (broken_) throw hvd::error(*broken_);
+  p->submitted = std::chrono::steady_clock::now();
   posted_.push_back(p);
   woken_.store(true, std::memory_order_release);
   if (carrying_) {
     connection_->wake();
-  } else if (!at_once) {
-    if (!carrier_.joinable()) carrier_ = std::thread([this] { exchange_messages(); });
-    mail_.notify_all();
+    return p;
   }
+  move_messages(held, false);  // what fits between the ranks, or is there already, needs no thread
+  if (!p->done && !at_once) carrier_.added(is_small(*p), [this] { drive_messages(); });
   return p;
 }
 
-/// Moves messages until `until` is done, or all are; the caller holds the lock, and no other thread moves any.
-void group::carry(lock& held, const pending* until) {
+/// Moves what can be moved; the caller holds the lock, and no other thread moves any. `waits`: until something can be.
+void group::move_messages(lock& held, bool waits) {
   carrying_ = true;
-  while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) {
-    const std::deque<std::shared_ptr<pending>> fresh = std::exchange(posted_, {});
-    in_flight_.insert(in_flight_.end(), fresh.begin(), fresh.end());
-    woken_.store(false, std::memory_order_release);
-    held.unlock();
-    std::optional<hvd::error> problem;
-    try {
-      for (const auto& p : fresh) connection_->post(p->message);
-      if (!connection_->progress() && fresh.empty() && !connection_->idle()) connection_->wait(woken_);
-    } catch (const hvd::error& e) {
-      problem = e;
-    } catch (const std::exception& e) {
-      problem.emplace(hvd::error_kind::no_memory, std::string("hvd: ") + e.what());
-    }
-    if (problem) connection_->fail_all(*problem);
-    held.lock();
-    if (problem) {
-      broken_ = problem;
-      for (const auto& p : posted_) p->message->fail(*problem);
-      in_flight_.insert(in_flight_.end(), posted_.begin(), posted_.end());
-      posted_.clear();
-      for (const auto& p : in_flight_) {
-        if (!p->message->done) p->message->fail(*problem);
+  const std::deque<std::shared_ptr<pending>> fresh = std::exchange(posted_, {});
+  in_flight_.insert(in_flight_.end(), fresh.begin(), fresh.end());
+  woken_.store(false, std::memory_order_release);
+  held.unlock();
+  std::optional<hvd::error> problem;
+  try {
+    for (const auto& p : fresh) {
+      try {
+        connection_->post(p->message);
+      } catch (const hvd::error& e) {
+        p->message->fail(e);
       }
     }
-    std::erase_if(in_flight_, [this](const auto& p) {
-      if (p->message->done) finish(*p, p->message->problem);
-      return p->done;
-    });
+    if (!connection_->progress() && waits && fresh.empty() && !connection_->idle()) connection_->wait(woken_);
+  } catch (const hvd::error& e) {
+    problem = e;
+  } catch (const std::exception& e) {
+    problem.emplace(hvd::error_kind::no_memory, std::string("hvd: ") + e.what());
   }
+  if (problem) connection_->fail_all(*problem);
+  held.lock();
   carrying_ = false;
-  ended_.notify_all();
+  if (problem) {
+    broken_ = problem;
+    in_flight_.insert(in_flight_.end(), posted_.begin(), posted_.end());
+    posted_.clear();
+    for (const auto& p : in_flight_) {
+      if (!p->message->done) p->message->fail(*problem);
+    }
+  }
+  std::erase_if(in_flight_, [this](const auto& p) {
+    if (p->message->done) finish(*p, p->message->problem);
+    return p->done;
+  });
 }
 
-void group::exchange_messages() {
+/// Moves messages until `until` is done, or all are.
+void group::carry(lock& held, const pending* until) {
+  while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) move_messages(held, true);
+  ended_.notify_all();  // another thread may go on
+}
+
+void group::drive_messages() {
   lock held(mutex_);
-  while (true) {
-    mail_.wait(held,
-               [this] { return (!carrying_ && !(posted_.empty() && in_flight_.empty())) || (closing_ && !carrying_); });
-    if (posted_.empty() && in_flight_.empty()) return;
+  const auto any = [this] { return !(posted_.empty() && in_flight_.empty()); };
+  const auto urgent = [&](auto now) {
+    const pending& first = in_flight_.empty() ? *posted_.front() : *in_flight_.front();
+    return closing_ || !is_small(first) || now - first.submitted >= helper_thread::look_every;
+  };
+  while (carrier_.wait(
+      held, [&] { return !carrying_ && any(); }, urgent, [&] { return closing_ && !carrying_ && !any(); })) {
     carry(held, nullptr);
   }
 }
 
-// ---- waiting, and the end
-// ---------------------------------------------------------------------------------------------
+// ---- waiting, and the end ------------------------------------------------------------------------------------------
 
 bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal) {
   const auto started = std::chrono::steady_clock::now();
@@ -246,18 +241,16 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
     const bool alone = !limit;  // with a limit another thread does the work
     if (alone && !p.message && !running_ && !queue_.empty()) {
       const asks_for_signals asks(by_signal);
-      if (queue_.front().get() == &p && is_small(p)) waited_at_once_ = true;
+      if (queue_.front().get() == &p && is_small(p)) driver_.not_needed();
       run_next(held);
-      if (!queue_.empty()) wake_driver();
+      if (!queue_.empty()) driver_.left();
       continue;
     }
     if (alone && p.message && !carrying_) {
       const asks_for_signals asks(by_signal);
+      if (is_small(p)) carrier_.not_needed();
       carry(held, &p);
-      if (!posted_.empty() || !in_flight_.empty()) {
-        if (!carrier_.joinable()) carrier_ = std::thread([this] { exchange_messages(); });
-      }
-      mail_.notify_all();
+      if (!posted_.empty() || !in_flight_.empty()) carrier_.added(false, [this] { drive_messages(); });
       continue;
     }
     seconds next = slice;
@@ -302,16 +295,16 @@ void group::close(seconds limit) noexcept {
     lock held(mutex_);
     if (std::exchange(closing_, true)) return;
     ended_.notify_all();
-    work_.notify_all();
-    mail_.notify_all();
+    driver_.end();
+    carrier_.end();
     const auto ended = [this] { return !running_ && queue_.empty() && posted_.empty() && in_flight_.empty(); };
     if (!ended_.wait_for(held, limit, ended)) {
       held.unlock();
       abort();
     }
   }
-  if (driver_.joinable()) driver_.join();
-  if (carrier_.joinable()) carrier_.join();
+  driver_.join();
+  carrier_.join();
   lock held(mutex_);
   ended_.wait(held, [this] { return !running_ && !carrying_; });
 }

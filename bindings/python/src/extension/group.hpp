@@ -2,6 +2,7 @@
 #pragma once
 
 #include "connection.hpp"
+#include "helper_thread.hpp"
 
 #include <hvd/error.hpp>
 
@@ -14,7 +15,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace hvd_python {
@@ -40,9 +40,7 @@ struct pending {
 
 /// All ranks call the same collectives in the same order; nothing is negotiated. A blocking collective runs in the
 /// thread of its caller if none is in flight. Others wait in a queue, for the group's thread or for a thread that waits
-/// for them, whichever comes first. To wake the group's thread costs more than a small collective: where the program
-/// has waited at once for the last small one, that thread is not woken for the next, and looks by itself a little
-/// later. Messages have a transport and a thread of their own: no collective waits for them.
+/// for them, whichever comes first. Messages have a transport and a thread of their own: no collective waits for them.
 ///
 /// Any thread may call any function. `interrupted`, of each call that waits, is asked about every millisecond on the
 /// waiting thread; where it returns true a collective that runs there ends, and the group with it.
@@ -91,12 +89,12 @@ class group {
   auto exclusively(interrupted by_signal, const F& f);
   void perform(pending& p);
   void run_next(lock& held);
-  void wake_driver();
   void finish(pending& p, const std::optional<hvd::error>& problem);
   void drive();
 
-  void exchange_messages();
+  void move_messages(lock& held, bool waits);
   void carry(lock& held, const pending* until);
+  void drive_messages();
 
   static bool wants_out(void* self);
 
@@ -105,21 +103,17 @@ class group {
 
   std::mutex mutex_;
   std::condition_variable ended_;  // an operation has, for threads that wait
-  std::condition_variable work_;   // for the group's thread
-  std::deque<std::shared_ptr<pending>> queue_;
-  bool running_ = false;         // a collective runs, in some thread
-  bool looks_ = false;           // the group's thread looks by itself
-  bool waited_at_once_ = false;  // for the last small collective
-  std::chrono::steady_clock::time_point last_submit_{};
   bool closing_ = false;
-  std::thread driver_;
+
+  std::deque<std::shared_ptr<pending>> queue_;  // of collectives
+  bool running_ = false;                        // one runs, in some thread
+  helper_thread driver_;
 
   std::deque<std::shared_ptr<pending>> posted_, in_flight_;  // messages: not yet, and already, given to the connection
-  std::atomic<bool> woken_{false};
-  bool carrying_ = false;  // some thread moves messages
-  std::optional<hvd::error> broken_;
-  std::condition_variable mail_;
-  std::thread carrier_;
+  std::atomic<bool> woken_{false};                           // there are posted ones
+  bool carrying_ = false;                                    // some thread moves messages
+  std::optional<hvd::error> broken_;                         // what has ended all messages
+  helper_thread carrier_;
 };
 
 }  // namespace hvd_python

@@ -152,7 +152,7 @@ class Group:
         file: int, /,
     ) -> Pending:
         """Begins it. ``keep`` is referenced until it is done. ``file``: a descriptor of the shared memory that the buffer
-        is, to be mapped by all ranks on the way, or -1; it is closed.
+        is, to be mapped by all ranks on the way, or -1.
         """
 
     def post(

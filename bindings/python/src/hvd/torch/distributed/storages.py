@@ -43,7 +43,7 @@ class _Entry:
 
 
 def _descriptor(storage: torch.UntypedStorage) -> int:
-    """Of the file that the storage is after this call; -1 where it cannot be one. The caller closes it."""
+    """Of the file that the storage is after this call, which owns it; -1 where it cannot be one."""
     try:
         where = os.statvfs("/dev/shm")
         # A page without memory behind it would end the process when it is touched.
@@ -52,10 +52,7 @@ def _descriptor(storage: torch.UntypedStorage) -> int:
         descriptor, size = storage._share_fd_cpu_()
     except (RuntimeError, OSError):
         return -1
-    if size < storage.nbytes():
-        os.close(descriptor)
-        return -1
-    return int(descriptor)
+    return int(descriptor) if size >= storage.nbytes() else -1
 
 
 def _in_backward() -> bool:
@@ -140,13 +137,8 @@ class Storages:
         entry.tried = True
         entry.address = storage.data_ptr()
         size = storage.nbytes()
-        try:
-            memory = run(lambda: self.group.map_shared(descriptor, size))
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        entry.memory = memory
-        return memory is not None
+        entry.memory = run(lambda: self.group.map_shared(descriptor, size))
+        return entry.memory is not None
 
     def close(self) -> None:
         for entry in self.known.values():
