@@ -2,15 +2,16 @@
 """Measures training steps of PyTorch models on several processes, and how much of them is communication.
 
 A ResNet-18 and a transformer with 30 million parameters are trained by the same processes in turn with hvd, with DDP on
-Gloo, with Horovod where it is installed, and without any communication. One step of each follows one of another, in an
-order that changes from round to round; all begin with the same weights and see the same data, and at the end their
-parameters are compared. What a step takes longer than one without communication is exposed: it was not hidden behind
-the computation. The package hvd and PyTorch have to be installed where this runs (tools/setup --python).
+Gloo and on hvd, with Horovod where it is installed, and without any communication. One step of each follows one of
+another, in an order that changes from round to round; all begin with the same weights and see the same data, and at the
+end their parameters are compared. What a step takes longer than one without communication is exposed: it was not hidden
+behind the computation. The package hvd and PyTorch have to be installed where this runs (tools/setup --python).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from training.report import GRADIENTS, MODELS, markdown, middle, slowest, summar
 from training.settings import Failed, Settings  # noqa: E402
 
 PROGRAM = "bench/torch_step.py"
+WAYS = ("hvd", "hvd-views", "ddp", "ddp-hvd", "ddp-hvd-shared", "horovod")
 IMPORTS = 5  # how often the time of the import is taken
 
 
@@ -41,7 +43,7 @@ def wheel(folder: Path) -> dict[str, float]:
 
 
 def options() -> argparse.Namespace:
-    parser = program.parser(PROGRAM, __doc__, ("hvd", "hvd-views", "ddp", "horovod"))
+    parser = program.parser(PROGRAM, __doc__, WAYS)
     parser.add_argument(
         "--models", type=program.names(MODELS), default=tuple(MODELS),
         help=f"of {','.join(MODELS)} (default all)",
@@ -61,7 +63,8 @@ def options() -> argparse.Namespace:
 def main(arguments: argparse.Namespace) -> int:
     settings = Settings(
         arguments.ways, arguments.models, arguments.gradients, arguments.rounds, arguments.warmup,
-        not arguments.steps_only, arguments.buckets, arguments.tiny, arguments.timeout,
+        not arguments.steps_only, arguments.buckets, tuple(sorted(os.sched_getaffinity(0))), arguments.tiny,
+        arguments.timeout,
     )
     imports = None
     if settings.package:

@@ -62,6 +62,7 @@ ROOMS = {
     "comparison": ("report", "support"),
     "simulated": ("", "backends", "support"),
     "training": ("support",),
+    "tensor_parallelism": ("support", "training"),
 }
 
 # A file that is not there, with which version.hpp ends the compilation where the standard is too old.

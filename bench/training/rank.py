@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from training.models import MODELS
 from training.settings import Settings
-from training.turns import Barrier, calls_in_turn, compared, leave, settings_of, steps_in_turn
+from training.turns import Barrier, calls_in_turn, compared, leave, settings_of, steps_in_turn, threads_on
 from training.ways import Way, ways_of
 
 
@@ -79,6 +79,9 @@ def measure_calls(settings: Settings, ways: dict[str, Any], barrier: Barrier) ->
     }
     if "DDP on Gloo" in ways:
         calls["dist.all_reduce on Gloo"] = lambda: dist.all_reduce(tensor)
+    if "DDP on hvd" in ways:
+        group = ways["DDP on hvd"].keywords["group"]
+        calls["dist.all_reduce on hvd"] = lambda: dist.all_reduce(tensor, group=group)
     if "Horovod" in ways:
         import horovod.torch as horovod
 
@@ -94,12 +97,13 @@ def work(folder: Path) -> None:
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    if "ddp" in settings.ways and dist.is_available() and dist.is_gloo_available():
+    if any(way.startswith("ddp") for way in settings.ways) and dist.is_available() and dist.is_gloo_available():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=size,
-            timeout=datetime.timedelta(seconds=settings.timeout),
-        )
+        with threads_on(settings.cpus):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=size,
+                timeout=datetime.timedelta(seconds=settings.timeout),
+            )
     ways, missing = ways_of(settings)
     barrier = Barrier(folder / "barrier", rank, size, settings.timeout)
     result: dict[str, Any] = {

@@ -56,10 +56,10 @@ def over(time: float, exposed: dict[str, float]) -> float:
 
 
 def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one model: its rows, and how they compare with the best of DDP."""
+    """Of one model: its rows, and how they compare with the best of DDP on Gloo."""
     first = of_ranks[0]
     rows = rows_of(of_ranks)
-    ddp = {way: row["exposed_ms"]["median"] for way, row in rows.items() if way.startswith("DDP")}
+    ddp = {way: row["exposed_ms"]["median"] for way, row in rows.items() if way.startswith("DDP on Gloo")}
     best = min(ddp, key=ddp.__getitem__) if ddp else None
     for way, row in rows.items():
         if best is not None and not way.startswith("none"):
@@ -115,7 +115,7 @@ def model_table(about: dict[str, Any], missing: dict[str, str]) -> str:
         rows.append([ALONE.get(way, way), with_error(row["step_ms"]), exposed, share, ratio, same])
     rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
     return page_table(
-        ["", "step, ms", "exposed, ms", "of a step without", "DDP's best / this", "parameters apart by"], rows
+        ["", "step, ms", "exposed, ms", "of a step without", "DDP on Gloo's best / this", "parameters apart by"], rows
     )
 
 
@@ -129,8 +129,10 @@ def markdown(run: dict[str, Any]) -> str:
         "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
         "the mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
         "again` shows what exposed means where there is nothing to expose. A ratio with > is bounded by that error. "
-        "DDP has `gradient_as_bucket_view=True` and `broadcast_buffers=False`, its bucket of 25 MiB and others that "
-        "are named. Parameters are those after the last step: their distance from those of the first way that "
+        "DDP has `broadcast_buffers=False` and, except for `copies`, `gradient_as_bucket_view=True`, its bucket of 25 "
+        "MiB and others that are named; on hvd its buckets lie in memory of each rank (`HVD_SHARE_BUCKETS=0`) or in "
+        "memory that all ranks share (the default). Gloo's threads may run on all CPUs, while ranks are bound to one "
+        "each. Parameters are those after the last step: their distance from those of the first way that "
         "communicates, as a part of how far training has moved these. Their bits are compared between ranks; what "
         "differs is told below.\n",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -9,7 +10,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,18 @@ class Barrier:
             if time.monotonic() > end:
                 late = [rank for rank, count in enumerate(self._counts) if count < mine]
                 raise Failed(f"ranks {late} have not come to a barrier within {self._timeout:g} s (--timeout)")
+
+
+@contextlib.contextmanager
+def threads_on(cpus: Iterable[int]) -> Iterator[None]:
+    """Threads that start meanwhile may run on these CPUs, while this one goes back to where it is bound to. A library
+    that hands its work to threads of its own, as Gloo does, waits for the scheduler where all of them share a core."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {*own, *cpus})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def settings_of(folder: Path, kind: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -13,6 +15,32 @@ from training.settings import Failed, Settings
 
 # What makes a model and its optimizer distributed.
 Way = Callable[[Any, Any], tuple[Any, Any]]
+
+
+SHARE = "HVD_SHARE_BUCKETS"  # read where a group of hvd's begins: 0 leaves DDP's buckets in memory of each rank
+
+
+def group_of_hvd(settings: Settings, share: bool) -> Any:
+    """A group of all ranks on hvd's backend of torch.distributed, or why there is none. Collective."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return "this PyTorch was built without torch.distributed or Gloo"
+    try:
+        importlib.import_module("hvd.torch.distributed")  # makes the backend known
+    except ImportError as trouble:
+        return f"this hvd has no backend for torch.distributed ({trouble})"
+    before = os.environ.get(SHARE)
+    os.environ[SHARE] = "1" if share else "0"
+    try:
+        group = dist.new_group(backend="hvd", timeout=datetime.timedelta(seconds=settings.timeout))
+        dist.barrier(group=group)  # it begins at the latest now
+    finally:
+        if before is None:
+            del os.environ[SHARE]
+        else:
+            os.environ[SHARE] = before
+    return group
 
 
 def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
@@ -30,10 +58,12 @@ def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
         library.broadcast_parameters(model.state_dict(), root_rank=0)
         return model, library.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **more)
 
-    def with_ddp(model: Any, optimizer: Any, bucket: int | None = None) -> tuple[Any, Any]:
+    def with_ddp(
+        model: Any, optimizer: Any, bucket: int | None = None, views: bool = True, group: Any = None
+    ) -> tuple[Any, Any]:
         # Buffers are left to each rank, as they are by the other ways.
         return DistributedDataParallel(
-            model, gradient_as_bucket_view=True, bucket_cap_mb=bucket, broadcast_buffers=False
+            model, process_group=group, gradient_as_bucket_view=views, bucket_cap_mb=bucket, broadcast_buffers=False
         ), optimizer
 
     ways: dict[str, Way] = {
@@ -51,10 +81,18 @@ def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
     if "ddp" in settings.ways:
         if dist.is_available() and dist.is_gloo_available():
             ways["DDP on Gloo"] = with_ddp
+            ways["DDP on Gloo, copies"] = functools.partial(with_ddp, views=False)
             for bucket in settings.buckets:
                 ways[f"DDP on Gloo, {bucket} MiB"] = functools.partial(with_ddp, bucket=bucket)
         else:
             missing["DDP on Gloo"] = "this PyTorch was built without it"
+    for way, name in (("ddp-hvd", "DDP on hvd"), ("ddp-hvd-shared", "DDP on hvd, shared buckets")):
+        if way in settings.ways:
+            group = group_of_hvd(settings, share=way == "ddp-hvd-shared")
+            if isinstance(group, str):
+                missing[name] = group
+            else:
+                ways[name] = functools.partial(with_ddp, group=group)
     if "horovod" in settings.ways:
         if real_horovod() is None:
             missing["Horovod"] = "not installed"

@@ -6,16 +6,25 @@ the backend; where the package is installed, PyTorch does it by itself.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from hvd.torch_backend import register
 
-__all__ = ["ProcessGroup"]
+if TYPE_CHECKING:
+    from hvd.torch.distributed.inference import inference_all_reduce  # noqa: F401
+    from hvd.torch.distributed.process_group import ProcessGroup  # noqa: F401
+
+__all__ = ["ProcessGroup", "inference_all_reduce"]
 
 register()
 
+_HOMES = {"ProcessGroup": "process_group", "inference_all_reduce": "inference"}
+
 
 def __getattr__(name: str) -> object:
-    if name == "ProcessGroup":
-        from hvd.torch.distributed.process_group import ProcessGroup
-
-        return ProcessGroup
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -77,7 +77,25 @@ class Collectives(Operations):
             raise
         if descriptor >= 0:
             self._storages.mapped_by(tensor, pending)
-        return Work(self.problem, "all_reduce", (pending,), (tensor,), finish)
+        return self._work("all_reduce", (pending,), (tensor,), finish)
+
+    def sum_now(self, tensor: Tensor) -> None:
+        """The sum of a tensor in place; blocks. With fewer layers than all_reduce: see ``inference_all_reduce``."""
+        number = DTYPES.get(tensor.dtype)
+        if number is None or tensor.nbytes >= LEAST_SHARED or not flat.plain(tensor):
+            self._allreduce(tensor, SUM, False)
+            return
+        address = tensor.data_ptr()
+        self._sequence += 1
+        try:
+            self._group.run(
+                _ALLREDUCE, address, address, tensor.numel(), number, 0, 1.0, 0, None, None, self._seconds, False
+            )
+        except HorovodInternalError as e:
+            raise self.problem(e, "all_reduce") from e
+        except ValueError:
+            self._refuse_closed()
+            raise
 
     def _sparse_allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:
         def gather(all: Sequence[Tensor], own: Tensor) -> None:

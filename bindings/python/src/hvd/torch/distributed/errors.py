@@ -16,7 +16,7 @@ def translate(error: HorovodInternalError, what: str, ranks: list[int]) -> Excep
     DistBackendError, which is a RuntimeError, for a rank that is lost or silent and for calls that do not fit each
     other; its text names the rank.
     """
-    text = str(error).replace(_HVD_REMEDY, _REMEDY)
+    text = str(error).removeprefix("hvd: ").replace(_HVD_REMEDY, _REMEDY)
     if error.kind == "timeout" and "Timed out" not in text:
         text = f"Timed out waiting for an answer: {text}"
     if 0 <= error.rank < len(ranks) and ranks[error.rank] != error.rank:

@@ -20,7 +20,7 @@ from hvd import _core
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
 
-_PLAN = "hvd/plan"
+_PLAN = "plan"
 _GRACE = 15.0  # seconds that ranks wait for rank 0 to say who is missing
 
 
@@ -58,7 +58,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
     everyone = [first]
     missing: list[int] = []
     for rank in range(1, size):
-        text = _wait(store, f"hvd/rank/{rank}", seconds if not missing else 0.001)
+        text = _wait(store, f"rank/{rank}", seconds if not missing else 0.001)
         if text is None:
             missing.append(rank)
         else:
@@ -95,10 +95,10 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
         why = str(e)
     if not why and place[1] < size:
         why = "no MPI has started this process" if place[1] == 1 else f"MPI has started {place[1]} processes"
-    store.set(f"hvd/mpi/{rank}", json.dumps([place[0], why]))
+    store.set(f"mpi/{rank}", json.dumps([place[0], why]))
     found = []
     for other in range(size):
-        text = _wait(store, f"hvd/mpi/{other}", seconds)
+        text = _wait(store, f"mpi/{other}", seconds)
         if text is None:
             raise dist.DistBackendError(f"hvd: rank {other} of {size} did not come within {seconds:g} s")
         found.append(json.loads(text))
@@ -121,8 +121,10 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     """
     if size == 1:
         return _core.group_alone()
+    # What is left of groups that met through the same store before is not read.
+    store = dist.PrefixStore(f"hvd/{store.add(f'hvd/groups of rank {rank}', 1)}", store)
     mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
-    store.set(f"hvd/rank/{rank}", json.dumps(mine))
+    store.set(f"rank/{rank}", json.dumps(mine))
     if rank == 0:
         try:
             plan = _plan(store, size, mine, seconds)
@@ -130,7 +132,8 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
             plan = {"error": f"the store holds what is not of this hvd ({e})"}
         store.set(_PLAN, json.dumps(plan))
     else:
-        text = _wait(store, _PLAN, seconds + _GRACE)
+        came = _wait(store, "rank/0", seconds) is not None
+        text = _wait(store, _PLAN, seconds + _GRACE) if came else None
         if text is None:
             raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
         plan = json.loads(text)

@@ -34,7 +34,7 @@ class Messages(Operations):
         except ValueError:
             self._refuse_closed()
             raise
-        return Work(self.problem, what, (pending,), (tensor,), finish)
+        return self._work(what, (pending,), (tensor,), finish)
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """See torch.distributed.send."""

@@ -38,6 +38,7 @@ class Operations:
         self._ranks = list(ranks)
         self._sequence = 0
         self._barriers = 0  # monitored ones
+        self._coalesced: list[Work] | None = None  # those that have begun since _start_coalescing
         self._closed = ""  # why no operation is possible any more
         check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
         self._group: _core.Group = meet(store, rank, size, seconds, check)
@@ -57,6 +58,14 @@ class Operations:
             return self._storages.address(tensor)
         return tensor.data_ptr()
 
+    def _work(
+        self, what: str, pending: Sequence[_core.Pending], results: Sequence[Any], finish: Callable[[], None] | None
+    ) -> Work:
+        work = Work(self.problem, what, pending, results, finish)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
     def _start(
         self, what: str, kind: int, source: int, target: int, count: int, dtype: int, results: Sequence[Any],
         keep: Any, asynchronous: bool, finish: Callable[[], None] | None = None, op: int = 0, factor: float = 1.0,
@@ -74,7 +83,7 @@ class Operations:
                 pending = group.submit(
                     kind, source, target, count, dtype, op, factor, root, send, recv, seconds, keep, False, -1
                 )
-                return Work(self.problem, what, (pending,), results, finish)
+                return self._work(what, (pending,), results, finish)
             group.run(kind, source, target, count, dtype, op, factor, root, send, recv, seconds, False)
         except HorovodInternalError as e:
             raise self.problem(e, what) from e

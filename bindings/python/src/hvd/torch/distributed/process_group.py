@@ -19,6 +19,7 @@ from hvd.torch.distributed import patches
 from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
+from hvd.torch.distributed.work import Work
 
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
@@ -88,10 +89,13 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Operations run in order in any case."""
+        """Operations begin as ever, until ``_end_coalescing``."""
+        self._coalesced = []
 
-    def _end_coalescing(self, device: torch.device) -> None:
-        """See _start_coalescing."""
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """One work of all those that have begun since ``_start_coalescing``."""
+        works, self._coalesced = self._coalesced or [], None
+        return self._joined("operations that were coalesced", works, [one for work in works for one in work._results])
 
     def split_group(
         self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None, group_name: str | None = None,

@@ -28,8 +28,9 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
     number, factor = number_of(op)
     if number == AVERAGE:
-        factor /= size
-    if factor != 1:
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        total = torch.div(total, size, rounding_mode="trunc" if whole else None)
+    elif factor != 1:
         total = total * factor
     with torch.no_grad():
         tensor.copy_(total)

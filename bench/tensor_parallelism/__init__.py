@@ -1,0 +1,1 @@
+"""What bench/tensor_parallel.py is made of."""

@@ -1,0 +1,137 @@
+"""The page of bench/tensor_parallel.py. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.texts import size_text, time_text
+from support.where import told
+from tensor_parallelism.report import COMPILED, merged
+from tensor_parallelism.settings import ALONE, OWN, PEERS, WAYS
+from training.report import names_of, page_table, with_error
+
+BACKENDS = {"gloo": "Gloo", "hvd": "hvd", ALONE: "without communication"}
+HOW = (
+    "Sums in place over all ranks, call after call without a barrier, as the layers of a model make them. From "
+    "Python each rank rewrites the whole tensor before every call (`fill_`, with another number than before), "
+    "because a model does; this is done in the same loop in all ways, and a loop of rewriting alone is taken off. "
+    "Times are of the slowest rank: the median of {rounds} blocks of calls in each way, one block of each way after "
+    "one of another, in an order that changes; how many calls make a block depends on the size alone. Before that, "
+    "results on inputs of known sums are compared element by element, and after each block those of its last call. "
+    "`functional` is `torch.ops._c10d_functional.all_reduce_` with `wait_tensor`, which DTensor and transformers "
+    "call; the others are `dist.all_reduce`, on memory of `hvd.torch.empty` where that is said, and DeepSpeed's "
+    "operator `inference_all_reduce_`. Gloo's threads may run on all CPUs, while ranks are bound to one each: else "
+    "it is several times as slow. In C++ (`hvd-bench --streaming --in-place-only`) nothing is rewritten between "
+    "calls: each sums what the last one left. Microseconds of a call.\n"
+)
+
+
+def type_tables(kind: str, run: dict[str, Any]) -> list[str]:
+    """Times and ratios of one type."""
+    rows = [row for row in merged(run["calls"], run["compiled"]) if row["type"] == kind]
+    compiled = {row["bytes"]: row for row in (run["compiled"] or {"rows": []})["rows"] if row["type"] == kind}
+    ways = [way for way in WAYS if any(way in row.get("us", {}) for row in rows)]
+    there = [name for name in COMPILED if any(name in row.get("streaming", {}) for row in compiled.values())]
+    lines = []
+    for row in rows:
+        from_cpp = compiled.get(row["bytes"], {}).get("streaming", {})
+        lines.append([
+            size_text(row["bytes"]),
+            time_text(row["rewriting_us"]["median"]) if "rewriting_us" in row else "",
+            *(time_text(row["us"][way]["median"]) if way in row["us"] else row["missing"][way] for way in ways),
+            *(time_text(from_cpp[one]) if from_cpp.get(one) else from_cpp.get(f"{one} failed", "") for one in there),
+        ])
+    head = ["", "rewriting", *(WAYS[way] for way in ways), *(COMPILED[name] for name in there)]
+    parts = [f"## {kind}\n", page_table(head, lines)]
+    columns = [f"{peer} / {own}" for own in OWN for peer in PEERS] + ["C++, streaming"]
+    found = [row for row in run["ratios"] if row["type"] == kind]
+    columns = [column for column in columns if any(column in row["ratios"] for row in found)]
+    if columns:
+        lines = [
+            [size_text(row["bytes"]), *(ratio_text(row["ratios"].get(column)) for column in columns)] for row in found
+        ]
+        lines += [
+            [f"**{row['sizes']}**", *(ratio_text(row["ratios"].get(column)) for column in columns)]
+            for row in run["means"] if row["type"] == kind and row["ratios"]
+        ]
+        parts += ["How many times as long as hvd others take; below, geometric means.\n",
+                  page_table(["", *map(column_name, columns)], lines)]
+    return parts
+
+
+def ratio_text(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
+
+
+def column_name(column: str) -> str:
+    peer, _, own = column.partition(" / ")
+    return f"{WAYS[peer]} / {WAYS[own]}" if own else "DeepSpeed / hvd, in C++"
+
+
+def isolated_table(run: dict[str, Any]) -> list[str]:
+    """Single calls from C++, with buffers of each kind."""
+    rows = []
+    for row in run["compiled"]["rows"]:
+        line = [f"{row['type']}, {size_text(row['bytes'])}"]
+        for series in ("isolated", "isolated, shared"):
+            both = row.get(series, {})
+            mine, other = both.get("hvd"), both.get("deepspeed")
+            line += [time_text(value) if value else "" for value in (mine, other)]
+            line.append(ratio_text(other / mine if mine and other else None))
+        rows.append(line)
+    head = ["", "hvd", "DeepSpeed", "ratio", "hvd, shared memory", "DeepSpeed", "ratio"]
+    told_of = "; ".join(dict.fromkeys(run["compiled"]["libraries"].values()))
+    return [
+        "## From C++, single calls\n",
+        f"As all tables of `bench/compare`: a barrier before each call, inputs just rewritten. {told_of}.\n",
+        page_table(head, rows),
+    ]
+
+
+def tokens_table(tokens: dict[str, Any]) -> list[str]:
+    """Of a model that generates text."""
+    parts = ["## Tokens of a model\n"]
+    if tokens["missing"]:
+        return [*parts, f"Not measured: {tokens['missing']}.\n"]
+    alone = tokens["ways"][ALONE]["text_ms"]["median"]
+    gloo = tokens["ways"].get("gloo", {}).get("tokens_a_second")
+    layers = tokens["sizes"]["num_hidden_layers"]
+    parts.append(
+        f"A Llama of {tokens['parameters'] / 1e6:.1f} million random parameters in float32, {layers} layers, spread "
+        f"over all ranks by transformers with `tp_plan=\"auto\"`. After a prompt of {tokens['prompt']} tokens it "
+        f"generates {tokens['tokens']} more, the likeliest each time; times are of all that. One text on one backend "
+        "follows one on another, in the same processes. `without communication` is the same on a backend that does "
+        "nothing, so its tokens are none of the model's; what a token takes longer than there is exposed.\n"
+    )
+    rows = []
+    for backend, row in tokens["ways"].items():
+        exposed = (row["text_ms"]["median"] - alone) / tokens["tokens"]
+        rows.append([
+            BACKENDS[backend], with_error(row["text_ms"]), f"{row['tokens_a_second']:.1f}",
+            f"{row['tokens_a_second'] / gloo:.2f}" if gloo else "", "" if backend == ALONE else f"{exposed:.2f}",
+            "" if backend == ALONE else "yes" if row["same_tokens"] else "NO",
+        ])
+    rows += [[BACKENDS[backend], f"not measured: {why}", "", "", "", ""] for backend, why in tokens["without"].items()]
+    head = ["", "text, ms", "tokens a second", "of Gloo's", "exposed, ms a token", "the same tokens"]
+    return [*parts, page_table(head, rows)]
+
+
+def markdown(run: dict[str, Any]) -> str:
+    """The whole result as a page."""
+    parts = ["# Sums of tensor parallelism\n", told(run) + "\n", names_of(run)]
+    rows = merged(run["calls"], run["compiled"])
+    if rows:
+        parts.append(HOW.format(rounds=run["settings"]["rounds"]))
+    for kind in dict.fromkeys(row["type"] for row in rows):
+        parts += type_tables(kind, run)
+    if run["missing"]:
+        parts.append("Not measured:\n\n" + "".join(f"* {name}: {why}.\n" for name, why in run["missing"].items()))
+    if run["compiled"] and run["compiled"]["rows"]:
+        parts += isolated_table(run)
+    if run["tokens"]:
+        parts += tokens_table(run["tokens"])
+    if run["wrong"]:
+        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
+    return "\n".join(parts)
