@@ -1,14 +1,15 @@
 """Ranks for tests of torch.distributed: forked from a process that has imported PyTorch once, which takes longer than a
 test. They stay from test to test.
 
-As a program this is that process. It gets requests, lines of JSON, through the socket whose descriptor is its argument:
-to fork ranks, whose sockets it sends back, or to wait for a rank. A rank gets lines that name a file, a function in it
-and arguments, and answers each with what the function returned, or with its traceback.
+As a program this is that process; its arguments are the descriptor of a socket and a directory. It gets requests through
+the socket, lines of JSON: to fork ranks, whose sockets it sends back, or to wait for a rank. A rank gets lines that name
+a file, a function in it and arguments, and answers each with what the function returned, or with its traceback.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import inspect
 import json
 import os
@@ -47,10 +48,12 @@ class _Source:
         """Its answer, with the descriptors that came along."""
         if self.process is None:
             self.channel, other = socket.socketpair()
+            self.folder = Path(tempfile.mkdtemp(prefix="hvd-ranks-"))
+            atexit.register(shutil.rmtree, self.folder, True)
             clean = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno())], stdin=subprocess.DEVNULL, pass_fds=[other.fileno()],
-                env={**clean, "OMP_NUM_THREADS": "1"},
+                [sys.executable, __file__, str(other.fileno()), str(self.folder)], stdin=subprocess.DEVNULL,
+                pass_fds=[other.fileno()], env={**clean, "OMP_NUM_THREADS": "1"},
             )
             other.close()
             self.channel.settimeout(LIMIT)
@@ -85,18 +88,17 @@ class Ranks:
         self.channels: list[socket.socket] = []
         self._reports: list[Any] = []
         self._gone: set[int] = set()
+        self._ended: dict[int, int] = {}
 
     def start(self) -> None:
         """Forks the ranks, if there are none."""
         if self.processes:
             return
-        self.folder = tempfile.mkdtemp(prefix="hvd-ranks-")
         self.processes, descriptors = SOURCE.ask(
-            size=self.size, joined=self.joined, environment=self.environment, folder=self.folder
+            size=self.size, joined=self.joined, environment=self.environment
         )
         self.channels = [socket.socket(fileno=one) for one in descriptors]
         self._reports = [channel.makefile("r") for channel in self.channels]
-        self._gone = set()
 
     def run(self, function: Callable[..., Any], dead: Any = (), **arguments: Any) -> list[Any]:
         """Calls the function on all ranks, and returns what they return, of JSON. Fails with the tracebacks of ranks that
@@ -145,20 +147,22 @@ class Ranks:
 
     def status(self, rank: int) -> int:
         """How a rank has ended, as ``os.waitstatus_to_exitcode`` says it."""
-        return int(SOURCE.ask(wait=self.processes[rank])[0])
+        if rank not in self._ended:
+            self._ended[rank] = int(SOURCE.ask(wait=self.processes[rank])[0])
+        return self._ended[rank]
 
     def stop(self, kill: bool = False) -> list[int]:
         """Ends the ranks: they leave as a program does that returns. Returns how they ended."""
+        gone = [self.processes[rank] for rank in self._ended]
         for process, channel in zip(self.processes, self.channels):
-            if kill:
+            if kill and process not in gone:
                 os.kill(process, signal.SIGKILL)
             channel.shutdown(socket.SHUT_WR)
         ended = [self.status(rank) for rank in range(len(self.processes))]
         for one in (*self._reports, *self.channels):
             one.close()
-        if self.processes:
-            shutil.rmtree(self.folder)
         self.processes, self.channels, self._reports = [], [], []
+        self._gone, self._ended = set(), {}
         return ended
 
 
@@ -189,7 +193,7 @@ def same(result: Any, expected: Any) -> None:
     import torch
 
     assert result.dtype == expected.dtype and result.shape == expected.shape, (result, expected)
-    left, right = (t.detach().resolve_conj().resolve_neg().reshape(-1) for t in (result, expected))
+    left, right = (t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (result, expected))
     assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), (result, expected)
 
 
@@ -218,6 +222,7 @@ def _fork_ranks(request: dict[str, Any], control: socket.socket) -> tuple[list[i
 
     processes: list[int] = []
     ends: list[socket.socket] = []
+    own = tempfile.mkdtemp(dir=sys.argv[2])
     for rank in range(request["size"]):
         end, channel = socket.socketpair()
         process = os.fork()
@@ -231,7 +236,7 @@ def _fork_ranks(request: dict[str, Any], control: socket.socket) -> tuple[list[i
             other.close()
         faulthandler.register(signal.SIGUSR1)
         os.environ.update(request["environment"])
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["size"]), HVD_TEST_FOLDER=request["folder"])
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["size"]), HVD_TEST_FOLDER=own)
         dist.set_debug_level_from_env()
         try:
             _serve(channel, request, rank)
@@ -244,14 +249,18 @@ def _fork_ranks(request: dict[str, Any], control: socket.socket) -> tuple[list[i
 
 def main() -> None:
     """Forks ranks until the socket is closed."""
+    import gc
     import warnings
 
+    import torch._dynamo  # DistributedDataParallel and gradients of functional collectives import it
     import torch.distributed._functional_collectives
     import torch.distributed.nn.functional  # noqa: F401
 
     import hvd.torch.distributed.process_group  # noqa: F401
 
     warnings.simplefilter("ignore")  # PyTorch tells of new names of its functions
+    gc.collect()
+    gc.freeze()  # what ranks collect is their own
     control = socket.socket(fileno=int(sys.argv[1]))
     for line in control.makefile("r"):
         request = json.loads(line)

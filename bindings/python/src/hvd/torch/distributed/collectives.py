@@ -82,10 +82,10 @@ class Collectives(Operations):
     def sum_now(self, tensor: Tensor) -> None:
         """The sum of a tensor in place; blocks. With fewer layers than all_reduce: see ``inference_all_reduce``."""
         number = DTYPES.get(tensor.dtype)
-        if number is None or tensor.nbytes >= LEAST_SHARED or not flat.plain(tensor):
+        if number is None or tensor.nbytes >= LEAST or not flat.plain(tensor):
             self._allreduce(tensor, SUM, False)
             return
-        address = tensor.data_ptr()
+        address = self._address(tensor)
         self._sequence += 1
         try:
             self._group.run(

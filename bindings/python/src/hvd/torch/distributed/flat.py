@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd.torch.adapter import DTYPES
-from hvd.torch.distributed.reductions import adds
+from hvd.torch.distributed.reductions import adds, name_of
 
 Tensor = torch.Tensor
 _STRIDED = torch.strided
@@ -61,7 +61,8 @@ def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[T
     if tensor.dtype is torch.complex32 and adds(op):
         return dense, DTYPES[torch.float16], 2 * dense.numel()
     raise ValueError(
-        f"hvd: {what}: tensors of {tensor.dtype} can be moved, but not reduced by {op}; convert them, as by x.float()"
+        f"hvd: {what}: tensors of {tensor.dtype} can be moved, but not reduced by"
+        f" {name_of(op)}; convert them, as by x.float()"
     )
 
 

@@ -20,6 +20,7 @@ from hvd import _core
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
 
+_stores: Any = dist
 _PLAN = "plan"
 _GRACE = 15.0  # seconds that ranks wait for rank 0 to say who is missing
 
@@ -122,7 +123,7 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     if size == 1:
         return _core.group_alone()
     # What is left of groups that met through the same store before is not read.
-    store = dist.PrefixStore(f"hvd/{store.add(f'hvd/groups of rank {rank}', 1)}", store)
+    store = _stores.PrefixStore(f"hvd/{store.add(f'hvd/groups of rank {rank}', 1)}", store)
     mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
     store.set(f"rank/{rank}", json.dumps(mine))
     if rank == 0:

@@ -76,8 +76,8 @@ def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) ->
         cause, trouble = e, str(e)
     if trouble:
         raise RuntimeError(
-            f"Rank {group._number} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
-            f" from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: {trouble}"
+            f"Rank {group._number} successfully reached monitoredBarrier, but received errors while waiting for"
+            f" send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: {trouble}"
         ) from cause
 
 

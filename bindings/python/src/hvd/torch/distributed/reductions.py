@@ -29,6 +29,11 @@ def adds(op: Any) -> bool:
     return number_of(op)[0] <= AVERAGE
 
 
+def name_of(op: Any) -> str:
+    """As programs write it; PyTorch shows an address."""
+    return f"ReduceOp.{getattr(op, 'op', op).name}"
+
+
 def number_of(op: Any) -> tuple[int, float]:
     """hvd's number of the operation, and the factor of each input. Raises ValueError for none of torch.distributed's."""
     number = NUMBERS.get(hash(op))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd.torch.distributed.reductions import AVERAGE, adds, number_of
+from hvd.torch.distributed.reductions import AVERAGE, adds, name_of, number_of
 
 Tensor = torch.Tensor
 
@@ -17,7 +17,7 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"hvd: all_reduce: the tensor's layout is {tensor.layout}; allowed: strided and sparse_coo")
     if not adds(op):
-        raise ValueError(f"hvd: all_reduce: sparse tensors can be summed, and {op} was asked for")
+        raise ValueError(f"hvd: all_reduce: sparse tensors can be summed, and {name_of(op)} was asked for")
     mine = tensor.coalesce()
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
     gather(counts, torch.tensor([mine._nnz()]))

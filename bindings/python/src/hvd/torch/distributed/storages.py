@@ -79,27 +79,45 @@ class Storages:
         self.group = group
         self.move_buckets = move_buckets
         self.known: dict[int, _Entry] = {}
+        self.starts: dict[int, _Entry] = {}  # of those that are shared, by address: the short way to find one
         self.limit = 64  # of entries; then those of storages that are gone are dropped
+
+    def _drop_gone(self) -> None:
+        for number in [number for number, one in self.known.items() if one.gone()]:
+            entry = self.known.pop(number)
+            if self.starts.get(entry.address) is entry:
+                del self.starts[entry.address]
+            entry.forget()
+        self.limit = max(64, 2 * len(self.known))
 
     def _entry(self, storage: torch.UntypedStorage) -> _Entry:
         if len(self.known) >= self.limit:
-            for number in [number for number, one in self.known.items() if one.gone()]:
-                self.known.pop(number).forget()
-            self.limit = max(64, 2 * len(self.known))
+            self._drop_gone()
         entry = self.known[storage._cdata] = _Entry(storage)
         return entry
 
     def address(self, tensor: torch.Tensor) -> int:
         """Where hvd finds the bytes of a tensor: its own mapping of them, if they are shared."""
         address = tensor.data_ptr()
+        entry = self.starts.get(address)
+        if entry is not None:
+            if not entry.gone() and entry.memory is not None:
+                return entry.memory.address
+            del self.starts[address]
         entry = self.known.get(tensor.untyped_storage()._cdata)
         if entry is None:
             return address
         if entry.pending is not None and entry.pending.poll():
-            entry.memory, entry.pending = entry.pending.shared, None
+            self._shared(entry, entry.pending.shared)
+            entry.pending = None
         if entry.memory is None:
             return address
         return entry.memory.address + (address - entry.address)
+
+    def _shared(self, entry: _Entry, memory: _core.Memory | None) -> None:
+        entry.memory = memory
+        if memory is not None:
+            self.starts[entry.address] = entry
 
     def descriptor(self, tensor: torch.Tensor) -> int:
         """Of a tensor that is reduced asynchronously: a descriptor if it is a bucket of a backward pass and this is the
@@ -124,6 +142,7 @@ class Storages:
     def mapped_by(self, tensor: torch.Tensor, pending: Any) -> None:
         """The operation that maps the storage."""
         self.known[tensor.untyped_storage()._cdata].pending = pending
+        self._drop_gone()  # their memory is the other ranks' as well, and goes only now
 
     def share(self, tensor: torch.Tensor, run: Callable[[Callable[[], Any]], Any]) -> bool:
         """Moves the storage of a tensor at once. Collective; False, on all ranks, where that is not possible."""
@@ -137,10 +156,12 @@ class Storages:
         entry.tried = True
         entry.address = storage.data_ptr()
         size = storage.nbytes()
-        entry.memory = run(lambda: self.group.map_shared(descriptor, size))
-        return entry.memory is not None
+        memory = run(lambda: self.group.map_shared(descriptor, size))
+        self._shared(entry, memory)
+        return memory is not None
 
     def close(self) -> None:
         for entry in self.known.values():
             entry.forget()
         self.known.clear()
+        self.starts.clear()

@@ -1,0 +1,172 @@
+"""Collectives in flight on GPUs, as torch.distributed wants them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hvd import _core
+from hvd.core.adapter import Stream
+from hvd.exceptions import HorovodInternalError
+from hvd.torch.distributed.work import Callers, Work
+
+
+class Owner(Protocol):
+    """What a work needs of the group that began it."""
+
+    def problem(self, error: HorovodInternalError, what: str) -> Exception:
+        """The exception for an operation that failed."""
+
+    def out_of_time(self, what: str) -> Exception:
+        """The exception for one that not all ranks have called in time. No other can follow."""
+
+
+class DeviceWork(Work):
+    """A collective on a GPU. Its results are there for the stream that was current in ``wait``; the host waits only until
+    the work is queued. ``handles``: the engine's; ``place``: the GPU, and the stream that is current there now.
+
+    ``finish()`` is called once, and what it queues on that stream comes after the collective: there the memory is its own
+    that it copies from.
+    """
+
+    def __init__(
+        self, owner: Owner, what: str, handles: Sequence[_core.Handle], results: Sequence[Any], place: Stream,
+        seconds: float, finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(owner.problem, what, (), results, finish)
+        self._owner = owner
+        self._handles = handles
+        self._device = place[0]
+        self._deadline = time.monotonic() + seconds
+        self._called_on: Any = None if finish is None else torch.cuda.current_stream(self._device)
+        self._finished: Any = None  # the event behind what `finish` has queued
+
+    def _await_queued(self, limit: float | None) -> bool:
+        """Until all ranks have called it and all of its work is queued; False where that takes more than ``limit``."""
+        for one in self._handles:
+            left = max(self._deadline - time.monotonic(), 0.0)
+            try:
+                one.wait_queued(left if limit is None else min(left, limit))
+            except TimeoutError:
+                if limit is not None and limit < left:
+                    return False
+                self._problem = self._owner.out_of_time(self._what)
+                raise self._problem from None
+        return True
+
+    def _complete(self, limit: float | None) -> bool:
+        try:
+            if not self._await_queued(limit):
+                return False
+            stream = torch.cuda.current_stream(self._device)
+            if self._called_on is None:
+                self._make_wait(stream)
+                return True
+            with self._lock:
+                if self._finish is not None:
+                    self._make_wait(self._called_on)
+                    with torch.cuda.stream(self._called_on):
+                        self._finish()
+                    self._finished = self._called_on.record_event()
+                    self._finish = None
+            stream.wait_event(self._finished)
+            return True
+        except HorovodInternalError as e:
+            self._problem = self._problem_of(e, self._what)
+            raise self._problem from e
+
+    def _make_wait(self, stream: Any) -> None:
+        for one in self._handles:
+            one.make_stream_wait(self._device, stream.cuda_stream)
+
+    def is_completed(self) -> bool:
+        """Whether the GPU is done, or it has failed. What is queued on the current stream then comes after it."""
+        if not all(one.poll() for one in self._handles):
+            return False
+        if self._finish is not None and self._problem is None:
+            try:
+                self._complete(None)
+            except Exception:  # `exception` tells it
+                pass
+        return True
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run in
+        threads of their own, when the work is queued.
+        """
+        with Work._lock:
+            if self._future is None:
+                self._future = _future_of(self)
+            return self._future
+
+
+class JoinedWork(DeviceWork):
+    """Several works as one, some of which are on a GPU."""
+
+    def __init__(self, owner: Owner, what: str, works: Sequence[Work], results: Sequence[Any]) -> None:
+        device = next(one._device for one in works if isinstance(one, DeviceWork))
+        super().__init__(owner, what, (), results, (device, 0), 0.0)
+        self._works = works
+
+    def _await_queued(self, limit: float | None) -> bool:
+        return all(
+            one._await_queued(limit) if isinstance(one, DeviceWork) else one._complete(limit) for one in self._works
+        )
+
+    def _complete(self, limit: float | None) -> bool:
+        try:
+            return all(one._complete(limit) for one in self._works)
+        except Exception as e:
+            self._problem = e
+            raise
+
+    def is_completed(self) -> bool:
+        """Whether all are."""
+        return all(one.is_completed() for one in self._works)
+
+
+def _future_of(work: DeviceWork) -> Any:
+    started: Any = torch.futures.Future(devices=[torch.device("cuda", work._device)])
+
+    def outcome(_: Any) -> list[Any]:
+        work._complete(None)  # on the stream of the callback; who waits for the future waits for that
+        return list(work._results)
+
+    def start() -> None:
+        try:
+            work._await_queued(None)
+        except Exception:  # `outcome` raises it again
+            pass
+        started.set_result(None)
+
+    future = started.then(outcome)
+    _waiters.call(start)
+    return future
+
+
+class _Waiters:
+    """Threads in which works are waited for, to complete their futures."""
+
+    def __init__(self) -> None:
+        self.functions: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.threads = Callers(self.functions.get)
+
+    def call(self, function: Callable[[], object]) -> None:
+        self.threads.start()
+        self.functions.put(function)
+
+
+_waiters = _Waiters()
+
+
+def _forget_in_child() -> None:
+    global _waiters
+    _waiters = _Waiters()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
