@@ -7,12 +7,13 @@ from dataclasses import dataclass
 # In which ways a tensor is summed from Python, and what tables call them.
 WAYS = {
     "hvd": "hvd",
+    "hvd-inference": "hvd, inference_all_reduce",
     "hvd-functional": "hvd, functional",
     "hvd-shared": "hvd, shared memory",
     "gloo": "Gloo",
     "deepspeed": "DeepSpeed",
 }
-OWN = ("hvd", "hvd-functional", "hvd-shared")
+OWN = ("hvd", "hvd-inference", "hvd-functional", "hvd-shared")
 PEERS = ("gloo", "deepspeed")
 ALONE = "none"  # rewriting without a sum, which is taken off the times of all ways
 PARTS = {"calls": "sums from Python", "compiled": "sums from C++ by hvd-bench", "tokens": "tokens of a model"}

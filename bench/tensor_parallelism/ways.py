@@ -94,6 +94,12 @@ def ways_of(
                 without[name] = made
             else:
                 ways[name] = made
+        elif name == "hvd-inference":
+            call = getattr(importlib.import_module("hvd.torch.distributed"), "inference_all_reduce", None)
+            if call is None:
+                without[name] = "this hvd has no inference_all_reduce()"
+            else:
+                ways[name] = Way(functools.partial(call, group=groups[HVD]))
         elif name == "hvd-functional":
             ways[name] = Way(functional(groups[HVD]))
         elif name == "hvd-shared":
