@@ -23,7 +23,7 @@ using hvd::detail::tagged_message;
 using hvd::detail::tagged_messages;
 using hvd::test::require;
 
-hvd::sharing_options options() {
+hvd::sharing_options mail_options() {
   hvd::sharing_options o;
   o.memory.staging_bytes = 128 << 10;
   o.failure.timeout = std::chrono::duration<double>(30.0);
@@ -101,7 +101,7 @@ TEST_CASE("messages are matched by tag, whatever their order, and in their order
           comm.barrier();
         }
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("messages that are larger than their channels cross each other") {
@@ -118,7 +118,7 @@ TEST_CASE("messages that are larger than their channels cross each other") {
         m.finish();
         for (const letter& l : in) require(l.data == content(1'000'000, l.what->source, 3), "another message");
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("a message from any rank is the first that comes with its tag, and tells from whom") {
@@ -142,7 +142,7 @@ TEST_CASE("a message from any rank is the first that comes with its tag, and tel
         }
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("a message of another length is a mismatch for its receiver, and the next one arrives") {
@@ -163,7 +163,7 @@ TEST_CASE("a message of another length is a mismatch for its receiver, and the n
         }
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("a message that does not come ends at its deadline, and others with it do not") {
@@ -185,7 +185,7 @@ TEST_CASE("a message that does not come ends at its deadline, and others with it
         require(!in.what->problem && in.data == content(10, 1 - comm.rank(), 6), "the group is usable");
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("a rank that leaves ends waits for it, and not those for a message from any rank that is still to come") {
@@ -220,7 +220,7 @@ TEST_CASE("a rank that leaves ends waits for it, and not those for a message fro
         }
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("an interruption ends a wait, and the group for all ranks") {
@@ -242,7 +242,7 @@ TEST_CASE("an interruption ends a wait, and the group for all ranks") {
         }
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 TEST_CASE("another thread ends a group, and a changed time limit holds from the next wait on") {
@@ -272,7 +272,7 @@ TEST_CASE("another thread ends a group, and a changed time limit holds from the 
         }
         comm.barrier();
       },
-      options());
+      mail_options());
 }
 
 }  // namespace
