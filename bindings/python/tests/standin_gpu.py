@@ -92,6 +92,7 @@ class Gpu:
             ("cuStreamWaitEvent", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
             ("cuEventCreate", ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint),
             ("cuEventRecord", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+            ("cuEventQuery", ctypes.c_int, ctypes.c_void_p),
         ):
             function = getattr(self.library, name)  # kept by the library, unlike library[name]
             function.restype, function.argtypes = result, arguments
@@ -184,6 +185,14 @@ class Gpu:
         """What is queued on the stream from now on begins after the event."""
         with self._on(device):
             self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def passed(self, device: int, event: int) -> bool:
+        """Whether the device is past an event."""
+        with self._on(device):
+            code: int = self.library.cuEventQuery(event)
+        if code not in (0, 600):
+            raise RuntimeError(f"cuEventQuery of the stand-in: error {code}")
+        return code == 0
 
     @contextmanager
     def held(self, device: int, stream: int) -> Iterator[None]:

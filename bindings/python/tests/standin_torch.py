@@ -18,6 +18,7 @@ import ctypes
 import os
 import runpy
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,10 @@ class _Storage:
     def data_ptr(self) -> int:
         """As PyTorch's."""
         return self.address
+
+    @property
+    def _cdata(self) -> int:
+        return id(self)
 
 
 class _Pool:
@@ -418,6 +423,13 @@ class Event:
         stream = stream or torch.cuda.current_stream()
         gpu().wait(stream.device.index, stream.cuda_stream, self._event)
 
+    def query(self) -> bool:
+        return gpu().passed(self._device, self._event)
+
+    def synchronize(self) -> None:
+        while not self.query():
+            time.sleep(0.0001)
+
 
 class Stream:
     """As torch.cuda.Stream."""
@@ -504,6 +516,7 @@ def install() -> None:
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.device_count = lambda: gpu().devices
     cuda.current_device = lambda: _device
+    cuda.get_device_capability = lambda device=None: (8, 0)
     cuda.set_device = _set_device
     cuda.current_stream = _current_stream
     cuda.default_stream = lambda device=None: Stream(_index(device), handle=0)
@@ -521,6 +534,9 @@ def install() -> None:
 
     changed.sparse_coo_tensor = sparse_coo_tensor
     changed.from_dlpack = dlpack.from_dlpack = _from_dlpack
+    real_future = torch.futures.Future.__init__
+    # Callbacks run on the current streams: this PyTorch knows nothing of others.
+    changed.futures.Future.__init__ = lambda self, *, devices=None: real_future(self)
     tensor: Any = torch.Tensor
     real_to, real_storage, real_shared, real_tensor = tensor.to, tensor.untyped_storage, tensor.is_shared, torch.tensor
 

@@ -34,6 +34,6 @@ def register() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or "hvd" in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend("hvd", _make, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("hvd", _make, extended_api=True, devices=["cpu", "cuda"])
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _find_by_launcher(handlers["env"])

@@ -54,6 +54,12 @@ def three_features() -> Ranks:
     return _job(3, joined=False)
 
 
+@pytest.fixture
+def four_features() -> Ranks:
+    """4 ranks that make groups themselves."""
+    return _job(4, joined=False)
+
+
 def pytest_sessionfinish() -> None:
     """Ends all ranks."""
     for job in _jobs.values():

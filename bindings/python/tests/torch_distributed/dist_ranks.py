@@ -77,12 +77,14 @@ SOURCE = _Source()
 
 class Ranks:
     """Processes that run functions of test modules, in a process group "hvd" unless ``joined`` is False: then they are
-    told their place only by RANK and WORLD_SIZE, as torchrun does.
+    told their place only by RANK and WORLD_SIZE, as torchrun does. ``whole_exit``: they take the interpreter down at their
+    end, which lasts; else they call what is registered for it, and no more.
     """
 
-    def __init__(self, size: int, joined: bool = True, **environment: str) -> None:
+    def __init__(self, size: int, joined: bool = True, whole_exit: bool = False, **environment: str) -> None:
         self.size = size
         self.joined = joined
+        self.whole_exit = whole_exit
         self.environment = environment
         self.processes: list[int] = []
         self.channels: list[socket.socket] = []
@@ -95,7 +97,7 @@ class Ranks:
         if self.processes:
             return
         self.processes, descriptors = SOURCE.ask(
-            size=self.size, joined=self.joined, environment=self.environment
+            size=self.size, joined=self.joined, whole_exit=self.whole_exit, environment=self.environment
         )
         self.channels = [socket.socket(fileno=one) for one in descriptors]
         self._reports = [channel.makefile("r") for channel in self.channels]
@@ -208,6 +210,8 @@ def _serve(channel: socket.socket, request: dict[str, Any], rank: int) -> None:
         answer, failure = None, None
         try:
             answer = getattr(load(path), function)(**arguments)
+        except SystemExit:
+            raise  # it ends as a program does
         except BaseException:
             failure = traceback.format_exc()
         report.write(json.dumps([answer, failure]) + "\n")
@@ -240,9 +244,14 @@ def _fork_ranks(request: dict[str, Any], control: socket.socket) -> tuple[list[i
         dist.set_debug_level_from_env()
         try:
             _serve(channel, request, rank)
+        except SystemExit:
+            raise
         except BaseException:
             traceback.print_exc()
-            sys.exit(3)
+            os._exit(3)
+        if not request["whole_exit"]:
+            atexit._run_exitfuncs()
+            os._exit(0)
         sys.exit(0)
     return processes, ends
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Callable
@@ -19,6 +21,7 @@ _numbers = itertools.count()
 @contextlib.contextmanager
 def group(backend: str, seconds: float = TIMEOUT, **more: Any) -> Iterator[Any]:
     """The default group, as long as this lasts. All ranks make the same ones in the same order."""
+    logging.getLogger("torch").setLevel(logging.ERROR)  # it tells of what is slow
     rank, size = place()
     store = dist.FileStore(str(folder() / f"features-{next(_numbers)}"), size)
     dist.init_process_group(
@@ -27,6 +30,8 @@ def group(backend: str, seconds: float = TIMEOUT, **more: Any) -> Iterator[Any]:
     try:
         yield dist.group.WORLD
     finally:
+        if backend == "gloo" and torch.__version__ < "2.7":
+            time.sleep(0.1)  # its threads want the GIL, while it waits for them with it
         dist.destroy_process_group()
 
 

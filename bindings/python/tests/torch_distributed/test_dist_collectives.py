@@ -156,6 +156,10 @@ def check_reduce_scatter(name: str) -> None:
                 ended(dist.reduce_scatter_tensor(result, source, op, async_op=asynchronous), asynchronous)
                 same(result, expected[each * r : each * (r + 1)])
                 same(source, values(r))
+                part = source[each * r : each * (r + 1)]  # in place
+                ended(dist.reduce_scatter_tensor(part, source, op, async_op=asynchronous), asynchronous)
+                same(part, expected[each * r : each * (r + 1)])
+                source = values(r)
                 result = torch.zeros(each, dtype=source.dtype)
                 parts = [part.clone() for part in source.view(n, each)]
                 ended(dist.reduce_scatter(result, parts, op, async_op=asynchronous), asynchronous)
@@ -312,6 +316,9 @@ def check_all_gather(name: str) -> None:
     same(whole, together)
     into = list(torch.zeros_like(together).view(n, size))
     into[r].copy_(rows[r])
+    dist.all_gather(into, into[r])
+    same(torch.cat(into), together)
+    into = [row.clone() if q == r else torch.zeros_like(row) for q, row in enumerate(rows)]
     dist.all_gather(into, into[r])
     same(torch.cat(into), together)
 

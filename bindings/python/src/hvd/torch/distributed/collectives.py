@@ -15,6 +15,9 @@ from hvd import _core
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import DTYPES
 from hvd.torch.distributed import flat, sparse
+from hvd.torch.distributed.device import Device
+from hvd.torch.distributed.device_work import JOINED_WORK, DeviceWork
+from hvd.torch.distributed.held_work import WORK
 from hvd.torch.distributed.operations import CALLERS_TAKE_NONE, Operations, c10d, goes_on
 from hvd.torch.distributed.reductions import NUMBERS, SUM, number_of
 from hvd.torch.distributed.storages import LEAST, LEAST_SHARED
@@ -34,12 +37,22 @@ _BYTES = _core.dtypes["uint8"]
 class Collectives(Operations):
     """See the module."""
 
+    _gpu: Device | None = None
+
+    def _device(self) -> Device:
+        """For tensors on GPUs."""
+        if self._gpu is None:
+            self._gpu = Device(self)
+        return self._gpu
+
     def _allreduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> Work | None:
         number = DTYPES.get(tensor.dtype)
         finish = None
         target = tensor
         count = tensor.numel()
         if number is None or not flat.plain(tensor):
+            if tensor.is_cuda:
+                return self._device().all_reduce(tensor, op, asynchronous)
             if tensor.layout is not torch.strided:
                 return self._sparse_allreduce(tensor, op, asynchronous)
             target, number, count = flat.as_numbers(tensor, "all_reduce", op)
@@ -104,7 +117,7 @@ class Collectives(Operations):
             work.wait()
 
         sparse.allreduce(tensor, op, self._count, gather)
-        return Work(self.problem, "all_reduce", (), (tensor,)) if asynchronous else None
+        return WORK(self.problem, "all_reduce", (), (tensor,)) if asynchronous else None
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.all_reduce."""
@@ -121,12 +134,14 @@ class Collectives(Operations):
     def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
         """One work of several."""
         made = [one for one in works if one is not None]
+        if self._gpu is not None and any(isinstance(one, DeviceWork) for one in made):
+            return JOINED_WORK(self._gpu, what, made, list(results))
 
         def finish() -> None:
             for one in made:
                 one._complete(None)
 
-        return Work(self.problem, what, [p for one in made for p in one._pending], list(results), finish)
+        return WORK(self.problem, what, [p for one in made for p in one._pending], list(results), finish)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.broadcast."""
@@ -135,6 +150,8 @@ class Collectives(Operations):
         self._check_rank("src", root)
         target, finish = tensor, None
         if not flat.plain(tensor):
+            if tensor.is_cuda:
+                return self._device().broadcast(tensor, root, goes_on(opts))
             target = flat.packed(tensor, "broadcast")
             finish = flat.copying_back(target, tensor) if self._number != root else None
         address = self._address(target)
@@ -151,6 +168,8 @@ class Collectives(Operations):
         op = SUM if opts is None else opts.reduceOp
         target, number, count, finish = tensor, DTYPES.get(tensor.dtype), tensor.numel(), None
         if number is None or not flat.plain(tensor):
+            if tensor.is_cuda:
+                return self._device().reduce(tensor, root, op, goes_on(opts))
             target, number, count = flat.as_numbers(tensor, "reduce", op)
             finish = flat.copying_back(target, tensor) if self._number == root else None
         reduction, factor = number_of(op)
@@ -164,6 +183,8 @@ class Collectives(Operations):
         """See torch.distributed.all_gather; tensors of ranks may differ in size."""
         source, targets = flat.packed(flat.only(inputs), "all_gather"), list(flat.only_list(outputs))
         self._check_list("all_gather", targets, source, self._number)
+        if source.is_cuda:
+            return self._device().all_gather(targets, source, goes_on(opts))
         lengths = [one.numel() for one in targets]
         gathered, finish = flat.gathering(targets, source)
         equal = len(set(lengths)) == 1
@@ -175,8 +196,10 @@ class Collectives(Operations):
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """See torch.distributed.all_gather_into_tensor."""
-        source = flat.packed(input, "all_gather_into_tensor")
+        source = input if flat.plain(input) else flat.packed(input, "all_gather_into_tensor")
         flat.check_output(output, input, input.numel() * self._count, "all_gather_into_tensor")
+        if source.is_cuda:
+            return self._device().all_gather_single(output, source, goes_on(opts))
         return self._start(
             "all_gather_into_tensor", _ALLGATHER, self._address(source), self._address(output), source.nbytes, _BYTES,
             (output,), (source, output), goes_on(opts),
@@ -220,6 +243,8 @@ class Collectives(Operations):
     def _reduce_scatter(self, what: str, output: Tensor, source: Tensor, lengths: Any, opts: Any) -> Work | None:
         op = SUM if opts is None else opts.reduceOp
         packed, number, numbers = flat.as_numbers(source, what, op, copy=False)
+        if packed.is_cuda:
+            return self._device().reduce_scatter(what, output, source, lengths, op, goes_on(opts))
         target, _, count = flat.as_numbers(output, what, op, copy=False)
         parts = numbers // max(source.numel(), 1)
         finish = None if target.data_ptr() == output.data_ptr() else flat.copying_back(target, output)
@@ -248,6 +273,8 @@ class Collectives(Operations):
             if len(tensors) != self._count:
                 raise ValueError(f"hvd: all_to_all: {len(tensors)} {name} tensors; allowed: {self._count}, one a rank")
         source = flat.joined(sources)
+        if source.is_cuda:
+            return self._device().all_to_all(targets, source, [t.nbytes for t in sources], goes_on(opts))
         gathered, finish = flat.gathering(targets, source)
         unit = source.itemsize
         return self._start(
@@ -260,10 +287,12 @@ class Collectives(Operations):
         self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> Work | None:
         """See torch.distributed.all_to_all_single."""
-        source = flat.packed(input, "all_to_all_single")
+        source = input if flat.plain(input) else flat.packed(input, "all_to_all_single")
         flat.check_output(output, input, output.numel(), "all_to_all_single")
         send = flat.splits(source, input_splits, self._count, "input")
         recv = flat.splits(output, output_splits, self._count, "output")
+        if source.is_cuda:
+            return self._device().all_to_all_single(output, source, send, recv, goes_on(opts))
         uniform = not output_splits and not input_splits  # rows that are equal here may differ on other ranks
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
@@ -280,6 +309,8 @@ class Collectives(Operations):
         self._check_rank("dst", root)
         target, finish, results = 0, None, []
         keep = [source]
+        if source.is_cuda:
+            return self._device().gather(outputs, source, root, goes_on(opts))
         if self._number == root:
             results = list(flat.only_list(outputs))
             self._check_list("gather", results, source, root, True)
@@ -297,6 +328,8 @@ class Collectives(Operations):
         root = 0 if opts is None else opts.rootRank
         self._check_rank("src", root)
         target = flat.packed(output, "scatter")
+        if target.is_cuda:
+            return self._device().scatter(output, inputs, root, goes_on(opts))
         finish = None if target is output else flat.copying_back(target, output)
         source, keep = 0, [target]
         if self._number == root:
@@ -310,5 +343,8 @@ class Collectives(Operations):
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> Work | None:
-        """See torch.distributed.barrier."""
-        return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, goes_on(opts))
+        """See torch.distributed.barrier. Of a group that has used a GPU, what is queued there now is done, too."""
+        if self._gpu is not None and opts is not None and opts.device is not None and opts.device.type == "cuda":
+            torch.cuda.current_stream(opts.device).synchronize()
+        seconds = 0.0 if opts is None else opts.timeout.total_seconds()  # negative where none was given
+        return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, goes_on(opts), seconds=seconds)

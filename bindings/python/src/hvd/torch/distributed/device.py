@@ -7,6 +7,7 @@ it waits for the other ranks to call the collective, too. Each rank uses one GPU
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import secrets
 import time
@@ -24,7 +25,7 @@ from hvd.core.reduce_op import Average, Max, Min, Product, ReduceOp, Sum
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import OPS, current_stream
 from hvd.torch.distributed import flat
-from hvd.torch.distributed.device_work import DeviceWork
+from hvd.torch.distributed.device_work import DEVICE_WORK, DeviceWork
 from hvd.torch.distributed.operations import Operations
 from hvd.torch.distributed.reductions import number_of
 
@@ -36,7 +37,9 @@ _ALLREDUCE, _REDUCE_SCATTER, _BROADCAST, _ALLTOALL, _ALLGATHER = (
 _BYTES = _core.dtypes["uint8"]
 _OPS = (Sum, Average, Product, Min, Max)  # by the numbers of `reductions`
 _OF_TRUTH = {Sum: Max, Product: Min}
+_SHORT = [getattr(torch, name) for name in ("int16", "uint16") if hasattr(torch, name)]
 _LONGEST = 512  # bytes of a text that ranks exchange
+_LEAST_KEPT, _MOST_KEPT = 64 << 10, 64 << 20  # bytes of results: as which one counts at least, and of all
 
 
 def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]:
@@ -47,6 +50,8 @@ def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]
             f"hvd: {what}: {op} is not possible on a GPU; allowed: SUM, AVG, MIN, MAX, PRODUCT and PREMUL_SUM, and any"
             " other on a copy of the CPU: pass x.cpu()"
         )
+    if dtype in _SHORT:
+        raise ValueError(f"hvd: {what}: NCCL reduces no tensors of {dtype}; pass x.int(), or x.cpu()")
     found = _OPS[number]
     return (_OF_TRUTH.get(found, found) if dtype is torch.bool else found), factor
 
@@ -74,6 +79,8 @@ class Device:
         self._ended = ""  # why no collective is possible any more
         self._numbers = itertools.count()
         self._in_flight: deque[_core.Handle] = deque()
+        self._kept: deque[tuple[Any, _core.Handle, int]] = deque()  # results that the GPU reads before an event
+        self._kept_bytes = 0
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
         """The exception for a collective that failed."""
@@ -91,14 +98,12 @@ class Device:
     def _exchange(self, text: str) -> list[str]:
         """The texts of all ranks. Collective, on the host."""
         group = self.group
-        mine = torch.frombuffer(bytearray(text.encode()[:_LONGEST].ljust(_LONGEST)), dtype=torch.uint8)
-        all = bytearray(group._count * _LONGEST)
-        address = torch.frombuffer(all, dtype=torch.uint8).data_ptr()
-        group._group.run(
-            _ALLGATHER, mine.data_ptr(), address, _LONGEST, _BYTES, 0, 1.0, 0, None, None, group._seconds, False
-        )
-        parts = [all[at : at + _LONGEST] for at in range(0, len(all), _LONGEST)]
-        return [part.decode(errors="replace").strip() for part in parts]
+        mine = ctypes.create_string_buffer(text.encode()[:_LONGEST], _LONGEST)
+        all = ctypes.create_string_buffer(group._count * _LONGEST)
+        addresses = ctypes.addressof(mine), ctypes.addressof(all)
+        group._group.run(_ALLGATHER, *addresses, _LONGEST, _BYTES, 0, 1.0, 0, None, None, group._seconds, False)
+        parts = [all.raw[at : at + _LONGEST] for at in range(0, len(all), _LONGEST)]
+        return [part.rstrip(b"\0").decode(errors="replace") for part in parts]
 
     def _connect(self) -> _core.Job:
         """Collective: the first collective on GPUs is at the same place among those of the group on all ranks."""
@@ -126,9 +131,12 @@ class Device:
         self.group._refuse_closed()
         if self._ended:
             raise self.problem(HorovodInternalError(self._ended, "aborted"), what)
+        if described[1] == 0 and kind != _ALLTOALL:  # without elements; without an address the engine would make a result
+            keep = [torch.empty(1, dtype=torch.uint8, device=keep[0].device)]
+            described = keep[0].data_ptr(), keep[0].data_ptr(), *described[2:]
         held = [OPS.adapter.hold(t, False) for t in keep]
         name = f"{what}.{next(self._numbers)}"
-        call = (kind, name, (described,), op, factor, 1.0, -1, root, 0, 0, held, asynchronous)
+        call = (kind, name, (described,), op, factor, 1.0, -1, root, 0, 0, held, asynchronous, None)
         try:
             handle = self._first(call) if self._job is None else self._job.submit(*call)
         except HorovodInternalError as e:
@@ -147,7 +155,7 @@ class Device:
         own: Exception | None = None
         try:
             handle = job.submit(*call)
-        except (ValueError, HorovodInternalError) as e:
+        except Exception as e:
             own = e
         try:
             troubles = [""] if self.group._count == 1 else self._exchange("" if own is None else str(own))
@@ -155,7 +163,8 @@ class Device:
                 raise own
             for rank, trouble in enumerate(troubles):
                 if trouble:
-                    raise HorovodInternalError(trouble, "unsupported", rank)
+                    text = f"rank {rank} cannot: {trouble.removeprefix('hvd: ')}"
+                    raise HorovodInternalError(text, "unsupported", rank)
         except BaseException:
             job.close()
             raise
@@ -169,7 +178,7 @@ class Device:
     ) -> DeviceWork | None:
         group = self.group
         group._sequence += 1
-        work = DeviceWork(self, what, handles, results, place, group._seconds, finish)
+        work = DEVICE_WORK(self, what, handles, results, place, group._seconds, finish)
         if not asynchronous:
             work.wait()
             return None
@@ -189,7 +198,12 @@ class Device:
                     one.wait(max(until - time.monotonic(), 0.0))
                 except (HorovodInternalError, TimeoutError):
                     pass
+            for event, _, _ in self._kept:
+                while not event.query() and time.monotonic() < until:
+                    time.sleep(0.0001)
         finally:
+            self._in_flight.clear()
+            self._kept.clear()
             job.close()
 
     def forget(self) -> None:
@@ -290,11 +304,20 @@ class Device:
         handle = self._submit(what, _REDUCE_SCATTER, described, (packed, target), asynchronous, *how)
         return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(target, output))
 
-    def all_to_all(
+    def _free_results(self, most: int) -> None:
+        """To free memory of a GPU waits until it does nothing, so that is put off while this is little."""
+        while self._kept_bytes > most:
+            event, _, size = self._kept.popleft()
+            event.synchronize()
+            self._kept_bytes -= size
+
+    def _all_to_all(
         self, what: str, source: Tensor | None, send: Sequence[int], targets: Sequence[Tensor], receive: Sequence[int],
         results: Sequence[Any], place: Stream, asynchronous: bool,
     ) -> DeviceWork | None:
         """``send``, ``receive``: bytes to and from each rank; what comes fills the targets, one after the other."""
+        self._free_results(_MOST_KEPT)
+        total = sum(receive)
         described = 0 if source is None else source.data_ptr(), 0, _BYTES, (sum(send),), send, *place
         handle = self._submit(what, _ALLTOALL, described, [] if source is None else [source], asynchronous)
 
@@ -303,30 +326,59 @@ class Device:
             for rank, (found, expected) in enumerate(zip(sent, receive)):
                 if found != expected:
                     raise HorovodInternalError(f"rank {rank} sends {found} bytes, not {expected}", "mismatch", rank)
-            if sum(receive) == 0:
-                return
-            data = dlpack.from_dlpack(handle.output(0, place[0])[0].array())
-            with torch.no_grad():
-                for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
-                    if target.numel() != 0:
-                        target.copy_(part.view(target.dtype).view(target.shape))
+            if total != 0:
+                data = dlpack.from_dlpack(handle.output(0, place[0])[0].array())
+                with torch.no_grad():
+                    for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
+                        if target.numel() != 0:
+                            target.copy_(part.view(target.dtype).view(target.shape))
+            size = max(total, _LEAST_KEPT)
+            self._kept.append((torch.cuda.current_stream(place[0]).record_event(), handle, size))
+            self._kept_bytes += size
 
         return self._work(what, [handle], results, place, asynchronous, finish)
 
-    def gather(self, results: Sequence[Tensor], tensor: Tensor, root: int, asynchronous: bool) -> DeviceWork | None:
-        """``results``: of the root; none elsewhere."""
-        source = flat.packed(tensor, "gather")
-        sizes = [source.nbytes] * self.group._count
-        send = [size if rank == root else 0 for rank, size in enumerate(sizes)]
-        receive = sizes if self.group._number == root else [0] * len(sizes)
-        place = _place("gather", tensor, *results)
-        return self.all_to_all("gather", source, send, results, receive, (list(results),), place, asynchronous)
+    def all_to_all(
+        self, targets: Sequence[Tensor], source: Tensor, send: Sequence[int], asynchronous: bool
+    ) -> DeviceWork | None:
+        """``source``: the tensors for all ranks, one after the other; ``send``: their bytes."""
+        what = "all_to_all"
+        place = _place(what, source, *targets)
+        receive = [t.numel() * source.itemsize for t in targets]
+        return self._all_to_all(what, source, send, targets, receive, (list(targets),), place, asynchronous)
 
-    def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int, asynchronous: bool) -> DeviceWork | None:
-        """``tensors``: of the root; none elsewhere."""
-        sizes = [output.nbytes] * self.group._count
-        send = sizes if self.group._number == root else [0] * len(sizes)
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, send: Sequence[int], receive: Sequence[int], asynchronous: bool
+    ) -> DeviceWork | None:
+        """``send``, ``receive``: bytes."""
+        what = "all_to_all_single"
+        place = _place(what, input, output)
+        return self._all_to_all(what, input, send, [output], receive, (output,), place, asynchronous)
+
+    def gather(self, outputs: Any, tensor: Tensor, root: int, asynchronous: bool) -> DeviceWork | None:
+        """See torch.distributed.gather. The engine has none: all send to one, and nobody else gets anything."""
+        group = self.group
+        results: list[Tensor] = []
+        if group._number == root:
+            results = list(flat.only_list(outputs))
+            group._check_list("gather", results, tensor, root, True)
+        place = _place("gather", tensor, *results)
+        sizes = [tensor.nbytes] * group._count
+        send = [size if rank == root else 0 for rank, size in enumerate(sizes)]
+        receive = sizes if group._number == root else [0] * len(sizes)
+        source = flat.packed(tensor, "gather")
+        return self._all_to_all("gather", source, send, results, receive, (results,), place, asynchronous)
+
+    def scatter(self, output: Tensor, inputs: Any, root: int, asynchronous: bool) -> DeviceWork | None:
+        """See torch.distributed.scatter, and ``gather``."""
+        group = self.group
+        sources: list[Tensor] = []
+        if group._number == root:
+            sources = list(flat.only_list(inputs))
+            group._check_list("scatter", sources, output, root, True)
+        place = _place("scatter", output, *sources)
+        sizes = [output.nbytes] * group._count
+        send = sizes if sources else [0] * len(sizes)
         receive = [size if rank == root else 0 for rank, size in enumerate(sizes)]
-        place = _place("scatter", output, *tensors)
-        source = flat.joined(tensors) if tensors else None
-        return self.all_to_all("scatter", source, send, [output], receive, (output,), place, asynchronous)
+        source = flat.joined(sources) if sources else None
+        return self._all_to_all("scatter", source, send, [output], receive, (output,), place, asynchronous)

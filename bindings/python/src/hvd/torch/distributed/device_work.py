@@ -13,6 +13,7 @@ import torch
 from hvd import _core
 from hvd.core.adapter import Stream
 from hvd.exceptions import HorovodInternalError
+from hvd.torch.distributed.held_work import WORK, HeldWork
 from hvd.torch.distributed.work import Callers, Work
 
 
@@ -128,6 +129,19 @@ class JoinedWork(DeviceWork):
     def is_completed(self) -> bool:
         """Whether all are."""
         return all(one.is_completed() for one in self._works)
+
+
+class _HeldDeviceWork(HeldWork, DeviceWork):
+    """See HeldWork."""
+
+
+class _HeldJoinedWork(HeldWork, JoinedWork):
+    """See HeldWork."""
+
+
+# What groups make.
+DEVICE_WORK: type[DeviceWork] = DeviceWork if WORK is Work else _HeldDeviceWork
+JOINED_WORK: type[JoinedWork] = JoinedWork if WORK is Work else _HeldJoinedWork
 
 
 def _future_of(work: DeviceWork) -> Any:

@@ -31,20 +31,20 @@ def only_list(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether hvd can work on its memory as it is. Raises ValueError for a tensor on another device."""
-    if not tensor.is_cpu:
-        raise ValueError(
-            f"hvd: the tensor is on device {tensor.device}, and this process group takes those of the CPU: pass x.cpu()"
-        )
-    if tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
+    """Whether it is on the CPU, and hvd can work on its memory as it is."""
+    if not tensor.is_cpu or tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
         return False
     return not (tensor.dtype.is_complex and tensor.is_conj())
 
 
 def packed(tensor: Tensor, what: str) -> Tensor:
-    """The tensor, or a contiguous copy."""
+    """The tensor, or a contiguous copy. Raises ValueError for a tensor that is neither on the CPU nor on a GPU."""
     if plain(tensor):
         return tensor
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise ValueError(
+            f"hvd: {what}: the tensor is on device {tensor.device}; allowed: those of the CPU and of CUDA: pass x.cpu()"
+        )
     if tensor.layout is not torch.strided:
         raise ValueError(f"hvd: {what}: the tensor's layout is {tensor.layout}; make it dense")
     return tensor.resolve_conj().resolve_neg().contiguous()
@@ -91,7 +91,10 @@ def gathering(targets: Sequence[Tensor], like: Tensor) -> tuple[Tensor, Callable
     total = sum(t.numel() for t in targets)
     if _adjacent(targets):
         return torch.as_strided(targets[0], (total,), (1,)), None
-    made = torch.empty(total, dtype=like.dtype)
+    for t in targets:
+        if t.device != like.device:
+            raise ValueError(f"hvd: a tensor of the output list is on device {t.device}; allowed: {like.device}, as the input")
+    made = torch.empty(total, dtype=like.dtype, device=like.device)
 
     def finish() -> None:
         with torch.no_grad():
@@ -103,6 +106,8 @@ def gathering(targets: Sequence[Tensor], like: Tensor) -> tuple[Tensor, Callable
 
 def _adjacent(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
+    if not plain(first):
+        return False
     storage = first.untyped_storage()._cdata
     expected = first.data_ptr()
     for t in tensors:
@@ -116,7 +121,7 @@ def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided:
     """Raises ValueError for an output that cannot take the result."""
     if output.dtype != input.dtype:
         raise ValueError(f"hvd: {what}: the output is {output.dtype} and the input {input.dtype}")
-    if not plain(output) and not strided:
+    if not strided and packed(output, what) is not output:
         raise ValueError(f"hvd: {what}: the output is not contiguous; pass a contiguous tensor and copy from it")
     if output.numel() != wanted:
         raise ValueError(f"hvd: {what}: the output has {output.numel()} elements; allowed: {wanted}")

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from hvd.exceptions import HorovodInternalError
 
 _stores: Any = dist
 _PLAN = "plan"
+_SLICE = 0.5  # seconds of a wait in a store, which Ctrl-C cannot end
 _GRACE = 15.0  # seconds that ranks wait for rank 0 to say who is missing
 
 
@@ -42,16 +44,20 @@ def _host() -> list[Any]:
 
 def _wait(store: Any, key: str, seconds: float) -> bytes | None:
     """The value of a key; None where it does not come in time. Raises DistNetworkError where the store is gone."""
-    try:
-        store.wait([key], timedelta(seconds=max(seconds, 0.001)))
-        value: bytes = store.get(key)
-        return value
-    except dist.DistNetworkError:
-        raise
-    except (RuntimeError, ValueError) as e:  # each store has its own error for a key that does not come
-        if "onnection" in str(e) or "ocket" in str(e):
-            raise dist.DistNetworkError(f"hvd: the store by which ranks find each other is gone: {e}") from e
-        return None
+    end = time.monotonic() + seconds
+    while True:
+        left = max(end - time.monotonic(), 0.001)
+        try:
+            store.wait([key], timedelta(seconds=min(left, _SLICE)))
+            value: bytes = store.get(key)
+            return value
+        except dist.DistNetworkError:
+            raise
+        except (RuntimeError, ValueError) as e:  # each store has its own error for a key that does not come
+            if "onnection" in str(e) or "ocket" in str(e):
+                raise dist.DistNetworkError(f"hvd: the store by which ranks find each other is gone: {e}") from e
+            if left <= _SLICE:
+                return None
 
 
 def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -123,7 +129,8 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     if size == 1:
         return _core.group_alone()
     # What is left of groups that met through the same store before is not read.
-    store = _stores.PrefixStore(f"hvd/{store.add(f'hvd/groups of rank {rank}', 1)}", store)
+    turn = store.add(f"hvd/{size} ranks/turns of {rank}", 1)
+    store = _stores.PrefixStore(f"hvd/{size} ranks/{turn}", store)
     mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
     store.set(f"rank/{rank}", json.dumps(mine))
     if rank == 0:

@@ -23,6 +23,8 @@ class Messages(Operations):
         finish = None
         packed = tensor
         if not flat.plain(tensor):
+            if tensor.is_cuda:
+                raise ValueError(f"hvd: {what}: messages are for tensors on the CPU: pass x.cpu(), and copy what comes")
             packed = flat.packed(tensor, what)
             finish = None if sends else flat.copying_back(packed, tensor)
         try:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hvd import _core
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.distributed import errors
+from hvd.torch.distributed.held_work import WORK
 from hvd.torch.distributed.meeting import meet
 from hvd.torch.distributed.storages import LEAST_SHARED, Storages
 from hvd.torch.distributed.work import Work
@@ -61,7 +62,7 @@ class Operations:
     def _work(
         self, what: str, pending: Sequence[_core.Pending], results: Sequence[Any], finish: Callable[[], None] | None
     ) -> Work:
-        work = Work(self.problem, what, pending, results, finish)
+        work = WORK(self.problem, what, pending, results, finish)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -7,12 +7,14 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hvd.torch.distributed.messages import Messages
 
 _of_pytorch: Any = distributed_c10d.monitored_barrier
+_shutdown_of_pytorch: Any = getattr(distributed_c10d, "_shutdown_backend", None)
 
 
 @functools.wraps(_of_pytorch)
@@ -30,7 +32,18 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
     of.monitored_barrier(timeout, wait_all_ranks)
 
 
+def _shutdown_backend(group: Any) -> None:
+    # PyTorch before 2.7 ends no groups but NCCL's when they are destroyed.
+    if not isinstance(group, Messages):
+        _shutdown_of_pytorch(group)
+        return
+    ours: Any = group
+    ours.shutdown()
+
+
 def install() -> None:
     """Replaces functions of torch.distributed by those above, which leave groups of other backends to them."""
     for module in (distributed_c10d, dist):
         vars(module)["monitored_barrier"] = monitored_barrier
+    if torch.__version__ < "2.7":
+        vars(distributed_c10d)["_shutdown_backend"] = _shutdown_backend

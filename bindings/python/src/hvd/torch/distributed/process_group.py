@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
 from collections.abc import Sequence
@@ -15,18 +16,24 @@ import torch.distributed as dist
 from hvd import _core
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
-from hvd.torch.distributed import patches
+from hvd.torch.distributed import compiling, patches
 from hvd.torch.distributed.collectives import Collectives
+from hvd.torch.distributed.device_work import DeviceWork
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
 from hvd.torch.distributed.work import Work
 
 Tensor = torch.Tensor
-_CPU = torch.device("cpu")
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 _Base: Any = dist.ProcessGroup
 
 # Groups that have not been left, to leave them when the process ends or forks.
 _alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@functools.lru_cache(maxsize=None)
+def _has_gpus() -> bool:
+    return torch.cuda.is_available()
 
 
 class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
@@ -62,9 +69,14 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     def getGroupDesc(self) -> str:
         return self._names[1]
 
+    # PyTorch 2.4 asks for these, and never for the above.
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
     @property
     def _device_types(self) -> list[torch.device]:
-        return [_CPU]
+        return [_CPU, _CUDA] if _has_gpus() else [_CPU]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         return self
@@ -102,6 +114,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         group_desc: str | None = None, devices: Any = None,
     ) -> ProcessGroup | None:
         """A group of some ranks of this one; collective over these. None for a rank that is not among them."""
+        self._refuse_closed()
         if self._number not in ranks:
             return None
         name = group_name or f"{self._names[0]}/{'-'.join(map(str, ranks))}"
@@ -147,6 +160,8 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
             return
         self._closed = why
         self._storages.close()
+        if self._gpu is not None:
+            self._gpu.close(limit)
         self._group.close(limit)
 
     def shutdown(self) -> None:
@@ -158,6 +173,9 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         if not self._closed:
             self._group.abort()
         self._leave("the process group was aborted", 0.0)
+
+
+compiling.run_as_they_are(ProcessGroup, Work, DeviceWork)
 
 
 def make_group(options: Any) -> ProcessGroup:
@@ -188,6 +206,8 @@ def _leave_in_child() -> None:
                 " in the parent"
             )
             group._group.forget()
+            if group._gpu is not None:
+                group._gpu.forget()
     _alive.clear()
 
 

@@ -143,10 +143,13 @@ def _future_of(work: Work) -> Any:
     return future
 
 
-class _Callers:
-    """Threads that complete futures. While one runs callbacks, which may wait for other futures, another one is free."""
+class Callers:
+    """Threads that complete futures: each calls what ``take()`` returns when there is something. While one runs callbacks,
+    which may wait for other futures, another one is free.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[], Callable[[], object]]) -> None:
+        self.take = take
         self.lock = threading.Lock()
         self.free = 0
 
@@ -161,7 +164,7 @@ class _Callers:
 
     def run(self) -> None:
         while True:
-            function = _core.next_group_callback()
+            function = self.take()
             with self.lock:
                 self.free -= 1
                 if self.free == 0:
@@ -177,12 +180,12 @@ class _Callers:
                 self.free += 1
 
 
-_callers = _Callers()
+_callers = Callers(_core.next_group_callback)
 
 
 def _forget_in_child() -> None:
     global _callers
-    _callers = _Callers()
+    _callers = Callers(_core.next_group_callback)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

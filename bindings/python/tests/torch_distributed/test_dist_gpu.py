@@ -1,0 +1,839 @@
+"""torch.distributed on CUDA tensors over the backend "hvd". Those of stand-ins: see standin_torch, which needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from dist_ranks import Ranks, folder, join, place, same  # noqa: E402
+from standin_gpu import WHERE, find_libraries  # noqa: E402
+
+LIBRARIES = find_libraries()
+pytestmark = pytest.mark.skipif(LIBRARIES is None, reason=f"the stand-ins are not built: {WHERE}")
+Op = dist.ReduceOp
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int8", "bool", "complex64"]
+
+
+def start(size: int, **environment: str) -> Iterator[Ranks]:
+    """Ranks with a GPU each, and the default group."""
+    assert LIBRARIES is not None
+    given = {"HVD_STANDIN_GPUS": "3", "HVD_STANDIN_DELAY_US": "50", **LIBRARIES.environment, **environment}
+    job = Ranks(size, **given)
+    yield job
+    job.stop()
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda n: f"{n}_ranks")
+def gpu_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """1, 2 and 3 ranks."""
+    yield from start(request.param)
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[Ranks]:
+    """2 ranks."""
+    yield from start(2)
+
+
+@pytest.fixture
+def fresh_ranks() -> Iterator[Ranks]:
+    """2 ranks that no other test has."""
+    yield from start(2)
+
+
+# What runs on the ranks.
+
+
+def begin() -> torch.device:
+    """PyTorch with CUDA tensors; this rank's GPU is the current one."""
+    import standin_torch
+    from hvd.torch import adapter
+    from hvd.torch.distributed import process_group
+
+    standin_torch.install()
+    warnings.simplefilter("ignore")
+    # These were imported before.
+    adapter._raw_stream, adapter._storage = adapter._slow_stream, torch.Tensor.untyped_storage
+    process_group._has_gpus.cache_clear()
+    torch.cuda.set_device(place()[0])
+    return torch.device("cuda", place()[0])
+
+
+class NoMistakes:
+    """A block in which the stand-in finds no mistake."""
+
+    def __enter__(self) -> None:
+        from standin_gpu import gpu
+
+        self.before = gpu().violations
+
+    def __exit__(self, *problem: object) -> None:
+        from standin_gpu import gpu
+
+        torch.cuda.synchronize()
+        if problem[0] is None:
+            assert gpu().violations == self.before, gpu().last_violation
+
+
+def cast(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    return torch.complex(values.float(), -values.float()).to(kind) if kind.is_complex else values.to(kind)
+
+
+def completed(work: Any) -> None:
+    """Waits until it is, as programs do that ask."""
+    limit = time.monotonic() + 20
+    while not work.is_completed():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+def on_both(device: torch.device, call: Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]) -> None:
+    """Calls it with a function that puts a tensor on the host, and with one for the GPU: the results are the same bits."""
+    expected, found = call(lambda t: t.clone()), call(lambda t: t.to(device))
+    assert len(expected) == len(found)
+    for right, left in zip(expected, found):
+        assert left.is_cuda and left.device == device
+        same(left.cpu(), right)
+
+
+def check_reductions(dtype: str) -> None:
+    device = begin()
+    rank, size = place()
+    base = cast(torch.arange(24).reshape(2, 3, 4) % 5 + rank, dtype)
+    ops: list[Any] = [Op.SUM]
+    if dtype != "complex64":
+        ops += [Op.MIN, Op.MAX, Op.PRODUCT]
+    if dtype != "bool":
+        ops += [Op.AVG]
+    if dtype.startswith(("float", "bfloat")):
+        ops += [dist._make_nccl_premul_sum(0.5)]
+
+    def reduce_all(put: Any, op: Any, asynchronous: bool) -> list[torch.Tensor]:
+        x, y = put(base), put(base[0])
+        works = [dist.all_reduce(t, op=op, async_op=asynchronous) for t in (x, y)]
+        for work in works:
+            assert work.wait() if asynchronous else work is None
+        return [x, y]
+
+    def reduce_to(put: Any, op: Any) -> list[torch.Tensor]:
+        x = put(base)
+        dist.reduce(x, size - 1, op=op)
+        assert rank == size - 1 or torch.equal(x.cpu(), base), "changed on another rank"
+        return [x] if rank == size - 1 else []
+
+    def scatter(put: Any, op: Any) -> list[torch.Tensor]:
+        whole = cast(torch.arange(6 * size).reshape(2 * size, 3) % 4 + rank, dtype)
+        rows, listed, uneven = (put(torch.empty(n, 3, dtype=base.dtype)) for n in (2, 2, rank + 1))
+        dist.reduce_scatter_tensor(rows, put(whole), op=op)
+        dist.reduce_scatter(listed, [put(part) for part in whole.chunk(size)], op=op)
+        parts = [put(cast(torch.arange(3 * n).reshape(n, 3) % 3 + rank, dtype)) for n in range(1, size + 1)]
+        dist.reduce_scatter(uneven, parts, op=op)
+        return [rows, listed, uneven]
+
+    with NoMistakes():
+        for op in ops:
+            on_both(device, lambda put: reduce_all(put, op, False))
+            on_both(device, lambda put: reduce_all(put, op, True))
+            on_both(device, lambda put: reduce_to(put, op))
+            on_both(device, lambda put: scatter(put, op))
+        x = cast(torch.full((3,), rank + 1), dtype).to(device)
+        dist.all_reduce(x)
+        expected = cast(torch.tensor([size * (size + 1) // 2] * 3), dtype)
+        assert torch.equal(x.cpu(), expected), "the host's result is another one"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reductions(gpu_ranks: Ranks, dtype: str) -> None:
+    gpu_ranks.run(check_reductions, dtype=dtype)
+
+
+def check_moves(dtype: str) -> None:
+    device = begin()
+    rank, size = place()
+
+    def values(*shape: int, of: int = rank) -> torch.Tensor:
+        return cast(torch.arange(torch.Size(shape).numel()).reshape(shape) + 10 * of, dtype)
+
+    def moved(put: Any, asynchronous: bool) -> list[torch.Tensor]:
+        def empty(*shape: int) -> torch.Tensor:
+            return put(torch.zeros(shape, dtype=getattr(torch, dtype)))
+
+        def ended(work: Any) -> None:
+            assert work.wait() if asynchronous else work is None
+
+        how = {"async_op": asynchronous}
+        whole = put(values(3, 2))
+        ended(dist.broadcast(whole, size - 1, **how))
+        listed = [empty(3, 2) for _ in range(size)]
+        ended(dist.all_gather(listed, put(values(3, 2)), **how))
+        uneven = [empty(r + 1) for r in range(size)]
+        ended(dist.all_gather(uneven, put(values(rank + 1)), **how))
+        nothing = [empty(0, 2) for _ in range(size)]
+        ended(dist.all_gather(nothing, put(values(0, 2)), **how))
+        single = empty(2 * size, 3)
+        ended(dist.all_gather_into_tensor(single, put(values(2, 3)), **how))
+        stacked = empty(size, 5)
+        ended(dist.all_gather_into_tensor(stacked, put(values(5)), **how))
+        swapped = empty(2 * size, 3)
+        ended(dist.all_to_all_single(swapped, put(values(2 * size, 3)), **how))
+        send, receive = [(r + rank) % 3 for r in range(size)], [(rank + r) % 3 for r in range(size)]
+        split = empty(sum(receive), 2)
+        ended(dist.all_to_all_single(split, put(values(sum(send), 2)), receive, send, **how))
+        tensors = [empty(n) for n in receive]
+        ended(dist.all_to_all(tensors, [put(values(n)) for n in send], **how))
+        gathered = [empty(4) for _ in range(size)] if rank == 0 else None
+        ended(dist.gather(put(values(4)), gathered, 0, **how))
+        part = empty(2)
+        parts = [put(values(2, of=r)) for r in range(size)] if rank == size - 1 else None
+        ended(dist.scatter(part, parts, size - 1, **how))
+        return [
+            whole, *listed, *uneven, *nothing, single, stacked, swapped, split, *tensors, *(gathered or []), part,
+        ]
+
+    with NoMistakes():
+        on_both(device, lambda put: moved(put, False))
+        on_both(device, lambda put: moved(put, True))
+        x = torch.full((4,), rank, device=device)
+        blocks = [torch.empty(4, dtype=x.dtype, device=device) for _ in range(size)]
+        dist.all_gather(blocks, x)
+        assert [b.tolist() for b in blocks] == [[r] * 4 for r in range(size)], "the host's result is another one"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int16"])
+def test_moves(gpu_ranks: Ranks, dtype: str) -> None:
+    gpu_ranks.run(check_moves, dtype=dtype)
+
+
+def check_strided() -> None:
+    device = begin()
+    rank, size = place()
+    base = torch.arange(12.0).reshape(3, 4) + rank
+
+    def strided(put: Any) -> list[torch.Tensor]:
+        whole = put(base)
+        x = whole.t()
+        dist.all_reduce(x)
+        y = put(base)[:, 1:3]
+        dist.broadcast(y, size - 1)
+        dist.reduce(whole[:, ::2], 0)
+        outputs = [put(torch.zeros(4, 3)).t() for _ in range(size)]
+        dist.all_gather(outputs, put(base.t().contiguous()).t())
+        row = put(torch.zeros(4, 2))[:, 0]
+        dist.reduce_scatter_tensor(row, put(torch.arange(8.0 * size))[::2])
+        into = put(torch.zeros(2, size)).t()
+        dist.all_to_all([one for one in into], [one for one in put(torch.arange(2.0 * size)).reshape(2, size).t()])
+        return [whole, y, *outputs, row, into]
+
+    with NoMistakes():
+        on_both(device, strided)
+        # Where an output lies within the input.
+        whole = torch.arange(2.0 * size, device=device) + rank
+        mine = whole[2 * rank : 2 * rank + 2]
+        dist.reduce_scatter_tensor(mine, whole)
+        assert mine.tolist() == [size * (2 * rank + i) + sum(range(size)) for i in range(2)]
+        blocks = torch.full((size, 3), float(rank), device=device)
+        dist.all_gather_into_tensor(blocks, blocks[rank])
+        assert blocks[:, 0].tolist() == [float(r) for r in range(size)]
+
+
+def test_strided_tensors(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_strided)
+
+
+def check_coalesced() -> None:
+    device = begin()
+    rank, size = place()
+
+    def call(put: Any) -> list[torch.Tensor]:
+        xs = [put(torch.arange(n * 1.0) + rank) for n in (1, 5, 100)]
+        dist.all_reduce_coalesced(xs)
+        with dist._coalescing_manager(device=xs[0].device, async_ops=True) as together:
+            for x in xs:
+                dist.all_reduce(x)
+        together.wait()
+        outputs = [put(torch.zeros(size * n)) for n in (2, 3)]
+        inputs = [put(torch.full((n,), float(rank))) for n in (2, 3)]
+        with dist._coalescing_manager(device=xs[0].device):
+            for output, input in zip(outputs, inputs):
+                dist.all_gather_into_tensor(output, input)
+        parts = [put(torch.zeros(n)) for n in (2, 3)]
+        with dist._coalescing_manager(device=xs[0].device):
+            for part, output in zip(parts, outputs):
+                dist.reduce_scatter_tensor(part, output)
+        group = dist.group.WORLD
+        lists = [[put(torch.zeros(2)), put(torch.zeros(3))] for _ in range(size)]
+        work = group.allgather_coalesced(lists, inputs)
+        assert len(work.get_future().wait()) == size and work.wait()
+        completed(work)
+        assert work.is_success()
+        return [*xs, *outputs, *parts, *[t for one in lists for t in one]]
+
+    with NoMistakes():
+        on_both(device, call)
+        mixed = [torch.ones(2), torch.ones(2, device=device)]
+        work = dist.group.WORLD.allreduce_coalesced(mixed)
+        assert work.wait() and [t.tolist() for t in mixed] == [[size] * 2] * 2
+
+
+def test_coalesced(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_coalesced)
+
+
+# --- Streams ----------------------------------------------------------------------------------------------------------
+
+
+def check_no_wait() -> None:
+    device = begin()
+    rank, size = place()
+    from standin_gpu import gpu
+
+    x, y = (torch.full((1000,), float(rank), device=device) for _ in range(2))
+    whole = torch.empty(1000 * size, device=device)
+
+    def step() -> None:
+        x.fill_(rank)
+        dist.all_reduce(x)
+        work = dist.all_reduce(y.fill_(1), async_op=True)
+        dist.all_gather_into_tensor(whole, x)
+        dist.reduce_scatter_tensor(x, whole)
+        work.wait()
+        x.add_(y)
+
+    with NoMistakes():
+        step()  # connects NCCL
+        torch.cuda.synchronize()
+        dist.barrier()
+        counts = lambda: (gpu().host_synchronisations, gpu().calls("cuEventSynchronize"))  # noqa: E731
+        before = counts()
+        with gpu().held(rank, 0):  # the GPU does nothing: whoever waits for it hangs
+            for _ in range(3):
+                step()
+            work = dist.all_reduce(y, async_op=True)
+            future = work.get_future()
+            assert future.wait()[0] is y and work.wait()
+            assert not work.is_completed() and gpu().pending(rank, 0) > 0
+        assert counts() == before
+        assert x.tolist() == [size * sum(range(size)) + size] * 1000 and y.tolist() == [size * size] * 1000
+        completed(work)
+        assert work.is_success() and work.result()[0] is y
+
+
+def test_the_host_does_not_wait_for_the_gpu(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_no_wait)
+
+
+def check_streams() -> None:
+    device = begin()
+    rank, size = place()
+    total = sum(range(size))
+    with NoMistakes():
+        for _ in range(3):
+            one, two, three = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream()
+            with torch.cuda.stream(one):
+                x = torch.full((1000,), float(rank), device=device)
+                work = dist.all_reduce(x, async_op=True)
+            with torch.cuda.stream(two):
+                work.wait()
+                assert x.mul(2)[0].item() == 2 * total
+            with torch.cuda.stream(three):  # which has to wait as well
+                work.wait()
+                assert x.add(1)[0].item() == total + 1
+            one.wait_stream(two)
+            one.wait_stream(three)
+            # What is copied when it is done.
+            with torch.cuda.stream(one):
+                wide = torch.full((4, 1000), float(rank), device=device)
+                strided = dist.all_reduce(wide[:, ::2], async_op=True)
+                output = torch.empty(4 * size, device=device)
+                swapped = dist.all_to_all_single(
+                    output, torch.arange(4.0 * size, device=device) + rank, async_op=True
+                )
+            for stream in (two, three):
+                with torch.cuda.stream(stream):
+                    assert strided.wait() and swapped.wait()
+                    assert (wide * 1)[0, :2].tolist() == [total, rank]
+                    assert (output * 1).tolist() == [4.0 * rank + i + r for r in range(size) for i in range(4)]
+            one.wait_stream(two)
+            one.wait_stream(three)
+            with torch.cuda.stream(one):
+                wide.zero_()
+                del x, wide, output, work, strided, swapped
+
+
+def test_streams(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_streams)
+
+
+def check_planted(mistake: str) -> None:
+    """Without the mistake nothing is found, with it something is, by each rank."""
+    device = begin()
+    rank = place()[0]
+    from hvd.torch.adapter import OPS
+    from hvd.torch.distributed import device as module
+    from hvd.torch.distributed.device_work import DeviceWork
+    from standin_gpu import gpu
+
+    adapter: Any = OPS.adapter
+    other = torch.cuda.Stream()
+    mistakes: dict[str, tuple[Any, str, Any]] = {
+        "a wrong stream": (module, "current_stream", lambda t: (rank, other.cuda_stream)),
+        "no wait for the result": (DeviceWork, "_make_wait", lambda self, stream: None),
+        "memory that is not held": (adapter, "hold", lambda t, exposed: None),
+    }
+    where, name, wrong = mistakes[mistake]
+
+    def step() -> None:
+        x = torch.full((5000,), 1.0, device=device)
+        with gpu().held(rank, 0):
+            work = dist.all_reduce(x, async_op=True)
+            work._results = ()
+            del x
+            torch.full((5000,), 7.0, device=device)  # takes its memory, if that is free
+            work.wait()
+            torch.full((5000,), 7.0, device=device)
+
+    def quiet() -> None:
+        torch.cuda.synchronize()
+        other.synchronize()
+        dist.barrier()
+        gpu().clear_violations()
+
+    def read_result() -> None:
+        x = torch.full((5000,), 1.0, device=device)
+        with gpu().held(rank, 0):
+            dist.all_reduce(x)
+            x.mul_(2)
+
+    dist.all_reduce(torch.ones(1, device=device))  # connects NCCL
+    try:
+        for plant in (False, True, False):
+            quiet()
+            before = getattr(where, name)
+            if plant:
+                setattr(where, name, wrong)
+            try:
+                step()
+                read_result()
+            finally:
+                if plant and where is adapter:
+                    delattr(where, name)
+                elif plant:
+                    setattr(where, name, before)
+            torch.cuda.synchronize()
+            found, sentence = gpu().violations, gpu().last_violation
+            assert found > 0 if plant else found == 0, (plant, found, sentence)
+    finally:
+        quiet()
+
+
+@pytest.mark.parametrize("mistake", ["a wrong stream", "no wait for the result", "memory that is not held"])
+def test_planted_mistakes_are_found(two_gpus: Ranks, mistake: str) -> None:
+    two_gpus.run(check_planted, mistake=mistake)
+
+
+def check_barrier() -> None:
+    device = begin()
+    from standin_gpu import gpu
+
+    options = dist.BarrierOptions()
+    options.device, options.asyncOp = device, False
+    x = torch.ones(10, device=device)
+    dist.all_reduce(x)
+    x.mul_(2)
+    with NoMistakes():
+        dist.group.WORLD.barrier(options)
+        assert gpu().pending(place()[0], 0) == 0
+        dist.barrier()
+        assert dist.barrier(async_op=True).wait()
+
+
+def test_barrier(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_barrier)
+
+
+# --- Futures ----------------------------------------------------------------------------------------------------------
+
+
+def check_futures() -> None:
+    device = begin()
+    rank, size = place()
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    with NoMistakes():
+        x = torch.full((100,), float(rank + 1), device=device)
+        total = sum(range(1, size + 1))
+        work = dist.all_reduce(x, async_op=True)
+        assert work.get_future() is work.get_future()
+        assert work.get_future().then(lambda f: f.value()[0] * 2).wait().tolist() == [2.0 * total] * 100
+
+        def again(future: Any) -> torch.Tensor:
+            # A callback may wait for other collectives, and for their futures.
+            both = torch.stack([future.value()[0]] * 2)
+            dist.all_reduce(both)
+            return dist.all_reduce(both, async_op=True).get_future().wait()[0]
+
+        y = torch.ones(10, device=device)
+        found = dist.all_reduce(y, async_op=True).get_future().then(again).wait()
+        assert found.tolist() == [[float(size**3)] * 10] * 2
+        futures = [dist.all_reduce(torch.full((3,), float(i), device=device), async_op=True).get_future() for i in range(20)]
+        assert [f.wait()[0][0].item() for f in futures] == [float(size * i) for i in range(20)]
+        assert torch.futures.wait_all(futures)[7][0].tolist() == [7.0 * size] * 3
+
+        # As a hook of DistributedDataParallel does it.
+        gradient = torch.full((50,), float(rank), device=device)
+        mean = default_hooks._allreduce_fut(dist.group.WORLD, gradient).wait()
+        assert mean is gradient and mean.tolist() == [sum(range(size)) / size] * 50
+        swapped = torch.empty(size, device=device)
+        work = dist.all_to_all_single(swapped, torch.full((size,), float(rank), device=device), async_op=True)
+        assert work.get_future().wait()[0].tolist() == [float(r) for r in range(size)]
+
+
+def test_futures(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_futures)
+
+
+def check_completed_without_wait() -> None:
+    device = begin()
+    size = place()[1]
+    with NoMistakes():
+        output = torch.zeros(size, device=device)
+        work = dist.all_to_all_single(output, torch.ones(size, device=device), async_op=True)
+        completed(work)
+        assert output.tolist() == [1.0] * size
+
+
+def test_completed_without_a_wait(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_completed_without_wait)
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+
+def check_registered() -> None:
+    device = begin()
+    backend: Any = dist.Backend
+    assert backend.default_device_backend_map["cuda"] == "nccl" and backend.default_device_backend_map["cpu"] == "gloo"
+    assert backend.backend_capability["hvd"] == ["cpu", "cuda"]
+    group = dist.group.WORLD
+    assert group._device_types == [torch.device("cpu"), torch.device("cuda")]
+    assert group._get_backend(device) is group
+    assert dist.distributed_c10d._get_object_coll_device(group) == "cpu"
+    found: list[Any] = [None] * place()[1]
+    dist.all_gather_object(found, place()[0])
+    assert found == list(range(place()[1]))
+
+
+def test_registered(two_gpus: Ranks) -> None:
+    two_gpus.run(check_registered)
+
+
+def check_groups() -> None:
+    device = begin()
+    rank, size = place()
+    with NoMistakes():
+        for turn in range(2):
+            groups = [dist.new_group([r, (r + 1) % size]) for r in range(size)] if size > 2 else [dist.new_group()]
+            for number, group in enumerate(groups):
+                ranks = dist.get_process_group_ranks(group)
+                if rank not in ranks:
+                    continue
+                x = torch.full((10,), float(rank), device=device)
+                on_host = torch.full((10,), float(rank))
+                works = [dist.all_reduce(t, group=group, async_op=True) for t in (x, on_host)]
+                dist.broadcast(torch.ones(3, device=device), ranks[0], group=group)
+                for work in works:
+                    work.wait()
+                assert x.tolist() == on_host.tolist() == [float(sum(ranks))] * 10
+            y = torch.full((10,), float(rank), device=device)
+            dist.all_reduce(y)
+            assert y.tolist() == [float(sum(range(size)))] * 10
+            for group in groups:
+                if rank in dist.get_process_group_ranks(group):
+                    dist.destroy_process_group(group)
+
+
+def test_groups(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_groups)
+
+
+def check_rejoin() -> None:
+    """What is in flight ends before its group does."""
+    device = begin()
+    rank, size = place()
+    from standin_gpu import gpu
+
+    with NoMistakes():
+        for turn in range(2):
+            x = torch.full((1000,), float(rank), device=device)
+            dist.all_reduce(torch.ones(1, device=device))
+            torch.cuda.synchronize()
+            dist.barrier()
+            with gpu().held(rank, 0):
+                work = dist.all_reduce(x.add_(turn), async_op=True)
+                work.wait()
+                release = threading.Timer(0.5, lambda: None)
+                release.start()
+            dist.destroy_process_group()
+            assert x.tolist() == [float(sum(range(size)) + turn * size)] * 1000
+            with pytest.raises(ValueError, match="destroyed"):
+                work._owner.all_reduce(x, Op.SUM, False)
+            join(f"rejoined {turn}")
+
+
+def test_groups_end_and_begin(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_rejoin)
+
+
+def check_timeline() -> None:
+    device = begin()
+    path = folder() / "timeline.json"
+    dist.group.WORLD.start_timeline(str(path))
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3, device=device))
+    from hvd import _core
+
+    _core.stop_group_timeline()
+    dist.barrier()
+    assert json.loads(path.read_text())
+
+
+def test_timeline(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_timeline)
+
+
+def check_fork() -> None:
+    device = begin()
+    dist.all_reduce(torch.ones(3, device=device))
+    torch.cuda.synchronize()
+    from standin_gpu import gpu
+
+    assert gpu().violations == 0
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            from hvd.torch.distributed.device import Device
+
+            group: Any = dist.group.WORLD
+            assert isinstance(group._gpu, Device) and group._closed
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    x = torch.ones(3, device=device)
+    dist.all_reduce(x)
+    assert x.tolist() == [float(place()[1])] * 3
+
+
+def test_fork(two_gpus: Ranks) -> None:
+    two_gpus.run(check_fork)
+
+
+# --- Refusals and errors ----------------------------------------------------------------------------------------------
+
+
+def check_refusals() -> None:
+    device = begin()
+    rank, size = place()
+    x = torch.ones(4, device=device)
+    dist.all_reduce(x)
+
+    def refused(text: str, call: Callable[[], object]) -> None:
+        with pytest.raises(ValueError, match=text):
+            call()
+
+    group: Any = dist.group.WORLD
+    refused("send: messages are for tensors on the CPU: pass x.cpu()", lambda: group.send([x], 0))
+    refused("recv: messages are for tensors on the CPU: pass x.cpu()", lambda: group.recv([x], 0))
+    refused("recv: messages are for tensors on the CPU", lambda: group.recv_anysource([x]))
+    for op in (Op.BAND, Op.BOR, Op.BXOR):
+        refused("is not possible on a GPU; allowed: SUM.*pass x.cpu", lambda: dist.all_reduce(x.int(), op=op))
+        refused("reduce: .* is not possible on a GPU", lambda: dist.reduce(x.int(), 0, op=op))
+        refused("is not possible on a GPU", lambda: dist.reduce_scatter_tensor(x.int()[:1], x.int()[:size], op=op))
+    refused("device meta; allowed: those of the CPU and of CUDA", lambda: dist.all_reduce(torch.ones(3, device="meta")))
+    refused("NCCL reduces no tensors of torch.int16; pass x.int", lambda: dist.all_reduce(x.short()))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0]]).to(device), torch.ones(1, device=device), (3,))
+    refused("layout is torch.sparse_coo; make it dense", lambda: dist.all_reduce(sparse))
+    outputs = [torch.empty(4) for _ in range(size)]
+    refused("one on cpu; allowed: all on one GPU", lambda: dist.all_gather(outputs, x))
+    refused("the output has 3 elements", lambda: dist.all_gather_into_tensor(torch.empty(3, device=device), x))
+    refused(
+        "not contiguous", lambda: dist.all_gather_into_tensor(torch.empty(4, 2 * size, device=device)[:, ::2], x)
+    )
+    refused("not contiguous", lambda: dist.all_to_all_single(torch.empty(4, 2, device=device)[:, 0], x))
+    other = torch.ones(3, device=torch.device("cuda", (rank + 1) % 3))
+    refused(f"lies on device {other.device.index}; allowed: device {rank}", lambda: dist.all_reduce(other))
+    refused("one on cuda:", lambda: dist.reduce_scatter_tensor(x[:1].clone(), torch.ones(size, device=other.device)))
+    y = torch.ones(4, device=device)
+    dist.all_reduce(y)
+    assert y.tolist() == [float(size)] * 4, "the group goes on"
+
+
+def test_refusals(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_refusals)
+
+
+def check_mismatch() -> None:
+    device = begin()
+    rank, size = place()
+    dist.all_reduce(torch.ones(1, device=device))
+    with pytest.raises(dist.DistBackendError, match="all_reduce: .*shape .* on rank 0, .* on rank 1"):
+        dist.all_reduce(torch.ones(3 + rank, device=device))
+    with pytest.raises(dist.DistBackendError, match="root 0 on rank 0, 1 on rank 1"):
+        dist.broadcast(torch.ones(3, device=device), rank)
+    work = dist.all_reduce(torch.ones(3 + rank, device=device), async_op=True)
+    with pytest.raises(Exception, match="shape"):
+        work.get_future().wait()
+    with pytest.raises(dist.DistBackendError, match="shape"):
+        work.wait()
+    assert work.is_completed() and not work.is_success() and "shape" in str(work.exception())
+    joined = dist.group.WORLD.allreduce_coalesced([torch.ones(2, device=device), torch.ones(3 + rank, device=device)])
+    with pytest.raises(dist.DistBackendError, match="shape"):
+        joined.wait()
+    completed(joined)
+    assert "shape" in str(joined.exception())
+    output = torch.zeros(3, device=device)
+    sent = [2, 1] if rank == 0 else [1, 2]
+    work = dist.all_to_all_single(output, torch.ones(3, device=device), sent[::-1], sent, async_op=True)
+    with pytest.raises(dist.DistBackendError, match="rank [01] sends [0-9]+ bytes, not [0-9]+"):
+        work.wait()
+    assert "sends" in str(work.exception())
+    x = torch.ones(3, device=device)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 3, "the group goes on"
+
+
+def test_mismatch(two_gpus: Ranks) -> None:
+    two_gpus.run(check_mismatch)
+
+
+def check_first_fails(kind: str) -> None:
+    """What one rank cannot do is an error on all."""
+    device = begin()
+    rank = place()[0]
+    from standin_gpu import gpu
+
+    gpu()
+    x = torch.ones(3, device=device)
+    right = os.environ["HVD_CUDA_LIBRARY"]
+    if kind == "driver" and rank == 1:
+        os.environ["HVD_CUDA_LIBRARY"] = "/nowhere/libcuda.so"
+    op = dist._make_nccl_premul_sum(float("inf") if kind == "factor" and rank == 1 else 1.0)
+    errors: Any = ValueError if rank == 1 else dist.DistBackendError
+    with pytest.raises(errors) as caught:
+        dist.all_reduce(x, op=op)
+    text = str(caught.value)
+    if kind == "driver":
+        assert "a tensor is on GPU 1, but" in text and "/nowhere/libcuda.so" in text, text
+    else:
+        assert "must be finite" in text, text
+    assert rank == 1 or text.startswith("hvd: all_reduce: rank 1 cannot: "), text
+    os.environ["HVD_CUDA_LIBRARY"] = right
+    y = torch.ones(3)
+    dist.all_reduce(y)
+    assert y.tolist() == [2.0] * 3
+    if kind == "factor":
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0] * 3, "the next one connects the ranks"
+
+
+@pytest.mark.parametrize("kind", ["driver", "factor"])
+def test_what_one_rank_cannot_do_is_an_error_on_all(fresh_ranks: Ranks, kind: str) -> None:
+    fresh_ranks.run(check_first_fails, kind=kind)
+
+
+def check_no_nccl() -> None:
+    device = begin()
+    for _ in range(2):
+        with pytest.raises(dist.DistBackendError, match="NCCL.*/nowhere/libnccl.so"):
+            dist.all_reduce(torch.ones(3, device=device))
+    with pytest.raises(dist.DistBackendError, match="NCCL.*/nowhere/libnccl.so"):
+        dist.all_gather_into_tensor(torch.ones(6, device=device), torch.ones(3, device=device))
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 3
+
+
+def test_without_nccl() -> None:
+    for job in start(2, HVD_NCCL_LIBRARY="/nowhere/libnccl.so"):
+        job.run(check_no_nccl)
+
+
+def until_lost(device: torch.device, rank: int) -> None:
+    """What is queued may be lost with the rank; the next collective tells it."""
+    with pytest.raises(dist.DistBackendError, match=f"rank {rank}"):
+        for _ in range(100):
+            dist.all_reduce(torch.ones(3, device=device))
+            torch.cuda.synchronize()
+
+
+def check_time_limit() -> None:
+    device = begin()
+    rank = place()[0]
+    dist.all_reduce(torch.ones(1, device=device))
+    group: Any = dist.group.WORLD
+    group.set_timeout(timedelta(seconds=1))
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(3, device=device), async_op=True)
+        with pytest.raises(dist.DistBackendError, match=r"Timed out after 0.2 s of waiting; .* still in flight"):
+            work.wait(timedelta(seconds=0.2))
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="Timed out.*not all ranks have called all_reduce within 1 s"):
+            work.wait()
+        assert time.monotonic() - began < 5
+        with pytest.raises(dist.DistBackendError, match="not all ranks have called all_reduce"):
+            dist.broadcast(torch.ones(3, device=device), 0)
+    else:
+        time.sleep(3)
+        until_lost(device, 0)
+
+
+def test_time_limit(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_time_limit)
+
+
+def check_lost() -> None:
+    device = begin()
+    dist.all_reduce(torch.ones(1, device=device))
+    torch.cuda.synchronize()
+    dist.barrier()
+    if place()[0] == 1:
+        os._exit(7)
+    until_lost(device, 1)
+
+
+def test_lost_rank(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_lost, dead=[1])
+
+
+def check_abort() -> None:
+    device = begin()
+    dist.all_reduce(torch.ones(1, device=device))
+    torch.cuda.synchronize()
+    dist.barrier()
+    group: Any = dist.group.WORLD
+    if place()[0] == 1:
+        group.abort()
+        with pytest.raises(ValueError, match="aborted"):
+            dist.all_reduce(torch.ones(1, device=device))
+    else:
+        until_lost(device, 1)
+
+
+def test_abort(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_abort)
