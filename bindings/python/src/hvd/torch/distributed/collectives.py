@@ -181,7 +181,9 @@ class Collectives(Operations):
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.all_gather; tensors of ranks may differ in size."""
-        source, targets = flat.packed(flat.only(inputs), "all_gather"), list(flat.only_list(outputs))
+        source, targets = flat.only(inputs), list(flat.only_list(outputs))
+        if not flat.plain(source):
+            source = flat.packed(source, "all_gather")
         self._check_list("all_gather", targets, source, self._number)
         if source.is_cuda:
             return self._device().all_gather(targets, source, goes_on(opts))
@@ -304,7 +306,9 @@ class Collectives(Operations):
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work | None:
         """See torch.distributed.gather."""
-        source = flat.packed(flat.only(inputs), "gather")
+        source = flat.only(inputs)
+        if not flat.plain(source):
+            source = flat.packed(source, "gather")
         root = 0 if opts is None else opts.rootRank
         self._check_rank("dst", root)
         target, finish, results = 0, None, []
@@ -327,7 +331,7 @@ class Collectives(Operations):
         output = flat.only(outputs)
         root = 0 if opts is None else opts.rootRank
         self._check_rank("src", root)
-        target = flat.packed(output, "scatter")
+        target = output if flat.plain(output) else flat.packed(output, "scatter")
         if target.is_cuda:
             return self._device().scatter(output, inputs, root, goes_on(opts))
         finish = None if target is output else flat.copying_back(target, output)

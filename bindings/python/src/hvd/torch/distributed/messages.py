@@ -59,7 +59,7 @@ class Messages(Operations):
 
 
 def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) -> None:
-    """Rank 0 hears from all others and tells each whether all have come; if not, it raises, and so do they. The time
+    """Rank 0 reads from all others and tells each whether all have come; if not, it raises, and so do they. The time
     limit is rank 0's: a rank that comes early does not give up before rank 0 does. Messages are those of Gloo.
     """
     tag = -(1 << 40) - group._barriers  # no program's messages have it, and no other barrier's

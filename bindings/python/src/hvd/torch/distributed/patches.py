@@ -11,9 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.messages import Messages
+from hvd.torch.distributed.operations import c10d
 
 _of_pytorch: Any = distributed_c10d.monitored_barrier
+_kernels: Any = torch.library
+_library = _kernels.Library("_c10d_functional", "IMPL")
 _shutdown_of_pytorch: Any = getattr(distributed_c10d, "_shutdown_backend", None)
 
 
@@ -32,6 +36,22 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
     of.monitored_barrier(timeout, wait_all_ranks)
 
 
+def _all_gather_into(input: torch.Tensor, size: int, name: str, *, out: torch.Tensor) -> torch.Tensor:
+    # The one functional collective that PyTorch's own kernel asks of a group in C++ only.
+    group: Any = c10d._resolve_process_group(name)
+    if not isinstance(group, Collectives):
+        own = torch.ops._c10d_functional.all_gather_into_tensor_out.default
+        gathered: torch.Tensor = own._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, input, size, name, out=out)
+        return gathered
+    work = group.all_gather_single(out, input)
+    assert work is not None
+    if hasattr(c10d, "_register_work"):
+        c10d._register_work(out, work)
+    else:
+        work.wait()
+    return out
+
+
 def _shutdown_backend(group: Any) -> None:
     # PyTorch before 2.7 ends no groups but NCCL's when they are destroyed.
     if not isinstance(group, Messages):
@@ -41,9 +61,11 @@ def _shutdown_backend(group: Any) -> None:
     ours.shutdown()
 
 
+@functools.lru_cache(maxsize=None)
 def install() -> None:
     """Replaces functions of torch.distributed by those above, which leave groups of other backends to them."""
     for module in (distributed_c10d, dist):
         vars(module)["monitored_barrier"] = monitored_barrier
     if torch.__version__ < "2.7":
         vars(distributed_c10d)["_shutdown_backend"] = _shutdown_backend
+    _library.impl("all_gather_into_tensor_out", _all_gather_into, "CPU")
