@@ -62,10 +62,6 @@ class _Storage:
         """As PyTorch's."""
         return self.address
 
-    @property
-    def _cdata(self) -> int:
-        return id(self)
-
 
 class _Pool:
     """As PyTorch's allocator: memory is used again on the stream for which it was allocated, without any wait."""

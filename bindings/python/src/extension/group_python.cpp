@@ -120,7 +120,7 @@ pending_object post(const group_object& g, bool sends, std::uintptr_t data, std:
                     std::int64_t tag, double timeout, const std::optional<nb::object>& keep, bool at_once) {
   released_objects::instance().drain();
   const std::shared_ptr<group> to = g.get();
-  if (peer >= to->size() || peer == to->rank() || (sends && peer < 0)) {
+  if (to->size() == 1 || peer >= to->size() || peer == to->rank() || (sends && peer < 0)) {
     throw nb::value_error(("hvd: rank " + std::to_string(to->rank()) + " of " + std::to_string(to->size()) +
                            " cannot send to or receive from rank " + std::to_string(peer) +
                            " of the group; allowed: another rank of it")

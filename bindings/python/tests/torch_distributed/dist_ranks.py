@@ -195,8 +195,9 @@ def same(result: Any, expected: Any) -> None:
     import torch
 
     assert result.dtype == expected.dtype and result.shape == expected.shape, (result, expected)
-    left, right = (t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (result, expected))
-    assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), (result, expected)
+    plain = [t.detach().resolve_conj().resolve_neg().reshape(-1) for t in (result, expected)]
+    left, right = (t.clone(memory_format=torch.contiguous_format).view(torch.uint8) for t in plain)
+    assert torch.equal(left, right), (result, expected)
 
 
 def _serve(channel: socket.socket, request: dict[str, Any], rank: int) -> None:

@@ -475,6 +475,48 @@ def test_layouts(ranks: Any) -> None:
     ranks.run(check_layouts)
 
 
+def check_layouts_that_differ() -> None:
+    """What is contiguous on one rank may be strided on another one."""
+    r, n = place()
+    values = [torch.arange(24.0).view(6, 4) + 100 * q for q in range(n)]
+    total = sum(values)
+
+    def mine() -> Any:
+        if r % 3 == 0:
+            return values[r].clone()
+        if r % 3 == 1:
+            return values[r].t().contiguous().t()
+        return torch.stack([values[r], values[r]], 2)[..., 0]
+
+    for asynchronous in (False, True):
+        x = mine()
+        ended(dist.all_reduce(x, async_op=asynchronous), asynchronous)
+        same(x, total)
+        for root in range(n):
+            x = mine()
+            ended(dist.broadcast(x, root, async_op=asynchronous), asynchronous)
+            same(x, values[root])
+            x = mine()
+            ended(dist.reduce(x, root, async_op=asynchronous), asynchronous)
+            if r == root:
+                same(x, total)
+            into = [mine() for _ in range(n)] if r == root else None
+            ended(dist.gather(mine(), into, root, async_op=asynchronous), asynchronous)
+            for part, value in zip(into or (), values):
+                same(part, value)
+            x = mine()
+            ended(dist.scatter(x, values if r == root else None, root, async_op=asynchronous), asynchronous)
+            same(x, values[r])
+        into = [mine() for _ in range(n)]
+        ended(dist.all_gather(into, mine(), async_op=asynchronous), asynchronous)
+        for part, value in zip(into, values):
+            same(part, value)
+
+
+def test_layouts_that_differ(ranks: Any) -> None:
+    ranks.run(check_layouts_that_differ)
+
+
 def check_strided_parts() -> None:
     """Of one tensor for all ranks: strided inputs everywhere, and outputs where they may be."""
     r, n = place()

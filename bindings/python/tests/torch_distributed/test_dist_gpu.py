@@ -1,10 +1,9 @@
-"""torch.distributed on CUDA tensors over the backend "hvd". Those of stand-ins: see standin_torch, which needs no GPU."""
+"""torch.distributed on CUDA tensors over the backend "hvd". Those of stand-ins: standin_torch, which needs no GPU."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from dist_ranks import Ranks, folder, join, place, same  # noqa: E402
 from standin_gpu import WHERE, find_libraries  # noqa: E402
+from test_dist_starts import free_port, mpiexec, on_hosts, run  # noqa: E402
 
 LIBRARIES = find_libraries()
 pytestmark = pytest.mark.skipif(LIBRARIES is None, reason=f"the stand-ins are not built: {WHERE}")
@@ -69,8 +69,8 @@ def begin() -> torch.device:
     # These were imported before.
     adapter._raw_stream, adapter._storage = adapter._slow_stream, torch.Tensor.untyped_storage
     process_group._has_gpus.cache_clear()
-    torch.cuda.set_device(place()[0])
-    return torch.device("cuda", place()[0])
+    torch.cuda.set_device(dist.get_rank())
+    return torch.device("cuda", dist.get_rank())
 
 
 class NoMistakes:
@@ -103,7 +103,7 @@ def completed(work: Any) -> None:
 
 
 def on_both(device: torch.device, call: Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]) -> None:
-    """Calls it with a function that puts a tensor on the host, and with one for the GPU: the results are the same bits."""
+    """Calls it with a function that puts a tensor on the host, and with one for the GPU: results have equal bits."""
     expected, found = call(lambda t: t.clone()), call(lambda t: t.to(device))
     assert len(expected) == len(found)
     for right, left in zip(expected, found):
@@ -292,6 +292,52 @@ def check_coalesced() -> None:
 
 def test_coalesced(gpu_ranks: Ranks) -> None:
     gpu_ranks.run(check_coalesced)
+
+
+def check_empty() -> None:
+    device = begin()
+    size = place()[1]
+    x = torch.empty(0, device=device)
+    for call in (
+        lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0), lambda: dist.reduce(x, 0),
+        lambda: dist.all_gather_into_tensor(x.clone(), x), lambda: dist.reduce_scatter_tensor(x.clone(), x),
+        lambda: dist.reduce_scatter(x, [x.clone() for _ in range(size)]), lambda: dist.all_to_all_single(x.clone(), x),
+        lambda: dist.all_to_all([x.clone() for _ in range(size)], [x for _ in range(size)]),
+    ):  # fmt: skip
+        with NoMistakes():
+            call()
+
+
+def test_tensors_without_elements(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_empty)
+
+
+def check_results_are_freed() -> None:
+    device = begin()
+    rank, size = place()
+    from hvd.torch.distributed import device as module
+    from standin_gpu import gpu
+
+    with NoMistakes():
+        dist.all_to_all_single(torch.empty(size, device=device), torch.ones(size, device=device))
+        torch.cuda.synchronize()
+        module._MOST_KEPT = 4 * module._LEAST_KEPT
+        before = gpu().calls("cuMemFree_v2")
+        for i in range(20):
+            x = torch.arange(8.0 * size, device=device) + 100 * rank + i
+            output = torch.empty(8 * size, device=device)
+            dist.all_to_all_single(output, x)
+            expected = [8.0 * rank + j + 100 * r + i for r in range(size) for j in range(8)]
+            assert output.tolist() == expected
+        torch.cuda.synchronize()
+        assert 10 <= gpu().calls("cuMemFree_v2") - before <= 20
+        group: Any = dist.group.WORLD
+        assert group._gpu._kept_bytes <= 5 * module._LEAST_KEPT
+        module._MOST_KEPT = 64 << 20
+
+
+def test_results_are_freed(two_gpus: Ranks) -> None:
+    two_gpus.run(check_results_are_freed)
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
@@ -490,7 +536,8 @@ def check_futures() -> None:
         y = torch.ones(10, device=device)
         found = dist.all_reduce(y, async_op=True).get_future().then(again).wait()
         assert found.tolist() == [[float(size**3)] * 10] * 2
-        futures = [dist.all_reduce(torch.full((3,), float(i), device=device), async_op=True).get_future() for i in range(20)]
+        inputs = [torch.full((3,), float(i), device=device) for i in range(20)]
+        futures = [dist.all_reduce(one, async_op=True).get_future() for one in inputs]
         assert [f.wait()[0][0].item() for f in futures] == [float(size * i) for i in range(20)]
         assert torch.futures.wait_all(futures)[7][0].tolist() == [7.0 * size] * 3
 
@@ -583,12 +630,14 @@ def check_rejoin() -> None:
             dist.all_reduce(torch.ones(1, device=device))
             torch.cuda.synchronize()
             dist.barrier()
-            with gpu().held(rank, 0):
-                work = dist.all_reduce(x.add_(turn), async_op=True)
-                work.wait()
-                release = threading.Timer(0.5, lambda: None)
-                release.start()
+            held = gpu().held(rank, 0)
+            held.__enter__()
+            work = dist.all_reduce(x.add_(turn), async_op=True)
+            work.wait()
+            began = time.monotonic()
+            threading.Timer(0.5, held.__exit__, (None, None, None)).start()
             dist.destroy_process_group()
+            assert time.monotonic() - began > 0.4
             assert x.tolist() == [float(sum(range(size)) + turn * size)] * 1000
             with pytest.raises(ValueError, match="destroyed"):
                 work._owner.all_reduce(x, Op.SUM, False)
@@ -616,26 +665,43 @@ def test_timeline(fresh_ranks: Ranks) -> None:
     fresh_ranks.run(check_timeline)
 
 
+def check_whole_timeline(path: str) -> None:
+    """What the environment asks for shows both."""
+    device = begin()
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3, device=device))
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+    join("again")
+    dist.barrier()
+    events = json.loads(Path(path).read_text())
+    names = {event.get("name") for event in events}
+    assert any("NCCL" in str(name) for name in names) and any("ALLREDUCE" in str(name) for name in names), names
+
+
+def test_timeline_of_the_environment(tmp_path: Path) -> None:
+    path = str(tmp_path / "timeline.json")
+    for job in start(2, HOROVOD_TIMELINE=path):
+        job.run(check_whole_timeline, path=path)
+
+
 def check_fork() -> None:
     device = begin()
-    dist.all_reduce(torch.ones(3, device=device))
+    x = torch.ones(3, device=device)
+    dist.all_reduce(x)
     torch.cuda.synchronize()
-    from standin_gpu import gpu
-
-    assert gpu().violations == 0
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            from hvd.torch.distributed.device import Device
-
-            group: Any = dist.group.WORLD
-            assert isinstance(group._gpu, Device) and group._closed
+            with pytest.raises(ValueError, match="was forked from rank"):
+                dist.all_reduce(x)
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    x = torch.ones(3, device=device)
+    x.fill_(1)
     dist.all_reduce(x)
     assert x.tolist() == [float(place()[1])] * 3
 
@@ -837,3 +903,51 @@ def check_abort() -> None:
 
 def test_abort(fresh_ranks: Ranks) -> None:
     fresh_ranks.run(check_abort)
+
+
+# --- Ranks of several hosts -------------------------------------------------------------------------------------------
+
+RANK = """
+import os, sys
+sys.path[:0] = {folders!r}
+import pytest, torch, torch.distributed as dist
+import test_dist_gpu as tests
+
+dist.init_process_group("hvd")
+device = tests.begin()
+r, n = dist.get_rank(), dist.get_world_size()
+assert len(set(dist.group.WORLD._group.hosts)) == n
+with tests.NoMistakes():
+    x = torch.full((1000,), float(r + 1), device=device)
+    dist.all_reduce(x)
+    assert x.eq(n * (n + 1) / 2).all().item()
+    out = torch.empty(2 * n, device=device)
+    dist.all_gather_into_tensor(out, torch.full((2,), float(r), device=device))
+    assert out.tolist() == [float(q) for q in range(n) for _ in range(2)]
+    out = torch.empty(n, device=device)
+    dist.all_to_all_single(out, torch.full((n,), float(r), device=device))
+    assert out.tolist() == [float(q) for q in range(n)]
+    same = dist.new_group(list(range(n)))
+    dist.all_reduce(x, group=same)
+    assert x.eq(n * n * (n + 1) / 2).all().item()
+part = dist.new_group([0, n - 1])
+if r in (0, n - 1):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="only if it has all ranks that MPI has started"):
+            dist.all_reduce(x, group=part)
+    y = torch.ones(3)
+    dist.all_reduce(y, group=part)
+    assert y.eq(2).all()
+dist.barrier()
+dist.destroy_process_group()
+os.write(1, b"done\\n")
+"""
+
+
+def test_several_hosts(tmp_path: Path) -> None:
+    assert LIBRARIES is not None
+    script = tmp_path / "rank.py"
+    script.write_text(RANK.format(folders=[str(Path(__file__).parent), str(Path(__file__).parent.parent)]))
+    program = on_hosts(tmp_path, script, "PMI_RANK" if "mpich" in mpiexec() else "OMPI_COMM_WORLD_RANK")
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "HVD_STANDIN_GPUS": "3", **LIBRARIES.environment}
+    assert run([mpiexec(), "-n", "3", program], **given) == ["done"] * 3

@@ -356,6 +356,99 @@ def test_order(ranks: Ranks) -> None:
     ranks.run(check_order)
 
 
+class Program:
+    """A program of random collectives and messages on two groups, the same on all ranks of a seed, with exact results."""
+
+    def __init__(self, seed: int, groups: list[Any]) -> None:
+        self.dice = random.Random(seed)
+        self.own = random.Random(seed + 1000 + dist.get_rank())  # what ranks do differently: waits
+        self.groups = groups
+        self.flying: list[tuple[Any, Callable[[], None]]] = []
+
+    def step(self) -> None:
+        r, n = dist.get_rank(), dist.get_world_size()
+        group = self.dice.choice(self.groups)
+        size = self.dice.choice([0, 1, 3, 100, 1000, 5000, 20_000])
+        root = self.dice.randrange(n)
+        kind = self.dice.choice(["sum", "max", "broadcast", "gather", "exchange", "scatter", "message", "barrier"])
+        dtype = self.dice.choice([torch.float32, torch.int64, torch.bfloat16])
+        asynchronous = self.dice.random() < 0.6 or kind == "message"
+        strided = self.own.random() < 0.2
+        base = torch.full((size, 2), r + 1.0).to(dtype)
+        mine = base[:, 0] if strided else base[:, 0].contiguous()
+
+        def is_(tensor: Any, value: float) -> None:
+            same(tensor.contiguous(), torch.full((size,), value).to(dtype))
+
+        work: Any
+        if kind in ("sum", "max"):
+            op, expected = (dist.ReduceOp.SUM, n * (n + 1) / 2) if kind == "sum" else (dist.ReduceOp.MAX, float(n))
+            work = dist.all_reduce(mine, op, group=group, async_op=asynchronous)
+            check = lambda: is_(mine, expected)  # noqa: E731
+        elif kind == "broadcast":
+            work = dist.broadcast(mine, root, group=group, async_op=asynchronous)
+            check = lambda: is_(mine, root + 1.0)  # noqa: E731
+        elif kind == "gather":
+            into = [torch.empty(size, dtype=dtype) for _ in range(n)]
+            work = dist.all_gather(into, mine, group=group, async_op=asynchronous)
+            check = lambda: [is_(t, q + 1.0) for q, t in enumerate(into)]  # type: ignore[assignment,return-value]  # noqa: E731
+        elif kind == "exchange":
+            into = [torch.empty(size, dtype=dtype) for _ in range(n)]
+            work = dist.all_to_all(into, [mine] * n, group=group, async_op=asynchronous)
+            check = lambda: [is_(t, q + 1.0) for q, t in enumerate(into)]  # type: ignore[assignment,return-value]  # noqa: E731
+        elif kind == "scatter":
+            output = torch.empty(size, dtype=dtype)
+            work = dist.reduce_scatter(output, [mine] * n, group=group, async_op=asynchronous)
+            check = lambda: is_(output, n * (n + 1) / 2)  # noqa: E731
+        elif kind == "message" and n > 1:
+            got = torch.empty(size, dtype=dtype)
+            sending = dist.isend(mine, (r + 1) % n, group=group)
+            work = dist.irecv(got, (r - 1) % n, group=group)
+            self.flying.append((sending, lambda: None))
+            check = lambda: is_(got, (r - 1) % n + 1.0)  # noqa: E731
+        else:
+            work = dist.barrier(group=group, async_op=asynchronous)
+            check = lambda: None  # noqa: E731
+        if work is None:
+            check()
+        else:
+            self.flying.append((work, check))
+        while len(self.flying) > 12 or (self.flying and self.own.random() < 0.3):
+            self.wait(self.own.randrange(len(self.flying)))
+
+    def wait(self, index: int) -> None:
+        work, check = self.flying.pop(index)
+        how = self.own.randrange(4)
+        if how == 0:
+            work.get_future().wait()
+        elif how == 1:
+            work.wait(timedelta(seconds=60))
+        elif how == 2:
+            while not work.is_completed():
+                time.sleep(0.0001)
+            work.wait()
+        else:
+            work.wait()
+        check()
+
+
+def check_random_programs(seeds: list[int]) -> None:
+    groups = [dist.group.WORLD, dist.new_group()]
+    for seed in seeds:
+        program = Program(seed, groups)
+        for _ in range(120):
+            program.step()
+        while program.flying:
+            program.wait(program.own.randrange(len(program.flying)))
+    dist.destroy_process_group(groups[1])
+    total()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(ranks: Ranks, seed: int) -> None:
+    ranks.run(check_random_programs, seeds=[2 * seed, 2 * seed + 1])
+
+
 # --- Beside other backends --------------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,7 @@ def check_any_source() -> None:
     r, n = place()
     for size in (0, 5, 70_000):
         for tag in (0, 3):
+            dist.barrier()
             if r == 0:
                 seen = set()
                 for _ in range(1, n):
@@ -332,6 +333,7 @@ def check_beside_collectives() -> None:
         assert work.wait()
         same(total, torch.full((1000 * turn + 1,), n * (n + 1) / 2))
     assert not receiving.is_completed() and not from_any.is_completed()
+    dist.barrier()  # no rank sends before all have looked
     works = [dist.all_reduce(torch.full((20_000,), 1.0), async_op=True) for _ in range(5)]
     sending = [dist.isend(torch.full((30_000,), float(r)), right, tag=1), dist.isend(torch.full((2,), float(r)), right, tag=2)]
     assert receiving.wait() and from_any.wait()

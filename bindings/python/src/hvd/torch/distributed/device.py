@@ -69,8 +69,8 @@ def _place(what: str, *tensors: Tensor) -> Stream:
 
 
 class Device:
-    """The collectives of a group on its GPUs. They are given what ``Collectives`` has checked, and return None where they
-    are not ``asynchronous``.
+    """The collectives of a group on its GPUs. They are given what ``Collectives`` has checked, and return None where
+    they are not ``asynchronous``.
     """
 
     def __init__(self, group: Operations) -> None:
@@ -87,7 +87,7 @@ class Device:
         return self.group.problem(error, what)
 
     def out_of_time(self, what: str) -> Exception:
-        """Ends the engine, because a collective has not been called by all ranks: none can follow. Returns the error."""
+        """Ends the engine, because not all ranks have called a collective: none can follow. Returns the error."""
         if not self._ended:
             self._ended = f"Timed out: not all ranks have called {what} within {self.group._seconds:g} s"
             self.close(0)
@@ -118,7 +118,7 @@ class Device:
         places = self._exchange("{} of {}".format(*_core_mpi.world()))
         if places != [f"{rank} of {group._count}" for rank in range(group._count)]:
             raise ValueError(
-                "hvd: a group on several hosts takes tensors on GPUs only if it is of all ranks that MPI has started, in"
+                "hvd: a group on several hosts takes tensors on GPUs only if it has all ranks that MPI has started, in"
                 ' their order; make this one with backend "nccl", or pass x.cpu()'
             )
         return _core_mpi.connect_mpi()
@@ -131,7 +131,7 @@ class Device:
         self.group._refuse_closed()
         if self._ended:
             raise self.problem(HorovodInternalError(self._ended, "aborted"), what)
-        if described[1] == 0 and kind != _ALLTOALL:  # without elements; without an address the engine would make a result
+        if described[1] == 0 and kind != _ALLTOALL:  # no elements; without an address the engine would make a result
             keep = [torch.empty(1, dtype=torch.uint8, device=keep[0].device)]
             described = keep[0].data_ptr(), keep[0].data_ptr(), *described[2:]
         held = [OPS.adapter.hold(t, False) for t in keep]
@@ -147,8 +147,8 @@ class Device:
         return handle
 
     def _first(self, call: Any) -> _core.Handle:
-        """Connects the ranks and submits. What one of them cannot do, because it has no driver for instance, is an error
-        on all: nobody waits, and the next collective tries again.
+        """Connects the ranks and submits. What one of them cannot do, because it has no driver for instance, is an
+        error on all: nobody waits, and the next collective tries again.
         """
         job = self._connect()
         handle: _core.Handle | None = None
@@ -250,8 +250,8 @@ class Device:
         finish = flat.copying_back(target, tensor) if self.group._number != root else None
         return self._work(what, [handle], (tensor,), place, asynchronous, finish)
 
-    # The engine's allgather gives its results in new memory, and to free that waits for the GPU. So each rank broadcasts
-    # its part to where it belongs.
+    # The engine's allgather gives its results in new memory, and to free that waits for the GPU. So each rank
+    # broadcasts its part to where it belongs.
 
     def all_gather(self, targets: Sequence[Tensor], tensor: Tensor, asynchronous: bool) -> DeviceWork | None:
         """``targets`` may differ in size."""

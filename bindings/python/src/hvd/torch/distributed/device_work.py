@@ -28,11 +28,11 @@ class Owner(Protocol):
 
 
 class DeviceWork(Work):
-    """A collective on a GPU. Its results are there for the stream that was current in ``wait``; the host waits only until
-    the work is queued. ``handles``: the engine's; ``place``: the GPU, and the stream that is current there now.
+    """A collective on a GPU. Its results are there for the stream that was current in ``wait``; the host waits only
+    until the work is queued. ``handles``: the engine's; ``place``: the GPU, and the stream that is current there now.
 
-    ``finish()`` is called once, and what it queues on that stream comes after the collective: there the memory is its own
-    that it copies from.
+    ``finish()`` is called once, and what it queues on that stream comes after the collective: it copies from memory
+    that is free for others on that stream, when it goes.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class DeviceWork(Work):
         return True
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run in
-        threads of their own, when the work is queued.
+        """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run
+        in threads of their own, when the work is queued.
         """
         with Work._lock:
             if self._future is None:

@@ -144,8 +144,8 @@ def _future_of(work: Work) -> Any:
 
 
 class Callers:
-    """Threads that complete futures: each calls what ``take()`` returns when there is something. While one runs callbacks,
-    which may wait for other futures, another one is free.
+    """Threads that complete futures: each calls what ``take()`` returns when there is something. While one runs
+    callbacks, which may wait for other futures, another one is free.
     """
 
     def __init__(self, take: Callable[[], Callable[[], object]]) -> None:
