@@ -36,7 +36,7 @@ def result_of(folder: Path, *arguments: object) -> tuple[dict[str, Any], str]:
 
 def test_sums_and_tokens(tmp_path: Path) -> None:
     """All ways from Python but DeepSpeed's, on both types; and the same tokens on all backends."""
-    ways = ("hvd", "hvd-functional", "hvd-shared", "gloo")
+    ways = ("hvd", "hvd-inference", "hvd-functional", "hvd-shared", "gloo")
     result, page = result_of(tmp_path, "--parts", "calls,tokens", "--ways", ",".join(ways))
     names = PROGRAM.module("tensor_parallelism.settings").WAYS
     there = [way for way in ways if names[way] not in result["missing"]]
@@ -90,7 +90,10 @@ def test_from_cpp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, complaint",
     [
-        (["--ways", "hvd,mpi"], "--ways: there is no 'mpi'; allowed: hvd, hvd-functional, hvd-shared, gloo, deepspeed"),
+        (
+            ["--ways", "hvd,mpi"],
+            "--ways: there is no 'mpi'; allowed: hvd, hvd-inference, hvd-functional, hvd-shared, gloo, deepspeed",
+        ),
         (["--types", "int8"], "--types: there is no 'int8'; allowed: bfloat16, float32"),
         (["--parts", "all"], "--parts: there is no 'all'; allowed: calls, compiled, tokens"),
         (["--sizes", "8K,x"], "--sizes: 'x' is no size from 4 to 1024M"),
