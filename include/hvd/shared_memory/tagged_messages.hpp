@@ -67,20 +67,18 @@ class tagged_messages {
     const int peer = awaited();
     if (peer < 0) return fail_from_any();
     const clock::time_point until = first_deadline();
-    auto next_check = clock::now() + check_every;
+    const auto next_check = clock::now() + check_every;
     m_.enter(waiting_.empty() ? "send" : "recv");
     m_.set_timeout(failure_policy::seconds(0));  // messages have deadlines of their own
     waiting_for_.store(peer, std::memory_order_release);
     const auto ready = [&] {
       if (woken() || can_move() || (!waits_for(peer) && has_left(peer))) return true;
       const clock::time_point now = clock::now();
-      if (now >= next_check) {  // the wait itself looks at one rank only
-        next_check = now + check_every;
-        for (int q = 0; q != m_.size(); ++q) {
-          if (q != peer && waits_for(q)) m_.check_alive(q, [&] { return can_move(); });
-        }
+      if (now < next_check) return now >= until;
+      for (int q = 0; q != m_.size(); ++q) {  // the wait itself looks at one rank only
+        if (q != peer && waits_for(q)) m_.check_alive(q, [&] { return can_move(); });
       }
-      return now >= until;
+      return true;  // so that the caller can look for signals
     };
     m_.await_until(peer, waiting_.empty() ? phase::receive : phase::send, ready);
     waiting_for_.store(-1, std::memory_order_release);

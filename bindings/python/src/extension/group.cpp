@@ -37,6 +37,7 @@ class asks_for_signals {
   group::interrupted before_;
 };
 
+hvd::error interrupted_error() { return {hvd::error_kind::aborted, "hvd: interrupted"}; }
 hvd::error left() { return {hvd::error_kind::aborted, "hvd: this process has left the group, or is about to"}; }
 
 }  // namespace
@@ -86,7 +87,7 @@ auto group::exclusively(interrupted by_signal, const F& f) {
     held.unlock();
     const bool out = by_signal != nullptr && by_signal();
     held.lock();
-    if (out) throw hvd::error(hvd::error_kind::aborted, "hvd: interrupted");
+    if (out) throw interrupted_error();
   }
   if (closing_) throw left();
   running_ = true;
@@ -215,7 +216,16 @@ void group::move_messages(lock& held, bool waits) {
 
 /// Moves messages until `until` is done, or all are.
 void group::carry(lock& held, const pending* until) {
-  while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) move_messages(held, true);
+  while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) {
+    move_messages(held, true);
+    if (until == nullptr || until->done || by_signal_here == nullptr) continue;
+    held.unlock();
+    const bool out = by_signal_here();
+    held.lock();
+    if (!out) continue;
+    ended_.notify_all();
+    throw interrupted_error();
+  }
   ended_.notify_all();  // another thread may go on
 }
 
@@ -264,7 +274,7 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
     held.unlock();
     const bool out = by_signal != nullptr && by_signal();
     held.lock();
-    if (out) throw hvd::error(hvd::error_kind::aborted, "hvd: interrupted");
+    if (out) throw interrupted_error();
   }
   held.unlock();
   p.throw_problem();

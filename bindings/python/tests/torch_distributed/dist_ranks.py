@@ -1,9 +1,10 @@
 """Ranks for tests of torch.distributed: forked from a process that has imported PyTorch once, which takes longer than a
 test. They stay from test to test.
 
-As a program this is that process; its arguments are the descriptor of a socket and a directory. It gets requests through
-the socket, lines of JSON: to fork ranks, whose sockets it sends back, or to wait for a rank. A rank gets lines that name
-a file, a function in it and arguments, and answers each with what the function returned, or with its traceback.
+As a program this is that process; its arguments are the descriptor of a socket and a directory. It gets requests
+through the socket, lines of JSON: to fork ranks, whose sockets it sends back, or to wait for a rank. A rank gets lines
+that name a file, a function in it and arguments, and answers each with what the function returned, or with its
+traceback.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ SOURCE = _Source()
 
 class Ranks:
     """Processes that run functions of test modules, in a process group "hvd" unless ``joined`` is False: then they are
-    told their place only by RANK and WORLD_SIZE, as torchrun does. ``whole_exit``: they take the interpreter down at their
-    end, which lasts; else they call what is registered for it, and no more.
+    told their place only by RANK and WORLD_SIZE, as torchrun does. ``whole_exit``: they take the interpreter down at
+    their end, which lasts; else they call what is registered for it, and no more.
     """
 
     def __init__(self, size: int, joined: bool = True, whole_exit: bool = False, **environment: str) -> None:
@@ -103,8 +104,8 @@ class Ranks:
         self._reports = [channel.makefile("r") for channel in self.channels]
 
     def run(self, function: Callable[..., Any], dead: Any = (), **arguments: Any) -> list[Any]:
-        """Calls the function on all ranks, and returns what they return, of JSON. Fails with the tracebacks of ranks that
-        raised, or hung, or died. Of the ranks in ``dead`` death is expected, and nothing else.
+        """Calls the function on all ranks, and returns what they return, of JSON. Fails with the tracebacks of ranks
+        that raised, or hung, or died. Of the ranks in ``dead`` death is expected, and nothing else.
         """
         self.start()
         order = json.dumps([inspect.getfile(function), function.__name__, arguments]) + "\n"

@@ -1,4 +1,4 @@
-"""The same program on Gloo and on hvd, one after the other in the same ranks, for tests that compare what they compute."""
+"""The same program on Gloo and on hvd, one after the other in the same ranks, for tests that compare their results."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from dist_ranks import Ranks, place  # noqa: E402
-from features_ranks import batch, both, compare, group, network, train  # noqa: E402
-from torch import nn  # noqa: E402
+from dist_ranks import Ranks  # noqa: E402
+from features_ranks import both, compare, group, network, train  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 WIDE = 160  # a layer has 100 KiB of gradients

@@ -174,7 +174,9 @@ def test_reduce_scatter(ranks: Any, name: str) -> None:
 def check_uneven_reduce_scatter(name: str) -> None:
     """Also empty parts, of any rank; as parts of one tensor and as tensors of their own."""
     r, n = place()
-    for lengths in ([3 * q for q in range(n)], [2 * (n - 1 - q) + q % 2 for q in range(n)], [1000 * (q + 1) for q in range(n)]):
+    for lengths in (
+        [3 * q for q in range(n)], [2 * (n - 1 - q) + q % 2 for q in range(n)], [1000 * (q + 1) for q in range(n)]
+    ):  # fmt: skip
         for op, values, expected in reductions(name, sum(lengths), n):
             source = values(r)
             for parts in (list(source.split(lengths)), [part.clone() for part in source.split(lengths)]):
@@ -970,7 +972,8 @@ def check_functional() -> None:
         result = functional.all_reduce(mine, "sum", group)
         same(functional.wait_tensor(result), torch.full((size, 2), n * (n + 1) / 2))
         columns = torch.arange(float(n)) + 1
-        same(functional.all_gather_tensor(mine, 0, group) + 0, columns.repeat_interleave(size).repeat(2, 1).t().contiguous())
+        rows = columns.repeat_interleave(size).repeat(2, 1).t().contiguous()
+        same(functional.all_gather_tensor(mine, 0, group) + 0, rows)
         same(functional.all_gather_tensor(mine, 1, group) + 0, columns.repeat_interleave(2).repeat(size, 1))
         wide = torch.arange(float(n)).repeat_interleave(2).repeat(size, 1) + r  # n * 2 columns
         scattered = functional.reduce_scatter_tensor(wide, "sum", 1, group)
@@ -1075,7 +1078,8 @@ def check_gradients() -> None:
     own = (torch.arange(n, dtype=torch.float64) + 1).repeat_interleave(2)
     got = gradient(lambda x: nn.reduce_scatter(torch.zeros(2, dtype=x.dtype), list(x.chunk(n))), (2 * n,))
     same(got, own)
-    got = gradient(lambda x: nn.all_to_all([torch.zeros(2, dtype=x.dtype) for _ in range(n)], list(x.chunk(n))), (2 * n,))
+    into = [torch.zeros(2, dtype=torch.float64) for _ in range(n)]
+    got = gradient(lambda x: nn.all_to_all(into, list(x.chunk(n))), (2 * n,))
     same(got, own)
     got = gradient(lambda x: nn.all_to_all_single(torch.zeros_like(x), x), (2 * n,))
     same(got, own)
@@ -1099,7 +1103,8 @@ def check_refused_reductions() -> None:
     r, n = place()
     calls: list[Callable[[Any, Any], Any]] = [
         lambda x, op: dist.all_reduce(x, op), lambda x, op: dist.reduce(x, 0, op),
-        lambda x, op: dist.reduce_scatter_tensor(x[:2], x, op), lambda x, op: dist.reduce_scatter(x[:2], list(x.chunk(n)), op),
+        lambda x, op: dist.reduce_scatter_tensor(x[:2].clone(), x, op),
+        lambda x, op: dist.reduce_scatter(x[:2].clone(), list(x.chunk(n)), op),
         lambda x, op: dist.all_reduce_coalesced([x, x], op), lambda x, op: dist.all_reduce(x, op, async_op=True).wait(),
     ]  # fmt: skip
     premul = dist._make_nccl_premul_sum(2.0)

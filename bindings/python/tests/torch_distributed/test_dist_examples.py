@@ -17,14 +17,14 @@ import torch  # noqa: E402
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "python"
 
 
-def digits(tmp_path: Path, backend: str, size: int, *more: str) -> tuple[list[str], dict[str, torch.Tensor]]:
+def digits(tmp_path: Path, backend: str, size: int) -> tuple[list[str], dict[str, torch.Tensor]]:
     """The lines that it prints, and the weights that it saves."""
     checkpoint = tmp_path / f"{backend}-{size}.pt"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "HVD_", "MASTER_"))}
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size),
-            str(EXAMPLES / "ddp_digits.py"), "--epochs", "3", "--checkpoint", str(checkpoint), "--backend", backend, *more,
+            str(EXAMPLES / "ddp_digits.py"), "--epochs", "3", "--checkpoint", str(checkpoint), "--backend", backend,
         ],
         env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip

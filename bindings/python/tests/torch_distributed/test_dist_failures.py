@@ -1,4 +1,4 @@
-"""Ranks that are killed, that give up, or that are interrupted: the others are told which at once, and nothing is left."""
+"""Ranks that are killed, give up, or are interrupted: the others are told which at once, and nothing is left."""
 
 from __future__ import annotations
 
@@ -86,6 +86,10 @@ def total() -> None:
     same(mine, torch.full((3,), float(n)))
 
 
+def receiving(source: int) -> Any:
+    return dist.irecv(torch.ones(10), source)
+
+
 # What survivors wait in. What they get names the rank that is lost, whatever its part in the call was.
 CALLS: dict[str, Callable[[int, int, int], Any]] = {  # of the own rank, their number, and the rank that dies
     "all_reduce": lambda r, n, lost: dist.all_reduce(torch.ones(10)),
@@ -103,8 +107,8 @@ CALLS: dict[str, Callable[[int, int, int], Any]] = {  # of the own rank, their n
     "several async": lambda r, n, lost: [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(5)][4].wait(),
     "long async": lambda r, n, lost: dist.all_reduce(torch.ones(2_000_000), async_op=True).wait(),
     "recv": lambda r, n, lost: dist.recv(torch.ones(10), lost),
-    "irecv": lambda r, n, lost: dist.irecv(torch.ones(10), lost).wait(),  # type: ignore[union-attr]
-    "irecv with a limit": lambda r, n, lost: dist.irecv(torch.ones(10), lost).wait(timedelta(seconds=30)),  # type: ignore[union-attr]
+    "irecv": lambda r, n, lost: receiving(lost).wait(),
+    "irecv with a limit": lambda r, n, lost: receiving(lost).wait(timedelta(seconds=30)),
     "long send": lambda r, n, lost: dist.send(torch.ones(2_000_000), lost),
     "monitored barrier": lambda r, n, lost: dist.monitored_barrier(),
 }  # fmt: skip
@@ -236,8 +240,6 @@ def check_message_that_breaks_off() -> None:
         die("killed")
     if r == 0:
         got = torch.zeros(50_000_000)
-        if (folder() / "never").exists():
-            return
         i_wait()
         time.sleep(0.3)  # the message has begun, and waits for room
         with pytest.raises(dist.DistBackendError, match=r"^hvd: recv: .*rank 1\b"):
@@ -308,8 +310,8 @@ def check_killed_while_joining() -> None:
         die("killed")
     while not (folder() / "here").exists():
         time.sleep(0.005)
-    with pytest.raises(dist.DistBackendError, match=r"^hvd: rank\(s\) 1 of 3 did not come within 0.5 s"):
-        join(seconds=0.5)
+    with pytest.raises(dist.DistBackendError, match=r"^hvd: rank\(s\) 1 of 3 did not come within 0.9 s"):
+        join(seconds=0.9)
 
 
 def test_killed_while_joining(start: Starter) -> None:
@@ -319,7 +321,8 @@ def test_killed_while_joining(start: Starter) -> None:
 def check_stopped() -> None:
     """A rank that is alive and silent: an error after the time limit, which names it; it is told when it goes on."""
     r, n = dist.get_rank(), dist.get_world_size()
-    group: Any = dist.new_group(timeout=timedelta(seconds=0.5))
+    group: Any = dist.new_group()
+    group.set_timeout(timedelta(seconds=1))
     if r == 1:
         (folder() / "process").write_text(str(os.getpid()))
         (folder() / "process").rename(folder() / "stopped")
@@ -339,7 +342,7 @@ def check_stopped() -> None:
             time.sleep(0.005)
         process = int((folder() / "stopped").read_text())
         os.kill(process, signal.SIGSTOP)
-        with pytest.raises(dist.DistBackendError, match=r"rank 1 did not answer within 0.5 s .*longer timeout"):
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 did not answer within 1 s .*longer timeout"):
             dist.all_reduce(torch.ones(10), group=group)
         (folder() / f"done {r}").touch()
         while not all((folder() / f"done {q}").exists() for q in (0, 2)):

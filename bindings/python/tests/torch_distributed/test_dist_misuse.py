@@ -1,5 +1,5 @@
-"""What programs should not do with the backend "hvd": each is an error that names the value and what is allowed, and the
-group goes on where that is possible.
+"""What programs should not do with the backend "hvd": each is an error that names the value and what is allowed, and
+the group goes on where that is possible.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -93,7 +94,7 @@ def check_sizes() -> None:
     )
     if n > 1:
         refused(
-            rf"hvd: reduce_scatter_tensor: the input has {2 * n + 1} elements and the output 2; allowed: {n} times as many",
+            rf"hvd: reduce_scatter_tensor: the input has {2 * n + 1} elements and the output 2; allowed: {n} times",
             lambda: dist.reduce_scatter_tensor(two, torch.ones(2 * n + 1)),
         )
         refused(
@@ -107,7 +108,8 @@ def check_sizes() -> None:
     refused("hvd: reduce_scatter_tensor: .* 3 ", lambda: dist.reduce_scatter_tensor(three, torch.ones(2 * n)))
     x = torch.ones(2 * n)
     for splits in ([2] * (n + 1), [2] * (n - 1) + [3], [-2] + [2] * (n - 1) + [4], [2 * n + 1] + [-1] + [0] * (n - 2)):
-        words = rf"hvd: all_to_all_single: the {{}} has {2 * n} rows and the splits {re.escape(str(splits))}; allowed: one number"
+        listed = re.escape(str(splits))
+        words = rf"hvd: all_to_all_single: the {{}} has {2 * n} rows and the splits {listed}; allowed: one number"
         refused(words.format("input"), lambda: dist.all_to_all_single(x.clone(), x, None, splits))
         refused(words.format("output"), lambda: dist.all_to_all_single(x.clone(), x, splits, None))
     if r == 0:  # others cannot know
@@ -128,7 +130,8 @@ def check_numbers_of_tensors() -> None:
     for count in (n + 1, n - 1):
         some = [torch.ones(1) for _ in range(count)]
         refused(rf"hvd: all_gather: a list of {count} tensors; allowed: {n}", lambda: dist.all_gather(some, one))
-        refused(rf"hvd: reduce_scatter: a list of {count} tensors; allowed: {n}", lambda: dist.reduce_scatter(one, some))
+        words = rf"hvd: reduce_scatter: a list of {count} tensors; allowed: {n}"
+        refused(words, lambda: dist.reduce_scatter(one, some))
         refused(rf"hvd: all_to_all: {count} input tensors; allowed: {n}", lambda: dist.all_to_all([one] * n, some))
         refused(rf"hvd: all_to_all: {count} output tensors; allowed: {n}", lambda: dist.all_to_all(some, [one] * n))
         if r == 0:
@@ -153,7 +156,10 @@ def check_roots() -> None:
     one = torch.ones(1)
     some: Any = dist.new_group([0])
     if dist.get_rank() == 0 and n > 1:  # PyTorch's words
-        refused("Global rank 1 is not part of group", lambda: dist.broadcast(one, 1, some), lambda: dist.reduce(one, 1, group=some))
+        refused(
+            "Global rank 1 is not part of group", lambda: dist.broadcast(one, 1, some),
+            lambda: dist.reduce(one, 1, group=some),
+        )  # fmt: skip
         refused("allowed: 0 to 0", lambda: dist.broadcast(one, group_src=1, group=some))
     refused(
         rf"hvd: (src|dst) {n} is no rank of this group; allowed: 0 to {n - 1}", lambda: dist.broadcast(one, n),
@@ -184,10 +190,12 @@ def check_other_devices() -> None:
     ):
         one = torch.ones(bad.shape)
         refused(
-            words, lambda: dist.all_reduce(bad), lambda: dist.all_reduce(bad, async_op=True), lambda: dist.broadcast(bad, 0),
-            lambda: dist.reduce(bad, 0), lambda: dist.all_gather([one.clone() for _ in range(n)], bad),
+            words, lambda: dist.all_reduce(bad), lambda: dist.all_reduce(bad, async_op=True),
+            lambda: dist.broadcast(bad, 0), lambda: dist.reduce(bad, 0),
+            lambda: dist.all_gather([one.clone() for _ in range(n)], bad),
             lambda: dist.reduce_scatter(one, [bad] * n), lambda: dist.all_to_all([one] * n, [bad] * n),
-            lambda: dist.gather(bad, [one] * n if r == 0 else None), lambda: dist.scatter(bad, [one] * n if r == 0 else None),
+            lambda: dist.gather(bad, [one] * n if r == 0 else None),
+            lambda: dist.scatter(bad, [one] * n if r == 0 else None),
         )  # fmt: skip
         if bad.layout is torch.strided:
             refused(
@@ -199,7 +207,8 @@ def check_other_devices() -> None:
                 lambda: dist.all_gather([torch.ones(n, device="meta") for _ in range(n)], one),
             )  # fmt: skip
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
-        refused(r"hvd: all_reduce: sparse tensors can be summed, and .* was asked", lambda: dist.all_reduce(torch.eye(n).to_sparse(), op))
+        words = r"hvd: all_reduce: sparse tensors can be summed, and .* was asked"
+        refused(words, lambda: dist.all_reduce(torch.eye(n).to_sparse(), op))
     refused(r"layout is torch.sparse_coo; make it dense", lambda: dist.broadcast(torch.eye(n).to_sparse(), 0))
     usable()
 
@@ -279,7 +288,9 @@ def check_deleted_in_flight() -> None:
             works.append(dist.all_gather([torch.zeros(size) for _ in range(n)], x, async_op=True))
             works.append(dist.all_reduce(torch.full((size, 2), 1.0).t(), async_op=True))
             dist.all_reduce(torch.full((size,), 7.0), async_op=True)
-            works.append(dist.reduce_scatter(torch.zeros(size), [torch.full((size,), 1.0) for _ in range(n)], async_op=True))
+            rows = [torch.full((size,), 1.0) for _ in range(n)]
+            works.append(dist.reduce_scatter(torch.zeros(size), rows, async_op=True))
+            del rows
             del x
             gc.collect()
             junk = [torch.full((size,), 9.0) for _ in range(20)]
@@ -289,7 +300,8 @@ def check_deleted_in_flight() -> None:
             dist.recv(torch.zeros(1), 0, tag=3)
             junk = []
             works.append(dist.all_reduce(torch.full((size,), 1.0 + r), async_op=True))
-            works.append(dist.all_gather([torch.zeros(size) for _ in range(n)], torch.full((size,), 1.0 + r), async_op=True))
+            x = torch.full((size,), 1.0 + r)
+            works.append(dist.all_gather([torch.zeros(size) for _ in range(n)], x, async_op=True))
             works.append(dist.all_reduce(torch.full((size, 2), 1.0 + r).t(), async_op=True))
             dist.all_reduce(torch.full((size,), 7.0), async_op=True)
             works.append(
@@ -373,7 +385,7 @@ def check_forked_child() -> None:
 
     def body() -> None:
         one = torch.ones(n)
-        words = rf"hvd: this process was forked from rank {r} of the group, and is no rank itself; do collectives in the parent"
+        words = rf"hvd: this process was forked from rank {r} of the group, .*; do collectives in the parent"
         refused(
             words, lambda: dist.all_reduce(one), lambda: dist.all_reduce(one, async_op=True), lambda: dist.barrier(),
             lambda: dist.all_reduce(one, group=group), lambda: dist.broadcast(one, 0),
@@ -457,11 +469,13 @@ def test_dataloader(three_ranks: Ranks) -> None:
 def check_missing_rank(missing: list[int], seconds: float) -> None:
     """Not all ranks make a group: those that do are told who is missing."""
     n, r = dist.get_world_size(), dist.get_rank()
+    dist.barrier()
     began = time.monotonic()
     if r not in missing:
         here = [q for q in range(n) if q not in missing]
         who = ", ".join(map(str, missing)) if 0 in here else "0"
-        with pytest.raises(dist.DistBackendError, match=rf"^hvd: rank(\(s\))? {who} of {n} did not come within {seconds:g} s"):
+        words = rf"^hvd: rank(\(s\))? {who} of {n} did not come within {seconds:g} s"
+        with pytest.raises(dist.DistBackendError, match=words):
             dist.new_group(timeout=timedelta(seconds=seconds))
         assert seconds * 0.9 <= time.monotonic() - began < seconds + 10
     else:
@@ -472,14 +486,15 @@ def check_missing_rank(missing: list[int], seconds: float) -> None:
 
 @pytest.mark.parametrize("missing", [[0], [1], [0, 1], [1, 2]])
 def test_missing_rank(three_ranks: Ranks, missing: list[int]) -> None:
-    three_ranks.run(check_missing_rank, missing=missing, seconds=0.3)
+    three_ranks.run(check_missing_rank, missing=missing, seconds=0.9)
 
 
 def check_missing_at_start(seconds: float) -> None:
     r, n = place()
     if r == n - 1:
         return
-    with pytest.raises(dist.DistBackendError, match=rf"^hvd: rank\(s\) {n - 1} of {n} did not come within {seconds:g} s; all ranks"):
+    words = rf"^hvd: rank\(s\) {n - 1} of {n} did not come within {seconds:g} s; all ranks of a group have to make it"
+    with pytest.raises(dist.DistBackendError, match=words):
         join("absent", seconds)
     assert not dist.is_initialized()
     dist.init_process_group("hvd", store=dist.HashStore(), rank=0, world_size=1)
@@ -488,7 +503,7 @@ def check_missing_at_start(seconds: float) -> None:
 
 
 def test_missing_at_start(several_loose_ranks: Ranks) -> None:
-    several_loose_ranks.run(check_missing_at_start, seconds=0.3)
+    several_loose_ranks.run(check_missing_at_start, seconds=0.9)
 
 
 _store: Any = None
@@ -499,18 +514,14 @@ def serve_store(port: int) -> None:
     _store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
 
 
-def check_store_that_dies(port: int, folder: str) -> None:
+def check_store_that_dies(port: int, where: str) -> None:
     """While some ranks wait for others."""
     r, n = place()
     store = dist.TCPStore("127.0.0.1", port, None, False)
-    assert store.add("here", 1) > 0
-    while store.add("here", 0) < n:
+    Path(where, f"connected {r}").touch()
+    while r == n - 1 and not Path(where, "dead").exists():  # it comes too late
         time.sleep(0.01)
     began = time.monotonic()
-    if r == n - 1:  # comes too late
-        time.sleep(0.3)
-        while os.path.exists(os.path.join(folder, "alive")):
-            time.sleep(0.05)
     with pytest.raises(dist.DistNetworkError):
         dist.init_process_group("hvd", store=store, rank=r, world_size=n, timeout=timedelta(seconds=30))
     assert time.monotonic() - began < 20
@@ -520,26 +531,25 @@ def check_store_that_dies(port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_store_that_dies(tmp_path: Any, several_loose_ranks: Ranks) -> None:
+def test_store_that_dies(tmp_path: Path, several_loose_ranks: Ranks) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = int(one.getsockname()[1])
     server = Ranks(1, joined=False)
     server.run(serve_store, port=port)
-    (tmp_path / "alive").touch()
 
     def kill() -> None:
+        while len(list(tmp_path.glob("connected *"))) < several_loose_ranks.size:
+            time.sleep(0.01)
+        time.sleep(0.2)
         os.kill(server.processes[0], signal.SIGKILL)
-        server.status(0)
-        (tmp_path / "alive").unlink()
+        time.sleep(0.1)
+        (tmp_path / "dead").touch()
 
-    several_loose_ranks.start()
-    killer = threading.Timer(0.5, lambda: os.kill(server.processes[0], signal.SIGKILL))
-    end = threading.Timer(0.7, (tmp_path / "alive").unlink)
-    for timer in (killer, end):
-        timer.start()
-    several_loose_ranks.run(check_store_that_dies, port=port, folder=str(tmp_path))
-    killer.join(), end.join()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    several_loose_ranks.run(check_store_that_dies, port=port, where=str(tmp_path))
+    killer.join()
     assert server.stop() == [-signal.SIGKILL]
 
 
@@ -552,10 +562,8 @@ def check_versions() -> None:
     if r == n - 1:
         meeting._core.version = "0.0.1"
     try:
-        with pytest.raises(
-            dist.DistBackendError,
-            match=rf"^hvd: rank 0 runs hvd {re.escape(own)} and rank {n - 1} hvd 0\.0\.1; install one version \(said on rank {r}\)",
-        ):
+        words = rf"^hvd: rank 0 runs hvd {re.escape(own)} and rank {n - 1} hvd 0\.0\.1; install one version .*rank {r}"
+        with pytest.raises(dist.DistBackendError, match=words):
             join("versions")
     finally:
         meeting._core.version = own
@@ -569,28 +577,18 @@ def test_versions(several_loose_ranks: Ranks) -> None:
 
 
 def check_strange_store() -> None:
-    """A store with something else under hvd's keys."""
+    """A rank writes something else under hvd's keys."""
+    from hvd.torch.distributed import meeting
+
     r, n = place()
-
-    class Strange(dist.FileStore):  # type: ignore[misc]
-        pass
-
-    from dist_ranks import folder
-
-    store = dist.FileStore(str(folder() / "strange"), n)
+    real = meeting.json.dumps
     if r == 1:
-        inner = dist.PrefixStore("default_pg", store)
-        assert inner is not None
-        from hvd.torch.distributed import meeting
-
-        real = meeting.json.dumps
         meeting.json.dumps = lambda value: "[1, 2" if isinstance(value, dict) and "host" in value else real(value)
     try:
         with pytest.raises(dist.DistBackendError, match=r"^hvd: the store holds what is not of this hvd"):
-            dist.init_process_group("hvd", store=store, rank=r, world_size=n, timeout=timedelta(seconds=30))
+            join("strange")
     finally:
-        if r == 1:
-            meeting.json.dumps = real
+        meeting.json.dumps = real
     join("after it")
     usable()
     dist.destroy_process_group()
@@ -615,10 +613,12 @@ DIFFERENT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     ),
     "types": (
         lambda g: dist.all_reduce(torch.ones(10), group=g),
-        lambda g: dist.all_reduce(torch.ones(10, dtype=torch.int32), group=g), "element type float32 on rank 0, int32 on rank",
+        lambda g: dist.all_reduce(torch.ones(10, dtype=torch.int32), group=g),
+        "element type float32 on rank 0, int32 on rank",
     ),
     "operations": (
-        lambda g: dist.all_reduce(torch.ones(10), _SUM, group=g), lambda g: dist.all_reduce(torch.ones(10), _MAX, group=g),
+        lambda g: dist.all_reduce(torch.ones(10), _SUM, group=g),
+        lambda g: dist.all_reduce(torch.ones(10), _MAX, group=g),
         "reduction sum on rank 0, max on rank",
     ),
     "roots": (
@@ -626,7 +626,8 @@ DIFFERENT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         lambda g: dist.broadcast(torch.ones(10), group_src=1, group=g), "root 0 on rank 0, 1 on rank",
     ),
     "collectives": (
-        lambda g: dist.all_reduce(torch.ones(10), group=g), lambda g: dist.broadcast(torch.ones(10), group_src=0, group=g),
+        lambda g: dist.all_reduce(torch.ones(10), group=g),
+        lambda g: dist.broadcast(torch.ones(10), group_src=0, group=g),
         "operation allreduce on rank 0, broadcast on rank",
     ),
     "barrier": (

@@ -15,8 +15,8 @@ HERE = Path(__file__).resolve().parent
 FOLDERS = sorted((Path(sys.prefix) / "torch-old").glob("lib/python*/site-packages"))
 # What needs no newer arguments of functions, no newer types, and no GIL in threads of Gloo while it is destroyed.
 CHOSEN = {
-    "test_dist_collectives.py": "2_ranks and float32 or 3_ranks and (all_reduce and float16 or layouts or leafs or work or"
-    " callbacks or coalesced or shared_tensors or gradients or functional)",
+    "test_dist_collectives.py": "2_ranks and float32 or 3_ranks and (all_reduce and float16 or layouts or leafs or work"
+    " or callbacks or coalesced or shared_tensors or gradients or functional)",
     "test_dist_groups.py": "3_ranks and (names or several_at_once or split_group or threads or short_wait or"
     " monitored_barrier or one_leaves or destroyed or dropped) or 2_ranks and beside_gloo or exit",
     "test_dist_messages.py": "3_ranks and (float32 or tags or any_source or batches or futures)",

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from dist_ranks import Ranks, folder, place  # noqa: E402
+from dist_ranks import Ranks, place  # noqa: E402
 from features_ranks import batch, both, compare, group, network, train, weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # noqa: E402
@@ -147,7 +147,8 @@ def train_sharded(model: nn.Module, steps: int = 4) -> Any:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         optimizer.step()
         losses += [loss.detach(), norm.full_tensor()]
-    return [losses, whole(model.state_dict()), whole({str(n): s["exp_avg"] for n, s in enumerate(optimizer.state.values())})]
+    state = {str(n): one["exp_avg"] for n, one in enumerate(optimizer.state.values())}
+    return [losses, whole(model.state_dict()), whole(state)]
 
 
 def check_fsdp() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor.parallel import (  # noqa: E402
-    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
+    ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
 )  # fmt: skip
 
 

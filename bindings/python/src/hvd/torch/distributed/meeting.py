@@ -56,7 +56,7 @@ def _wait(store: Any, key: str, seconds: float) -> bytes | None:
         except (RuntimeError, ValueError) as e:  # each store has its own error for a key that does not come
             if "onnection" in str(e) or "ocket" in str(e):
                 raise dist.DistNetworkError(f"hvd: the store by which ranks find each other is gone: {e}") from e
-            if left <= _SLICE:
+            if time.monotonic() >= end:
                 return None
 
 
@@ -152,4 +152,4 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
             return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))
         return _over_mpi(store, rank, size, plan, seconds, check)
     except HorovodInternalError as e:
-        raise dist.DistBackendError(f"hvd: {e}") from e
+        raise dist.DistBackendError(f"hvd: {str(e).removeprefix('hvd: ')}") from e
