@@ -200,6 +200,7 @@ class Collectives(Operations):
         """See torch.distributed.all_gather_into_tensor."""
         source = input if flat.plain(input) else flat.packed(input, "all_gather_into_tensor")
         flat.check_output(output, input, input.numel() * self._count, "all_gather_into_tensor")
+        flat.check_apart(input, output, self._number * input.nbytes, "all_gather_into_tensor")
         if source.is_cuda:
             return self._device().all_gather_single(output, source, goes_on(opts))
         return self._start(
@@ -238,6 +239,7 @@ class Collectives(Operations):
                 f"hvd: reduce_scatter_tensor: the input has {input.numel()} elements and the output {output.numel()};"
                 f" allowed: {self._count} times as many in the input"
             )
+        flat.check_apart(input, output, -self._number * output.nbytes, "reduce_scatter_tensor")
         return self._reduce_scatter("reduce_scatter_tensor", output, input, None, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -295,6 +297,7 @@ class Collectives(Operations):
         recv = flat.splits(output, output_splits, self._count, "output")
         if source.is_cuda:
             return self._device().all_to_all_single(output, source, send, recv, goes_on(opts))
+        flat.check_apart(source, output, None if input_splits or output_splits else 0, "all_to_all_single")
         uniform = not output_splits and not input_splits  # rows that are equal here may differ on other ranks
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,

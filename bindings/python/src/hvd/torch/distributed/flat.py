@@ -127,6 +127,18 @@ def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided:
         raise ValueError(f"hvd: {what}: the output has {output.numel()} elements; allowed: {wanted}")
 
 
+def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) -> None:
+    """Raises ValueError where input and output have common memory, unless the input begins ``in_place`` bytes behind the
+    output.
+    """
+    first, second = input.data_ptr(), output.data_ptr()
+    if first < second + output.nbytes and second < first + input.nbytes and first - second != in_place:
+        raise ValueError(
+            f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, where a rank's own part of the"
+            " larger one is the other one"
+        )
+
+
 def splits(tensor: Tensor, given: Sequence[int], size: int, name: str) -> list[int]:
     """Bytes for each rank."""
     rows = tensor.shape[0] if tensor.dim() else 1
