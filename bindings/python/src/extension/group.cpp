@@ -171,7 +171,11 @@ std::shared_ptr<pending> group::post(std::shared_ptr<pending> p, bool at_once) {
     return p;
   }
   move_messages(held, false);  // what fits between the ranks, or is there already, needs no thread
-  if (!p->done && !at_once) carrier_.added(is_small(*p), [this] { drive_messages(); });
+  if (!p->done && !at_once) {
+    carrier_.added(is_small(*p), [this] { drive_messages(); });
+  } else if (!posted_.empty() || !in_flight_.empty()) {
+    carrier_.left();  // it may have come while this thread moved messages, and sleep
+  }
   return p;
 }
 
