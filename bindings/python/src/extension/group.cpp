@@ -218,7 +218,7 @@ void group::move_messages(lock& held, bool waits) {
   });
 }
 
-/// Moves messages until `until` is done, or all are.
+/// Moves messages until `until` is done, or all are. Returns early where another thread goes on.
 void group::carry(lock& held, const pending* until) {
   while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) {
     move_messages(held, true);
@@ -226,6 +226,7 @@ void group::carry(lock& held, const pending* until) {
     held.unlock();
     const bool out = by_signal_here();
     held.lock();
+    if (carrying_ && !out) return;  // another thread does it now
     if (!out) continue;
     ended_.notify_all();
     throw interrupted_error();
