@@ -17,10 +17,9 @@ namespace hvd_python {
 class released_objects {
  public:
   /// Never destroyed: threads may still use it while the process ends.
-  static released_objects& instance() {
-    static auto* const all = new released_objects;
-    return *all;
-  }
+  static released_objects& instance() { return *current(); }
+  /// For a forked child, in which threads that it does not have may hold the lock: it gets its own.
+  static void forget() { current() = new released_objects; }
 
   void add(PyObject* object) {
     const std::lock_guard lock(mutex_);
@@ -40,6 +39,11 @@ class released_objects {
   }
 
  private:
+  static released_objects*& current() {
+    static auto* all = new released_objects;
+    return all;
+  }
+
   std::mutex mutex_;
   std::vector<PyObject*> objects_;
 };

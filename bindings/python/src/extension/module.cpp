@@ -187,6 +187,7 @@ void define_job(nb::module_& m) {
   m.def("next_callback", [] { return callbacks::instance().next(); });
   m.def("forget_callbacks", [] {
     callbacks::forget();
+    released_objects::forget();
     framework_devices::forget();
   });
   m.def("find_place", &find_place);

@@ -362,6 +362,7 @@ def in_child(body: Callable[[], None]) -> None:
     stores = [group.get_group_store() for group in dist.distributed_c10d._world.pg_map]
     child = os.fork()
     if child == 0:
+        signal.alarm(20)  # ends it, if it hangs
         status = 1
         try:
             body()
@@ -373,7 +374,8 @@ def in_child(body: Callable[[], None]) -> None:
     os.close(write)
     with os.fdopen(read) as said:
         text = said.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, text
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended == 0, (ended, text)
 
 
 def check_forked_child() -> None:
@@ -410,6 +412,20 @@ def check_forked_child() -> None:
 
 def test_forked_child(ranks: Ranks) -> None:
     ranks.run(check_forked_child)
+
+
+def check_many_children() -> None:
+    """Forked while threads of the groups are at work, which a child does not have."""
+    for _ in range(30):
+        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3)]
+        works[0].get_future().then(lambda f: None)
+        in_child(lambda: refused("forked from rank", lambda: dist.all_reduce(torch.ones(1), async_op=True)))
+        assert all(work.wait() for work in works)
+    usable()
+
+
+def test_many_children(ranks: Ranks) -> None:
+    ranks.run(check_many_children)
 
 
 def check_child_that_joins() -> None:
