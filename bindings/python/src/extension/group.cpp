@@ -229,6 +229,7 @@ void group::carry(lock& held, const pending* until) {
     if (carrying_ && !out) return;  // another thread does it now
     if (!out) continue;
     ended_.notify_all();
+    carrier_.added(false, [this] { drive_messages(); });  // the message is still in flight
     throw interrupted_error();
   }
   ended_.notify_all();  // another thread may go on

@@ -258,7 +258,28 @@ def check_overlaps() -> None:
             output = mine[1 : each + 1] if r == 0 else mine[r * each - 1 : (r + 1) * each - 1]
             return dist.reduce_scatter_tensor(output, mine), output, parts * n
 
-        for call in (gather, exchange, reduce):
+        def gather_list() -> Any:
+            shifted = whole[r * each + 1 : (r + 1) * each + 1]
+            shifted.copy_(parts)
+            return dist.all_gather(list(whole[: each * n].split(each)), shifted), whole[: each * n], row
+
+        def exchange_list() -> Any:
+            mine = row + 1000 * r
+            lists = list(mine.split(each))
+            return dist.all_to_all(lists, lists), mine, torch.cat([parts + 1000 * q for q in range(n)])
+
+        def reduce_list() -> Any:
+            mine = row.clone()
+            output = mine[1 : each + 1] if r == 0 else mine[r * each - 1 : (r + 1) * each - 1]
+            return dist.reduce_scatter(output, list(mine.split(each))), output, parts * n
+
+        def in_place() -> Any:
+            mine = torch.zeros(each * n)
+            mine[r * each : (r + 1) * each] = parts
+            lists = list(mine.split(each))
+            return dist.all_gather(lists, lists[r]), mine, row
+
+        for call in (gather, exchange, reduce, gather_list, exchange_list, reduce_list, in_place):
             if n == 1:
                 continue
             try:

@@ -188,7 +188,7 @@ class Collectives(Operations):
         if source.is_cuda:
             return self._device().all_gather(targets, source, goes_on(opts))
         lengths = [one.numel() for one in targets]
-        gathered, finish = flat.gathering(targets, source)
+        gathered, finish = flat.gathering(targets, source, self._number)
         equal = len(set(lengths)) == 1
         return self._start(
             "all_gather", _ALLGATHER, self._address(source), self._address(gathered),
@@ -227,9 +227,8 @@ class Collectives(Operations):
         output, sources = flat.only(outputs), list(flat.only_list(inputs))
         self._check_list("reduce_scatter", sources, output, self._number)
         lengths = [one.numel() for one in sources]
-        return self._reduce_scatter(
-            "reduce_scatter", output, flat.joined(sources), None if len(set(lengths)) == 1 else lengths, opts
-        )
+        source = flat.joined(sources, output, self._number)
+        return self._reduce_scatter("reduce_scatter", output, source, None if len(set(lengths)) == 1 else lengths, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """See torch.distributed.reduce_scatter_tensor."""
@@ -321,7 +320,7 @@ class Collectives(Operations):
         if self._number == root:
             results = list(flat.only_list(outputs))
             self._check_list("gather", results, source, root, True)
-            gathered, finish = flat.gathering(results, source)
+            gathered, finish = flat.gathering(results, source, root)
             target = self._address(gathered)
             keep.append(gathered)
         return self._start(
@@ -342,7 +341,7 @@ class Collectives(Operations):
         if self._number == root:
             sources = list(flat.only_list(inputs))
             self._check_list("scatter", sources, output, root, True)
-            keep.append(flat.joined(sources))
+            keep.append(flat.joined(sources, output, root))
             source = self._address(keep[-1])
         return self._start(
             "scatter", _SCATTER, source, self._address(target), target.nbytes, _BYTES, (output,), keep,

@@ -78,19 +78,30 @@ def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
     return finish
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of all tensors, one after the other; without a copy where they lie so."""
+def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0) -> Tensor:
+    """The elements of all tensors, one after the other; without a copy where they lie so, and nothing of them in the
+    output, which may be the tensor of number ``own``.
+    """
     first = tensors[0]
     if _adjacent(tensors):
-        return torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
+        all = torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
+        apart = output is None or not _overlap(all, output) or output.data_ptr() == tensors[own].data_ptr()
+        return all if apart else all.clone()
     return torch.cat([packed(t, "a list").reshape(-1) for t in tensors])
 
 
-def gathering(targets: Sequence[Tensor], like: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-    """Memory for the elements of all targets, and what copies them there; None where it is their own memory."""
+def gathering(
+    targets: Sequence[Tensor], like: Tensor, own: int | None = None
+) -> tuple[Tensor, Callable[[], None] | None]:
+    """Memory for the elements of all targets, and what copies them there; None where it is their own memory. That is not
+    taken where some of the input, ``like``, lies in it, unless it is the target of number ``own``.
+    """
     total = sum(t.numel() for t in targets)
     if _adjacent(targets):
-        return torch.as_strided(targets[0], (total,), (1,)), None
+        all = torch.as_strided(targets[0], (total,), (1,))
+        in_place = own is not None and like.data_ptr() == targets[own].data_ptr()
+        if in_place or not _overlap(all, like):
+            return all, None
     for t in targets:
         if t.device != like.device:
             raise ValueError(f"hvd: a tensor of the output list is on device {t.device}; allowed: {like.device}, as the input")
@@ -102,6 +113,11 @@ def gathering(targets: Sequence[Tensor], like: Tensor) -> tuple[Tensor, Callable
                 target.copy_(part.view(target.shape))
 
     return made, finish
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def _adjacent(tensors: Sequence[Tensor]) -> bool:
@@ -131,8 +147,7 @@ def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) 
     """Raises ValueError where input and output have common memory, unless the input begins ``in_place`` bytes behind the
     output.
     """
-    first, second = input.data_ptr(), output.data_ptr()
-    if first < second + output.nbytes and second < first + input.nbytes and first - second != in_place:
+    if _overlap(input, output) and input.data_ptr() - output.data_ptr() != in_place:
         raise ValueError(
             f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, where a rank's own part of the"
             " larger one is the other one"
