@@ -34,8 +34,12 @@ constexpr std::array<std::size_t, 2> two_by_three = {2, 3};
 std::int64_t steady_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 Timeline::options of_rank(int rank, int size, const std::string& job = "job 1") {
-  return {
-      .rank = rank, .size = size, .job = job, .start_steady_ns = steady_ns(), .start_epoch_us = 1'700'000'000'000'000};
+  return {.rank = rank,
+          .size = size,
+          .host = "node \"7\"",
+          .job = job,
+          .start_steady_ns = steady_ns(),
+          .start_epoch_us = 1'700'000'000'000'000};
 }
 
 std::uint32_t process_of(const std::string& name) {
@@ -96,6 +100,11 @@ TEST_CASE("what one rank does with a tensor is in the file, event by event") {
        {"args", {{"name", "hvd"}, {"job", "job 1"}, {"start_time_since_epoch_in_micros", 1'700'000'000'000'000}}}},
       {{"name", "process_sort_index"}, {"ph", "M"}, {"pid", 0}, {"args", {{"sort_index", 0}}}},
       {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", 2}, {"args", {{"name", "rank 2"}}}},
+      {{"name", "hvd_rank"},
+       {"ph", "M"},
+       {"pid", 0},
+       {"tid", 2},
+       {"args", {{"rank", 2}, {"size", 4}, {"process", ::getpid()}, {"host", "node \"7\""}}}},
       {{"name", "CYCLE_START"}, {"ph", "i"}, {"pid", 0}, {"tid", 2}, {"s", "g"}},
       {{"name", "process_name"}, {"ph", "M"}, {"pid", p}, {"tid", 2}, {"args", {{"name", "allreduce.w"}}}},
       {{"name", "process_sort_index"}, {"ph", "M"}, {"pid", p}, {"tid", 2}, {"args", {{"sort_index", 1}}}},
@@ -112,12 +121,58 @@ TEST_CASE("what one rank does with a tensor is in the file, event by event") {
   CHECK(json(without_times(timeline_events(path), 0, most)) == expected);
 }
 
+TEST_CASE("steps, waits and stalls are on process 0") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json";
+  Timeline t;
+  t.step(7);  // recorded nowhere
+  t.stall("too early");
+  const auto o = of_rank(1, 2);
+  t.start(path, o);
+  const std::uint32_t w = t.tensor("w"), of_set = t.tensor("w", 3);
+  t.step();
+  t.step(64);
+  const auto since = std::chrono::steady_clock::now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  t.waited(w, since);
+  t.waited(of_set, since);
+  t.waited(hvd::detail::timeline_names::unknown, since);
+  t.stall("a \"stall\"\nof two lines");
+  t.stall("another");
+  t.stop();
+  CHECK(t.dropped() == 1);  // the unknown tensor
+  std::vector<json> own;
+  for (json& e : timeline_events(path)) {
+    if (!e.contains("ts")) continue;
+    CHECK(e.at("pid") == 0);
+    CHECK(e.at("tid") == 1);
+    own.push_back(std::move(e));
+  }
+  const auto begin = static_cast<double>(since.time_since_epoch().count() - o.start_steady_ns) / 1000;
+  for (const std::size_t i : {2u, 3u}) {
+    CHECK(own.at(i).at("ts").get<double>() == doctest::Approx(begin).epsilon(1e-9));
+    CHECK(own.at(i).at("dur").get<double>() >= 2000);
+    own.at(i).erase("dur");
+  }
+  for (json& e : own) {
+    for (const char* const key : {"ts", "pid", "tid"}) e.erase(key);
+  }
+  REQUIRE(own.size() == 7);
+  CHECK(own[0] == json{{"ph", "i"}, {"name", "STEP"}, {"s", "t"}, {"args", {{"samples", 0}}}});
+  CHECK(own[1] == json{{"ph", "i"}, {"name", "STEP"}, {"s", "t"}, {"args", {{"samples", 64}}}});
+  CHECK(own[2] == json{{"ph", "X"}, {"name", "WAIT"}, {"args", {{"tensor", "w"}}}});
+  CHECK(own[3] == json{{"ph", "X"}, {"name", "WAIT"}, {"args", {{"tensor", "set 3: w"}}}});
+  CHECK(own[4] == json{{"ph", "i"}, {"name", "STALL"}, {"s", "g"}, {"args", {{"text", "a \"stall\"\nof two lines"}}}});
+  CHECK(own[5] == json{{"ph", "i"}, {"name", "STALL"}, {"s", "g"}, {"args", {{"text", "another"}}}});
+  CHECK(own[6].at("name") == "DROPPED");
+}
+
 TEST_CASE("cycles are marked only if they are asked for") {
   const private_directory folder;
   Timeline t(folder.path() + "/t.json", of_rank(0, 1));
   t.cycle();
   t.stop();
-  CHECK(timeline_events(folder.path() + "/t.json").size() == 2);  // the header
+  CHECK(timeline_events(folder.path() + "/t.json").size() == 4);  // the header
 }
 
 TEST_CASE("shapes: a scalar, the longest, and one that is longer") {
@@ -313,7 +368,7 @@ TEST_CASE("all ranks write one file, with a row for each, and know a tensor by t
       CHECK(std::count_if(events.begin(), events.end(), [&](const json& e) {
               return e["ph"] == "M" && e["name"] == "thread_name" && e["tid"] == r &&
                      e["args"]["name"] == "rank " + std::to_string(r);
-            }) == tensors);
+            }) == tensors + 1);  // and the row of what belongs to no tensor
     }
   }
 }

@@ -10,10 +10,15 @@
 // | dtype and shape | `args` of `E` | `end` of the outermost activity |
 // | `1`: rank 1 is ready | `X` of duration 0 | `tick` |
 // | `CYCLE_START` | `i`, on process 0 | `cycle` |
+// | `STEP`, with the number of its samples | `i`, on process 0 | `step` |
+// | `WAIT`, with the tensor: the program waits for an operation | `X`, on process 0 | `waited` |
+// | `STALL`, with what the watch says | `i`, on process 0 | `stall` |
 // | `DROPPED`: how many events were not recorded | `i`, on process 0 | a full ring |
 // | the start of the job, in microseconds since 1970 | `args.start_time_since_epoch_in_micros` of process 0 | rank 0 |
+// | `hvd_rank`: rank, size, host and the number of the process | `M`, on process 0 | each start |
 //
-// Names and layout are Horovod's (docs/timeline.rst there), so that scripts which read its timelines read these. Times
+// Names and layout are Horovod's (docs/timeline.rst there), so that scripts which read its timelines read these; what
+// lies on process 0, `CYCLE_START` apart, is hvd's own. Times
 // are microseconds since the job's first start, on the clock of rank 0.
 #pragma once
 
@@ -63,6 +68,7 @@ class Timeline {
     int rank = 0;
     int size = 1;
     bool mark_cycles = false;  ///< whether `cycle` records anything
+    std::string host{};        ///< where this rank runs; empty: the name that the system gives
     std::string job{};         ///< the same on all ranks, unlike that of any other run, whose file is emptied
     std::chrono::nanoseconds clock_offset{0};  ///< this host's steady clock plus this is that of rank 0's host
     std::int64_t start_steady_ns = 0;          ///< rank 0's steady clock at the start of the job
@@ -100,8 +106,10 @@ class Timeline {
     halt();
     if (ring_ == nullptr) ring_ = std::make_unique<detail::trace_ring>(16'384);
     while (ring_->pop()) continue;  // events of a thread that still recorded when the last timeline stopped
+    while (stalls_.pop()) continue;
     const std::int64_t later = (o.start_epoch_us - file->start_epoch_us()) * 1000;  // than the job's first start
-    text_.emplace(names_, o.rank, o.start_steady_ns - o.clock_offset.count() - later);
+    text_.emplace(names_, o.rank, o.size, o.host.empty() ? detail::host_name() : o.host, process_.load(),
+                  o.start_steady_ns - o.clock_offset.count() - later);
     who_ = who;
     dropped_ = noted_ = unwritten_ = 0;
     failed_ = false;
@@ -167,6 +175,32 @@ class Timeline {
     detail::trace_event e = event(detail::trace_kind::tick, tensor);
     e.rank = rank;
     record(e);
+  }
+
+  /// A step of the program ends, in which this rank has worked through so many samples (0: it does not tell).
+  void step(std::uint64_t samples = 0) noexcept {
+    if (!active()) return;
+    detail::trace_event e = event(detail::trace_kind::step, 0);
+    e.amount = samples;
+    record(e);
+  }
+
+  /// The program has waited for an operation on this tensor, from `since` until now: communication that it has not
+  /// hidden.
+  void waited(std::uint32_t tensor, std::chrono::steady_clock::time_point since) noexcept {
+    if (!active()) return;
+    detail::trace_event e = event(detail::trace_kind::wait, tensor);
+    const auto begin = std::chrono::duration_cast<std::chrono::nanoseconds>(since.time_since_epoch()).count();
+    e.amount = static_cast<std::uint64_t>(std::max<std::int64_t>(e.time - begin, 0));
+    e.time = begin;
+    record(e);
+  }
+
+  /// Operations do not end; the text tells which, and because of whom. Locks and allocates: for what is rare.
+  void stall(std::string text) {
+    if (!active() || forked()) return;
+    stalls_.push(std::move(text));
+    record(event(detail::trace_kind::stall, 0));
   }
 
   /// A round of negotiation begins. Recorded only with `options::mark_cycles`.
@@ -277,7 +311,7 @@ class Timeline {
         if (!e) break;
         found = true;
         ++unwritten_;
-        if (failed_ || !text_->add(*e)) lose(1);
+        if (failed_ || !add(*e)) lose(1);
       }
       const bool more = lines.size() >= most_text;
       if (last && !more) {
@@ -306,6 +340,13 @@ class Timeline {
     }
   }
 
+  bool add(const detail::trace_event& e) {
+    if (e.kind != detail::trace_kind::stall) return text_->add(e);
+    const std::optional<std::string> text = stalls_.pop();
+    if (text) text_->add_stall(*text, e.time);
+    return text.has_value();
+  }
+
   void lose(std::uint64_t events) noexcept {
     dropped_.fetch_add(events, std::memory_order_relaxed);
     unwritten_ -= events;
@@ -327,6 +368,7 @@ class Timeline {
   std::atomic<std::uint64_t> dropped_{0};
   std::unique_ptr<detail::trace_ring> ring_;  // made by the first start
   detail::timeline_names names_;
+  detail::timeline_stalls stalls_;
 
   std::mutex control_;  // held by start and stop
   std::unique_ptr<detail::timeline_file> file_;

@@ -7,6 +7,7 @@
 #include <hvd/engine/cause.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
+#include <hvd/engine/metrics.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
 #include <hvd/engine/options.hpp>
@@ -87,7 +88,7 @@ class driver final : public waiting_room {
   template <class Request>
   std::shared_ptr<completion> submit(Request r, bool wake) {
     const auto what = std::make_shared<submission>(std::move(r));
-    introduce(*what->end, hvd::name(what->what.kind), what->what.name);
+    what->end->describe(what->what.kind, hvd::name(what->what.kind), what->what.name, rank_, size_);
     const std::optional<error> too_late = in_flight_.add(what, observer_);
     if (too_late) complete(*what, cause_.told(*what->end, *too_late));
     if (wake || progress_.taken()) stir();
@@ -97,7 +98,7 @@ class driver final : public waiting_room {
   /// See Engine::join.
   std::shared_ptr<completion> join() {
     auto end = std::make_shared<completion>();
-    introduce(*end, "join", {});
+    end->describe(operation::barrier, "join", {}, rank_, size_);
     if (const std::optional<error> too_late = in_flight_.join(end)) {
       end->finish(cause_.told(*end, *too_late));
       return end;
@@ -112,16 +113,18 @@ class driver final : public waiting_room {
       fail(error_kind::invalid_argument,
            {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
     }
+    const clock::time_point since = clock::now();
     for (int yields = 0; !end.reached(only_queued) && clock::now() < until;) {
       if (progress_.attempt([&] { drive(&end, until, only_queued); })) {
         if (has_work()) progress_.wake();
       } else if (!opts_.thread || yields < spin_policy{}.waits) {
         ++yields;  // the operation may be done in a moment, or the other thread may stop driving
         ::sched_yield();
-      } else if (end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)), only_queued)) {
-        return;
+      } else {
+        end.sleep_until(std::min(until, clock::now() + std::chrono::seconds(1)), only_queued);
       }
     }
+    observer_.waited(end, since, end.reached(only_queued));
   }
 
   /// Ends the driver: what is in flight ends with an error, and so do later submissions.
@@ -152,6 +155,8 @@ class driver final : public waiting_room {
 
   /// What is in flight, for the watch. Any thread.
   [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
+  /// Any thread.
+  void report(std::vector<operation_metrics>& to) const { observer_.report(to); }
   /// Ends everything in flight with this error, as soon as the thread that drives checks for it.
   void give_up(const error& why) {
     {
@@ -172,13 +177,6 @@ class driver final : public waiting_room {
   }
 
  private:
-  void introduce(completion& end, std::string_view what, const std::string& name) const {
-    end.what = what;
-    end.name = name;
-    end.rank = rank_;
-    end.size = size_;
-  }
-
   // ---- who drives ---------------------------------------------------------------------------------------------
 
   /// There is something new: wakes the thread that drives, or else the driver's own thread.
@@ -312,7 +310,7 @@ class driver final : public waiting_room {
   }
 
   void finish(submission& s, std::optional<error> problem) {
-    observer_.ended(s);
+    observer_.ended(s, problem.has_value());
     in_flight_.remove(s);
     complete(s, std::move(problem));
   }

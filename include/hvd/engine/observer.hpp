@@ -1,16 +1,22 @@
-// hvd/engine/observer.hpp: what a driver shows of its work, as events of a timeline.
+// hvd/engine/observer.hpp: what a driver shows of its work, as events of a timeline and as counters.
 #pragma once
 
+#include <hvd/engine/metrics.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/timeline.hpp>
 #include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -61,7 +67,7 @@ class activities_on {
 
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
 /// while other batches run, then the collective (`activities_on`). What was submitted before the timeline started is
-/// not shown.
+/// not shown. Counters are always on.
 class observer {
  public:
   using submissions = std::span<const std::shared_ptr<submission>>;
@@ -93,15 +99,27 @@ class observer {
       timeline_.begin(s->track, activity);
     }
   }
-  void ended(const submission& s) noexcept {
+  void ended(const submission& s, bool failed) noexcept {
+    std::uint64_t bytes = 0;
+    for (const tensor& t : s.what.tensors) {
+      bytes += std::accumulate(t.shape.begin(), t.shape.end(), size_of(t.type), std::multiplies<>());
+    }
+    counters_.ended(s.what.kind, bytes, failed);
     if (!s.shown) return;
     if (s.what.tensors.empty()) return timeline_.end(s.track, dtype::user, {});
     timeline_.end(s.track, s.what.tensors.front().type, s.what.tensors.front().shape);
   }
+  /// A thread of the program has waited, from `since` until now.
+  void waited(const completion& end, std::chrono::steady_clock::time_point since, bool to_the_end) {
+    counters_.waited(end.kind, std::chrono::steady_clock::now() - since, to_the_end);
+    if (timeline_.active() && !end.name.empty()) timeline_.waited(timeline_.tensor(end.name, set_), since);
+  }
+  void report(std::vector<operation_metrics>& to) const { counters_.report(to, set_); }
 
  private:
   Timeline& timeline_;
   int rank_, set_;
+  operation_counters counters_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

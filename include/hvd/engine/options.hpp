@@ -37,6 +37,7 @@ struct engine_options {
 
   std::string timeline{};    ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
   bool mark_cycles = false;  ///< HOROVOD_TIMELINE_MARK_CYCLES
+  std::string host{};        ///< HOROVOD_HOSTNAME: this host in the timeline; empty: the name that the system gives
 
   bool autotune = false;         ///< HOROVOD_AUTOTUNE; for batches on the host
   std::string autotune_log{};    ///< HOROVOD_AUTOTUNE_LOG
@@ -96,6 +97,7 @@ struct engine_options {
     }
     if (const auto value = variable("HOROVOD_TIMELINE"); value && *value != "DYNAMIC") o.timeline = *value;
     flag("HOROVOD_TIMELINE_MARK_CYCLES", o.mark_cycles);
+    if (const auto value = variable("HOROVOD_HOSTNAME"); value && *value != "localhost") o.host = *value;
     flag("HOROVOD_AUTOTUNE", o.autotune);
     if (const auto value = variable("HOROVOD_AUTOTUNE_LOG")) o.autotune_log = *value;
     integer("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", o.autotune_warmup, 0, 1'000'000);

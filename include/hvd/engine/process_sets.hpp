@@ -4,6 +4,7 @@
 #include <hvd/engine/cause.hpp>
 #include <hvd/engine/command.hpp>
 #include <hvd/engine/driver.hpp>
+#include <hvd/engine/metrics.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/engine/validate.hpp>
@@ -12,7 +13,10 @@
 #include <hvd/timeline.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,17 +47,7 @@ class process_sets {
   }
   void start_watch(T comm) {
     watched what;
-    what.list = [this] {
-      std::vector<pending_operation> all;
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, d] : drivers_) {
-        for (pending_operation& f : d->snapshot()) {
-          f.set = id;
-          all.push_back(std::move(f));
-        }
-      }
-      return all;
-    };
+    what.list = [this] { return in_flight(); };
     what.state = [this](int set) {
       const std::lock_guard lock(mutex_);
       const auto found = drivers_.find(set);
@@ -77,6 +71,10 @@ class process_sets {
     what.give_up = [this](const error& why) {
       const std::lock_guard lock(mutex_);
       for (const auto& [id, d] : drivers_) d->give_up(why);
+    };
+    what.told = [this](const std::string& text) {
+      stalls_.fetch_add(1, std::memory_order_relaxed);
+      timeline.stall(text);
     };
     watch_ = std::make_unique<stall_watch<T>>(std::move(comm), opts_, std::move(what));
   }
@@ -124,6 +122,27 @@ class process_sets {
     return {world, last_bucket_};
   }
 
+  /// See Engine::mark_step.
+  void mark_step(std::uint64_t samples) noexcept {
+    steps_.fetch_add(1, std::memory_order_relaxed);
+    samples_.fetch_add(samples, std::memory_order_relaxed);
+    timeline.step(samples);
+  }
+  /// See Engine::metrics.
+  [[nodiscard]] engine_metrics metrics() {
+    engine_metrics m{.steps = steps_.load(std::memory_order_relaxed),
+                     .samples = samples_.load(std::memory_order_relaxed),
+                     .stalls = stalls_.load(std::memory_order_relaxed),
+                     .dropped = timeline.dropped()};
+    for (const pending_operation& p : in_flight()) {
+      ++m.in_flight;
+      m.oldest = std::max<std::chrono::nanoseconds>(m.oldest, std::chrono::steady_clock::now() - p.since);
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, d] : drivers_) d->report(m.operations);
+    return m;
+  }
+
   /// Ends the drivers, and the watch.
   void shutdown() {
     std::map<int, std::shared_ptr<driver_type>> all;
@@ -138,6 +157,18 @@ class process_sets {
   }
 
  private:
+  std::vector<pending_operation> in_flight() {
+    std::vector<pending_operation> all;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, d] : drivers_) {
+      for (pending_operation& f : d->snapshot()) {
+        f.set = id;
+        all.push_back(std::move(f));
+      }
+    }
+    return all;
+  }
+
   std::shared_ptr<driver_type> make_driver(T control, T data, D device, int set, const std::vector<int>& ranks) {
     // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed.
     std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
@@ -211,6 +242,7 @@ class process_sets {
   std::mutex commanding_;
   int last_set_ = 0;                  // used by the thread that drives set 0 alone
   std::byte* last_bucket_ = nullptr;  // written by the thread that drives, read by the one that waits
+  std::atomic<std::uint64_t> steps_{0}, samples_{0}, stalls_{0};
   std::unique_ptr<stall_watch<T>> watch_;
 };
 

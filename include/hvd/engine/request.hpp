@@ -140,12 +140,20 @@ class completion {
     futex_wake_all(state_);
   }
 
-  std::vector<result> results{};  ///< one for each tensor; written before the end
-  int answer = -1;                ///< of a join: the rank that came last; of a new process set: its number
-  std::string_view what{};        ///< the operation; this and what follows are for messages, which are made when needed
+  std::vector<result> results{};        ///< one for each tensor; written before the end
+  int answer = -1;                      ///< of a join: the rank that came last; of a new process set: its number
+  operation kind = operation::barrier;  ///< what it is counted as
+  std::string_view what{};              ///< this and what follows are for messages, which are made when needed
   std::string name{};
   int rank = 0, size = 1;
 
+  void describe(operation counted, std::string_view called, std::string named, int of, int ranks) {
+    kind = counted;
+    what = called;
+    name = std::move(named);
+    rank = of;
+    size = ranks;
+  }
   [[nodiscard]] std::string label() const {
     const std::string quoted = name.empty() ? std::string() : joined({" \"", name, "\""});
     return joined({what, quoted, " on rank ", rank, " of ", size});

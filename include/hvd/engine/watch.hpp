@@ -49,6 +49,7 @@ struct watched {
   std::function<std::vector<int>(int set)> ranks{};
   std::function<int(int set)> blame{};  ///< the rank (of all) that holds up the thread that drives a set, or -1
   std::function<void(const error&)> give_up{};
+  std::function<void(const std::string&)> told{};  ///< what the watch reports
 };
 
 /// Looks about every second. When something has been in flight for longer than `stall_warning`, it asks the watches of
@@ -159,6 +160,7 @@ class stall_watch {
     return static_cast<double>(static_cast<long long>(seconds * 10)) / 10;
   }
   void tell(const std::string& text) {
+    what_.told(text);
     if (opts_.report) return opts_.report(text);
     std::fprintf(stderr, "hvd: %s\n", text.c_str());
   }

@@ -5,6 +5,7 @@
 
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/dtype.hpp>
+#include <hvd/error.hpp>
 #include <hvd/timeline/json_string.hpp>
 #include <hvd/timeline/trace_ring.hpp>
 
@@ -12,6 +13,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -19,7 +21,10 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -67,13 +72,52 @@ class timeline_names {
   std::vector<entry> names_;
 };
 
+/// The texts of stall events, which do not fit into a ring, in the order of the events.
+class timeline_stalls {
+ public:
+  void push(std::string text) {
+    const std::lock_guard hold(mutex_);
+    texts_.push_back(std::move(text));
+  }
+  std::optional<std::string> pop() {
+    const std::lock_guard hold(mutex_);
+    if (texts_.empty()) return std::nullopt;
+    std::string text = std::move(texts_.front());
+    texts_.pop_front();
+    return text;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::string> texts_;
+};
+
+/// The name that the system gives this host; empty if it has none.
+inline std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
 /// Makes lines, each of which begins with ",\n". Counts the open activities of each tensor, so that a dropped event
 /// does not misplace all later ones.
 class timeline_text {
  public:
-  /// `origin`: what this host's steady clock showed, in nanoseconds, at the time 0 of the file.
-  timeline_text(const timeline_names& names, int rank, std::int64_t origin)
-      : names_(names), rank_(std::to_string(rank)), origin_(origin) {}
+  /// `origin`: what this host's steady clock showed, in nanoseconds, at the time 0 of the file. The first lines tell
+  /// which rank this is, of how many, where.
+  timeline_text(const timeline_names& names, int rank, int size, std::string_view host, std::int64_t process,
+                std::int64_t origin)
+      : names_(names), rank_(std::to_string(rank)), origin_(origin), own_(place("0")) {
+    name_row(own_);
+    describe("hvd_rank", own_);
+    for (const auto& [what, number] :
+         {std::pair(",\"args\":{\"rank\":", std::int64_t{rank}), std::pair(",\"size\":", std::int64_t{size}),
+          std::pair(",\"process\":", process)}) {
+      (lines_ += what) += std::to_string(number);
+    }
+    lines_ += ",\"host\":";
+    append_json_string(lines_, host);
+    lines_ += "}}";
+  }
 
   /// False if the event cannot be shown: an end without a beginning, an unknown tensor.
   bool add(const trace_event& e) {
@@ -81,6 +125,11 @@ class timeline_text {
       mark("CYCLE_START", e.time);
       return true;
     }
+    if (e.kind == trace_kind::step) {
+      mark("STEP", e.time, joined({"\"samples\":", e.amount}), 't');
+      return true;
+    }
+    if (e.kind == trace_kind::wait) return add_wait(e);
     row* const found = row_of(e.tensor);
     if (found == nullptr) return false;
     row& at = *found;
@@ -111,8 +160,14 @@ class timeline_text {
 
   /// Adds how many events were dropped, since the last time and in all.
   void add_dropped(std::uint64_t events, std::uint64_t total, std::int64_t time) {
-    const std::string both = std::to_string(events) + ",\"total\":" + std::to_string(total);
-    mark("DROPPED", time, both);
+    mark("DROPPED", time, joined({"\"events\":", events, ",\"total\":", total}));
+  }
+
+  /// Adds what the watch says about operations that do not end.
+  void add_stall(std::string_view text, std::int64_t time) {
+    std::string args = "\"text\":";
+    append_json_string(args, text);
+    mark("STALL", time, args);
   }
 
   /// Ends what is still open, marked as unfinished, at the end of a timeline.
@@ -139,12 +194,28 @@ class timeline_text {
     at.place = place(std::to_string(e->process));
     describe("process_name", at.place);
     lines_ += ",\"args\":{\"name\":";
-    append_json_string(lines_, e->set == 0 ? *e->name : "set " + std::to_string(e->set) + ": " + *e->name);
+    append_json_string(lines_, shown_name(*e));
     lines_ += "}}";
     describe("process_sort_index", at.place);
     ((lines_ += ",\"args\":{\"sort_index\":") += std::to_string(tensor + 1)) += "}}";
     name_row(at.place);
     return &at;
+  }
+
+  static std::string shown_name(const timeline_names::entry& e) {
+    return e.set == 0 ? *e.name : joined({"set ", e.set, ": ", *e.name});
+  }
+
+  bool add_wait(const trace_event& e) {
+    const std::optional<timeline_names::entry> tensor = names_.find(e.tensor);
+    if (!tensor) return false;
+    open("X", own_);
+    lines_ += ",\"name\":\"WAIT\",\"args\":{\"tensor\":";
+    append_json_string(lines_, shown_name(*tensor));
+    lines_ += "},\"dur\":";
+    append_microseconds(e.amount);
+    close(e.time);
+    return true;
   }
 
   [[nodiscard]] std::string place(std::string_view process) const {
@@ -178,12 +249,12 @@ class timeline_text {
     close(time);
   }
 
-  // Something of this rank that belongs to no tensor, shown across all rows.
-  void mark(std::string_view what, std::int64_t time, std::string_view events = {}) {
-    if (own_.empty()) name_row(own_ = place("0"));
+  // Something of this rank that belongs to no tensor, shown across all rows ('g') or in its own ('t').
+  void mark(std::string_view what, std::int64_t time, std::string_view args = {}, char scope = 'g') {
     open("i", own_);
-    ((lines_ += ",\"name\":\"") += what) += "\",\"s\":\"g\"";
-    if (!events.empty()) ((lines_ += ",\"args\":{\"events\":") += events) += '}';
+    (((lines_ += ",\"name\":\"") += what) += "\",\"s\":\"") += scope;
+    lines_ += '"';
+    if (!args.empty()) ((lines_ += ",\"args\":{") += args) += '}';
     close(time);
   }
 
@@ -193,12 +264,15 @@ class timeline_text {
   // The time, in microseconds with three decimals, and the end of the event.
   void close(std::int64_t time) {
     const std::int64_t t = time - origin_;
-    const auto size = static_cast<std::uint64_t>(t < 0 ? -t : t);
     lines_ += t < 0 ? ",\"ts\":-" : ",\"ts\":";
-    append_number(size / 1000);
-    const auto rest = static_cast<unsigned>(size % 1000);
+    append_microseconds(static_cast<std::uint64_t>(t < 0 ? -t : t));
+    lines_ += '}';
+  }
+  void append_microseconds(std::uint64_t nanoseconds) {
+    append_number(nanoseconds / 1000);
+    const auto rest = static_cast<unsigned>(nanoseconds % 1000);
     const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
-                             static_cast<char>('0' + rest % 10), '}'};
+                             static_cast<char>('0' + rest % 10)};
     lines_.append(decimals, sizeof decimals);
   }
   void append_number(std::uint64_t number) {
@@ -210,7 +284,7 @@ class timeline_text {
   std::string rank_;
   std::int64_t origin_;
   std::vector<row> rows_;
-  std::string own_;  // place of what belongs to no tensor; empty until the first
+  std::string own_;  // place of what belongs to no tensor
   std::string lines_;
 };
 

@@ -14,7 +14,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle };
+enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle, step, wait, stall };
 
 /// One event; refers to nothing but `activity`, which lives for ever.
 struct trace_event {
@@ -28,6 +28,7 @@ struct trace_event {
   union {
     const char* activity = nullptr;  // of a begin
     int rank;                        // of a tick
+    std::uint64_t amount;            // of a step: its samples; of a wait: nanoseconds from `time` on
     std::uint64_t shape[most_dims];  // of a result
   };
 };

@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +34,17 @@ struct collective {
   bool may_share = false;  ///< of an allreduce in place, the same on all ranks: ranks exchange `file`
   int file = -1;           ///< a descriptor of the shared memory that the buffer is, and that the other ranks may map
   std::vector<std::size_t> send, recv;  ///< elements of each block where they differ; `recv` also of an allgather
+
+  /// What this rank gives, with so many ranks.
+  [[nodiscard]] std::uint64_t input_bytes(int ranks) const noexcept {
+    std::size_t elements = count;
+    if (!send.empty()) {
+      elements = std::accumulate(send.begin(), send.end(), std::size_t{0});
+    } else if (kind == hvd::operation::reduce_scatter || kind == hvd::operation::alltoall) {
+      elements *= static_cast<std::size_t>(ranks);
+    }
+    return elements * hvd::size_of(type);
+  }
 };
 
 /// What connects the ranks: a transport for collectives and another one for messages. One thread at a time calls the

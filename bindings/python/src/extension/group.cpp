@@ -21,6 +21,10 @@ bool is_small(const pending& p) {
   return p.what.count * hvd::size_of(p.what.type) <= small && !p.what.may_share;
 }
 
+hvd::operation kind_of(const hvd::detail::tagged_message& m) {
+  return m.sends ? hvd::operation::send : hvd::operation::recv;
+}
+
 constexpr seconds slice(0.05);  // between looks for signals while another thread does the work
 
 /// Asked by the transport while this thread waits in it.
@@ -55,12 +59,13 @@ bool group::wants_out(void* self) {
 
 void group::perform(pending& p) {
   collective& c = p.what;
-  const timeline_entry shown(c, connection_->timeline_name());
+  timeline_entry shown(c, connection_->timeline_name(), size());
   if (c.may_share) {
     p.shared = connection_->map_shared(c.file, c.count * hvd::size_of(c.type));
     if (p.shared) c.in = c.out = p.shared.get();
   }
   connection_->run(c, p.timeout);
+  shown.succeeded();
 }
 
 template <class F>
@@ -98,7 +103,9 @@ auto group::exclusively(interrupted by_signal, const F& f) {
 }
 
 void group::run(pending& p, interrupted by_signal) {
+  const auto since = std::chrono::steady_clock::now();
   exclusively(by_signal, [&] { perform(p); });
+  timeline_entry::waited(p.what, since);
 }
 
 std::shared_ptr<std::byte> group::alloc_shared(std::size_t bytes, interrupted by_signal) {
@@ -213,7 +220,11 @@ void group::move_messages(lock& held, bool waits) {
     }
   }
   std::erase_if(in_flight_, [this](const auto& p) {
-    if (p->message->done) finish(*p, p->message->problem);
+    if (p->message->done) {
+      const hvd::detail::tagged_message& m = *p->message;
+      timeline_entry::counters().ended(kind_of(m), m.bytes, m.problem.has_value());
+      finish(*p, m.problem);
+    }
     return p->done;
   });
 }
@@ -253,6 +264,7 @@ void group::drive_messages() {
 bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal) {
   const auto started = std::chrono::steady_clock::now();
   lock held(mutex_);
+  const bool exposed = !p.done;
   while (!p.done) {
     const bool alone = !limit;  // with a limit another thread does the work
     if (alone && !p.message && !running_ && !queue_.empty()) {
@@ -283,6 +295,11 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
     if (out) throw interrupted_error();
   }
   held.unlock();
+  if (exposed && p.message) {
+    timeline_entry::counters().waited(kind_of(*p.message), std::chrono::steady_clock::now() - started, true);
+  } else if (exposed) {
+    timeline_entry::waited(p.what, started);
+  }
   p.throw_problem();
   return true;
 }

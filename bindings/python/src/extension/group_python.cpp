@@ -3,6 +3,7 @@
 #include "callbacks.hpp"
 #include "group_timeline.hpp"
 #include "memory.hpp"
+#include "metrics.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -201,6 +202,12 @@ void define_group(nb::module_& m) {
     return group_object(std::move(held));
   });
   m.def("next_group_callback", [] { return callbacks::of_groups().next(); });
+  m.def("mark_group_step", [](std::uint64_t samples) { timeline_entry::mark_step(samples); });
+  m.def("group_metrics", [] {
+    std::vector<hvd::operation_metrics> all;
+    timeline_entry::counters().report(all, -1);
+    return to_list(all);
+  });
   m.def("stop_group_timeline", [] {
     const released_gil released;
     timeline_entry::stop();

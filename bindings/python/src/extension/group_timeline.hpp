@@ -1,11 +1,13 @@
-// group_timeline.hpp: collectives of groups in the process's timeline.
+// group_timeline.hpp: operations of groups in the process's timeline, and counted.
 #pragma once
 
 #include "connection.hpp"
 
+#include <hvd/engine/metrics.hpp>
 #include <hvd/timeline.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,7 +21,7 @@ namespace hvd_python {
 /// Shows a collective while it lives. Collectives have no names: those of one kind, type and length are one row.
 class timeline_entry {
  public:
-  timeline_entry(const collective& c, std::string_view transport) : what_(c) {
+  timeline_entry(const collective& c, std::string_view transport, int ranks) : what_(c), ranks_(ranks) {
     hvd::Timeline& all = timeline();
     if (!all.active()) return;
     row_ = row_of(c);
@@ -30,7 +32,21 @@ class timeline_entry {
   timeline_entry(const timeline_entry&) = delete;
   timeline_entry& operator=(const timeline_entry&) = delete;
   ~timeline_entry() {
+    counters().ended(what_.kind, what_.input_bytes(ranks_), failed_);
     if (shown_) timeline().end(row_, what_.type, std::array{what_.count});
+  }
+  void succeeded() noexcept { failed_ = false; }
+
+  /// A thread of the program has waited for the collective, from `since` until now.
+  static void waited(const collective& c, std::chrono::steady_clock::time_point since) {
+    counters().waited(c.kind, std::chrono::steady_clock::now() - since, true);
+    if (timeline().active()) timeline().waited(row_of(c), since);
+  }
+  static void mark_step(std::uint64_t samples) { timeline().step(samples); }
+  /// Of all groups of the process, since it began. Never destroyed, as the timeline.
+  static hvd::detail::operation_counters& counters() {
+    static auto* const all = new hvd::detail::operation_counters;
+    return *all;
   }
 
   static void start(const std::string& path, int rank, int size, const hvd::detail::job_clock& clock) {
@@ -82,6 +98,8 @@ class timeline_entry {
   }
 
   const collective& what_;
+  const int ranks_;
+  bool failed_ = true;
   std::uint32_t row_ = 0;
   bool shown_ = false;
 };

@@ -8,6 +8,7 @@
 #include "job.hpp"
 #include "keep_alive.hpp"
 #include "memory.hpp"
+#include "metrics.hpp"
 #include "pinning.hpp"
 #include "session.hpp"
 #include "streams.hpp"
@@ -180,6 +181,19 @@ void define_job(nb::module_& m) {
     j.run([&](session& s) { s.start_timeline(path, mark_cycles); });
   });
   c.def("stop_timeline", [](const job& j) { j.run([](session& s) { s.stop_timeline(); }); });
+  c.def("mark_step", [](const job& j, std::uint64_t samples) { j.run([&](session& s) { s.mark_step(samples); }); });
+  c.def("metrics", [](const job& j) {
+    const hvd::engine_metrics now = j.run([](const session& s) { return s.metrics(); });
+    nb::dict found;
+    found["steps"] = now.steps;
+    found["samples"] = now.samples;
+    found["stalls"] = now.stalls;
+    found["dropped_events"] = now.dropped;
+    found["in_flight"] = now.in_flight;
+    found["oldest_seconds"] = seconds(now.oldest).count();
+    found["operations"] = to_list(now.operations);
+    return found;
+  });
   c.def("publish", [](const job& j) { publish(j.held()); });
   c.def("close", &job::close);
   c.def("forget", &job::forget);

@@ -1,9 +1,11 @@
 // session.hpp: the engine of a job with the type of its transport hidden, which is all that Python sees of it.
 #pragma once
 
+#include <hvd/engine/metrics.hpp>
 #include <hvd/engine/request.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,6 +34,8 @@ class session {
   virtual std::shared_ptr<std::byte> alloc_device_bucket(std::size_t bytes, int device) = 0;
   virtual void start_timeline(const std::string& path, bool mark_cycles) = 0;
   virtual void stop_timeline() = 0;
+  virtual void mark_step(std::uint64_t samples) = 0;
+  virtual hvd::engine_metrics metrics() const = 0;
   virtual void shutdown() = 0;
 };
 

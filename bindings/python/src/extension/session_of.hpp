@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,6 +44,8 @@ class session_of final : public session {
   }
   void start_timeline(const std::string& path, bool mark_cycles) override { engine_.start_timeline(path, mark_cycles); }
   void stop_timeline() override { engine_.stop_timeline(); }
+  void mark_step(std::uint64_t samples) override { engine_.mark_step(samples); }
+  hvd::engine_metrics metrics() const override { return engine_.metrics(); }
   void shutdown() override { engine_.shutdown(); }
 
  private:

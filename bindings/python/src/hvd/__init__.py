@@ -15,6 +15,7 @@ _HOMES = {
         "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"
         " start_timeline stop_timeline"
     ),
+    "hvd.core.metrics": "mark_step metrics",
     "hvd.core.built": (
         "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built"
         " rocm_built mlsl_built"
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
         start_timeline, stop_timeline,
     )
+    from hvd.core.metrics import mark_step, metrics  # noqa: F401
     from hvd.core.objects import allgather_object, broadcast_object  # noqa: F401
     from hvd.core.pinning import PinGuard, local_device, pin  # noqa: F401
     from hvd.core.process_sets import (  # noqa: F401

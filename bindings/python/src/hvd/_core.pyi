@@ -1,6 +1,6 @@
 """The engine of hvd: tensors are addresses, types and shapes. Everything here is for hvd's own modules."""
 
-from typing import Callable, Union
+from typing import Any, Callable, Union
 from collections.abc import Sequence
 
 # (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank, or None
@@ -103,6 +103,10 @@ class Job:
 
     def start_timeline(self, path: str, mark_cycles: bool, /) -> None: ...
     def stop_timeline(self) -> None: ...
+    def mark_step(self, samples: int, /) -> None: ...
+    def metrics(self) -> dict[str, Any]:
+        """See hvd.metrics."""
+
     def publish(self) -> None:
         """Programs that XLA has compiled use this job until it is closed."""
 
@@ -175,6 +179,10 @@ def group_over(connection: object, /) -> Group:
     """The group of a connection of ``_core_mpi.connect_group``, which is then used up."""
 
 def next_group_callback() -> Callable[[], object]: ...
+def mark_group_step(samples: int, /) -> None: ...
+def group_metrics() -> list[dict[str, Any]]:
+    """The operations of all groups that this process has been in, as of ``hvd.metrics``; their process set is -1."""
+
 def stop_group_timeline() -> None: ...
 def next_callback() -> Callable[[], object]:
     """Waits until an operation has ended that was submitted with ``done``, and returns that."""

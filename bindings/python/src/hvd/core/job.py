@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hvd.core import connect, native, placement, state
+from hvd.core import connect, exporter, metrics, native, placement, state
 from hvd.core import process_sets as sets
 from hvd.core.state import (
     cross_rank, cross_size, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
@@ -48,6 +48,7 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
                 now.forked, now.launch = False, launch
             now.job.publish()
             sets.begin(given)
+            exporter.start(now.place.rank, now.place.local_rank, metrics.metrics)
         except BaseException:
             state.shutdown()
             raise

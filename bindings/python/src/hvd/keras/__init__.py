@@ -16,6 +16,7 @@ from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
 )
+from hvd.core.metrics import mark_step, metrics
 from hvd.core.objects import allgather_object, broadcast_object
 from hvd.core.pinning import PinGuard, local_device, pin
 from hvd.core.process_sets import (
@@ -36,7 +37,7 @@ __all__ = [
     "allgather", "allgather_object", "allreduce", "barrier", "broadcast", "broadcast_global_variables",
     "broadcast_object", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "join",
-    "load_model", "local_device", "local_rank", "local_size", "mlsl_built", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "pin", "rank", "reducescatter", "remove_process_set", "rocm_built",
-    "shutdown", "size", "start_timeline", "stop_timeline",
+    "load_model", "local_device", "local_rank", "local_size", "mark_step", "metrics", "mlsl_built", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "rank", "reducescatter", "remove_process_set",
+    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]

@@ -26,6 +26,7 @@ from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
 )
+from hvd.core.metrics import mark_step, metrics
 from hvd.core.pinning import PinGuard, local_device, pin
 from hvd.core.process_sets import (
     ProcessSet, add_process_set, global_process_set, remove_process_set,
@@ -73,7 +74,7 @@ __all__ = [
     "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data", "ddl_built", "elastic",
     "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "keras", "local_device",
-    "local_rank", "local_rank_op", "local_size", "local_size_op", "mlsl_built", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "pin", "process_set_included_op", "rank", "rank_op", "reducescatter",
+    "local_rank", "local_rank_op", "local_size", "local_size_op", "mark_step", "metrics", "mlsl_built", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "process_set_included_op", "rank", "rank_op", "reducescatter",
     "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "start_timeline", "stop_timeline",
 ]

@@ -17,6 +17,7 @@ from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
 )
+from hvd.core.metrics import mark_step, metrics
 from hvd.core.objects import allgather_object, broadcast_object
 from hvd.core.pinning import PinGuard, local_device, pin
 from hvd.core.process_sets import (
@@ -52,8 +53,8 @@ __all__ = [
     "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "empty", "global_process_set", "gloo_built",
     "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "local_device", "local_rank", "local_size", "mlsl_built",
-    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "poll", "rank", "reducescatter",
+    "init", "is_homogeneous", "is_initialized", "join", "local_device", "local_rank", "local_size", "mark_step",
+    "metrics", "mlsl_built", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "poll", "rank", "reducescatter",
     "reducescatter_async", "remove_process_set", "rocm_built", "share_", "shutdown", "size", "sparse_allreduce_async",
     "start_timeline", "stop_timeline", "synchronize",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Callable
 import torch
 
 from hvd.core.compression import Compressor
+from hvd.core.metrics import mark_step_of_optimizer
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import ReduceOp
 
@@ -66,8 +67,9 @@ class Wrapper(torch.optim.Optimizer):
                 yield self._hvd_names.get(id(p)) or f"allreduce.noname.{i}", p
 
     def _hvd_stepped(self) -> None:
-        """Marks the inner optimizer as stepped, or its scheduler would warn."""
+        """Marks the inner optimizer as stepped, or its scheduler would warn, and the end of the step before."""
         self._hvd_inner._opt_called = True  # type: ignore[attr-defined]
+        mark_step_of_optimizer()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hvd import _core
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
-from hvd.torch.distributed import compiling, patches
+from hvd.torch.distributed import compiling, patches, steps
 from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.device_work import DeviceWork
 from hvd.torch.distributed.messages import Messages
@@ -50,6 +50,8 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         ranks = list(global_ranks) or list(range(size))
         self.join(store, rank, size, timeout.total_seconds(), ranks)
         _alive.add(self)
+        if not global_ranks:  # the group of all ranks
+            steps.watch(rank, size)
         path = os.environ.get("HOROVOD_TIMELINE", "")
         if path and path != "DYNAMIC" and not global_ranks:
             self.start_timeline(path)

@@ -1,0 +1,150 @@
+// growing_file.hpp: a timeline that is read while others append to it, and where in it times lie.
+#pragma once
+
+#include "lines.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace hvd_timeline {
+
+/// A file is not the one any more of which a part was read.
+struct restarted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A part of a file, and the times of the events in it.
+struct block {
+  std::uint64_t offset = 0, bytes = 0;
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = std::numeric_limits<std::int64_t>::min();
+};
+
+/// A descriptor of its own.
+class descriptor {
+ public:
+  explicit descriptor(int fd) : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot duplicate the file descriptor");
+  }
+  descriptor(descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  descriptor& operator=(descriptor&&) = delete;
+  ~descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+  /// How many bytes there are from `offset` on, at most `size`.
+  std::size_t read(char* to, std::size_t size, std::uint64_t offset) const {
+    std::size_t have = 0;
+    while (have != size) {
+      const ::ssize_t n = ::pread(fd_, to + have, size - have, static_cast<off_t>(offset + have));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) throw std::system_error(errno, std::generic_category(), "cannot read the timeline");
+      if (n == 0) break;
+      have += static_cast<std::size_t>(n);
+    }
+    return have;
+  }
+  [[nodiscard]] std::uint64_t size() const {
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0) throw std::system_error(errno, std::generic_category(), "cannot read the timeline");
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+  [[nodiscard]] descriptor duplicate() const { return descriptor(fd_); }
+
+ private:
+  int fd_;
+};
+
+/// Used by one thread at a time, but for `blocks`, which the owner guards.
+class growing_file {
+ public:
+  static constexpr std::size_t block_bytes = std::size_t{1} << 18;
+  static constexpr std::size_t longest_line = std::size_t{1} << 22;
+
+  growing_file(int fd, std::int64_t shift_ns) : file(fd), shift(shift_ns), buffer_(block_bytes + line_padding) {}
+
+  /// Reads the next part into the buffer, and says how much that is: 0 if nothing was added. Throws `restarted`.
+  std::size_t fetch() {
+    size = file.size();
+    check_beginning();
+    if (size <= consumed) return fetched_ = 0;
+    fetched_ = file.read(buffer_.data(), buffer_.size() - line_padding, consumed);
+    at_end_ = consumed + fetched_ >= size;
+    std::fill_n(buffer_.data() + fetched_, line_padding, '\0');
+    return fetched_;
+  }
+
+  /// Calls visit(event) for the events of the last fetch, whose block is blocks.back(); says whether there may be more
+  /// to read. The block's times are the caller's to set.
+  template <class Visit>
+  bool take(const Visit& visit) {
+    if (fetched_ == 0) return false;
+    if (blocks.empty() || blocks.back().bytes >= block_bytes) blocks.push_back({.offset = consumed});
+    const lines_read done = read_lines(buffer_.data(), fetched_, consumed == 0, at_end_, texts_, visit);
+    damaged += done.damaged;
+    closed = done.closed;
+    std::size_t used = done.consumed;
+    if (used == 0 && !at_end_ && !closed) {
+      if (fetched_ < longest_line) {
+        buffer_.resize(2 * fetched_ + line_padding);
+        return true;
+      }
+      ++damaged;
+      used = fetched_;
+    }
+    if (buffer_.size() > block_bytes + line_padding) {
+      buffer_.resize(block_bytes + line_padding);
+      buffer_.shrink_to_fit();
+    }
+    blocks.back().bytes += used;
+    consumed += used;
+    return !at_end_;
+  }
+
+  /// Bytes at the end that are no whole event, the end of the array apart.
+  [[nodiscard]] std::uint64_t rest() const noexcept { return closed || size <= consumed ? 0 : size - consumed; }
+
+  const descriptor file;
+  const std::int64_t shift;  // nanoseconds, of the file's times against those of the job
+  std::vector<block> blocks;
+  std::uint64_t consumed = 0;
+  std::uint64_t size = 0;
+  std::uint64_t damaged = 0;
+  bool closed = false;
+
+ private:
+  // A file that was begun anew has another job, or another time of the start.
+  void check_beginning() {
+    constexpr std::size_t most = 512;
+    if (size < consumed) throw restarted("the timeline was emptied while it was read");
+    if (consumed == 0) {
+      beginning_.resize(most);
+      beginning_.resize(file.read(beginning_.data(), most, 0));
+      return;
+    }
+    if (beginning_.size() > consumed) beginning_.resize(consumed);
+    char now[most];
+    const std::size_t have = file.read(now, beginning_.size(), 0);
+    if (beginning_ != std::string_view(now, have)) throw restarted("the timeline was begun anew while it was read");
+  }
+
+  std::vector<char> buffer_;
+  decoded_texts texts_;
+  std::string beginning_;
+  std::size_t fetched_ = 0;
+  bool at_end_ = false;
+};
+
+}  // namespace hvd_timeline

@@ -1,0 +1,141 @@
+// line.hpp: one line of a timeline, as an event.
+//
+// Files of 1 GB are read in seconds, so lines that have the keys in the order of hvd's writer are compared with what it
+// writes, a few bytes at a time. All others go through a scanner of JSON (json_line.cpp), whatever their order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace hvd_timeline {
+
+/// Texts lie in the line that was read, or in `decoded` of its reader, until the next line.
+struct line_event {
+  char phase = 0;
+  bool unfinished = false;
+  bool has_time = false;
+  std::uint32_t process = 0;  ///< "pid", which stands for a tensor
+  std::uint32_t rank = 0;     ///< "tid"
+  std::int64_t time = 0;      ///< nanoseconds
+  std::int64_t duration = 0;  ///< nanoseconds
+  std::string_view name;
+  std::string_view dtype, shape;        ///< of the end of an operation
+  std::string_view label;               ///< args: "name" of M, "tensor" of WAIT, "text" of STALL
+  std::string_view host, job;           ///< args of hvd_rank and of the header
+  std::int64_t size = 0, pid = 0;       ///< args of hvd_rank
+  std::int64_t samples = 0, events = 0; ///< args of STEP and DROPPED
+};
+
+/// What the decoded texts of a line lie in. A line has at most as many that differ from their bytes in the file.
+struct decoded_texts {
+  std::array<std::string, 8> texts;
+  std::size_t used = 0;
+};
+
+/// Reads any JSON object with the keys of an event; false if the line is none.
+bool read_json_line(std::string_view line, line_event& to, decoded_texts& texts);
+
+/// Bytes that can be read after the last line of a buffer.
+constexpr std::size_t line_padding = 64;
+
+namespace detail {
+
+template <std::size_t N>
+bool skip(const char*& p, const char (&text)[N]) noexcept {
+  if (std::memcmp(p, text, N - 1) != 0) return false;
+  p += N - 1;
+  return true;
+}
+
+inline bool read_digits(const char*& p, std::uint64_t& to) noexcept {
+  const char* const begin = p;
+  std::uint64_t value = 0;
+  for (unsigned digit; (digit = static_cast<unsigned>(*p) - '0') <= 9 && p - begin < 18; ++p) value = value * 10 + digit;
+  to = value;
+  return p != begin;
+}
+
+// Microseconds with three decimals.
+inline bool read_time(const char*& p, std::int64_t& to) noexcept {
+  const bool negative = *p == '-';
+  p += negative;
+  std::uint64_t whole = 0;
+  if (!read_digits(p, whole) || whole > 9'000'000'000'000'000 / 10 || *p != '.') return false;
+  unsigned thousandths = 0;
+  for (int i = 1; i != 4; ++i) {
+    const unsigned digit = static_cast<unsigned>(p[i]) - '0';
+    if (digit > 9) return false;
+    thousandths = thousandths * 10 + digit;
+  }
+  p += 4;
+  const auto time = static_cast<std::int64_t>(whole * 1000 + thousandths);
+  to = negative ? -time : time;
+  return true;
+}
+
+// A text without escapes, behind its first quote.
+inline bool read_text(const char*& p, const char* last, std::string_view& to) noexcept {
+  const char* const begin = p;
+  while (p != last && *p != '"' && *p != '\\') ++p;
+  if (*p != '"') return false;
+  to = {begin, static_cast<std::size_t>(p - begin)};
+  ++p;
+  return true;
+}
+
+}  // namespace detail
+
+/// Reads what hvd's writer makes of the events that come often. `p` is at the beginning of a line and `last` at a line
+/// feed in the same buffer. True: `p` is after the "}" of the event, which a line feed, or a comma and one, follow.
+inline bool read_own_line(const char*& p, const char* last, line_event& e) noexcept {
+  using namespace detail;
+  if (last - p < 32 || !skip(p, "{\"ph\":\"")) return false;
+  e.phase = *p++;
+  std::uint64_t process = 0, rank = 0;
+  if (!skip(p, "\",\"pid\":") || !read_digits(p, process) || !skip(p, ",\"tid\":") || !read_digits(p, rank)) return false;
+  if (process > UINT32_MAX || rank > UINT32_MAX) return false;
+  e.process = static_cast<std::uint32_t>(process);
+  e.rank = static_cast<std::uint32_t>(rank);
+  e.unfinished = false;
+  e.dtype = {};
+  switch (e.phase) {
+    case 'B':
+      if (!skip(p, ",\"name\":\"") || !read_text(p, last, e.name)) return false;
+      break;
+    case 'E':
+      if (skip(p, ",\"args\":{\"")) {
+        if (skip(p, "dtype\":\"")) {
+          if (!read_text(p, last, e.dtype) || !skip(p, ",\"shape\":\"") || !read_text(p, last, e.shape) || *p++ != '}') {
+            return false;
+          }
+        } else if (skip(p, "unfinished\":true}")) {
+          e.unfinished = true;
+        } else {
+          return false;
+        }
+      }
+      break;
+    case 'X':
+      if (!skip(p, ",\"name\":\"") || !read_text(p, last, e.name)) return false;
+      if (skip(p, ",\"dur\":0,\"ts\":")) {
+        e.duration = 0;
+        p -= 6;
+        break;
+      }
+      if (!skip(p, ",\"args\":{\"tensor\":\"") || !read_text(p, last, e.label) || !skip(p, "},\"dur\":") ||
+          !read_time(p, e.duration)) {
+        return false;
+      }
+      break;
+    default: return false;
+  }
+  if (!skip(p, ",\"ts\":") || !read_time(p, e.time) || *p++ != '}') return false;
+  e.has_time = true;
+  return *p == '\n' || (*p == ',' && p[1] == '\n');
+}
+
+}  // namespace hvd_timeline
