@@ -15,12 +15,13 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "hvd"
 
 # From the bottom up. A module imports from lower rows, and from its own entry: modules and folders with spaces between.
 ROWS = (
-    ("exceptions", "util", "torch_backend", "_core _core_mpi"),
+    ("exceptions", "util", "torch_backend", "command_line", "_core _core_mpi", "_timeline"),
     ("core",),
     ("api", "elastic", "check_build __main__"),
     ("numpy", "torch"),
     ("tensorflow keras",),
     ("remote",),
+    ("timeline",),
     ("launcher",),
     ("spark",),
     ("horovod_runner",),
@@ -49,7 +50,7 @@ def imports(name: str, text: str, known: dict[str, Path]) -> Iterator[str]:
             package, _, rest = target.partition(".")
             if package != "hvd":
                 continue
-            if rest.startswith("_core"):
+            if rest.startswith(("_core", "_timeline")):
                 yield rest.split(".")[0]
                 continue
             # The longest part of "torch.adapter.OPS" that is a module; hvd itself gives all functions.

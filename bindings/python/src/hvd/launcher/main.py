@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from hvd.launcher import hosts, options, settings
+from hvd.launcher import hosts, options, settings, timeline
 from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
@@ -77,8 +78,14 @@ def run(arguments: Sequence[str] | None) -> int:
     speech = Speech(options.program_name())
     for sentence in warnings:
         speech.warn(sentence)
+    with contextlib.ExitStack() as stack:  # what it says at the end comes after the job's error
+        return attempt(chosen, speech, stack)
+
+
+def attempt(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitStack) -> int:
+    """Runs the job, and says why it has failed; returns the exit code."""
     try:
-        return launch(chosen, speech)
+        return launch(chosen, speech, stack)
     except ValueError as error:
         speech.error(str(error).removeprefix("hvd: "))
         return 2
@@ -103,8 +110,8 @@ def interrupt(number: int, _: Any) -> NoReturn:
     raise Interrupted(number)
 
 
-def launch(chosen: argparse.Namespace, speech: Speech) -> int:
-    """Starts the ranks, on one host or on several, and waits for them."""
+def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitStack) -> int:
+    """Starts the ranks, on one host or on several, and waits for them. `stack` ends after the job."""
     env = {**os.environ, **settings.variables(vars(chosen))}
     named = (chosen.hosts, chosen.hostfile, chosen.host_discovery_script, chosen.slots_per_host)
     places = hosts.named_hosts(chosen.np, *named)
@@ -121,6 +128,8 @@ def launch(chosen: argparse.Namespace, speech: Speech) -> int:
         bound = binding(chosen.binding_args, speech)
         return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
     check_affinity(env, places if several and places else [("", chosen.np)], speech)
+    if timeline.wanted(env):
+        stack.enter_context(timeline.page(env, several, speech.say))
     try:
         if several:
             from hvd.launcher.mpi import run_mpi

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from hvd.command_line import Parser
 from hvd.launcher import settings
 
 EPILOG = """\
@@ -27,21 +26,6 @@ shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no
 
 # The options of elastic jobs for hosts that come and go.
 RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option that was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints one sentence, and where to read more; exits with code 2."""
-        unknown = re.match(r"unrecognized arguments: (\S+)", message)
-        if unknown:
-            word = unknown[1].partition("=")[0]
-            known = [name for action in self._actions for name in action.option_strings]
-            close = difflib.get_close_matches(word, known, 1, 0.5)
-            message = f"{word} is not an option of {self.prog}" + (f" ({close[0]}?)" if close else "")
-            message += "; options of the command come after its name"
-        self.exit(2, f"{self.prog}: {message}\n  {self.prog} --help lists all options\n")
 
 
 def positive(text: str) -> int:
@@ -89,6 +73,7 @@ def make_parser() -> Parser:
         formatter_class=form,
         allow_abbrev=False,
     )
+    parser.hint = "; options of the command come after its name"
     add = parser.add_argument
     add("-v", "--version", action="store_true", help="print the version")
     add("-np", "-n", "--num-proc", dest="np", type=positive, metavar="N", help="how many ranks")

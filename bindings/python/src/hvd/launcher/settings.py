@@ -155,6 +155,10 @@ GROUPS: dict[str, list[Setting]] = {
             "timeline-mark-cycles", truth, "with marks where the engine woke", "HOROVOD_TIMELINE_MARK_CYCLES",
             "timeline.mark_cycles", encode=_flag,
         ),
+        Setting(
+            "timeline-live", truth, "show it on a page while the job runs, at an address that is printed",
+            "HVD_TIMELINE_LIVE", "timeline.live", encode=_flag,
+        ),
     ],
     "stalled tensors": [
         Setting(

@@ -1,0 +1,72 @@
+"""hvd/launcher/timeline.py: --timeline-live, the page of a job's timeline while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Callable
+
+from hvd.timeline.live import STAY, STAYS, Live
+
+FOLDER = "hvd-timeline"  # below the current folder, where no file is named
+LIVE = "HVD_TIMELINE_LIVE"
+FILE = "HOROVOD_TIMELINE"
+ELSEWHERE = (
+    "Only the files of this host are shown. Hosts that share the folder of the timeline write one file; of the others "
+    "copy theirs into one folder, and give that to hvd-timeline."
+)
+
+
+def wanted(environ: MutableMapping[str, str]) -> bool:
+    """Whether the environment asks for a page; ranks do not find that there, as they would start jobs with pages."""
+    text = environ.pop(LIVE, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{LIVE}={text!r} must be 1 (the job's timeline is shown on a page) or 0")
+    return text == "1"
+
+
+@contextlib.contextmanager
+def page(
+    environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Serves the page of a job that gets `environ`, in which FILE is set where it is not; at the end says how to see it
+    later. `several`: the job has several hosts. `show(address)` shows the address, by default `say` does.
+
+    ValueError if there can be no page.
+    """
+    file = environ.get(FILE, "")
+    if file == "DYNAMIC":
+        raise ValueError(f"--timeline-live shows one file from the start: {FILE}=DYNAMIC names none")
+    made = None
+    if not file:
+        name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}.json"
+        # Other hosts may not have the folder.
+        made = None if several else Path(FOLDER)
+        file = os.path.abspath(f"{FOLDER}-{name}" if made is None else made / name)
+        if made is not None:
+            made.mkdir(exist_ok=True)
+    environ[FILE] = file
+    live = Live(file, environ, note=ELSEWHERE if several else "")
+    try:
+        (show or (lambda address: say(f"timeline: {address}")))(live.address)
+        yield
+    finally:
+        live.finish()
+        if Path(file).exists():
+            minutes = float(os.environ.get(STAY) or STAYS) / 60
+            stays = f"the timeline stays at its address for {minutes:.2g} min, and while it is looked at; " if live.running else ""
+            say(f"{stays}later: {command()} {shlex.quote(os.path.relpath(file))}")
+        elif made is not None:
+            with contextlib.suppress(OSError):
+                made.rmdir()
+            say("no rank has called init(), so there is no timeline")
+
+
+def command() -> str:
+    """How hvd-timeline is called here."""
+    return "hvd-timeline" if shutil.which("hvd-timeline") else "python -m hvd.timeline.main"

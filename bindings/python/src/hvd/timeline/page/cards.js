@@ -1,0 +1,156 @@
+// The answers at the top: how fast, what is exposed, who is slow, what is waited for.
+
+import { bytes, clock, count, duration, element, name, number, percent, plural, ranks, say } from "./format.js";
+import { spark } from "./spark.js";
+
+const find = (selector) => document.querySelector(selector);
+
+/** A number with its unit in small letters, or words. */
+function big(card, value, unit = "") {
+  const node = find(`#${card} .big`);
+  const text = unit ? `${value} ` : value;
+  if (node.textContent === text + unit) return;
+  node.classList.toggle("words", !unit);
+  node.replaceChildren(text, ...(unit ? [element("small", { text: unit })] : []));
+}
+
+/** Replaces the items of a list where they differ from what is shown. */
+function list(node, items, make) {
+  const key = JSON.stringify(items);
+  if (node.dataset.key === key) return;
+  node.dataset.key = key;
+  node.replaceChildren(...items.map(make));
+}
+
+function bar(label, value, share) {
+  const fill = element("i", { "aria-hidden": "true" });
+  fill.style.width = `${Math.round(Math.min(Math.max(share, 0), 1) * 1000) / 10}%`;
+  return element("li", { title: label }, fill, element("span", { text: label }), element("span", { text: value }));
+}
+
+function showSpeed(answers) {
+  const speed = answers.speed;
+  const known = speed.steps_per_second !== null && speed.steps_per_second !== undefined && speed.source;
+  if (known) big("speed", number(speed.steps_per_second), "steps/s");
+  else big("speed", answers.operations ? "No steps are known" : "Nothing has run yet");
+  const parts = [];
+  if (speed.samples_per_second) parts.push(`${count(speed.samples_per_second)} samples/s`);
+  if (known && speed.steps_per_second > 0) parts.push(`${duration(1e6 / speed.steps_per_second)} a step`);
+  if (speed.source === "inferred") parts.push("steps are counted by a tensor that comes once in each");
+  if (!known && answers.operations) parts.push("no tensor comes regularly, and the program marks none");
+  say(find("#speed .sub"), parts.join(" · "));
+  spark(find("#speed .spark"), speed.history.t, speed.history.steps, {
+    format: (value) => `${number(value)}/s`, label: "Steps per second",
+  });
+}
+
+function showExposed(answers, onTensor) {
+  const exposed = answers.exposed;
+  const bandwidth = answers.bandwidth;
+  if (exposed.recorded && exposed.share !== null) big("exposed", percent(exposed.share), "of the time");
+  else big("exposed", answers.operations ? "Not recorded in this file" : "Nothing has run yet");
+  const parts = [];
+  if (exposed.recorded && exposed.ms_per_step) parts.push(`${duration(exposed.ms_per_step * 1000)} a step`);
+  if (bandwidth.bus_GB_per_s) parts.push(`${bytes(bandwidth.bus_GB_per_s * 1e9)}/s on the bus`);
+  if (bandwidth.bytes_per_step) parts.push(`${bytes(bandwidth.bytes_per_step)} a step`);
+  say(find("#exposed .sub"), parts.join(" · "));
+  const times = answers.speed.history.t;
+  if (exposed.recorded) {
+    spark(find("#exposed .spark"), times, exposed.history, {
+      most: 0.05, format: percent, label: "Share of the time that is exposed communication", kind: "wait",
+    });
+  } else {
+    spark(find("#exposed .spark"), times, bandwidth.history, {
+      format: (value) => `${bytes(value * 1e9)}/s`, label: "Bandwidth on the bus",
+    });
+  }
+  const tensors = exposed.tensors.slice(0, 4);
+  const bars = find("#exposed .bars");
+  bars.classList.add("wait");
+  list(bars, tensors.map((each) => [each.name, each.ms_per_step, each.share]), ([label, ms, share]) => {
+    const time = ms === null ? percent(share) : `${duration(ms * 1000)} a step`;
+    const item = bar(name(label), time, share);
+    item.tabIndex = 0;
+    item.setAttribute("role", "button");
+    const go = () => onTensor(label);
+    item.addEventListener("click", go);
+    item.addEventListener("keydown", (event) => { if (event.key === "Enter") go(); });
+    return item;
+  });
+}
+
+function showSlow(answers) {
+  const slow = answers.slow;
+  if (slow) {
+    big("slow", `Rank ${slow.rank}${slow.host ? ` on ${name(slow.host)}` : ""}`);
+    const since = slow.since_us === null || slow.since_us === undefined ? "" : `, since ${clock(answers.epoch_us, slow.since_us)}`;
+    say(find("#slow .sub"), `comes ${duration(slow.behind_ms * 1000)} later than the others${since}`);
+  } else {
+    const several = answers.ranks.length > 1;
+    big("slow", several ? "None is slower" : answers.ranks.length ? "There is one rank" : "Nothing has run yet");
+    say(find("#slow .sub"), several ? "all ranks come at about the same time" : "");
+  }
+  const behind = answers.ranks.filter((each) => each.behind_us > 0).sort((a, b) => b.behind_us - a.behind_us).slice(0, 5);
+  const most = behind.length ? behind[0].behind_us : 1;
+  list(find("#slow .bars"), behind.map((each) => [each.rank, each.host, duration(each.behind_us), each.behind_us / most]),
+    ([rank, host, time, share]) => bar(`rank ${rank}${host ? ` · ${name(host)}` : ""}`, time, share));
+}
+
+function showWaiting(answers, gone) {
+  const waiting = answers.waiting;
+  if (gone) big("waiting", "Not known: the server is gone");
+  else if (waiting.length) big("waiting", duration(waiting[0].seconds * 1e6), waiting.length === 1 ? "for one operation" : `for ${waiting.length} operations`);
+  else big("waiting", answers.state === "ended" ? "The job has ended" : "Nothing for more than 1 s");
+  say(find("#waiting .sub"), answers.stalls.length ? `${plural(answers.stalls.length, "warning")} of stalls` : "");
+  const items = waiting.slice(0, 6).map((each) => ["wait", sentence(each), Math.round(each.seconds), each.seconds > 30]);
+  for (const stall of answers.stalls.slice(-3).reverse()) items.push(["stall", stall.text, clock(answers.epoch_us, stall.ts_us), true]);
+  list(find("#waiting .waits"), items, ([kind, text, when, long]) =>
+    element("li", { class: long ? "long" : "" }, name(text), " ",
+      element("small", { text: kind === "wait" ? `${duration(when * 1e6)}` : `at ${when}` })));
+}
+
+function sentence(each) {
+  const what = `${name(each.tensor)} (${each.kind}${each.set ? `, set ${each.set}` : ""})`;
+  if (each.phase === "running") return `${what} runs on ${plural(each.with.length, "rank")}`;
+  if (!each.without.length) return `${what} waits for other ranks`;
+  const who = each.without.length === 1 ? "rank" : "ranks";
+  return `${what} waits for ${who} ${ranks(each.without)}; ${each.with.length === 1 ? "rank" : "ranks"} ${ranks(each.with)} ${each.with.length === 1 ? "is" : "are"} there`;
+}
+
+/** Shows the answers; `gone` says that they are old. `onTensor(name)` is called where one is chosen. */
+export function showCards(answers, gone, onTensor) {
+  showSpeed(answers);
+  showExposed(answers, onTensor);
+  showSlow(answers);
+  showWaiting(answers, gone);
+}
+
+const STATES = {
+  running: "running",
+  quiet: "no events",
+  ended: "ended",
+};
+
+/** The line at the top. */
+export function showHead(answers, gone) {
+  const state = gone ? "gone" : answers.state;
+  find("#state").dataset.state = state;
+  const quiet = answers.state === "quiet" && answers.now_us > answers.end_us
+    ? ` for ${duration(Math.round((answers.now_us - answers.end_us) / 1e6) * 1e6)}` : "";
+  say(find("#state-text"), gone ? "server gone" : (STATES[state] ?? state) + quiet);
+  say(find("#job"), answers.files.length ? name(answers.files.join(", ")) : "timeline");
+  document.title = `${answers.files[0] ? name(answers.files[0]) : "hvd timeline"} · ${gone ? "server gone" : state}`;
+  const hosts = new Set(answers.ranks.map((each) => each.host).filter(Boolean)).size;
+  const facts = [];
+  if (answers.size || answers.ranks.length) facts.push(plural(answers.size || answers.ranks.length, "rank") + (hosts ? ` on ${plural(hosts, "host")}` : ""));
+  if (answers.end_us > 0) facts.push(duration(answers.end_us - answers.begin_us));
+  if (answers.operations) facts.push(plural(answers.operations, "operation"));
+  if (answers.epoch_us) facts.push(`since ${new Date(answers.epoch_us / 1000).toLocaleString("en-GB")}`);
+  if (answers.reading < 0.999) facts.push(`${percent(answers.reading)} read`);
+  say(find("#facts"), facts.join(" · "));
+  const notes = [...answers.notes];
+  if (answers.dropped) notes.push(`${plural(answers.dropped, "event")} could not be written in time and are missing.`);
+  if (answers.damaged) notes.push(`${plural(answers.damaged, "line")} could not be read.`);
+  find("#notes").hidden = notes.length === 0;
+  list(find("#notes ul"), notes, (text) => element("li", { text: name(text) }));
+}

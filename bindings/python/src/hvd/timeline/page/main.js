@@ -1,0 +1,122 @@
+// Asks the server once a second, and shows what it says.
+
+import { address, ask, Refused } from "./api.js";
+import { showCards, showHead } from "./cards.js";
+import { Data } from "./data.js";
+import { hideDetail, showDetail } from "./detail.js";
+import { name, percent, say } from "./format.js";
+import { searchBox } from "./search.js";
+import { Timeline } from "./timeline.js";
+
+const PERIOD = 1000; // ms
+const HIDDEN_PERIOD = 10000; // ms, while nobody looks
+const SETTLE = 60; // ms without a movement until the span is asked for
+const FULL = 2; // columns for each pixel
+
+let answers = null;
+let gone = false;
+let refused = false;
+let asking = null; // stops the question for a span
+let timer = 0;
+let settling = 0;
+
+const timeline = new Timeline({
+  onView: () => {
+    clearTimeout(settling);
+    settling = setTimeout(look, SETTLE);
+  },
+  onChoose: (slice, row, focus) => (slice
+    ? showDetail(slice, row, answers?.epoch_us, { onShow: (each) => timeline.show(each), focus }) : hideDetail()),
+});
+
+/** The answers, once a second; what is shown stays where the server is gone. */
+async function poll() {
+  clearTimeout(timer);
+  try {
+    answers = await ask("answers");
+    gone = false;
+    refused = false;
+  } catch (error) {
+    refused = error instanceof Refused;
+    if (!gone) tell(error);
+    gone = true;
+  }
+  if (!gone) document.querySelector("#gone").hidden = true;
+  if (answers) {
+    showHead(answers, gone);
+    showCards(answers, gone, findTensor);
+    timeline.update(answers.ranks, answers.begin_us, answers.end_us);
+    showEmpty();
+    if (!gone) await look(true);
+  } else if (gone) {
+    document.querySelector("#state").dataset.state = "gone";
+    say(document.querySelector("#state-text"), refused ? "not allowed" : "no answer");
+  }
+  timer = setTimeout(poll, document.hidden ? HIDDEN_PERIOD : PERIOD);
+}
+
+function tell(error) {
+  const since = new Date().toLocaleTimeString("en-GB");
+  const file = answers?.files[0];
+  const again = file ? ` hvd-timeline with ${name(file)} shows it again.` : "";
+  const sentence = error instanceof Refused
+    ? error.message : `The server has not answered since ${since}. What is shown is from then.${again}`;
+  say(document.querySelector("#gone"), sentence);
+  document.querySelector("#gone").hidden = false;
+}
+
+function showEmpty() {
+  const empty = document.querySelector("#empty");
+  empty.hidden = answers.ranks.length > 0;
+  if (empty.hidden) return;
+  say(empty, answers.reading < 0.999 ? `The file is being read: ${percent(answers.reading)}.`
+    : answers.state === "ended" ? "There is no event in this timeline." : "No event yet. The first will show here by itself.");
+}
+
+/** Asks for the operations of the span that is shown, unless they are there. */
+async function look(again = false) {
+  if (!answers?.ranks.length || gone) return;
+  const { from, to } = timeline.view;
+  const data = timeline.data;
+  const covers = data && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, answers.end_us);
+  if (covers && data.fineEnough(from, to, timeline.width) && !(again && data.to >= data.endThen && data.endThen < answers.end_us)) return;
+  if (again && asking) return;
+  asking?.abort();
+  const mine = new AbortController();
+  asking = mine;
+  const room = (to - from) / 2;
+  const wanted = { from: from - room, to: to + room };
+  const end = answers.end_us;
+  try {
+    const found = await ask("timeline", { ...wanted, width: Math.round(timeline.width * FULL * 2) }, mine.signal);
+    if (asking === mine) timeline.setData(new Data(found, wanted, end));
+  } catch (error) {
+    if (error.name !== "AbortError" && !(error instanceof TypeError) && !(error instanceof Refused)) throw error;
+  } finally {
+    if (asking === mine) asking = null;
+  }
+}
+
+async function findTensor(wanted) {
+  try {
+    const { tensors } = await ask("search", { text: wanted });
+    const found = tensors.find((each) => each.name === wanted) ?? tensors[0];
+    if (found) timeline.goTo(found.name, found.last_us);
+  } catch {
+    // The banner says already that the server is gone.
+  }
+}
+
+searchBox((tensor) => {
+  timeline.goTo(tensor.name, tensor.last_us);
+  document.querySelector("#canvas").focus({ preventScroll: true });
+});
+document.querySelector("#merged").href = address("merged");
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !(event.target instanceof HTMLInputElement)) {
+    event.preventDefault();
+    document.querySelector("#search").focus();
+  }
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
+poll();

@@ -1,0 +1,151 @@
+"""hvd/timeline/watched.py: the timelines of a folder while they grow, read on a thread of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from hvd.timeline import answers as model, merge
+from hvd.timeline.sources import BadTimeline, Found, find, open_index
+
+BLOCK = 1 << 26  # bytes that are read at a time
+PERIOD = 0.25  # seconds between two looks at files that somebody watches
+IDLE_PERIOD = 5.0  # and at those that nobody watches
+FOLDER_PERIOD = 2.0  # seconds between two looks for new files
+WATCHED = 15.0  # seconds for which somebody who has asked counts as watching
+SOONEST = 0.2  # seconds in which answers stay the same: several pages cost as much as one
+
+
+class Watched:
+    """A timeline, or a folder of timelines, that grows. Any thread may ask."""
+
+    def __init__(self, path: Path, *, expected: bool = False, note: str = "") -> None:
+        """`expected`: the job has not begun yet, so that there may be no file, or one of an older job, which is not
+        shown. `note` is shown where ranks are missing. Raises BadTimeline if there is no timeline.
+        """
+        self._path = path
+        self._since_us = time.time() * 1e6 if expected else 0.0
+        self._note = note
+        self._found: Found | None = None
+        self._index: Any = None
+        self._problem = ""
+        self._ended = False
+        self._asked = time.monotonic()
+        self._last: tuple[float, dict[str, Any]] | None = None
+        self._lock = threading.Lock()  # of what answers last were
+        self._wake = threading.Event()
+        self._over = False
+        self._look(expected)
+        self._thread = threading.Thread(target=self._work, name="hvd-timeline-reader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the reading."""
+        self._over = True
+        self._wake.set()
+        self._thread.join()
+
+    def end(self) -> None:
+        """Tells that the job has ended, which its files may not say."""
+        self._ended = True
+        self._wake.set()
+
+    def answers(self) -> dict[str, Any]:
+        """What the page shows at its top."""
+        self._asked_now()
+        with self._lock:
+            if self._last is None or time.monotonic() - self._last[0] > SOONEST:
+                self._last = (time.monotonic(), self._answers())
+            return self._last[1]
+
+    def _answers(self) -> dict[str, Any]:
+        index, found = self._index, self._found
+        if index is None:
+            return _nothing(self._path.name, self._problem, self._ended)
+        known = model.answers(index, time.time(), found=found, ended=self._ended)
+        if self._note and known["missing"]:
+            known["notes"] = [*known["notes"], self._note]
+        if self._problem:
+            known["notes"] = [*known["notes"], self._problem]
+        return known
+
+    def timeline(self, begin_us: float, end_us: float, width: int, rank: int | None) -> dict[str, Any]:
+        """The operations of a span of time."""
+        self._asked_now()
+        if self._index is None:
+            return {"resolution": "bins", "from_us": begin_us, "to_us": end_us, "columns": 1, "ranks": [], "busy": [],
+                    "negotiate": [], "wait": [], "operations": [], "steps": []}  # fmt: skip
+        return model.timeline(self._index, begin_us, end_us, width, rank)
+
+    def search(self, text: str) -> dict[str, Any]:
+        """Tensors by a part of their names."""
+        self._asked_now()
+        return model.search(self._index, text) if self._index is not None else {"tensors": []}
+
+    def merge(self, out: IO[bytes]) -> None:
+        """Writes one file of all."""
+        if self._found is not None:
+            merge.merge(self._found.sources, out)
+
+    def _asked_now(self) -> None:
+        slept = time.monotonic() - self._asked > WATCHED
+        self._asked = time.monotonic()
+        if slept:
+            self._wake.set()
+
+    def _look(self, quietly: bool = True) -> None:
+        """Looks which files there are, and begins anew where they are others."""
+        try:
+            found = find(self._path)
+        except BadTimeline as error:
+            if not quietly:
+                raise
+            self._problem = str(error) if self._index is not None else ""
+            return
+        if found.epoch_us < self._since_us:  # of an older job, which the new one will replace
+            return
+        self._problem = ""
+        if self._found is None or found.key != self._found.key:
+            with contextlib.suppress(OSError, ValueError):  # a file went away meanwhile
+                self._index = open_index(found)
+        self._found = found
+
+    def _work(self) -> None:
+        from hvd import _timeline
+
+        looked = time.monotonic()
+        while not self._over:
+            left = 0
+            index = self._index
+            try:
+                left = index.read(BLOCK) if index is not None else 0
+            except _timeline.Restarted:
+                self._index = self._found = None
+                self._look()
+                looked = time.monotonic()
+            except OSError as error:
+                self._problem = f"{error.filename or self._path}: {error.strerror}"
+            if left == 0:
+                watched = time.monotonic() - self._asked < WATCHED
+                self._wake.wait(PERIOD if watched else IDLE_PERIOD)
+                self._wake.clear()
+            if time.monotonic() - looked > FOLDER_PERIOD or self._index is None:
+                self._look()
+                looked = time.monotonic()
+
+
+def _nothing(name: str, problem: str, ended: bool) -> dict[str, Any]:
+    """The answers while there is no file yet."""
+    speed = {"steps_per_second": None, "samples_per_second": None, "source": None}
+    return {
+        "job": "", "files": [name], "now_us": 0, "reading": 1.0, "begin_us": 0, "end_us": 0, "epoch_us": 0,
+        "state": "ended" if ended else "quiet", "size": 0, "ranks": [], "missing": [],
+        "speed": {**speed, "history": {"t": [], "steps": [], "samples": []}},
+        "exposed": {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False},
+        "bandwidth": {"bus_GB_per_s": None, "history": [], "bytes_per_step": None},
+        "slow": None, "waiting": [], "stalls": [], "dropped": 0, "damaged": 0, "operations": 0, "events": 0,
+        "notes": [problem] if problem else [],
+    }  # fmt: skip
