@@ -81,7 +81,8 @@ class rank_cells {
     if (end <= begin) return;
     const auto last = static_cast<std::size_t>((end - 1) / width);
     if (last >= all_.size()) all_.resize(last + 1);
-    split(begin, end, width, [&](std::int64_t i, std::int64_t part) { all_[static_cast<std::size_t>(i)].*member += part; });
+    split(begin, end, width,
+          [&](std::int64_t i, std::int64_t part) { all_[static_cast<std::size_t>(i)].*member += part; });
     begin = std::max(begin, (end - 1) / second * second - static_cast<std::int64_t>(recent_seconds - 1) * second);
     split(begin, end, second, [&](std::int64_t i, std::int64_t part) { recent_at(i).*member += part; });
   }

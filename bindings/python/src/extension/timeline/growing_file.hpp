@@ -67,7 +67,7 @@ class descriptor {
   int fd_;
 };
 
-/// Used by one thread at a time, but for `blocks`, which the owner guards.
+/// One thread at a time fetches; what is public is guarded by its owner, as `take` is.
 class growing_file {
  public:
   static constexpr std::size_t block_bytes = std::size_t{1} << 18;
@@ -77,11 +77,11 @@ class growing_file {
 
   /// Reads the next part into the buffer, and says how much that is: 0 if nothing was added. Throws `restarted`.
   std::size_t fetch() {
-    size = file.size();
+    found_size_ = file.size();
     check_beginning();
-    if (size <= consumed) return fetched_ = 0;
+    if (found_size_ <= consumed) return fetched_ = 0;
     fetched_ = file.read(buffer_.data(), buffer_.size() - line_padding, consumed);
-    at_end_ = consumed + fetched_ >= size;
+    at_end_ = consumed + fetched_ >= found_size_;
     std::fill_n(buffer_.data() + fetched_, line_padding, '\0');
     return fetched_;
   }
@@ -90,6 +90,7 @@ class growing_file {
   /// to read. The block's times are the caller's to set.
   template <class Visit>
   bool take(const Visit& visit) {
+    size = found_size_;
     if (fetched_ == 0) return false;
     if (blocks.empty() || blocks.back().bytes >= block_bytes) blocks.push_back({.offset = consumed});
     const lines_read done = read_lines(buffer_.data(), fetched_, consumed == 0, at_end_, texts_, visit);
@@ -128,7 +129,7 @@ class growing_file {
   // A file that was begun anew has another job, or another time of the start.
   void check_beginning() {
     constexpr std::size_t most = 512;
-    if (size < consumed) throw restarted("the timeline was emptied while it was read");
+    if (found_size_ < consumed) throw restarted("the timeline was emptied while it was read");
     if (consumed == 0) {
       beginning_.resize(most);
       beginning_.resize(file.read(beginning_.data(), most, 0));
@@ -144,6 +145,7 @@ class growing_file {
   decoded_texts texts_;
   std::string beginning_;
   std::size_t fetched_ = 0;
+  std::uint64_t found_size_ = 0;
   bool at_end_ = false;
 };
 

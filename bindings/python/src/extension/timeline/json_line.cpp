@@ -68,19 +68,19 @@ class scanner {
 
   bool argument(std::string_view key) {
     if (peek() == '"') {
-      std::string_view* const to = key == "dtype" ? &e_.dtype
-                                   : key == "shape" ? &e_.shape
+      std::string_view* const to = key == "dtype"                                      ? &e_.dtype
+                                   : key == "shape"                                    ? &e_.shape
                                    : key == "name" || key == "tensor" || key == "text" ? &e_.label
-                                   : key == "host"                                      ? &e_.host
-                                   : key == "job"                                       ? &e_.job
-                                                                                        : nullptr;
+                                   : key == "host"                                     ? &e_.host
+                                   : key == "job"                                      ? &e_.job
+                                                                                       : nullptr;
       return to != nullptr ? text(*to) : anything(0);
     }
     if (key == "unfinished") {
       e_.unfinished = peek() == 't';
       return anything(0);
     }
-    std::int64_t* const to = key == "size" ? &e_.size
+    std::int64_t* const to = key == "size"      ? &e_.size
                              : key == "process" ? &e_.pid
                              : key == "samples" ? &e_.samples
                              : key == "events"  ? &e_.events

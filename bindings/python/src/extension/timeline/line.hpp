@@ -23,11 +23,11 @@ struct line_event {
   std::int64_t time = 0;      ///< nanoseconds
   std::int64_t duration = 0;  ///< nanoseconds
   std::string_view name;
-  std::string_view dtype, shape;        ///< of the end of an operation
-  std::string_view label;               ///< args: "name" of M, "tensor" of WAIT, "text" of STALL
-  std::string_view host, job;           ///< args of hvd_rank and of the header
-  std::int64_t size = 0, pid = 0;       ///< args of hvd_rank
-  std::int64_t samples = 0, events = 0; ///< args of STEP and DROPPED
+  std::string_view dtype, shape;         ///< of the end of an operation
+  std::string_view label;                ///< args: "name" of M, "tensor" of WAIT, "text" of STALL
+  std::string_view host, job;            ///< args of hvd_rank and of the header
+  std::int64_t size = 0, pid = 0;        ///< args of hvd_rank
+  std::int64_t samples = 0, events = 0;  ///< args of STEP and DROPPED
 };
 
 /// What the decoded texts of a line lie in. A line has at most as many that differ from their bytes in the file.
@@ -54,7 +54,8 @@ bool skip(const char*& p, const char (&text)[N]) noexcept {
 inline bool read_digits(const char*& p, std::uint64_t& to) noexcept {
   const char* const begin = p;
   std::uint64_t value = 0;
-  for (unsigned digit; (digit = static_cast<unsigned>(*p) - '0') <= 9 && p - begin < 18; ++p) value = value * 10 + digit;
+  for (unsigned digit; (digit = static_cast<unsigned>(*p) - '0') <= 9 && p - begin < 18; ++p)
+    value = value * 10 + digit;
   to = value;
   return p != begin;
 }
@@ -96,7 +97,8 @@ inline bool read_own_line(const char*& p, const char* last, line_event& e) noexc
   if (last - p < 32 || !skip(p, "{\"ph\":\"")) return false;
   e.phase = *p++;
   std::uint64_t process = 0, rank = 0;
-  if (!skip(p, "\",\"pid\":") || !read_digits(p, process) || !skip(p, ",\"tid\":") || !read_digits(p, rank)) return false;
+  if (!skip(p, "\",\"pid\":") || !read_digits(p, process) || !skip(p, ",\"tid\":") || !read_digits(p, rank))
+    return false;
   if (process > UINT32_MAX || rank > UINT32_MAX) return false;
   e.process = static_cast<std::uint32_t>(process);
   e.rank = static_cast<std::uint32_t>(rank);
@@ -109,7 +111,8 @@ inline bool read_own_line(const char*& p, const char* last, line_event& e) noexc
     case 'E':
       if (skip(p, ",\"args\":{\"")) {
         if (skip(p, "dtype\":\"")) {
-          if (!read_text(p, last, e.dtype) || !skip(p, ",\"shape\":\"") || !read_text(p, last, e.shape) || *p++ != '}') {
+          if (!read_text(p, last, e.dtype) || !skip(p, ",\"shape\":\"") || !read_text(p, last, e.shape) ||
+              *p++ != '}') {
             return false;
           }
         } else if (skip(p, "unfinished\":true}")) {

@@ -10,7 +10,8 @@
 namespace hvd_timeline {
 
 struct lines_read {
-  std::size_t consumed = 0;  ///< bytes up to the end of the last event, where the writer will put a comma or has done so
+  std::size_t consumed =
+      0;  ///< bytes up to the end of the last event, where the writer will put a comma or has done so
   std::uint64_t damaged = 0;
   bool closed = false;  ///< the array ends here
 };
@@ -34,7 +35,8 @@ lines_read read_lines(const char* const begin, std::size_t size, bool first, boo
       p = q + (*q == ',' ? 2 : 1);
       continue;
     }
-    const auto* const feed = static_cast<const char*>(std::memchr(p, '\n', static_cast<std::size_t>(final_feed + 1 - p)));
+    const auto* const feed =
+        static_cast<const char*>(std::memchr(p, '\n', static_cast<std::size_t>(final_feed + 1 - p)));
     const char* stop = feed;
     if (stop != p && stop[-1] == '\r') --stop;
     if (stop != p && stop[-1] == ',') --stop;

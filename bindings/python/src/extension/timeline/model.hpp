@@ -27,7 +27,7 @@ struct rank_state {
   std::int64_t size = 0, process = 0;
   std::uint32_t starts = 0;
   std::int64_t first = never, last = never;
-  std::uint64_t operations = 0;
+  std::uint64_t operations = 0, steps = 0;
   open_span running, negotiating;
   rank_cells cells;
 };
@@ -45,7 +45,7 @@ struct tensor_state {
   double bytes = 0;
   std::int64_t negotiate = 0, run = 0, exposed = 0;
   std::int64_t first = never, last = never;
-  std::string detail;  ///< "float32 [64, 512]" of the last operation
+  std::string detail{};  ///< "float32 [64, 512]" of the last operation
   struct recent_wait {
     std::int64_t span = -1;
     std::int64_t exposed = 0;
@@ -100,7 +100,8 @@ struct stall {
 };
 
 struct totals {
-  std::uint64_t events = 0, operations = 0, negotiations = 0, dropped = 0, unplaced = 0, waits = 0, steps = 0, samples = 0;
+  std::uint64_t events = 0, operations = 0, negotiations = 0, dropped = 0, unplaced = 0, waits = 0, steps = 0,
+                samples = 0;
   std::int64_t first = never, last = never;
 };
 

@@ -20,7 +20,7 @@ enum class activity_class : unsigned char {
 
 struct activity {
   std::string name;
-  std::string kind;  ///< "allreduce" of ALLREDUCE and NEGOTIATE_ALLREDUCE
+  std::string kind{};  ///< "allreduce" of ALLREDUCE and NEGOTIATE_ALLREDUCE
   activity_class what = activity_class::run;
   bus_class bus = bus_class::plain;
 };
@@ -50,7 +50,8 @@ class activity_names {
 
   std::uint16_t number(std::string_view name) {
     // Mostly one of the last few.
-    const std::size_t slot = (name.size() * 31 + static_cast<unsigned char>(name.empty() ? 0 : name[name.size() / 2])) % 64;
+    const std::size_t slot =
+        (name.size() * 31 + static_cast<unsigned char>(name.empty() ? 0 : name[name.size() / 2])) % 64;
     const std::uint16_t guess = recent_[slot];
     if (guess < all_.size() && all_[guess].name == name) return guess;
     for (std::size_t i = 0; i != all_.size(); ++i) {

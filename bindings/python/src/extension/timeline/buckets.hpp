@@ -1,0 +1,22 @@
+// buckets.hpp: sums over equal spans of a time, for charts.
+#pragma once
+
+#include "index.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hvd_timeline {
+
+struct buckets {
+  std::int64_t from = 0, width = 0;
+  std::vector<std::uint32_t> ranks{};
+  std::vector<std::vector<cell>> cells{};  ///< of each rank
+  double size = 1;                         ///< of the job, as far as the timeline tells
+};
+
+/// At most `most` spans that cover [begin, end), in steps of what the index has cells for. The caller holds the mutex.
+buckets sum_buckets(const index& of, std::int64_t begin, std::int64_t end, std::size_t most);
+
+}  // namespace hvd_timeline

@@ -1,0 +1,100 @@
+// index.hpp: what timelines tell, read as they grow: sums over time, ranks and tensors, in memory that does not grow
+// with the number of events. What is shown event by event is read again from the files (window.hpp).
+//
+// Any thread may call any function at any time; one at a time reads.
+#pragma once
+
+#include "growing_file.hpp"
+#include "model.hpp"
+#include "row_table.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace hvd_timeline {
+
+class index {
+ public:
+  /// A file of the job, whose times are moved by `shift_ns`. The descriptor is duplicated.
+  std::size_t add_file(int fd, std::int64_t shift_ns);
+
+  /// Reads what was added to the files, at most about `most` bytes; returns how many are left. Throws `restarted`.
+  std::uint64_t read(std::uint64_t most);
+
+  // What follows is looked at by what is built upon it: hold the mutex.
+  struct indexed_file {
+    indexed_file(int fd, std::int64_t shift_ns) : file(fd, shift_ns) {}
+    growing_file file;
+    row_table rows;
+    std::unordered_map<std::uint32_t, std::uint32_t> tensors;  ///< by "pid", as some rank names it
+  };
+  [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
+  [[nodiscard]] const std::deque<indexed_file>& files() const noexcept { return files_; }
+  [[nodiscard]] const totals& sums() const noexcept { return totals_; }
+  [[nodiscard]] const std::vector<rank_state>& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] const std::vector<tensor_state>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::vector<row>& rows() const noexcept { return rows_; }
+  [[nodiscard]] const activity_names& activities() const noexcept { return activities_; }
+  [[nodiscard]] const std::deque<stall>& stalls() const noexcept { return stalls_; }
+  [[nodiscard]] const std::vector<long_slice>& long_slices() const noexcept { return long_slices_; }
+  /// Activities of this duration and more, in nanoseconds, are long slices.
+  [[nodiscard]] std::int64_t long_from() const noexcept { return long_from_; }
+  /// Nanoseconds that a cell of all of the job spans.
+  [[nodiscard]] std::int64_t width() const noexcept { return width_; }
+
+ private:
+  static constexpr std::size_t most_tensors = std::size_t{1} << 18, most_rows = std::size_t{1} << 20;
+  static constexpr std::uint32_t most_ranks = 1 << 16;
+  static constexpr std::size_t most_stalls = 10, most_long_slices = std::size_t{1} << 15;
+  // Of all ranks; cells have some 100 bytes.
+  static constexpr std::size_t most_cells = std::size_t{1} << 18, most_cells_of_a_rank = 4096;
+
+  void take(indexed_file& from, const line_event& e);
+  void begin(indexed_file& from, const line_event& e, std::int64_t time);
+  void end(indexed_file& from, const line_event& e, std::int64_t time);
+  void end_activity(row& r, rank_state& rank, std::int64_t time, bool unfinished);
+  void finish(row& r, rank_state& rank, std::uint16_t name, const line_event& e, std::int64_t time);
+  void wait(indexed_file& from, const line_event& e, std::int64_t time);
+  void instant(const line_event& e, std::int64_t time);
+  void metadata(indexed_file& from, const line_event& e);
+
+  row* row_of(indexed_file& from, const line_event& e);
+  std::uint32_t tensor_named(std::string_view name, std::uint32_t process);
+  std::uint32_t rank_index(std::uint32_t rank);
+  rank_cells::pair cells(rank_state& rank, std::int64_t time);
+  void count_event(rank_state& rank, std::int64_t time);
+  void make_room(std::int64_t time);
+  void add_span(rank_state& rank, std::int64_t cell::*member, std::int64_t begin, std::int64_t end);
+  void open(open_span& span, std::int64_t time) { span.since = span.open++ == 0 ? time : span.since; }
+  void close(rank_state& rank, open_span& span, std::int64_t cell::*member, std::int64_t time);
+  void keep_long(const long_slice& slice);
+
+  mutable std::mutex mutex_;
+  std::mutex reading_;
+  std::deque<indexed_file> files_;
+  totals totals_;
+  std::vector<rank_state> ranks_;
+  std::vector<std::uint32_t> rank_indices_;
+  std::vector<tensor_state> tensors_;
+  std::map<std::string, std::uint32_t, std::less<>> by_name_;
+  std::vector<row> rows_;
+  activity_names activities_;
+  std::deque<stall> stalls_;
+  std::vector<long_slice> long_slices_;
+  std::int64_t long_from_ = rank_cells::second / 20;
+  std::int64_t width_ = rank_cells::first_width;
+  std::int64_t room_ = 0;  // times below need no room to be made
+};
+
+/// Bytes of a tensor of the first dimensions that the timeline shows: "float32", "[64, 512]".
+double tensor_bytes(std::string_view dtype, std::string_view shape) noexcept;
+
+}  // namespace hvd_timeline

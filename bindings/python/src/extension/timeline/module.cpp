@@ -1,0 +1,343 @@
+// module.cpp: hvd._timeline, an index of timelines for Python. Needs neither the engine nor a job.
+
+#include "buckets.hpp"
+#include "index.hpp"
+#include "window.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hvd_timeline {
+namespace {
+
+namespace nb = nanobind;
+
+// Names in a file that is damaged may be no UTF-8.
+nb::object text(std::string_view bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
+}
+double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1000; }
+nb::object time_or_none(std::int64_t nanoseconds) {
+  return nanoseconds == never ? nb::none() : nb::object(nb::float_(microseconds(nanoseconds)));
+}
+std::int64_t nanoseconds(double microseconds) {
+  if (!(std::abs(microseconds) < 1e15)) throw nb::value_error("a time must be a number of microseconds below 10^15");
+  return static_cast<std::int64_t>(std::llround(microseconds * 1000));
+}
+template <class Range, class Value>
+nb::list list_of(const Range& range, const Value& value) {
+  nb::list list;
+  for (const auto& element : range) list.append(value(element));
+  return list;
+}
+
+nb::dict state(const index& of) {
+  const std::lock_guard hold(of.mutex());
+  const totals& sums = of.sums();
+  nb::dict d;
+  std::uint64_t bytes = 0, size = 0, damaged = 0;
+  nb::list files;
+  for (const index::indexed_file& f : of.files()) {
+    bytes += f.file.closed ? f.file.size : f.file.consumed;
+    size += f.file.size;
+    damaged += f.file.damaged;
+    nb::dict file;
+    file["bytes"] = f.file.consumed;
+    file["size"] = f.file.size;
+    file["complete"] = f.file.closed;
+    file["rest"] = f.file.rest();
+    file["damaged"] = f.file.damaged;
+    files.append(file);
+  }
+  d["bytes"] = bytes;
+  d["size"] = size;
+  d["damaged"] = damaged;
+  d["events"] = sums.events;
+  d["operations"] = sums.operations;
+  d["negotiations"] = sums.negotiations;
+  d["dropped"] = sums.dropped;
+  d["unplaced"] = sums.unplaced;
+  d["waits"] = sums.waits;
+  d["steps"] = sums.steps;
+  d["samples"] = sums.samples;
+  d["first_us"] = time_or_none(sums.first);
+  d["last_us"] = time_or_none(sums.last);
+  d["files"] = files;
+  nb::dict ranks;
+  std::vector<const rank_state*> ordered;
+  for (const rank_state& r : of.ranks()) ordered.push_back(&r);
+  std::sort(ordered.begin(), ordered.end(), [](auto* a, auto* b) { return a->rank < b->rank; });
+  for (const rank_state* const r : ordered) {
+    nb::dict rank;
+    rank["host"] = text(r->host);
+    rank["size"] = r->size;
+    rank["process"] = r->process;
+    rank["starts"] = r->starts;
+    rank["first_us"] = time_or_none(r->first);
+    rank["last_us"] = time_or_none(r->last);
+    rank["operations"] = r->operations;
+    rank["steps"] = r->steps;
+    ranks[nb::int_(r->rank)] = rank;
+  }
+  d["ranks"] = ranks;
+  d["stalls"] =
+      list_of(of.stalls(), [](const stall& s) { return nb::make_tuple(microseconds(s.time), s.rank, text(s.text)); });
+  return d;
+}
+
+// The columns of a chart, each with the value that a cell has for it.
+template <class Use>
+void for_each_column(double size, const Use& use) {
+  use("operations", [](const cell& c) { return static_cast<double>(c.operations); });
+  use("negotiations", [](const cell& c) { return static_cast<double>(c.negotiations); });
+  use("steps", [](const cell& c) { return static_cast<double>(c.steps); });
+  use("samples", [](const cell& c) { return static_cast<double>(c.samples); });
+  use("dropped", [](const cell& c) { return static_cast<double>(c.dropped); });
+  use("negotiate_us", [](const cell& c) { return microseconds(c.negotiate); });
+  use("total_us", [](const cell& c) { return microseconds(c.total); });
+  use("busy_us", [](const cell& c) { return microseconds(c.busy); });
+  use("negotiating_us", [](const cell& c) { return microseconds(c.negotiating); });
+  use("wait_us", [](const cell& c) { return microseconds(c.wait); });
+  use("bytes", [](const cell& c) { return c.bytes[0] + c.bytes[1] + c.bytes[2] + c.bytes[3]; });
+  use("bus_bytes", [size](const cell& c) {
+    double sum = 0;
+    for (std::size_t i = 0; i != c.bytes.size(); ++i) sum += c.bytes[i] * bus_factor(static_cast<bus_class>(i), size);
+    return sum;
+  });
+  use("active", [](const cell& c) { return c.events != 0 ? 1.0 : 0.0; });
+}
+
+nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, bool by_rank) {
+  const std::int64_t from = nanoseconds(from_us), to = nanoseconds(to_us);
+  if (most == 0 || most > 65536) throw nb::value_error("most must be from 1 to 65536");
+  buckets found;
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard hold(of.mutex());
+    found = sum_buckets(of, from, to, most);
+  }
+  nb::dict d, columns;
+  const std::size_t count = found.cells.empty() ? 0 : found.cells[0].size();
+  d["from_us"] = microseconds(found.from);
+  d["width_us"] = microseconds(found.width);
+  d["count"] = count;
+  d["ranks"] = list_of(found.ranks, [](std::uint32_t r) { return r; });
+  for_each_column(found.size, [&](const char* name, const auto& value) {
+    if (by_rank) {
+      columns[name] = list_of(found.cells, [&](const auto& cells) { return list_of(cells, value); });
+      return;
+    }
+    std::vector<double> sums(count);
+    for (const auto& cells : found.cells) {
+      for (std::size_t i = 0; i != count; ++i) sums[i] += value(cells[i]);
+    }
+    columns[name] = list_of(sums, [](double v) { return v; });
+  });
+  d["columns"] = columns;
+  return d;
+}
+
+nb::dict shares(const index& of, double from_us, double to_us, std::size_t count, std::int64_t rank,
+                std::uint64_t most_bytes) {
+  const std::int64_t from = nanoseconds(from_us), to = nanoseconds(to_us);
+  if (count == 0 || count > 65536) throw nb::value_error("columns must be from 1 to 65536");
+  if (to <= from) throw nb::value_error("from_us must be before to_us");
+  bins found;
+  {
+    const nb::gil_scoped_release release;
+    found = read_bins(of, from, to, count, rank, most_bytes);
+  }
+  nb::dict d;
+  d["from_us"] = microseconds(from);
+  d["to_us"] = microseconds(to);
+  d["columns"] = count;
+  d["exact"] = found.exact;
+  d["ranks"] = list_of(found.ranks, [](std::uint32_t r) { return r; });
+  const auto add = [&](const char* name, std::vector<double> bins::of_rank::*member) {
+    d[name] = list_of(found.rows, [&](const bins::of_rank& r) {
+      return list_of(r.*member, [](double v) { return std::round(v * 1e4) / 1e4; });
+    });
+  };
+  add("busy", &bins::of_rank::busy);
+  add("negotiate", &bins::of_rank::negotiate);
+  add("wait", &bins::of_rank::wait);
+  add("operations", &bins::of_rank::operations);
+  add("steps", &bins::of_rank::steps);
+  return d;
+}
+
+nb::dict slices(const index& of, double from_us, double to_us, std::size_t most, std::int64_t rank,
+                std::uint64_t most_bytes) {
+  const std::int64_t from = nanoseconds(from_us), to = nanoseconds(to_us);
+  window found;
+  {
+    const nb::gil_scoped_release release;
+    found = read_window(of, from, to, rank, most_bytes);
+    if (found.slices.size() > most) found = {};
+    // As they are drawn: outer ones first.
+    std::stable_sort(found.slices.begin(), found.slices.end(),
+                     [](const slice& a, const slice& b) { return a.begin < b.begin; });
+    if (found.marks.size() > most) found.marks.resize(most);
+  }
+  nb::dict d;
+  d["complete"] = found.complete;
+  d["names"] = list_of(found.names, text);
+  d["tensors"] = list_of(found.tensors, text);
+  const auto column = [&](const char* name, const auto& value) { d[name] = list_of(found.slices, value); };
+  column("tensor", [](const slice& s) { return s.tensor; });
+  column("rank", [](const slice& s) { return s.rank; });
+  column("name", [](const slice& s) { return s.name; });
+  column("depth", [](const slice& s) { return static_cast<int>(s.depth); });
+  column("begin_us", [](const slice& s) { return microseconds(s.begin); });
+  column("end_us", [](const slice& s) { return microseconds(s.end); });
+  column("state", [](const slice& s) { return static_cast<int>(s.state); });
+  const std::vector<nb::object> details = [&] {
+    std::vector<nb::object> texts;
+    for (const std::string& detail : found.details) texts.push_back(text(detail));
+    return texts;
+  }();
+  column("detail", [&](const slice& s) { return details[s.detail]; });
+  d["marks"] = list_of(found.marks, [](const instant_mark& m) {
+    const nb::object what = m.text.empty() ? nb::object(nb::int_(m.number)) : text(m.text);
+    return nb::make_tuple(microseconds(m.time), m.rank, text(m.name), what);
+  });
+  return d;
+}
+
+std::string lower(std::string_view of) {
+  std::string text(of);
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
+// The rank that has spent most on each of some tensors: in waits for it, or where none are told of, in the operation.
+std::vector<std::int64_t> slowest_ranks(const index& of, const std::vector<std::uint32_t>& tensors) {
+  std::vector<std::int64_t> slowest(of.tensors().size(), -1), most(of.tensors().size(), -1);
+  std::vector<bool> asked(of.tensors().size());
+  for (const std::uint32_t t : tensors) asked[t] = true;
+  for (const row& r : of.rows()) {
+    if (!asked[r.tensor]) continue;
+    const std::int64_t spent = of.tensors()[r.tensor].exposed != 0 ? r.exposed : r.run;
+    if (spent <= most[r.tensor]) continue;
+    most[r.tensor] = spent;
+    slowest[r.tensor] = of.ranks()[r.rank].rank;
+  }
+  return slowest;
+}
+
+nb::list search(const index& of, std::string_view wanted, std::size_t most, std::string_view by) {
+  const std::lock_guard hold(of.mutex());
+  const std::string part = lower(wanted);
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t i = 0; i != of.tensors().size(); ++i) {
+    if (part.empty() || lower(of.tensors()[i].name).find(part) != std::string::npos) found.push_back(i);
+  }
+  const std::int64_t now = of.sums().last == never ? 0 : of.sums().last;
+  const auto weight = [&](std::uint32_t i) {
+    const tensor_state& t = of.tensors()[i];
+    if (by == "exposed") return static_cast<double>(t.exposed);
+    if (by == "recent") return static_cast<double>(t.recently_exposed(now));
+    if (by == "bytes") return t.bytes;
+    if (by == "operations") return static_cast<double>(t.operations);
+    if (by == "time") return static_cast<double>(t.negotiate + t.run);
+    throw nb::value_error("tensors can be asked for by exposed, recent, bytes, operations or time");
+  };
+  std::stable_sort(found.begin(), found.end(), [&](std::uint32_t a, std::uint32_t b) { return weight(a) > weight(b); });
+  if (found.size() > most) found.resize(most);
+  const std::vector<std::int64_t> slowest = slowest_ranks(of, found);
+  return list_of(found, [&](std::uint32_t i) {
+    const tensor_state& t = of.tensors()[i];
+    nb::dict d;
+    d["name"] = text(t.name);
+    d["pid"] = t.process;
+    d["kind"] = t.kind == activity_names::most ? nb::object(nb::str("")) : text(of.activities()[t.kind].kind);
+    d["set"] = t.set;
+    d["operations"] = t.operations;
+    d["bytes"] = t.bytes;
+    d["negotiate_us"] = microseconds(t.negotiate);
+    d["run_us"] = microseconds(t.run);
+    d["exposed_us"] = microseconds(t.exposed);
+    d["recent_exposed_us"] = microseconds(t.recently_exposed(now));
+    d["slowest"] = slowest[i] < 0 ? nb::none() : nb::object(nb::int_(slowest[i]));
+    d["first_us"] = time_or_none(t.first);
+    d["last_us"] = time_or_none(t.last);
+    return d;
+  });
+}
+
+nb::list open_operations(const index& of) {
+  const std::lock_guard hold(of.mutex());
+  std::vector<bool> open(of.tensors().size());
+  for (const row& r : of.rows()) {
+    if (r.depth != 0) open[r.tensor] = true;
+  }
+  nb::list list;
+  // Also the ranks that have not begun it, if they know the tensor: a person asks for those.
+  for (const row& r : of.rows()) {
+    if (!open[r.tensor]) continue;
+    const tensor_state& t = of.tensors()[r.tensor];
+    const activity& outer = of.activities()[r.names[0]];
+    nb::dict d;
+    d["tensor"] = text(t.name);
+    d["pid"] = t.process;
+    d["set"] = t.set;
+    d["rank"] = of.ranks()[r.rank].rank;
+    d["done"] = r.done;
+    if (r.depth == 0) {
+      d["kind"] = t.kind == activity_names::most ? nb::object(nb::str("")) : text(of.activities()[t.kind].kind);
+      d["activity"] = nb::str("");
+      d["phase"] = nb::str("");
+      d["begin_us"] = nb::none();
+    } else {
+      const std::size_t inner = std::min<std::size_t>(r.depth, row::deepest) - 1;
+      d["kind"] = text(outer.kind);
+      d["activity"] = text(of.activities()[r.names[inner]].name);
+      d["phase"] = nb::str(outer.what == activity_class::negotiate ? "negotiating" : "running");
+      d["begin_us"] = microseconds(r.submitted);
+    }
+    list.append(d);
+  }
+  return list;
+}
+
+}  // namespace
+}  // namespace hvd_timeline
+
+NB_MODULE(_timeline, m) {
+  namespace nb = nanobind;
+  using namespace nanobind::literals;
+  using hvd_timeline::index;
+  constexpr std::uint64_t most_bytes = 48 << 20;  // read again in some 0.1 s
+
+  nb::exception<hvd_timeline::restarted>(m, "Restarted", PyExc_RuntimeError);
+  nb::class_<index>(m, "Index")
+      .def(nb::init<>())
+      .def(
+          "add_file",
+          [](index& of, int fd, double shift_us) { return of.add_file(fd, hvd_timeline::nanoseconds(shift_us)); },
+          "fd"_a, "shift_us"_a = 0.0)
+      .def("read", &index::read, "most_bytes"_a = std::uint64_t{1} << 26, nb::call_guard<nb::gil_scoped_release>())
+      .def("state", &hvd_timeline::state)
+      .def("buckets", &hvd_timeline::chart, "from_us"_a, "to_us"_a, "most"_a, "ranks"_a = false)
+      .def("bins", &hvd_timeline::shares, "from_us"_a, "to_us"_a, "columns"_a, "rank"_a = -1,
+           "most_bytes"_a = most_bytes)
+      .def("slices", &hvd_timeline::slices, "from_us"_a, "to_us"_a, "most"_a, "rank"_a = -1,
+           "most_bytes"_a = most_bytes)
+      .def(
+          "tensors",
+          [](const index& of, std::size_t most, nb::str by) { return hvd_timeline::search(of, "", most, by.c_str()); },
+          "most"_a, "by"_a = nb::str("time"))
+      .def(
+          "search",
+          [](const index& of, nb::str text, std::size_t most) {
+            return hvd_timeline::search(of, text.c_str(), most, "operations");
+          },
+          "text"_a, "most"_a)
+      .def("open_operations", &hvd_timeline::open_operations);
+}

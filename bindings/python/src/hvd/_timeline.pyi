@@ -1,0 +1,46 @@
+"""An index of timelines, which are read as they grow. Times are microseconds; everything here is for hvd.timeline."""
+
+from typing import Any, Literal
+
+class Restarted(RuntimeError):
+    """A file was emptied and begun anew while it was read: another index is needed."""
+
+class Index:
+    """What the files of a job tell, in memory that does not grow with the number of events.
+
+    Any thread may call any method at any time; one at a time reads.
+    """
+
+    def __init__(self) -> None: ...
+    def add_file(self, fd: int, shift_us: float = 0.0) -> int:
+        """Adds a file, whose times are moved by ``shift_us``; returns its number. The descriptor is duplicated."""
+
+    def read(self, most_bytes: int = 67108864) -> int:
+        """Reads what was added to the files, at most about so many bytes; returns how many are left."""
+
+    def state(self) -> dict[str, Any]:
+        """Totals, files, ranks and the last stalls."""
+
+    def buckets(self, from_us: float, to_us: float, most: int, ranks: bool = False) -> dict[str, Any]:
+        """Sums over about ``most`` equal spans; with ``ranks`` each column is a list for each rank."""
+
+    def bins(
+        self, from_us: float, to_us: float, columns: int, rank: int = -1, most_bytes: int = 50331648
+    ) -> dict[str, Any]:
+        """What share of each column each rank was busy, negotiating and waiting."""
+
+    def slices(
+        self, from_us: float, to_us: float, most: int, rank: int = -1, most_bytes: int = 50331648
+    ) -> dict[str, Any]:
+        """The activities that have a part in a span of time, read again from the files."""
+
+    def tensors(
+        self, most: int, by: Literal["exposed", "recent", "bytes", "operations", "time"] = "time"
+    ) -> list[dict[str, Any]]:
+        """The tensors that have most of something."""
+
+    def search(self, text: str, most: int) -> list[dict[str, Any]]:
+        """The busiest tensors whose names contain the text, in either case."""
+
+    def open_operations(self) -> list[dict[str, Any]]:
+        """What each rank does with the tensors that at least one rank has begun something with."""

@@ -1,0 +1,95 @@
+"""hvd/timeline/waiting.py: what is waited for now, by whom and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+SHORTEST = 1.0  # seconds: what is shorter is the life of a job that runs
+MOST = 20
+
+
+def waiting(rows: Sequence[dict[str, Any]], size: int, now_us: float, negotiated: bool, ended: bool) -> list[dict[str, Any]]:
+    """The operations that have not ended for a while, longest first, of the rows of Index.open_operations.
+
+    `negotiated`: ranks of this job agree before an operation runs, so one that runs has all its ranks. `ended`: nothing
+    will go on.
+    """
+    by_tensor: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_tensor.setdefault(row["tensor"], []).append(row)
+    found = []
+    for tensor, known in by_tensor.items():
+        entry = _of_tensor(tensor, known, size, now_us, negotiated)
+        if entry["seconds"] > SHORTEST:
+            entry["text"] = _sentence(entry, ended)
+            found.append(entry)
+    return sorted(found, key=lambda entry: (-entry["seconds"], entry["tensor"]))[:MOST]
+
+
+def _of_tensor(tensor: str, rows: list[dict[str, Any]], size: int, now_us: float, negotiated: bool) -> dict[str, Any]:
+    opened = [row for row in rows if row["phase"]]
+    negotiating = [row for row in opened if row["phase"] == "negotiating"]
+    started = negotiating or opened
+    begin = min(row["begin_us"] for row in started)
+    # A rank that has done one more of this tensor is past this one, and lets nobody wait.
+    done = {row["rank"]: row["done"] for row in rows}
+    turn = min(row["done"] for row in started)
+    there = {row["rank"] for row in opened}
+    past = {rank for rank, count in done.items() if count > turn and rank not in there}
+    # The tensors of the first process set are all ranks'; of others those ranks are known that have had the tensor.
+    everybody = rows[0]["set"] == 0 and (negotiated or not any(done.values()))
+    members = set(range(size)) | set(done) if everybody else set(done)
+    runs = not negotiating and negotiated
+    return {
+        "tensor": tensor,
+        "kind": started[0]["kind"],
+        "set": rows[0]["set"],
+        "seconds": max(0.0, (now_us - begin) / 1e6),
+        "begin_us": begin,
+        "with": sorted(row["rank"] for row in started),
+        "without": [] if runs else sorted(members - there - past),
+        "phase": "running" if not negotiating else "negotiating",
+    }
+
+
+def _sentence(entry: dict[str, Any], ended: bool) -> str:
+    what = f"{entry['kind']} of {entry['tensor']!r}" if entry["kind"] else repr(entry["tensor"])
+    seconds = duration(entry["seconds"])
+    have, lack = ranks(entry["with"]), ranks(entry["without"])
+    one = len(entry["with"]) == 1
+    if ended:
+        of = f"; {lack} had not submitted it" if entry["without"] else ""
+        return f"{what} had not ended on {have} when the timeline ended{of}"
+    if not entry["without"]:
+        return f"{what} runs on {have} for {seconds}"
+    return f"{what}: {have} {'waits' if one else 'wait'} for {lack}, for {seconds}"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """ "rank 1", or "ranks 0-3, 7"; "no rank" of none."""
+    sorted_numbers = sorted(set(numbers))
+    runs: list[list[int]] = []
+    for number in sorted_numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    if not runs:
+        return "no rank"
+    # Two neighbours read better as "0, 1".
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+    shown = ", ".join(parts[:12]) + (f" and others, {len(sorted_numbers)} in all" if len(parts) > 12 else "")
+    return f"rank {shown}" if len(sorted_numbers) == 1 else f"ranks {shown}"
+
+
+def duration(seconds: float) -> str:
+    """ "0.4 s", "12 s", "3 min 5 s" or "2 h 10 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
