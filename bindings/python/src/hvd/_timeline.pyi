@@ -44,3 +44,20 @@ class Index:
 
     def open_operations(self) -> list[dict[str, Any]]:
         """What each rank does with the tensors that at least one rank has begun something with."""
+
+class Merger:
+    """Makes the lines of one timeline of those of several; one thread at a time."""
+
+    def __init__(self) -> None: ...
+    def begin_file(self, shift_us: float) -> None:
+        """The next file, whose times are moved by ``shift_us``."""
+
+    def feed(self, part: bytes, last: bool) -> bytes:
+        """The lines, each after ``b",\\n"``, of the next part of the file; ``last``: nothing follows."""
+
+    @property
+    def events(self) -> int: ...
+    @property
+    def damaged(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...

@@ -86,8 +86,8 @@ class growing_file {
     return fetched_;
   }
 
-  /// Calls visit(event) for the events of the last fetch, whose block is blocks.back(); says whether there may be more
-  /// to read. The block's times are the caller's to set.
+  /// Calls visit(event, line) for the events of the last fetch, whose block is blocks.back(); says whether there may be
+  /// more to read. The block's times are the caller's to set.
   template <class Visit>
   bool take(const Visit& visit) {
     size = found_size_;

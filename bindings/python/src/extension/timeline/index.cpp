@@ -53,7 +53,7 @@ std::uint64_t index::read(std::uint64_t most) {
         left += size > from.file.consumed + end_of_array ? size - from.file.consumed : 0;
         break;
       }
-      more = from.file.take([&](const line_event& e) { take(from, e); });
+      more = from.file.take([&](const line_event& e, std::string_view) { take(from, e); });
       most -= std::min<std::uint64_t>(most, fetched);
     }
   }

@@ -25,9 +25,9 @@ class scanner {
         return true;
       }
       if (key == "name") return text(e_.name);
-      if (key == "pid") return number_below_2_32(e_.process);
+      if (key == "pid") return text_of(e_.process_text, [&] { return number_below_2_32(e_.process); });
       if (key == "tid") return number_below_2_32(e_.rank);
-      if (key == "ts") return e_.has_time = time(e_.time);
+      if (key == "ts") return e_.has_time = text_of(e_.time_text, [&] { return time(e_.time); });
       if (key == "dur") return time(e_.duration);
       if (key == "args" && peek() == '{') {
         return object([&](std::string_view argument) { return this->argument(argument); });
@@ -51,6 +51,16 @@ class scanner {
     if (peek() != c) return false;
     ++p_;
     return true;
+  }
+
+  // Keeps where read() has read.
+  template <class Read>
+  bool text_of(std::string_view& to, const Read& read) {
+    blanks();
+    const char* const begin = p_;
+    const bool good = read();
+    to = {begin, static_cast<std::size_t>(p_ - begin)};
+    return good;
   }
 
   // Calls member(key) at the value of each member, which it reads.

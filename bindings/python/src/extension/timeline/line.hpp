@@ -18,10 +18,11 @@ struct line_event {
   char phase = 0;
   bool unfinished = false;
   bool has_time = false;
-  std::uint32_t process = 0;  ///< "pid", which stands for a tensor
-  std::uint32_t rank = 0;     ///< "tid"
-  std::int64_t time = 0;      ///< nanoseconds
-  std::int64_t duration = 0;  ///< nanoseconds
+  std::uint32_t process = 0;                 ///< "pid", which stands for a tensor
+  std::uint32_t rank = 0;                    ///< "tid"
+  std::int64_t time = 0;                     ///< nanoseconds
+  std::int64_t duration = 0;                 ///< nanoseconds
+  std::string_view process_text, time_text;  ///< the numbers as they stand in the line
   std::string_view name;
   std::string_view dtype, shape;         ///< of the end of an operation
   std::string_view label;                ///< args: "name" of M, "tensor" of WAIT, "text" of STALL
@@ -81,7 +82,7 @@ inline bool read_time(const char*& p, std::int64_t& to) noexcept {
 // A text without escapes, behind its first quote.
 inline bool read_text(const char*& p, const char* last, std::string_view& to) noexcept {
   const char* const begin = p;
-  while (p != last && *p != '"' && *p != '\\') ++p;
+  while (p != last && *p != '"' && *p != '\\' && static_cast<unsigned char>(*p) >= 0x20) ++p;
   if (*p != '"') return false;
   to = {begin, static_cast<std::size_t>(p - begin)};
   ++p;
@@ -97,8 +98,11 @@ inline bool read_own_line(const char*& p, const char* last, line_event& e) noexc
   if (last - p < 32 || !skip(p, "{\"ph\":\"")) return false;
   e.phase = *p++;
   std::uint64_t process = 0, rank = 0;
-  if (!skip(p, "\",\"pid\":") || !read_digits(p, process) || !skip(p, ",\"tid\":") || !read_digits(p, rank))
-    return false;
+  if (!skip(p, "\",\"pid\":")) return false;
+  const char* const process_begin = p;
+  if (!read_digits(p, process)) return false;
+  e.process_text = {process_begin, static_cast<std::size_t>(p - process_begin)};
+  if (!skip(p, ",\"tid\":") || !read_digits(p, rank)) return false;
   if (process > UINT32_MAX || rank > UINT32_MAX) return false;
   e.process = static_cast<std::uint32_t>(process);
   e.rank = static_cast<std::uint32_t>(rank);
@@ -136,7 +140,10 @@ inline bool read_own_line(const char*& p, const char* last, line_event& e) noexc
       break;
     default: return false;
   }
-  if (!skip(p, ",\"ts\":") || !read_time(p, e.time) || *p++ != '}') return false;
+  if (!skip(p, ",\"ts\":")) return false;
+  const char* const time_begin = p;
+  if (!read_time(p, e.time) || *p != '}') return false;
+  e.time_text = {time_begin, static_cast<std::size_t>(p++ - time_begin)};
   e.has_time = true;
   return *p == '\n' || (*p == ',' && p[1] == '\n');
 }

@@ -16,9 +16,9 @@ struct lines_read {
   bool closed = false;  ///< the array ends here
 };
 
-/// Calls visit(event) for each event in `size` bytes, after which `line_padding` more can be read. `first`: the file
-/// begins here; `last`: nothing follows in the file as it is now. A line that is no event is damaged, unless it is the
-/// last one: that may be half written.
+/// Calls visit(event, its line) for each event in `size` bytes, after which `line_padding` more can be read. `first`:
+/// the file begins here; `last`: nothing follows in the file as it is now. A line that is no event is damaged, unless
+/// it is the last one: that may be half written.
 template <class Visit>
 lines_read read_lines(const char* const begin, std::size_t size, bool first, bool last, decoded_texts& texts,
                       const Visit& visit) {
@@ -30,7 +30,7 @@ lines_read read_lines(const char* const begin, std::size_t size, bool first, boo
   const auto consume = [&](const char* to) { done.consumed = static_cast<std::size_t>(to - begin); };
   for (const char* p = begin; p <= final_feed;) {
     if (const char* q = p; *p == '{' && read_own_line(q, final_feed, e)) {
-      visit(e);
+      visit(e, std::string_view(p, static_cast<std::size_t>(q - p)));
       consume(q);
       p = q + (*q == ',' ? 2 : 1);
       continue;
@@ -43,7 +43,7 @@ lines_read read_lines(const char* const begin, std::size_t size, bool first, boo
     const std::string_view line(p, static_cast<std::size_t>(stop - p));
     const bool ends_the_file = last && feed + 1 == end;
     if (!line.empty() && line[0] == '{' && read_json_line(line, e, texts)) {
-      visit(e);
+      visit(e, line);
       consume(stop);
       e = {};
     } else if (line == "]" && ends_the_file) {

@@ -2,6 +2,7 @@
 
 #include "buckets.hpp"
 #include "index.hpp"
+#include "merger.hpp"
 #include "window.hpp"
 
 #include <nanobind/nanobind.h>
@@ -340,4 +341,25 @@ NB_MODULE(_timeline, m) {
           },
           "text"_a, "most"_a)
       .def("open_operations", &hvd_timeline::open_operations);
+
+  using hvd_timeline::merger;
+  nb::class_<merger>(m, "Merger")
+      .def(nb::init<>())
+      .def(
+          "begin_file", [](merger& to, double shift_us) { to.begin_file(hvd_timeline::nanoseconds(shift_us)); },
+          "shift_us"_a)
+      .def(
+          "feed",
+          [](merger& to, nb::bytes part, bool last) {
+            std::string lines;
+            {
+              const nb::gil_scoped_release release;
+              lines = to.feed({part.c_str(), part.size()}, last);
+            }
+            return nb::bytes(lines.data(), lines.size());
+          },
+          "part"_a, "last"_a)
+      .def_prop_ro("events", [](const merger& of) { return of.events; })
+      .def_prop_ro("damaged", [](const merger& of) { return of.damaged; })
+      .def_prop_ro("ranks", [](const merger& of) { return hvd_timeline::list_of(of.ranks, [](auto r) { return r; }); });
 }

@@ -108,7 +108,7 @@ class collector {
       // The last event of a block ends where a line feed, or a comma and one, follow.
       if (all) buffer[have] = '\n';
       const lines_read read = read_lines(buffer.data(), have + all, part.offset + done == 0, false, texts,
-                                         [&](const line_event& e) { take(part, e); });
+                                         [&](const line_event& e, std::string_view) { take(part, e); });
       if (read.consumed == 0) {
         if (all || have < most || buffer.size() > growing_file::longest_line) return;
         buffer.resize(2 * buffer.size());
