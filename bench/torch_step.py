@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from support import ROOT  # noqa: E402
 from training import program  # noqa: E402
-from training.report import GRADIENTS, MODELS, markdown, middle, slowest, summarise, wrong  # noqa: E402
+from training.report import GRADIENTS, MODELS, markdown, middle, slowest, summarise, watching, wrong  # noqa: E402
 from training.settings import Failed, Settings  # noqa: E402
 
 PROGRAM = "bench/torch_step.py"
@@ -56,6 +56,7 @@ def options() -> argparse.Namespace:
         "--buckets", type=lambda text: tuple(map(program.number(1, 1024), text.split(","))), default=(4, 100),
         help="of DDP, in MiB, besides its default (default 4,100)",
     )
+    parser.add_argument("--watched", action="store_true", help="also measure what the timeline and its page cost")
     parser.add_argument("--wheel", action="store_true", help="also build the wheel, for its size")
     return program.parsed(parser)
 
@@ -63,8 +64,8 @@ def options() -> argparse.Namespace:
 def main(arguments: argparse.Namespace) -> int:
     settings = Settings(
         arguments.ways, arguments.models, arguments.gradients, arguments.rounds, arguments.warmup,
-        not arguments.steps_only, arguments.buckets, tuple(sorted(os.sched_getaffinity(0))), arguments.tiny,
-        arguments.timeout,
+        not arguments.steps_only, arguments.buckets, arguments.watched, tuple(sorted(os.sched_getaffinity(0))),
+        arguments.tiny, arguments.timeout,
     )
     imports = None
     if settings.package:
@@ -85,6 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
         "calls": calls,
         "import_ms": imports,
         "wheel": built,
+        "watched": {name: watching([rank["watched"][name] for rank in of_ranks]) for name in of_ranks[0]["watched"]},
         "wrong": wrong(models, arguments.ranks),
     }
     kind = "torch-step-tiny" if arguments.tiny else "torch-step"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training import watching
 from training.models import MODELS
 from training.settings import Settings
 from training.turns import Barrier, calls_in_turn, compared, leave, settings_of, steps_in_turn, threads_on
@@ -53,6 +54,25 @@ def measure_model(
         "seconds": seconds,
         **compare({way: own for way, (own, _, _) in trained.items()}, begin),
     }
+
+
+def measure_watched(name: str, settings: Settings, rank: int, barrier: Barrier, folder: Path) -> dict[str, Any]:
+    """What timeline and page cost a step with hvd."""
+    import hvd.torch as hvd
+
+    torch.manual_seed(1)
+    model, optimize, data, _ = MODELS[name](settings.tiny)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimize(model.parameters()), named_parameters=model.named_parameters())
+    loss_of = torch.nn.CrossEntropyLoss()
+    batch = data(torch.Generator().manual_seed(1000 + rank))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return watching.measure(step, barrier, rank, settings.tiny, folder)
 
 
 def compare(models: dict[str, Any], begin: Any) -> dict[str, Any]:
@@ -118,6 +138,9 @@ def work(folder: Path) -> None:
             for name in settings.models for gradients in settings.gradients
         },
         "calls": measure_calls(settings, ways, barrier) if settings.package else {},
+        "watched": {
+            name: measure_watched(name, settings, rank, barrier, folder) for name in settings.models if settings.watched
+        },
     }
     barrier()
     if dist.is_available() and dist.is_initialized():

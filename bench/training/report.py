@@ -68,6 +68,24 @@ def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {**{key: first[key] for key in ("sizes", "parameters", "tensors")}, "best_ddp": best, "ways": rows}
 
 
+def watching(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one model: medians of the slowest rank's steps with and without timeline and page, and how many percent
+    longer those of a block with them take than those of its neighbour without."""
+    blocks = {
+        way: [slowest([rank[way][i] for rank in of_ranks]) for i in range(len(of_ranks[0][way]))]
+        for way in ("without", "with")
+    }
+    medians = {way: [statistics.median(block) for block in all] for way, all in blocks.items()}
+    return {
+        **{f"{way}_ms": middle([step for block in all for step in block]) for way, all in blocks.items()},
+        "percent": middle([100 * (a / b - 1) for a, b in zip(medians["with"], medians["without"])]),
+        "pairs": len(medians["with"]),
+        "steps": len(blocks["with"][0]),
+        "looks": of_ranks[0]["looks"],
+        "megabytes": of_ranks[0]["bytes"] / 1e6,
+    }
+
+
 def wrong(models: dict[str, Any], ranks: int) -> list[str]:
     """What is wrong with the results; one sentence each."""
     found = []
@@ -151,6 +169,24 @@ def markdown(run: dict[str, Any]) -> str:
     if rows:
         parts.append("## Of the package\n")
         parts.append(page_table(["", "measured"], rows))
+    if run.get("watched"):
+        parts.append("## Timeline and page\n")
+        first = next(iter(run["watched"].values()))
+        parts.append(
+            f"{first['pairs']} pairs of blocks of steps with hvd, without and with `--timeline-live`, and somebody who asks "
+            "the page for its numbers and for the last ten seconds of the timeline once a second. No browser runs on "
+            "this machine.\n"
+        )
+        parts.append(
+            page_table(
+                ["", "step without, ms", "step with, ms", "longer by, %", "steps a block", "questions", "file, MB"],
+                [
+                    [MODELS[name], with_error(w["without_ms"]), with_error(w["with_ms"]), with_error(w["percent"]),
+                     f"{w['steps']}", f"{w['looks']}", f"{w['megabytes']:.1f}"]
+                    for name, w in run["watched"].items()
+                ],
+            )
+        )
     if run["wrong"]:
         parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
     return "\n".join(parts)

@@ -20,6 +20,7 @@ class Settings:
     warmup: int
     package: bool
     buckets: tuple[int, ...]  # of DDP, in MiB, besides its default
+    watched: bool  # what timeline and page cost is measured
     cpus: tuple[int, ...]  # of all ranks
     tiny: bool
     timeout: float

@@ -87,6 +87,7 @@ def train(
             optimizer.zero_grad()
             F.nll_loss(model(images.to(where)), labels.to(where)).backward()
             optimizer.step()
+            hvd.mark_step(len(images))  # for who watches it: images per second
         result = test(model, testing, where)
         if hvd.rank() == 0:  # 7
             print(f"epoch {epoch + 1}: loss {result['loss']:.3f}, accuracy {result['accuracy']:.1%}", flush=True)

@@ -35,7 +35,7 @@ def rank(seconds: dict[str, list[float]], digests: str = "same", apart: float = 
 
 def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     """Two ranks train tiny models in all ways that are there, to the same bits; calls and the import are timed."""
-    done = PROGRAM.run("--tiny", "--rounds", 3, "--warmup", 1, "--buckets", "4", "--output", tmp_path)
+    done = PROGRAM.run("--tiny", "--rounds", 3, "--warmup", 1, "--buckets", "4", "--watched", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in tmp_path.iterdir())
     assert [Path(name).suffix for name in files] == [".json", ".md"] and files[0].endswith("-torch-step-tiny.json")
@@ -59,6 +59,10 @@ def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     assert result["wrong"] == []
     assert set(result["calls"]) >= {"hvd.allreduce", "hvd.allreduce_", "dist.all_reduce on Gloo"}
     assert all(call["median"] > 0 for call in result["calls"].values()) and result["import_ms"]["median"] > 0
+    for watched in result["watched"].values():
+        assert watched["pairs"] == 2 and watched["looks"] >= 2 and watched["megabytes"] > 0
+        assert watched["with_ms"]["median"] > 0 and "percent" in watched
+    assert "## Timeline and page" in page
     assert result["versions"]["torch"] == torch.__version__
     for way, why in missing.items():
         assert f"| {way} | not measured: {why} |" in page
