@@ -13,7 +13,7 @@ void add_open(const open_span& span, std::int64_t cell::*member, std::int64_t la
   if (span.open == 0) return;
   for (std::size_t i = 0; i != cells.size(); ++i) {
     const std::int64_t begin = to.from + static_cast<std::int64_t>(i) * to.width;
-    const std::int64_t part = std::min(begin + to.width, last) - std::max(begin, span.since);
+    const std::int64_t part = std::min(begin + to.width, last) - std::max({begin, span.since, span.counted});
     if (part > 0) cells[i].*member += part;
   }
 }
@@ -34,6 +34,7 @@ buckets sum_buckets(const index& of, std::int64_t begin, std::int64_t end, std::
   // Equal widths begin at equal times whenever they are asked for, so that charts do not flicker.
   found.from = begin / found.width * found.width;
   const auto count = static_cast<std::size_t>((end - found.from + found.width - 1) / found.width);
+  found.count = count;
   std::vector<const rank_state*> ranks;
   for (const rank_state& rank : of.ranks()) ranks.push_back(&rank);
   std::sort(ranks.begin(), ranks.end(), [](const rank_state* a, const rank_state* b) { return a->rank < b->rank; });

@@ -11,6 +11,7 @@ namespace hvd_timeline {
 
 struct buckets {
   std::int64_t from = 0, width = 0;
+  std::size_t count = 0;
   std::vector<std::uint32_t> ranks{};
   std::vector<std::vector<cell>> cells{};  ///< of each rank
   double size = 1;                         ///< of the job, as far as the timeline tells

@@ -347,7 +347,9 @@ void index::add_span(rank_state& rank, std::int64_t cell::*member, std::int64_t 
 }
 
 void index::close(rank_state& rank, open_span& span, std::int64_t cell::*member, std::int64_t time) {
-  if (span.open != 0 && --span.open == 0) add_span(rank, member, span.since, time);
+  if (span.open == 0 || --span.open != 0) return;
+  add_span(rank, member, std::max(span.since, span.counted), time);
+  span.counted = std::max(span.counted, time);
 }
 
 void index::keep_long(const long_slice& slice) {

@@ -110,9 +110,9 @@ class scanner {
     if (p_ == end_ || !(*p_ == '-' || (*p_ >= '0' && *p_ <= '9'))) return false;
     const auto [next, wrong] = std::from_chars(p_, end_, to);
     if (wrong == std::errc::invalid_argument) return false;
-    if (wrong == std::errc::result_out_of_range) to = 0;
+    if (wrong == std::errc::result_out_of_range) to = std::numeric_limits<double>::infinity();
     p_ = next;
-    return std::isfinite(to);
+    return true;
   }
   bool number_below_2_32(std::uint32_t& to) {
     double value = 0;
@@ -123,7 +123,7 @@ class scanner {
   // Microseconds, as nanoseconds.
   bool time(std::int64_t& to) {
     double value = 0;
-    if (!number(value) || std::abs(value) > 9e14) return false;
+    if (!number(value) || !(std::abs(value) < 9e14)) return false;
     to = std::llround(value * 1000);
     return true;
   }

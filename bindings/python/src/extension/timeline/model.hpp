@@ -18,6 +18,7 @@ constexpr std::int64_t never = std::numeric_limits<std::int64_t>::min();
 /// The time in which at least one of several things went on.
 struct open_span {
   std::int64_t since = 0;
+  std::int64_t counted = never;  ///< up to when it has been counted: events of several threads may come out of order
   std::uint32_t open = 0;
 };
 

@@ -124,7 +124,7 @@ nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, 
     found = sum_buckets(of, from, to, most);
   }
   nb::dict d, columns;
-  const std::size_t count = found.cells.empty() ? 0 : found.cells[0].size();
+  const std::size_t count = found.count;
   d["from_us"] = microseconds(found.from);
   d["width_us"] = microseconds(found.width);
   d["count"] = count;
@@ -240,16 +240,18 @@ nb::list search(const index& of, std::string_view wanted, std::size_t most, std:
     if (part.empty() || lower(of.tensors()[i].name).find(part) != std::string::npos) found.push_back(i);
   }
   const std::int64_t now = of.sums().last == never ? 0 : of.sums().last;
-  const auto weight = [&](std::uint32_t i) {
-    const tensor_state& t = of.tensors()[i];
-    if (by == "exposed") return static_cast<double>(t.exposed);
-    if (by == "recent") return static_cast<double>(t.recently_exposed(now));
-    if (by == "bytes") return t.bytes;
-    if (by == "operations") return static_cast<double>(t.operations);
-    if (by == "time") return static_cast<double>(t.negotiate + t.run);
+  using weight_of = double (*)(const tensor_state&, std::int64_t now);
+  const weight_of weight = [&]() -> weight_of {
+    if (by == "exposed") return [](auto& t, auto) { return static_cast<double>(t.exposed); };
+    if (by == "recent") return [](auto& t, auto now_ns) { return static_cast<double>(t.recently_exposed(now_ns)); };
+    if (by == "bytes") return [](auto& t, auto) { return t.bytes; };
+    if (by == "operations") return [](auto& t, auto) { return static_cast<double>(t.operations); };
+    if (by == "time") return [](auto& t, auto) { return static_cast<double>(t.negotiate + t.run); };
     throw nb::value_error("tensors can be asked for by exposed, recent, bytes, operations or time");
-  };
-  std::stable_sort(found.begin(), found.end(), [&](std::uint32_t a, std::uint32_t b) { return weight(a) > weight(b); });
+  }();
+  std::stable_sort(found.begin(), found.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return weight(of.tensors()[a], now) > weight(of.tensors()[b], now);
+  });
   if (found.size() > most) found.resize(most);
   const std::vector<std::int64_t> slowest = slowest_ranks(of, found);
   return list_of(found, [&](std::uint32_t i) {

@@ -9,11 +9,12 @@ from typing import Any
 
 from hvd import _timeline
 from hvd.timeline.alive import all_gone
-from hvd.timeline.slow import slowest
+from hvd.timeline.slow import RECENT, losses, slowest
 from hvd.timeline.sources import Found
 from hvd.timeline.waiting import duration, ranks as named, waiting
 
 NOW = 10.0  # seconds of which "now" tells
+SOON = 1.0  # seconds: ranks write ten times a second
 QUIET = 5.0  # seconds without an event after which a job is not said to run
 OVER = 600.0  # after which it has ended, if nothing is open
 POINTS = 300  # of a chart
@@ -64,19 +65,20 @@ class _Job:
 
     def _phase(self) -> str:
         silent = (self.now_us - self.end_us) / 1e6
-        if silent < QUIET:
-            return "running"
         last = (self.epoch_us + self.end_us) / 1e6
         whole = len(self.ranks) == self.size
-        if (whole and all_gone(self.ranks.values(), last)) or (silent > OVER and not self.rows):
+        if silent > SOON and whole and all_gone(self.ranks.values(), last):
             return "ended"
-        return "quiet"
+        if silent < QUIET:
+            return "running"
+        return "ended" if silent > OVER and not self.rows else "quiet"
 
     def answers(self) -> dict[str, Any]:
         state = self.state
         recent = self._recent()
         steps = self._steps(recent)
         rate = steps / recent["seconds"] if steps is not None else None
+        chart = self._chart(rate)
         slow, behind = self._slow(rate)
         missing = [rank for rank in range(self.size) if rank not in self.ranks]
         ended = self.phase == "ended"
@@ -96,10 +98,10 @@ class _Job:
                 "steps_per_second": rate,
                 "samples_per_second": self._samples(recent),
                 "source": None if rate is None else "marks" if self.marked else "inferred",
-                **self._history(rate),
+                "history": self._history(chart),
             },
-            "exposed": self._exposed(recent, steps),
-            "bandwidth": self._bandwidth(recent, steps),
+            "exposed": self._exposed(recent, steps, chart),
+            "bandwidth": self._bandwidth(recent, steps, chart),
             "slow": slow,
             "waiting": waiting(self.rows, self.size, self.at_us, state["negotiations"] > 0, ended),
             "stalls": [{"ts_us": ts, "rank": rank, "text": text} for ts, rank, text in state["stalls"]],
@@ -126,35 +128,27 @@ class _Job:
     def _steps(self, sums: dict[str, Any]) -> float | None:
         """The steps of a rank, on average over those that tell; None if nothing tells."""
         if self.marked:
-            telling = sum(rank["steps"] > 0 for rank in self.ranks.values())
-            return float(sum(sums["columns"]["steps"])) / telling
+            telling = [rank for rank in self.ranks.values() if rank["steps"]]
+            return float(sum(sums["columns"]["steps"])) / len(telling)
         if self.per_step is None:
             return None
         return float(sum(sums["columns"]["operations"])) / self.per_step / max(len(self.ranks), 1)
 
     def _samples(self, sums: dict[str, Any]) -> float | None:
         """Samples a second, of all ranks together."""
-        return sum(sums["columns"]["samples"]) / sums["seconds"] if self.state["samples"] else None
+        return float(sum(sums["columns"]["samples"])) / sums["seconds"] if self.state["samples"] else None
 
-    def _history(self, rate: float | None) -> dict[str, Any]:
-        chart = self._chart(rate)
+    def _history(self, chart: dict[str, Any]) -> dict[str, Any]:
         columns, seconds = chart["columns"], chart["seconds"]
         steps = [self._steps({"columns": {name: [c[i]] for name, c in columns.items()}}) for i in range(len(seconds))]
         return {
-            "history": {
-                "t": chart["t"],
-                "steps": [None if s is None else s / t for s, t in zip(steps, seconds)],
-                "samples": [s / t for s, t in zip(columns["samples"], seconds)] if self.state["samples"] else [],
-            }
+            "t": chart["t"],
+            "steps": [None if s is None else s / t for s, t in zip(steps, seconds)],
+            "samples": [s / t for s, t in zip(columns["samples"], seconds)] if self.state["samples"] else [],
         }
 
-    def _chart(self, rate: float | None = None) -> dict[str, Any]:
+    def _chart(self, rate: float | None) -> dict[str, Any]:
         """Sums over all ranks in equal spans, those at both ends as far as the job has been in them."""
-        if not hasattr(self, "_made"):
-            self._made = self._make_chart(rate)
-        return self._made
-
-    def _make_chart(self, rate: float | None) -> dict[str, Any]:
         begin = max(self.at_us - self.window * 1e6, self.begin_us)
         whole = max(self.at_us - begin, 1.0)
         # A span of few steps would show the same speed as a jagged line.
@@ -199,13 +193,12 @@ class _Job:
             )
         return found
 
-    def _exposed(self, recent: dict[str, Any], steps: float | None) -> dict[str, Any]:
+    def _exposed(self, recent: dict[str, Any], steps: float | None, chart: dict[str, Any]) -> dict[str, Any]:
         recorded = self.state["waits"] > 0
         if not recorded:
             return {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False}
         count = max(len(self.ranks), 1)
         wait_us = sum(recent["columns"]["wait_us"]) / count
-        chart = self._chart()
         return {
             "share": min(1.0, wait_us / recent["seconds"] / 1e6),
             "ms_per_step": wait_us / steps / 1e3 if steps else None,
@@ -231,11 +224,11 @@ class _Job:
             if tensor["recent_exposed_us"] > 0
         ]
 
-    def _bandwidth(self, recent: dict[str, Any], steps: float | None) -> dict[str, Any]:
+    def _bandwidth(self, recent: dict[str, Any], steps: float | None, chart: dict[str, Any]) -> dict[str, Any]:
         columns = recent["columns"]
         busy = sum(columns["busy_us"])
-        chart = self._chart()["columns"]
-        history = [b / t / 1e3 if t else None for b, t in zip(chart["bus_bytes"], chart["busy_us"])]
+        over_time = chart["columns"]
+        history = [b / t / 1e3 if t else None for b, t in zip(over_time["bus_bytes"], over_time["busy_us"])]
         each = sum(columns["bytes"]) / max(len(self.ranks), 1)
         return {
             "bus_GB_per_s": sum(columns["bus_bytes"]) / busy / 1e3 if busy else None,
@@ -324,8 +317,6 @@ class _Job:
 
 
 def _behind(chart: dict[str, Any], steps: list[float]) -> dict[int, float]:
-    from hvd.timeline.slow import RECENT, losses
-
     told = [(i, lost) for i, lost in enumerate(losses(chart)) if lost][-RECENT:]
     counts = sum(steps[i] for i, _ in told)
     if not counts:
