@@ -23,7 +23,8 @@ import pytest
 from hvd.launcher import options, settings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["README.md", "bindings/python/README.md", "docs/python.md", "docs/tensorflow.md", "docs/torch_distributed.md"]
+PAGES = ["README.md", "bindings/python/README.md", "docs/python.md", "docs/tensorflow.md", "docs/timeline.md",
+         "docs/torch_distributed.md"]
 if not (ROOT / "tests/docs/blocks.py").exists():
     pytest.skip("the pages are not part of this distribution", allow_module_level=True)
 
@@ -155,9 +156,10 @@ def is_there(name: str, modules: tuple[str, ...]) -> bool:
             found = getattr(found, part, None)
         if found is not None:
             return True
+    package, _, last = f"hvd.{name}".rpartition(".")
     try:
-        return importlib.util.find_spec(f"hvd.{name}") is not None
-    except ModuleNotFoundError:
+        return importlib.util.find_spec(f"hvd.{name}") is not None or hasattr(importlib.import_module(package), last)
+    except ImportError:
         return False
 
 
