@@ -503,7 +503,8 @@ TEST_CASE("a browser reads the file while it grows") {
     if (browser.empty() && std::system((std::string("command -v ") + name + " >/dev/null 2>&1").c_str()) == 0)
       browser = name;
   }
-  if (browser.empty()) return hvd::test::skip("no chromium, which tools/setup --browser installs where the distribution has it");
+  if (browser.empty())
+    return hvd::test::skip("no chromium, which tools/setup --browser installs where the distribution has it");
   if (hvd::test::sanitized) return hvd::test::skip("a browser takes long, and shows nothing of this under a sanitizer");
   const private_directory folder;
   const std::string path = folder.path() + "/t.json";

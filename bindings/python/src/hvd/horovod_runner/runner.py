@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+import os
 import sys
 import warnings
 from typing import Any
 
+from hvd.horovod_runner.notebook import show_page
+from hvd.launcher import timeline
 from hvd.launcher.call import call_on_ranks
 from hvd.launcher.console import LinePrinter
 
@@ -73,17 +77,25 @@ class HorovodRunner:
             with Spark: LaunchError (a RuntimeError) if it is not there, or has not so many slots; TaskLost (a
             RankFailed) if an executor was lost or the job cancelled.
 
+        With HVD_TIMELINE_LIVE=1 in the environment the job's timeline (HOROVOD_TIMELINE, or a new file in ./hvd-timeline)
+        is shown on a page while it runs: in the notebook's cell, and at an address that is printed.
+
         Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes go to each process.
         """
         if not callable(main):
             raise TypeError(f"main is {main!r}, and must be a function, which is called on every rank")
         if self.num_processor == -1:
             return main(**kwargs)
-        if self.num_processor < -1:
-            return call_on_ranks(-self.num_processor, functools.partial(main, **kwargs))[0]
-        return self._run_on_spark(functools.partial(main, **kwargs))
+        call = functools.partial(main, **kwargs)
+        environ = dict(os.environ)
+        with contextlib.ExitStack() as stack:
+            if timeline.wanted(environ):
+                stack.enter_context(timeline.page(environ, False, print, show_page))
+            if self.num_processor < -1:
+                return call_on_ranks(-self.num_processor, call, env=environ)[0]
+            return self._run_on_spark(call, environ)
 
-    def _run_on_spark(self, call: functools.partial[Any]) -> Any:
+    def _run_on_spark(self, call: functools.partial[Any], environ: dict[str, str]) -> Any:
         from hvd.spark.driver import call_on_tasks
 
         if self.num_processor == 0:
@@ -105,6 +117,7 @@ class HorovodRunner:
                 every=False,
                 on_line=printer if self.driver_log_verbosity == "all" else None,
                 on_message=show,
+                env={timeline.LIVE: "0", **{name: environ[name] for name in (timeline.FILE,) if name in environ}},
                 level=6,
             )[0]
         finally:

@@ -13,7 +13,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd.launcher.console import LinePrinter
@@ -33,13 +33,14 @@ def call_on_ranks(
     python: Sequence[str] = (),
     printer: LinePrinter | None = None,
     start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[Any]:
     """Calls `call()` in `np` new processes, and returns what rank 0 returned; with `every` what each rank did.
 
     `python` are the words that start Python, by default this process's. `printer` gets the output, by default one that
-    writes all to standard output. `start_timeout` is by default HOROVOD_START_TIMEOUT, or 30 seconds. `options` are
-    others of run_local. Errors: see HorovodRunner.run, and run_local's.
+    writes all to standard output. `start_timeout` is by default HOROVOD_START_TIMEOUT, or 30 seconds; `env` this process's
+    environment. `options` are others of run_local. Errors: see HorovodRunner.run, and run_local's.
     """
     check_arguments(call)
     if not python and not sys.executable:
@@ -54,7 +55,7 @@ def call_on_ranks(
             run_local(
                 [*(python or [sys.executable]), "-m", "hvd.remote.worker"],
                 np,
-                env=worker_environment(os.environ),
+                env=worker_environment(os.environ if env is None else env),
                 rank_env=lambda rank: {FILES: f"{program.fileno()},{results[rank].fileno()}"},
                 pass_fds=lambda rank: (program.fileno(), results[rank].fileno()),
                 on_line=printer,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from hvd.timeline import answers as model, merge
+from hvd.timeline import answers as model
 from hvd.timeline.sources import BadTimeline, Found, find, open_index
 
 BLOCK = 1 << 26  # bytes that are read at a time
@@ -27,7 +27,7 @@ class Watched:
         shown. `note` is shown where ranks are missing. Raises BadTimeline if there is no timeline.
         """
         self._path = path
-        self._since_us = time.time() * 1e6 if expected else 0.0
+        self._old_job = ""
         self._note = note
         self._found: Found | None = None
         self._index: Any = None
@@ -38,7 +38,11 @@ class Watched:
         self._lock = threading.Lock()  # of what answers last were
         self._wake = threading.Event()
         self._over = False
-        self._look(expected)
+        if expected:
+            with contextlib.suppress(BadTimeline):
+                self._old_job = find(path).job
+        else:
+            self._take(find(path))
         self._thread = threading.Thread(target=self._work, name="hvd-timeline-reader", daemon=True)
         self._thread.start()
 
@@ -87,8 +91,10 @@ class Watched:
 
     def merge(self, out: IO[bytes]) -> None:
         """Writes one file of all."""
+        from hvd.timeline.merge import merge
+
         if self._found is not None:
-            merge.merge(self._found.sources, out)
+            merge(self._found.sources, out)
 
     def _asked_now(self) -> None:
         slept = time.monotonic() - self._asked > WATCHED
@@ -96,21 +102,25 @@ class Watched:
         if slept:
             self._wake.set()
 
-    def _look(self, quietly: bool = True) -> None:
+    def _look(self) -> None:
         """Looks which files there are, and begins anew where they are others."""
         try:
             found = find(self._path)
         except BadTimeline as error:
-            if not quietly:
-                raise
-            self._problem = str(error) if self._index is not None else ""
+            with contextlib.suppress(OSError):
+                self._problem = f"{error}." if self._index is not None or self._path.stat().st_size else ""
             return
-        if found.epoch_us < self._since_us:  # of an older job, which the new one will replace
-            return
+        if found.job != self._old_job:  # which the new one will replace
+            self._take(found)
+
+    def _take(self, found: Found) -> None:
+        """Reads these files from now on."""
         self._problem = ""
         if self._found is None or found.key != self._found.key:
-            with contextlib.suppress(OSError, ValueError):  # a file went away meanwhile
+            try:
                 self._index = open_index(found)
+            except ValueError:  # a file was replaced meanwhile: the next look finds it
+                return
         self._found = found
 
     def _work(self) -> None:

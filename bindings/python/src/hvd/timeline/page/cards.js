@@ -40,30 +40,24 @@ function showSpeed(answers) {
   if (!known && answers.operations) parts.push("no tensor comes regularly, and the program marks none");
   say(find("#speed .sub"), parts.join(" · "));
   spark(find("#speed .spark"), speed.history.t, speed.history.steps, {
-    format: (value) => `${number(value)}/s`, label: "Steps per second",
+    format: (value) => `${number(value)} steps/s`, label: "Steps per second",
   });
+  const bandwidth = answers.bandwidth;
+  const rate = (value) => `${bytes(value * 1e9)}/s`;
+  say(find("#bus"), bandwidth.bus_GB_per_s ? `${rate(bandwidth.bus_GB_per_s)} on the bus${bandwidth.bytes_per_step ? ` · ${bytes(bandwidth.bytes_per_step)} a step` : ""}` : "");
+  spark(find("#speed .spark.bus"), speed.history.t, bandwidth.history, { format: rate, label: "Bandwidth on the bus" });
 }
 
 function showExposed(answers, onTensor) {
   const exposed = answers.exposed;
-  const bandwidth = answers.bandwidth;
   if (exposed.recorded && exposed.share !== null) big("exposed", percent(exposed.share), "of the time");
   else big("exposed", answers.operations ? "Not recorded in this file" : "Nothing has run yet");
   const parts = [];
   if (exposed.recorded && exposed.ms_per_step) parts.push(`${duration(exposed.ms_per_step * 1000)} a step`);
-  if (bandwidth.bus_GB_per_s) parts.push(`${bytes(bandwidth.bus_GB_per_s * 1e9)}/s on the bus`);
-  if (bandwidth.bytes_per_step) parts.push(`${bytes(bandwidth.bytes_per_step)} a step`);
   say(find("#exposed .sub"), parts.join(" · "));
-  const times = answers.speed.history.t;
-  if (exposed.recorded) {
-    spark(find("#exposed .spark"), times, exposed.history, {
-      most: 0.05, format: percent, label: "Share of the time that is exposed communication", kind: "wait",
-    });
-  } else {
-    spark(find("#exposed .spark"), times, bandwidth.history, {
-      format: (value) => `${bytes(value * 1e9)}/s`, label: "Bandwidth on the bus",
-    });
-  }
+  spark(find("#exposed .spark"), answers.speed.history.t, exposed.recorded ? exposed.history : [], {
+    most: 0.05, format: percent, label: "Share of the time that is exposed communication", kind: "wait",
+  });
   const tensors = exposed.tensors.slice(0, 4);
   const bars = find("#exposed .bars");
   bars.classList.add("wait");
@@ -91,7 +85,8 @@ function showSlow(answers) {
     say(find("#slow .sub"), several ? "all ranks come at about the same time" : "");
   }
   const behind = answers.ranks.filter((each) => each.behind_us > 0).sort((a, b) => b.behind_us - a.behind_us).slice(0, 5);
-  const most = behind.length ? behind[0].behind_us : 1;
+  const step = answers.speed.steps_per_second > 0 ? 1e6 / answers.speed.steps_per_second : Infinity;
+  const most = Math.min(slow ? behind[0]?.behind_us : Infinity, step);
   list(find("#slow .bars"), behind.map((each) => [each.rank, each.host, duration(each.behind_us), each.behind_us / most]),
     ([rank, host, time, share]) => bar(`rank ${rank}${host ? ` · ${name(host)}` : ""}`, time, share));
 }

@@ -2,15 +2,16 @@
 
 import { duration, name, percent } from "./format.js";
 
-const COLLECTIVE = /(ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER|REDUCE_SCATTER|REDUCE|GATHER|SCATTER|BARRIER|SEND|RECV|RECEIVE|ADASUM|JOIN)/;
-const FINE = 1.6; // columns may be so much wider than half a pixel's share before others are asked for
+const COLLECTIVE = /(ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER|REDUCE_SCATTER|REDUCE|GATHER|SCATTER|BARRIER|SEND|RECV|RECEIVE|BCAST|ADASUM|JOIN)/;
+const FINE = 0.6; // of the span for which columns were made: on a shorter one others are asked for
 const natural = new Intl.Collator("en", { numeric: true });
 
 export class Data {
-  /** `sent` is the server's answer for the span `wanted`; `end` was the end of the job then. */
-  constructor(sent, wanted, end) {
+  /** `sent` is the server's answer for the span `wanted` around a view of `span`; `end` was the end of the job then. */
+  constructor(sent, wanted, span, end) {
     this.from = wanted.from;
     this.to = wanted.to;
+    this.span = span;
     this.endThen = end;
     this.bins = null;
     this.ranks = new Map();
@@ -84,9 +85,9 @@ export class Data {
     return this.ranks.get(rank);
   }
 
-  /** Whether columns are narrow enough for a span on so many pixels. */
-  fineEnough(from, to, width) {
-    return !this.bins || this.binUs <= ((to - from) / width / 2) * FINE;
+  /** Whether columns are narrow enough for a view. */
+  fineEnough(from, to) {
+    return !this.bins || to - from >= this.span * FINE;
   }
 
   /** The names of a rank's tensors, in an order that stays. */
@@ -147,6 +148,16 @@ export class Data {
     if (slice.state === 1) facts.push(["note", "not finished when the timeline ended"]);
     if (slice.state === 2) facts.push(["note", "not finished yet"]);
     return { ...slice, facts: facts.filter(([, text]) => text) };
+  }
+
+  /** What lies in a span, in words. */
+  sentence(from, to) {
+    if (this.bins) return `shares of ${duration(this.binUs)} each`;
+    let count = 0;
+    for (const own of this.ranks.values()) {
+      for (const slices of own.rows.values()) for (const each of slices) count += each.depth === 0 && each.end >= from && each.begin <= to;
+    }
+    return `${count} activities of tensors`;
   }
 
   column(rank, us) {

@@ -88,6 +88,8 @@ export function drawRows(canvas, width, height, scroll, view, layout, data, chos
   }
 }
 
+const APART = 16; // pixels between the ends of steps that are drawn
+
 // Three lanes: what the rank waits for others, what it does with them, and what the program waits for.
 const LANES = { negotiate: [4, 8], run: [13, 13], wait: [28, 8] };
 
@@ -114,16 +116,21 @@ function drawRank(context, row, top, x, scale, width, view, data, chosen, colour
       context.fillRect(begin, top + offset, Math.max(end - begin, 0.8), high);
     }
   }
-  context.fillStyle = colour.text;
-  for (const mark of data.marks(row.rank)) {
-    const place = x(mark.begin);
-    if (place < -2 || place > width + 2) continue;
-    context.fillStyle = mark.kind === "step" ? colour.text : colour.wait;
-    context.globalAlpha = mark.kind === "step" ? 0.75 : 1;
-    context.fillRect(Math.round(place), top + (mark.kind === "step" ? 11 : 2), mark.kind === "step" ? 1 : 2, mark.kind === "step" ? 17 : 36);
-    context.globalAlpha = 1;
-  }
+  drawMarks(context, data.marks(row.rank), top, x, width, colour);
   if (chosen && chosen.rank === row.rank && chosen.begin !== undefined) frame(context, chosen, x, top + 2, row.height - 5, colour);
+}
+
+function drawMarks(context, marks, top, x, width, colour) {
+  let last = -Infinity;
+  for (const mark of marks) {
+    const place = Math.round(x(mark.begin));
+    if (place < -2 || place > width + 2) continue;
+    const step = mark.kind === "step";
+    if (step && place - last < APART) continue; // closer they would hide what they mark
+    if (step) last = place;
+    context.fillStyle = step ? colour.text : colour.wait;
+    context.fillRect(place, top + 2, step ? 1 : 2, 35);
+  }
 }
 
 function drawTensor(context, row, top, x, width, view, data, chosen, colour) {

@@ -11,7 +11,8 @@ import { Timeline } from "./timeline.js";
 const PERIOD = 1000; // ms
 const HIDDEN_PERIOD = 10000; // ms, while nobody looks
 const SETTLE = 60; // ms without a movement until the span is asked for
-const FULL = 2; // columns for each pixel
+const LEAST = 2000; // columns, also in a narrow window: they limit how many operations are sent one by one
+const CELLS = 48000; // columns of all ranks together
 
 let answers = null;
 let gone = false;
@@ -37,8 +38,9 @@ async function poll() {
     gone = false;
     refused = false;
   } catch (error) {
+    const other = refused !== error instanceof Refused;
     refused = error instanceof Refused;
-    if (!gone) tell(error);
+    if (!gone || other) tell(error);
     gone = true;
   }
   if (!gone) document.querySelector("#gone").hidden = true;
@@ -79,17 +81,18 @@ async function look(again = false) {
   const { from, to } = timeline.view;
   const data = timeline.data;
   const covers = data && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, answers.end_us);
-  if (covers && data.fineEnough(from, to, timeline.width) && !(again && data.to >= data.endThen && data.endThen < answers.end_us)) return;
+  if (covers && data.fineEnough(from, to) && !(again && data.to >= data.endThen && data.endThen < answers.end_us)) return;
   if (again && asking) return;
   asking?.abort();
   const mine = new AbortController();
   asking = mine;
-  const room = (to - from) / 2;
-  const wanted = { from: from - room, to: to + room };
+  const span = to - from;
+  const wanted = { from: from - span / 2, to: to + span / 2 }; // with room to move
+  const width = Math.round(Math.min(Math.max(timeline.width * 4, LEAST), Math.max(300, CELLS / answers.ranks.length)));
   const end = answers.end_us;
   try {
-    const found = await ask("timeline", { ...wanted, width: Math.round(timeline.width * FULL * 2) }, mine.signal);
-    if (asking === mine) timeline.setData(new Data(found, wanted, end));
+    const found = await ask("timeline", { ...wanted, width }, mine.signal);
+    if (asking === mine) timeline.setData(new Data(found, wanted, span, end));
   } catch (error) {
     if (error.name !== "AbortError" && !(error instanceof TypeError) && !(error instanceof Refused)) throw error;
   } finally {

@@ -1,16 +1,19 @@
 // The timeline: which span is shown, and how a person moves in it.
 
 import { colours, drawAxis, drawRows } from "./draw.js";
-import { duration, name } from "./format.js";
+import { duration, name, say } from "./format.js";
 import { layOut, rowAt, showLabels } from "./rows.js";
 
+const FIRST = 10e6; // µs from edge to edge at first
 const LEAST = 1; // µs from edge to edge
+const OPENED = { ranks: 2, tensors: 16 }; // so small a job shows its tensors from the start
 const NEAR = 4; // pixels beside a short operation that still count as on it
 
 export class Timeline {
   /** `onView()` is called when another span is shown, `onChoose(what, row)` when a person chooses something. */
   constructor({ onView, onChoose }) {
-    this.view = { from: 0, to: 10e6 };
+    this.view = { from: 0, to: FIRST };
+    this.untouched = true;
     this.follow = true;
     this.begin = 0;
     this.end = 0;
@@ -32,7 +35,10 @@ export class Timeline {
       this.colour = colours();
       this.draw();
     });
-    new ResizeObserver(() => this.resized()).observe(this.box);
+    new ResizeObserver(() => {
+      this.fit();
+      this.onView();
+    }).observe(this.box);
     this.box.addEventListener("scroll", () => this.draw());
     this.listen();
   }
@@ -46,16 +52,13 @@ export class Timeline {
   /** The ranks and the ends of the job, as the server knows them now. */
   update(ranks, begin, end) {
     const key = JSON.stringify(ranks.map((each) => [each.rank, each.host]));
-    const first = this.end === 0 && end > 0;
     this.begin = begin;
     this.end = end;
-    if (first && end - begin < this.view.to - this.view.from) this.set(begin, Math.max(end, begin + 1e5), true);
     if (this.ranksKey !== key) {
       this.ranksKey = key;
       this.ranks = ranks.map(({ rank, host }) => ({ rank, host }));
       for (const node of this.labels.values()) node.remove();
       this.labels.clear();
-      if (first && ranks.length === 1) this.open.add(ranks[0].rank);
       this.arrange();
     }
     if (this.follow) this.toEnd();
@@ -64,6 +67,9 @@ export class Timeline {
 
   /** The events of the span that is shown. */
   setData(data) {
+    if (!this.data && !data.bins && this.ranks.length <= OPENED.ranks) {
+      for (const { rank } of this.ranks) if (data.tensors(rank).length <= OPENED.tensors) this.open.add(rank);
+    }
     this.data = data;
     this.arrange();
     if (this.reveal) this.scrollToTensor();
@@ -74,13 +80,12 @@ export class Timeline {
     this.layout = layOut(this.ranks, this.open, this.data);
     const extent = this.box.querySelector("#extent");
     extent.style.height = `${this.layout.height}px`;
-    this.resized();
+    this.fit();
   }
 
-  resized() {
-    this.height = Math.min(this.layout.height, this.box.clientHeight || this.layout.height) || 120;
+  fit() {
+    this.height = Math.min(this.layout.height, this.box.clientHeight || this.layout.height) || 96;
     this.canvas.style.height = `${this.height}px`;
-    this.onView();
     this.draw();
   }
 
@@ -93,6 +98,7 @@ export class Timeline {
     const high = this.end + room * 0.5 + span * 0.5;
     const start = Math.min(Math.max(from, low), Math.max(low, high - span));
     this.view = { from: start, to: start + span };
+    this.untouched = false;
     this.setFollow(follow);
     this.hideTip();
     this.onView();
@@ -105,9 +111,12 @@ export class Timeline {
   }
 
   toEnd() {
-    const span = this.view.to - this.view.from;
+    // Until a person chooses a span it grows with the job.
+    const span = this.untouched ? Math.min(Math.max(this.end - this.begin, 1e5), FIRST) * 1.02 : this.view.to - this.view.from;
     const from = Math.max(this.begin, this.end - span * 0.98);
-    if (Math.abs(from - this.view.from) > 0.5) this.set(from, from + span, true);
+    const { untouched } = this;
+    if (Math.abs(from - this.view.from) > 0.5 || Math.abs(from + span - this.view.to) > 0.5) this.set(from, from + span, true);
+    this.untouched = untouched;
   }
 
   zoom(factor, at = (this.view.from + this.view.to) / 2) {
@@ -294,6 +303,15 @@ export class Timeline {
     drawRows(this.canvas, width, this.height, scroll, this.view, this.layout, this.data, this.chosen, this.colour);
     showLabels(document.querySelector("#labels"), this.layout.rows, scroll - 100, scroll + this.height + 100, this.labels,
       { open: this.open, chosen: this.chosen?.tensor, onToggle: (rank) => this.toggle(rank), name });
-    document.querySelector("#span").textContent = `shows ${duration(this.view.to - this.view.from)}`;
+    this.describe();
+    say(document.querySelector("#span"), `shows ${duration(this.view.to - this.view.from)}`);
+  }
+
+  /** Says in words what the canvas shows. */
+  describe() {
+    const seconds = (us) => `${(us / 1e6).toFixed(3)} s`;
+    const what = this.data ? this.data.sentence(this.view.from, this.view.to) : "nothing yet";
+    const text = `Timeline of ${this.ranks.length} ranks from ${seconds(this.view.from)} to ${seconds(this.view.to)}: ${what}`;
+    if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
   }
 }
