@@ -188,3 +188,29 @@ def plainly(text: str) -> dict[str, Any]:
         elif e["ph"] == "i" and e["name"] == "DROPPED":
             said["dropped"] += e["args"]["events"]
     return said
+
+
+def training(
+    lines: Lines, ranks: int = 2, seconds: float = 20.0, begin: float = 0.0, late: dict[int, float] | None = None,
+    marks: bool = True, waits: bool = True, negotiate: bool = True,
+) -> Lines:  # fmt: skip
+    """Steps of 100 ms: in each an allreduce of "g1" (4 MB) and "g2" (400 bytes), for which all ranks wait until 80 ms.
+    `late`: microseconds by which a rank comes later.
+    """
+    late = late or {}
+    last = max(late.values(), default=0.0)
+    for step in range(round(begin * 10), round((begin + seconds) * 10)):
+        at = step * 100_000.0
+        for rank in range(ranks):
+            own = at + 60_000 + late.get(rank, 0.0)
+            ready = at + 60_000 + last + 10
+            for i, (tensor, shape) in enumerate((("g1", "[1000, 1000]"), ("g2", "[100]"))):
+                if negotiate:
+                    lines.operation(tensor, rank, own + i, ready + i, ready + i + 5, at + 80_000, shape)
+                else:
+                    lines.collective(tensor, rank, own + i, at + 80_000, shape)
+            if waits:
+                lines.wait("g1", rank, own + 10, at + 80_000 - own - 10)
+            if marks:
+                lines.mark("STEP", rank, at + 90_000, samples=32)
+    return lines

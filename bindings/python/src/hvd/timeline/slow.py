@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvd.timeline.charts import Charts
+
 SHARE = 0.05  # of the time, which the others must lose
 LEAST_US = 200.0  # a step or operation: what is less is the noise of a computer
 OFTEN = 0.8  # of the spans in which something happened
@@ -34,39 +36,64 @@ def losses(chart: dict[str, Any]) -> list[dict[int, float]]:
     return found
 
 
-def slowest(chart: dict[str, Any], steps: list[float]) -> dict[str, Any] | None:
-    """The rank that is slow now, how much it costs a step (an operation where steps are not known), and the first span
-    since when it does. `steps` are those of a rank in each span.
+def slow_rank(charts: Charts, window: float, rate: float | None) -> tuple[dict[str, Any] | None, dict[int, float]]:
+    """The slow rank, how much it costs and since when, or None; and by how many microseconds each rank is behind, a step
+    or, where steps are not known, an operation.
     """
+    begin = max(charts.end_us - window * 1e6, charts.begin_us)
+    chart = charts.by_rank(begin, rate)
+    found = _slowest(chart)
+    if found is not None and found["since_us"] <= begin and begin > charts.begin_us:
+        before = _slowest(charts.by_rank(charts.begin_us, rate))
+        if before is not None and before["rank"] == found["rank"]:
+            found["since_us"] = min(found["since_us"], before["since_us"])
+    if found is not None:
+        found["since_us"] = max(found["since_us"], charts.begin_us)
+    return found, _behind(chart)
+
+
+def _counts(chart: dict[str, Any]) -> tuple[list[float], str]:
+    """What costs are told by: the steps or else the operations of a rank in each span."""
+    if any(chart["rank_steps"]):
+        return chart["rank_steps"], "step"
+    columns = chart["columns"]["operations"]
+    return [sum(column[i] for column in columns) / len(columns) for i in range(chart["count"])], "operation"
+
+
+def _behind(chart: dict[str, Any]) -> dict[int, float]:
+    told = [(i, lost) for i, lost in enumerate(losses(chart)) if lost][-RECENT:]
+    if not told:
+        return {}
+    counts, _ = _counts(chart)
+    total = sum(counts[i] for i, _ in told)
+    return {rank: sum(lost[rank] for _, lost in told) / total for rank in chart["ranks"]} if total else {}
+
+
+def _slowest(chart: dict[str, Any]) -> dict[str, Any] | None:
     lost = losses(chart)
-    width = chart["width_us"]
-    operations = [sum(column[i] for column in chart["columns"]["operations"]) for i in range(chart["count"])]
-    known = any(steps)
-    counts = steps if known else [count / max(len(chart["ranks"]), 1) for count in operations]
-
-    def by(i: int) -> int | None:
-        """The rank by which the others lose notable time in a span."""
-        rank = max(lost[i], key=lambda r: lost[i][r])
-        notable = lost[i][rank] > SHARE * width and lost[i][rank] > LEAST_US * counts[i]
-        return rank if notable else None
-
     told = [i for i in range(len(lost)) if lost[i]]
     recent = told[-RECENT:]
     if len(recent) < FEWEST:
         return None
-    culprits = [by(i) for i in recent]
+    counts, per = _counts(chart)
+
+    def culprit(i: int) -> int | None:
+        """The rank by which the others lose notable time in a span."""
+        rank = max(lost[i], key=lambda r: lost[i][r])
+        notable = lost[i][rank] > SHARE * chart["width_us"] and lost[i][rank] > LEAST_US * counts[i]
+        return rank if notable else None
+
+    culprits = [culprit(i) for i in recent]
     rank = max((c for c in culprits if c is not None), key=culprits.count, default=None)
     if rank is None or culprits.count(rank) < OFTEN * len(recent):
         return None
-    since = _since(told, [by(i) == rank for i in told])
+    since = _since(told, [culprit(i) == rank for i in told])
     total = sum(counts[i] for i in recent)
-    cost = sum(lost[i][rank] for i in recent)
     return {
         "rank": rank,
-        "behind_ms": cost / total / 1e3 if total else cost / len(recent) / 1e3,
-        "per": "step" if known else "operation",
-        "since_us": chart["from_us"] + since * width,
-        "throughout": since == told[0],
+        "behind_ms": sum(lost[i][rank] for i in recent) / total / 1e3 if total else 0.0,
+        "per": per,
+        "since_us": chart["from_us"] + since * chart["width_us"],
     }
 
 

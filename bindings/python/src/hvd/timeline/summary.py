@@ -13,8 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hvd.timeline.answers import milliseconds
-from hvd.timeline.waiting import duration, ranks as named
+from hvd.timeline.waiting import duration, milliseconds, ranks as named
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_RANKS = 16

@@ -1,0 +1,110 @@
+"""hvd/timeline/charts.py: sums of an index over the spans of time that answers need, and steps in them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hvd import _timeline
+
+NOW = 10.0  # seconds of which "now" tells
+POINTS = 300  # of a chart
+_FEW = 5  # steps: fewer make a speed that jumps
+
+
+class Charts:
+    """The sums of a job up to a time."""
+
+    def __init__(self, index: _timeline.Index, state: dict[str, Any], at_us: float) -> None:
+        """`at_us`: what "now" means."""
+        self.index, self.at_us = index, at_us
+        self.begin_us: float = max(state["first_us"] or 0.0, 0.0)
+        self.end_us: float = state["last_us"] or 0.0
+        self.ranks = max(len(state["ranks"]), 1)
+        self.marking: int = sum(rank["steps"] > 0 for rank in state["ranks"].values())  # ranks that mark their steps
+        self.per_step = None if self.marking else _operations_of_a_step(index, state["operations"], self.ranks)
+
+    def steps(self, columns: dict[str, list[float]]) -> float | None:
+        """The steps of a rank, on average over those that tell; None if nothing tells."""
+        if self.marking:
+            return float(sum(columns["steps"])) / self.marking
+        return None if self.per_step is None else float(sum(columns["operations"])) / self.per_step / self.ranks
+
+    def recent(self) -> dict[str, Any]:
+        """Sums of the last seconds by rank, more of them where steps are long."""
+        for seconds in (NOW, 6 * NOW):
+            begin = max(self.at_us - seconds * 1e6, self.begin_us)
+            chart = self.index.buckets(begin, max(self.at_us, begin + 1), 80, ranks=True)
+            start = max(chart["from_us"], self.begin_us)
+            sums = {name: [sum(rank) for rank in column] for name, column in chart["columns"].items()}
+            found = {"seconds": max((self.at_us - start) / 1e6, 1e-6), "ranks": chart["ranks"], "columns": sums}
+            steps = self.steps(sums)
+            if steps is None or steps >= _FEW:
+                break
+        return found
+
+    def over_time(self, window: float, rate: float | None) -> dict[str, Any]:
+        """Sums over all ranks in equal spans of the last `window` seconds. `rate`: steps a second."""
+        begin = max(self.at_us - window * 1e6, self.begin_us)
+        whole = max(self.at_us - begin, 1.0)
+        # A span of few steps would show the same speed as a jagged line.
+        width = max(whole / POINTS, (_FEW - 1) * 1e6 / rate if rate else 0.0)
+        chart = self.index.buckets(begin, begin + whole, max(1, min(POINTS, math.ceil(whole / width))))
+        kept, seconds = [], []
+        for i in range(chart["count"]):
+            from_us = chart["from_us"] + i * chart["width_us"]
+            part = min(from_us + chart["width_us"], self.at_us) - max(from_us, self.begin_us)
+            # The job has been in the first and the last span for a part of them.
+            if part > 0.5 * chart["width_us"] or chart["count"] == 1:
+                kept.append(i)
+                seconds.append(max(part, 1.0) / 1e6)
+        return {
+            "t": [(chart["from_us"] + i * chart["width_us"]) / 1e6 for i in kept],
+            "seconds": seconds,
+            "columns": {name: [column[i] for i in kept] for name, column in chart["columns"].items()},
+        }
+
+    def by_rank(self, begin: float, rate: float | None) -> dict[str, Any]:
+        """Sums from a time to the last event for each rank, with the steps of a rank in each span."""
+        end = max(self.end_us, begin + 1.0)
+        width = max(1e6, (_FEW - 1) * 1e6 / rate if rate else 0.0, (end - begin) / POINTS)
+        chart = self.index.buckets(begin, end, max(1, math.ceil((end - begin) / width)), ranks=True)
+        columns = chart["columns"]
+        told = [
+            self.steps({name: [rank[i] for rank in columns[name]] for name in ("steps", "operations")})
+            for i in range(chart["count"])
+        ]
+        return {**chart, "rank_steps": [steps or 0.0 for steps in told]}
+
+    def exposed_tensors(self, most: int = 10) -> list[dict[str, Any]]:
+        """Those for which the program has waited most, in the last minute of events."""
+        span = 8e6  # tensor_state::recent_span in the extension, of which it keeps eight
+        begin = max((self.end_us // span - 7) * span, 0.0)
+        steps = self.steps(self.index.buckets(begin, max(self.end_us, begin + 1), 512)["columns"])
+        seconds = max(self.end_us - max(begin, self.begin_us), 1.0) / 1e6
+        return [
+            {
+                "name": tensor["name"],
+                "ms_per_step": tensor["recent_exposed_us"] / self.ranks / steps / 1e3 if steps else None,
+                "share": min(1.0, tensor["recent_exposed_us"] / self.ranks / seconds / 1e6),
+            }
+            for tensor in self.index.tensors(most, "recent")
+            if tensor["recent_exposed_us"] > 0
+        ]
+
+
+def _operations_of_a_step(index: _timeline.Index, operations: int, ranks: int) -> float | None:
+    """How many operations a rank does in a step, where steps are not marked: a gradient is reduced once in each, so the
+    tensors of most bytes tell how many there were.
+    """
+    bytes_by_count: dict[int, float] = {}
+    for tensor in index.tensors(200, "bytes"):
+        if tensor["kind"] in ("allreduce", "adasum", "reducescatter") and tensor["operations"] >= 3 * ranks:
+            times = round(tensor["operations"] / ranks)
+            bytes_by_count[times] = bytes_by_count.get(times, 0.0) + tensor["bytes"]
+    if not bytes_by_count:
+        return None
+    # The rarest of those that matter: some are reduced several times a step.
+    heavy = 0.2 * max(bytes_by_count.values())
+    times = min(times for times, size in bytes_by_count.items() if size >= heavy)
+    return operations / ranks / times

@@ -1,0 +1,300 @@
+"""What is said of a job: how fast it is, what is exposed, who is slow, and what is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timeline_files import EPOCH, Lines, index_of, training
+
+from hvd.timeline import answers as model
+from hvd.timeline.sources import find, open_index
+from hvd.timeline.waiting import duration, milliseconds, ranks
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def ask(lines: Lines, path: Path, after: float = 0.0, **more: Any) -> dict[str, Any]:
+    """The answers so many seconds after the last event."""
+    found = find(lines.write(path / "job.json"))
+    index = open_index(found)
+    while index.read():
+        pass
+    last = index.state()["last_us"] or 0.0
+    said = model.answers(index, (EPOCH + last) / 1e6 + after, found=found, **more)
+    json.dumps(said, allow_nan=False)
+    return said
+
+
+def ranked(count: int = 2, **more: Any) -> Lines:
+    lines = Lines()
+    for rank in range(count):
+        lines.rank(rank, count, **{"host": f"node{rank}", **more})
+    return lines
+
+
+def test_the_speed_of_a_job_that_runs(tmp_path: Path) -> None:
+    said = ask(training(ranked()), tmp_path)
+    assert (said["state"], said["size"], said["missing"], said["notes"]) == ("running", 2, [], [])
+    speed = said["speed"]
+    assert speed["source"] == "marks"
+    assert speed["steps_per_second"] == pytest.approx(10, rel=0.02)
+    assert speed["samples_per_second"] == pytest.approx(2 * 32 * 10, rel=0.02)
+    history = speed["history"]
+    assert len(history["t"]) == len(history["steps"]) == len(history["samples"]) and 20 <= len(history["t"]) <= 300
+    assert history["steps"][5:-1] == pytest.approx([10] * len(history["steps"][5:-1]), rel=0.3)
+    assert said["operations"] == 800 and said["job"] and said["files"] == ["job.json"]
+    assert (said["epoch_us"], said["begin_us"], said["reading"]) == (EPOCH, 0, 1.0)
+    assert [rank["steps_per_second"] for rank in said["ranks"]] == pytest.approx([10, 10], rel=0.02)
+
+
+def test_what_is_exposed(tmp_path: Path) -> None:
+    exposed = ask(training(ranked()), tmp_path)["exposed"]
+    assert exposed["recorded"] and exposed["share"] == pytest.approx(0.2, rel=0.02)
+    assert exposed["ms_per_step"] == pytest.approx(19.99, rel=0.01)
+    (tensor,) = exposed["tensors"]
+    assert tensor == {"name": "g1", "ms_per_step": pytest.approx(19.99, rel=0.01), "share": pytest.approx(0.2, rel=0.03)}
+    assert exposed["history"][3:-1] == pytest.approx([0.2] * len(exposed["history"][3:-1]), abs=0.06)
+
+
+def test_bandwidth(tmp_path: Path) -> None:
+    bandwidth = ask(training(ranked()), tmp_path)["bandwidth"]
+    # Two ranks: as many bytes cross the bus as the tensors have, in 20 ms of each step.
+    assert bandwidth["bytes_per_step"] == pytest.approx(4_000_400, rel=0.02)
+    assert bandwidth["bus_GB_per_s"] == pytest.approx(4_000_400 / 19_985 / 1e3, rel=0.01)
+    assert bandwidth["busy_share"] == pytest.approx(0.2, rel=0.02)
+
+
+def test_steps_are_inferred_where_none_are_marked(tmp_path: Path) -> None:
+    lines = training(ranked(), marks=False, waits=False)
+    for rank in range(2):
+        lines.operation("broadcast", rank, 1, 2, 3, 4, "[1000, 1000]", "BROADCAST")
+    said = ask(lines, tmp_path)
+    assert said["speed"]["source"] == "inferred" and said["speed"]["samples_per_second"] is None
+    assert said["speed"]["steps_per_second"] == pytest.approx(10, rel=0.03)
+    assert said["exposed"] == {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False}
+
+
+def test_a_timeline_without_steps(tmp_path: Path) -> None:
+    lines = ranked()
+    for i in range(50):
+        lines.operation("b", i % 2, i * 1e5, i * 1e5 + 1, i * 1e5 + 2, i * 1e5 + 3, kind="BROADCAST")
+    said = ask(lines, tmp_path)
+    assert said["speed"]["source"] is None and said["speed"]["steps_per_second"] is None
+    assert set(said["speed"]["history"]["steps"]) == {None}
+
+
+@pytest.mark.parametrize(
+    ("after", "ended", "state"),
+    [(0.0, False, "running"), (4.0, False, "running"), (6.0, False, "quiet"), (601.0, False, "ended"), (0.0, True, "ended")],
+)
+def test_whether_it_runs(tmp_path: Path, after: float, ended: bool, state: str) -> None:
+    said = ask(training(ranked()), tmp_path, after, ended=ended)
+    assert said["state"] == state
+    if state == "ended":
+        assert said["speed"]["steps_per_second"] == pytest.approx(10, rel=0.02)  # while it ran
+    if state == "quiet":
+        assert said["notes"] == ["There has been no event for 6.0 s."]
+        assert said["speed"]["steps_per_second"] == pytest.approx(4, abs=0.2)  # of the last 10 s
+
+
+def test_a_job_whose_processes_are_gone_has_ended(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    lines = Lines(epoch=int(time.time() * 1e6) - 20_000_000)
+    here = socket.gethostname()
+    for rank, process in enumerate((dead.pid, os.getpid())):
+        lines.rank(rank, 2, here, process)
+    path = training(lines).write(tmp_path / "a.json")
+    found, index = find(path), index_of(path)
+    now = (found.epoch_us + 20e6) / 1e6 + 2
+    assert model.answers(index, now, found=found)["state"] == "running"  # this process is one of its ranks
+    path.write_text(path.read_text().replace(f'"process":{os.getpid()}', f'"process":{dead.pid}'))
+    assert model.answers(index_of(path), now, found=find(path))["state"] == "ended"
+    # A process that has begun after the last event is another one, and what runs elsewhere is not known.
+    path.write_text(path.read_text().replace(f'"process":{dead.pid}', f'"process":{os.getpid()}').replace(
+        str(found.epoch_us), str(EPOCH)))  # fmt: skip
+    assert model.answers(index_of(path), EPOCH / 1e6 + 22, found=find(path))["state"] == "ended"
+    path.write_text(path.read_text().replace(f'"host":"{here}"', '"host":"elsewhere"'))
+    assert model.answers(index_of(path), EPOCH / 1e6 + 22, found=find(path))["state"] == "running"
+
+
+@pytest.mark.parametrize("negotiate", [True, False], ids=["engine", "group"])
+def test_a_rank_that_is_slow(tmp_path: Path, negotiate: bool) -> None:
+    lines = training(ranked(3), 3, 20.0, negotiate=negotiate)
+    said = ask(training(lines, 3, 20.0, 20.0, {1: 12_000.0}, negotiate=negotiate), tmp_path)
+    slow = said["slow"]
+    assert (slow["rank"], slow["host"], slow["per"]) == (1, "node1", "step")
+    assert slow["behind_ms"] == pytest.approx(12, rel=0.02)
+    assert slow["since_us"] == pytest.approx(20e6, abs=1e6)
+    at = time.strftime("%H:%M:%S", time.gmtime((EPOCH + slow["since_us"]) / 1e6))
+    assert slow["text"] == f"rank 1 on node1 comes 12 ms later than the others, each step, since {at}"
+    assert [rank["behind_us"] for rank in said["ranks"]] == pytest.approx([0, 12_000, 0], abs=300)
+
+
+def test_a_rank_that_was_slow_throughout(tmp_path: Path) -> None:
+    lines = training(ranked(), 2, 400.0, late={0: 9_000.0}, marks=False, waits=False)
+    slow = ask(lines, tmp_path, window=60.0)["slow"]
+    assert slow["rank"] == 0 and slow["since_us"] < 3e6
+
+
+@pytest.mark.parametrize("case", ["even", "recovered", "one rank", "too little", "taking turns", "short"])
+def test_no_rank_is_slow(tmp_path: Path, case: str) -> None:
+    lines = ranked(1 if case == "one rank" else 2)
+    if case == "even":
+        training(lines)
+    elif case == "recovered":
+        training(training(lines, late={1: 12_000.0}), begin=20.0)
+    elif case == "one rank":
+        training(lines, 1)
+    elif case == "too little":
+        training(lines, late={1: 3_000.0})  # 3 % of a step
+    elif case == "short":
+        training(lines, seconds=1.5, late={1: 12_000.0})
+    else:
+        for second in range(20):
+            training(lines, seconds=1.0, begin=second, late={second % 2: 12_000.0})
+    assert ask(lines, tmp_path)["slow"] is None
+
+
+def test_what_is_waited_for(tmp_path: Path) -> None:
+    lines = training(ranked(3), 3, 2.0)
+    lines.begin("g1", 0, "NEGOTIATE_ALLREDUCE", 2_000_000).begin("g1", 2, "NEGOTIATE_ALLREDUCE", 2_500_000)
+    first = ask(lines, tmp_path, 12.0)["waiting"]
+    assert first == [
+        {"tensor": "g1", "kind": "allreduce", "set": 0, "seconds": pytest.approx(12.5), "begin_us": 2_000_000, "with": [0, 2],
+         "without": [1], "phase": "negotiating", "text": "allreduce of 'g1': ranks 0, 2 wait for rank 1, for 12 s"}
+    ]  # fmt: skip
+    assert ask(lines, tmp_path, 0.2)["waiting"] == []
+    (ended,) = ask(lines, tmp_path, 20.0, ended=True)["waiting"] or [None]
+    assert ended is None  # it had waited for 0.5 s when the job ended
+    lines.mark("STEP", 0, 5_000_000, samples=1)
+    (ended,) = ask(lines, tmp_path, 20.0, ended=True)["waiting"]
+    assert ended["text"] == (
+        "allreduce of 'g1' had not ended on ranks 0, 2 when the timeline ended; rank 1 had not submitted it"
+    )
+
+
+def test_an_operation_that_runs_for_long(tmp_path: Path) -> None:
+    lines = training(ranked(), 2, 1.0)
+    for rank in range(2):
+        lines.begin("g1", rank, "ALLREDUCE", 1_000_000).begin("g1", rank, "SHM_ALLREDUCE", 1_000_000)
+    (entry,) = ask(lines, tmp_path, 3.0)["waiting"]
+    assert (entry["phase"], entry["with"], entry["without"]) == ("running", [0, 1], [])
+    assert entry["text"] == "allreduce of 'g1' runs on ranks 0, 1 for 3.0 s"
+
+
+def test_a_group_waits_for_a_rank_that_has_not_called(tmp_path: Path) -> None:
+    """Of three ranks one has done this collective already, one is in it, and one has not come."""
+    lines = training(ranked(3), 3, 1.0, negotiate=False)
+    lines.collective("g1", 2, 1_000_000, 1_100_000).begin("g1", 0, "ALLREDUCE", 1_000_000)
+    (entry,) = ask(lines, tmp_path, 3.0)["waiting"]
+    assert (entry["with"], entry["without"]) == ([0], [1])
+    assert entry["text"] == "allreduce of 'g1': rank 0 waits for rank 1, for 3.1 s"
+
+
+def test_process_sets_wait_for_their_own_ranks(tmp_path: Path) -> None:
+    lines = ranked(4)
+    for rank in (1, 3):
+        lines.operation("set 2: w", rank, 1, 2, 3, 4)
+    lines.begin("set 2: w", 3, "NEGOTIATE_ALLREDUCE", 10)
+    (entry,) = ask(lines, tmp_path, 2.0)["waiting"]
+    assert (entry["set"], entry["with"], entry["without"]) == (2, [3], [1])
+
+
+def test_at_most_twenty_the_longest_first(tmp_path: Path) -> None:
+    lines = ranked()
+    for i in range(30):
+        lines.begin(f"w{i:02}", 0, "NEGOTIATE_ALLREDUCE", i * 1000)
+    said = ask(lines, tmp_path, 5.0)["waiting"]
+    assert [entry["tensor"] for entry in said] == [f"w{i:02}" for i in range(20)]
+
+
+def test_stalls_and_what_is_lost(tmp_path: Path) -> None:
+    lines = training(ranked(), 2, 1.0)
+    for i in range(12):
+        lines.mark("STALL", 0, 1_000_000 + i, text=f"rank 1 <b>{i}</b>")
+    said = ask(lines.mark("DROPPED", 1, 1_100_000, events=5, total=9).raw("damaged").mark("STEP", 0, 1_100_001, samples=0), tmp_path)
+    assert [stall["text"] for stall in said["stalls"]] == [f"rank 1 <b>{i}</b>" for i in range(2, 12)]
+    assert said["stalls"][0] == {"ts_us": 1_000_002, "rank": 0, "text": "rank 1 <b>2</b>"}
+    assert (said["dropped"], said["damaged"]) == (5, 1)
+    assert said["notes"] == [
+        "1 line is no events, and not shown: the files are damaged.",
+        "5 events were not recorded by the ranks, because they came too fast: counts and times are too low where they "
+        "are missing.",
+    ]
+
+
+def test_missing_ranks(tmp_path: Path) -> None:
+    said = ask(training(Lines().rank(0, 4).rank(1, 4)), tmp_path)
+    assert (said["size"], said["missing"]) == (4, [2, 3])
+    assert said["notes"] == [
+        "Nothing is known of ranks 2, 3 of 4: their host's file is not here, or no operation has begun there yet."
+    ]
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = training(ranked()).write(tmp_path / "t.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    found, index = find(path), index_of(path)
+    last = (EPOCH + index.state()["last_us"]) / 1e6
+    assert model.answers(index, last, found=found)["notes"] == []  # perhaps it is being written
+    rest = index.state()["files"][0]["rest"]
+    assert model.answers(index, last + 20, found=found)["notes"][0] == (
+        f"t.json ends in the middle of an event ({rest} bytes are not shown): a rank was killed while it wrote, or the "
+        "file was cut off."
+    )
+
+
+def test_an_old_file_tells_what_it_knows(tmp_path: Path) -> None:
+    """Without hvd_rank, STEP and WAIT, as hvd before them wrote it."""
+    said = ask(training(Lines(), marks=False, waits=False), tmp_path)
+    assert said["size"] == 2 and [rank["host"] for rank in said["ranks"]] == ["", ""]
+    assert said["speed"]["source"] == "inferred" and said["bandwidth"]["bus_GB_per_s"] > 0
+
+
+def test_before_anything_has_happened(tmp_path: Path) -> None:
+    said = ask(Lines(), tmp_path)
+    assert said["ranks"] == [] and said["speed"]["steps_per_second"] is None and said["waiting"] == []
+    assert ask(ranked(), tmp_path)["size"] == 2
+
+
+def test_views_of_a_span_of_time(tmp_path: Path) -> None:
+    index = index_of(training(ranked()).write(tmp_path / "t.json"))
+    near = model.timeline(index, 60_000, 90_000, 100)
+    assert near["resolution"] == "slices" and len(near["rank"]) == 2 * (2 * 4 + 1)
+    assert model.timeline(index, 60_000, 90_000, 100, 1)["rank"] == [1] * 9
+    far = model.timeline(index, 0, 20e6, 100)
+    assert far["resolution"] == "bins" and far["columns"] == len(far["busy"][0]) == 100
+    assert sum(far["operations"][0]) == 400
+    assert model.search(index, "G1\0")["tensors"][0]["name"] == "g1"
+    json.dumps([near, far], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], "no rank"), ([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([0, 1, 2, 7], "ranks 0-2, 7"), ([5, 6, 8], "ranks 5, 6, 8"),
+     (range(0, 60, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and others, 30 in all")],
+)  # fmt: skip
+def test_ranks_in_words(numbers: Any, text: str) -> None:
+    assert ranks(numbers) == text
+
+
+def test_times_in_words() -> None:
+    assert [duration(s) for s in (0.04, 9.94, 12.4, 119, 185, 7800)] == [
+        "0.0 s", "9.9 s", "12 s", "119 s", "3 min 5 s", "2 h 10 min"
+    ]  # fmt: skip
+    assert [milliseconds(ms) for ms in (0, 0.354, 3.14, 12.4, 1500)] == ["0 ms", "0.35 ms", "3.1 ms", "12 ms", "1.5 s"]
