@@ -163,12 +163,14 @@ def _source(path: Path, shown: Path | None = None) -> Source:
 def _reading(path: Path, shown: Path) -> Iterator[tuple[int, os.stat_result]]:
     """A regular file; nothing else is opened for longer than it takes to see that."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe or a device may already have effects
-            raise _NotOne(f"{shown} is no regular file; give the timeline of a job, or its folder")
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+        # Opening a pipe or a device may already have effects.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY) if regular else -1
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it has a character that no path may have"
         raise BadTimeline(f"{shown} cannot be read: {why}") from None
+    if not regular:
+        raise _NotOne(f"{shown} is no regular file; give the timeline of a job, or its folder")
     try:
         yield fd, os.fstat(fd)
     finally:

@@ -28,9 +28,9 @@ def render(answers: dict[str, Any]) -> Group:
     parts += _section(verb, [entry["text"] for entry in answers["waiting"]])
     parts += _section("Stalls", [f"{_clock(answers, s['ts_us'])} {s['text']}" for s in answers["stalls"]])
     if answers["exposed"]["tensors"]:
-        parts += [Text(), _tensors(answers["exposed"]["tensors"])]
+        parts += [Text(), Text("Waited for most, in the last minute", style="bold"), _tensors(answers["exposed"]["tensors"])]
     if answers["ranks"]:
-        parts += [Text(), _ranks(answers)]
+        parts += [Text(), Text("Ranks", style="bold"), _ranks(answers)]
     parts += _section("Notes", answers["notes"])
     return Group(*parts)
 
@@ -124,7 +124,7 @@ def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
 
 
 def _tensors(tensors: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Waited for most, in the last minute", title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("tensor", overflow="fold")
     table.add_column("of the time", justify="right")
     table.add_column("a step", justify="right")
@@ -135,7 +135,7 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> Table:
 
 
 def _ranks(answers: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right")
     table.add_column("host", overflow="fold")
     for title in ("operations", "steps/s", "behind", "exposed", "last event"):
@@ -146,6 +146,7 @@ def _ranks(answers: dict[str, Any]) -> Table:
         shown = sorted(shown, key=lambda rank: -(rank["behind_us"] or 0.0))[:MOST_RANKS]
         rest = {rank["rank"] for rank in answers["ranks"]} - {rank["rank"] for rank in shown}
         table.caption = f"without {named(rest)}, which are less far behind"
+    last = "at the end" if answers["state"] == "ended" else "now"
     for rank in shown:
         ago = (answers["end_us"] - rank["last_us"]) / 1e6 if rank["last_us"] is not None else None
         table.add_row(
@@ -155,7 +156,7 @@ def _ranks(answers: dict[str, Any]) -> Table:
             _number(rank["steps_per_second"]) if rank["steps_per_second"] is not None else "",
             milliseconds(rank["behind_us"] / 1e3) if rank["behind_us"] is not None else "",
             f"{rank['exposed_share']:.1%}" if rank["exposed_share"] is not None else "",
-            "" if ago is None else "now" if ago < 0.5 else f"{duration(ago)} before",
+            "" if ago is None else last if ago < 0.5 else f"{duration(ago)} before",
         )
     return table
 
