@@ -45,11 +45,12 @@ class Writer:
 
     def __init__(
         self, path: Path, ranks: int = 2, tensors: Sequence[str] = TENSORS, hosts: int = 1, job: str = "00c0ffee",
-        step_us: float = 80_000.0, slow: int | None = None,
+        step_us: float = 80_000.0, slow: int | None = None, age: float = 0.0,
     ) -> None:
+        """`age`: for how many seconds the job has been running. Rank `slow` submits later than the others."""
         self.path, self.ranks, self.tensors, self.step_us, self.slow = path, ranks, tensors, step_us, slow
         self.steps = 0
-        start = int(time.time() * 1e6)
+        start = int((time.time() - age) * 1e6)
         events: list[dict[str, Any]] = [
             {"name": "process_name", "ph": "M", "pid": 0,
              "args": {"name": "hvd", "job": job, "start_time_since_epoch_in_micros": start}},

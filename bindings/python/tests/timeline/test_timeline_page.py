@@ -343,10 +343,12 @@ def test_no_job_yet(driver: Any, tmp_path: Path) -> None:
 
 def test_a_picture_for_the_docs(driver: Any, tmp_path: Path) -> None:
     """Makes the picture; it is written to docs only with HVD_WRITE_PICTURES=1, because it differs from run to run."""
-    writer = Writer(tmp_path / "digits.json", ranks=4, hosts=2, slow=1)
+    writer = Writer(tmp_path / "digits.json", ranks=4, hosts=2, slow=1, age=21)
     writer.step(250)
+    writer.begin_only(4, [0, 2, 3])
     with serving(tmp_path) as address:
         page = Page(driver, address, 1280, 800, scale=1.5)
+        page.until(lambda: "waits for rank 1" in page.text("#waiting"))
         page.click("#second")
         page.click("#labels button")
         page.until(lambda: page.activities() > 100 and len(page.all("#labels span")) == len(TENSORS))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Callable
 
-from hvd.timeline.live import STAY, STAYS, Live
+from hvd.timeline.live import Live
 
 FOLDER = "hvd-timeline"  # below the current folder, where no file is named
 LIVE = "HVD_TIMELINE_LIVE"
@@ -56,15 +56,18 @@ def page(
         (show or (lambda address: say(f"timeline: {address}")))(live.address)
         yield
     finally:
+        failure = live.failure()
         live.finish()
+        if failure:
+            say(f"the server of the timeline's page has failed: {failure}")
         if Path(file).exists():
-            minutes = float(os.environ.get(STAY) or STAYS) / 60
-            stays = f"the timeline stays at its address for {minutes:.2g} min, and while it is looked at; " if live.running else ""
+            stays = f"the page stays for {live.stays / 60:.2g} min, and while somebody looks at it; " if not failure else ""
             say(f"{stays}later: {command()} {shlex.quote(os.path.relpath(file))}")
-        elif made is not None:
-            with contextlib.suppress(OSError):
-                made.rmdir()
-            say("no rank has called init(), so there is no timeline")
+        else:
+            if made is not None:
+                with contextlib.suppress(OSError):
+                    made.rmdir()
+            say("there is no timeline: no rank of this host has called init()")
 
 
 def command() -> str:

@@ -16,6 +16,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -33,8 +34,11 @@ STAY = "HVD_TIMELINE_STAY"  # seconds, in place of STAYS
 _OF_A_JOB = ("HVD_JOB", "HVD_LAUNCH")  # by which the processes of a job are found, and ended
 
 
+_started: list[subprocess.Popen[bytes]] = []  # kept, because the destructor of Popen complains of those that run
+
+
 class Live:
-    """The server of a job's page. `address` is where the page is."""
+    """The server of a job's page. `address` is where the page is, `stays` for how many seconds after the job."""
 
     def __init__(
         self, path: str | os.PathLike[str], environ: Mapping[str, str], *, host: str = "127.0.0.1", port: int = 0,
@@ -48,19 +52,20 @@ class Live:
             raise ValueError("the page of a timeline needs tornado: pip install tornado")
         stays = environ.get(STAY) or str(STAYS)
         try:
-            seconds = float(stays)
+            self.stays = float(stays)
         except ValueError:
             raise ValueError(f"{STAY}={stays!r} is not a number of seconds") from None
         self.path = Path(os.path.abspath(path))
         proxy = environ.get(PROXY, "")
         token = secrets.token_urlsafe()
         self._pipe = -1
+        self._errors = tempfile.TemporaryFile()
         with listen(host, port) as opened:
             self.address = address(opened, token, proxy)
             read, self._pipe = os.pipe2(os.O_CLOEXEC)
             order = {
                 "path": str(self.path), "token": token, "socket": opened.fileno(), "proxied": bool(proxy), "note": note,
-                "stays": seconds,
+                "stays": self.stays,
             }  # fmt: skip
             try:
                 self._process = subprocess.Popen(
@@ -68,7 +73,7 @@ class Live:
                     env={name: text for name, text in worker_environment(environ).items() if name not in _OF_A_JOB},
                     stdin=read,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=self._errors,
                     pass_fds=[opened.fileno()],
                     start_new_session=True,
                 )
@@ -77,6 +82,7 @@ class Live:
                 raise ValueError(f"the server of the timeline's page cannot be started: {error.strerror}") from None
             finally:
                 os.close(read)
+            _started[:] = [each for each in (*_started, self._process) if each.poll() is None]
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._pipe, json.dumps(order).encode() + b"\n")
 
@@ -85,11 +91,16 @@ class Live:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
+            self._errors.close()
 
-    @property
-    def running(self) -> bool:
-        """Whether the server is there."""
-        return self._process.poll() is None
+    def failure(self) -> str:
+        """Why the server has ended by itself, before finish(); empty while it is there."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        self._errors.seek(0)
+        lines = self._errors.read(1 << 16).decode("utf-8", "replace").split("\n")
+        return next((line for line in reversed(lines) if line), f"exit code {code}")
 
 
 class _Job:

@@ -1,0 +1,220 @@
+"""hvdrun --timeline-live and HorovodRunner: the page of a job while it runs, and after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_support import LIMIT, api, browser, complaints, environment, get, until, without_browser
+
+STEPS = """
+import sys, time, numpy, hvd
+hvd.init()
+for step in range(int(sys.argv[1])):
+    hvd.allreduce(numpy.ones(1000, numpy.float32), name="gradient")
+    time.sleep(float(sys.argv[2]))
+if hvd.rank() == 0 and len(sys.argv) > 3:
+    sys.exit(int(sys.argv[3]))
+"""
+
+
+class Run:
+    """hvdrun with a page; its output is read as a caller would that reads to the end."""
+
+    def __init__(self, folder: Path, *options: str, program: tuple[str, ...] = ("20", "0.02"), **env: str) -> None:
+        command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--timeline-live", *options]
+        env.setdefault("HVD_TIMELINE_STAY", "2")
+        self.process = subprocess.Popen(
+            [*command, sys.executable, "-c", STEPS, *program], cwd=folder, env=environment(**env), stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert self.process.stderr
+        self.first = self.process.stderr.readline()
+        found = re.fullmatch(r"hvdrun: timeline: (\S+)\n", self.first)
+        assert found, self.first + self.process.stderr.read()
+        self.address = found[1]
+
+    def rest(self) -> str:
+        """What it prints until its end."""
+        return self.process.communicate(timeout=LIMIT)[1]
+
+    def server(self) -> int:
+        """The process of the page."""
+        return next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._serves(pid))
+
+    def gone(self) -> bool:
+        """Whether no process serves the page."""
+        return not any(self._serves(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+
+    def _serves(self, pid: int) -> bool:
+        """Whether a process has the socket of the page open."""
+        port = int(self.address.split(":")[2].split("/")[0])
+        sockets = {
+            line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+            if int(line.split()[1].split(":")[1], 16) == port and line.split()[3] == "0A"
+        }  # fmt: skip
+        try:
+            names = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            return False
+        return any(name == f"socket:[{inode}]" for inode in sockets for name in names)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    with browser() as one:
+        yield one
+
+
+def test_a_page_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=("60", "0.03"))
+    try:
+        answers = until(lambda: (found := api(run.address, "answers"))["operations"] > 20 and found)
+        assert run.process.poll() is None and answers["state"] == "running" and answers["size"] == 2
+        assert {each["rank"] for each in answers["ranks"]} == {0, 1}
+        with open(f"/proc/{run.server()}/stat") as file:
+            assert int(file.read().rpartition(")")[2].split()[16]) == 10  # its niceness
+    finally:
+        said = run.rest()
+    file = next((tmp_path / "hvd-timeline").iterdir())
+    later = re.escape(f"hvd-timeline/{file.name}")
+    assert re.fullmatch(rf"hvdrun: the page stays for 0\.033 min, and while somebody looks at it; later: .*{later}\n", said)
+    assert run.process.returncode == 0
+    answers = until(lambda: (found := api(run.address, "answers"))["state"] == "ended" and found)
+    assert answers["operations"] == 120 and answers["files"] == [file.name]
+    # It stays while somebody looks, and ends by itself.
+    watched = time.monotonic()
+    while time.monotonic() - watched < 3:
+        assert get(run.address)[0] == 200 and api(run.address, "answers")["operations"] == 120
+        time.sleep(0.3)
+    until(run.gone)
+
+
+def test_a_file_that_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--timeline-filename", "job.json")
+    until(lambda: api(run.address, "answers")["operations"] > 0)
+    assert "job.json" in run.rest() and not (tmp_path / "hvd-timeline").exists()
+    again = Run(tmp_path, program=("2", "1"), HOROVOD_TIMELINE="job.json")
+    # What an older job has left there is not shown.
+    assert api(again.address, "answers")["operations"] == 0
+    until(lambda: api(again.address, "answers")["operations"] == 4)
+    again.rest()
+    assert api(again.address, "answers")["operations"] == 4
+
+
+def test_the_exit_code_and_the_errors_are_those_of_the_job(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=("2", "0", "7"))
+    lines = run.rest().splitlines()
+    assert run.process.returncode == 7
+    assert lines[0].startswith("hvdrun: rank 0 of 2 ended with exit code 7") or "7" in lines[0]
+    assert "later: " in lines[-1]
+
+
+def test_a_job_without_a_timeline(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "1", "--timeline-live", "true"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(HVD_TIMELINE_STAY="0"), capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0 and done.stderr.splitlines()[1:] == ["hvdrun: there is no timeline: no rank of this host has called init()"]
+    assert list(tmp_path.iterdir()) == []
+    for variables, sentence in (
+        ({"HOROVOD_TIMELINE": "DYNAMIC"}, "hvdrun: --timeline-live shows one file from the start: HOROVOD_TIMELINE=DYNAMIC names none\n"),
+        ({"HVD_TIMELINE_STAY": "long"}, "hvdrun: HVD_TIMELINE_STAY='long' is not a number of seconds\n"),
+    ):
+        done = subprocess.run(command, cwd=tmp_path, env=environment(**variables), capture_output=True, text=True, timeout=LIMIT)
+        assert (done.returncode, done.stderr) == (2, sentence)
+
+
+def test_ctrl_c_and_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=("1000", "0.01"))
+    until(lambda: api(run.address, "answers")["operations"] > 0)
+    run.process.send_signal(signal.SIGINT)
+    assert "later: " in run.rest().splitlines()[-1] and run.process.returncode == 130
+    assert api(run.address, "answers")["operations"] > 0
+    run = Run(tmp_path, program=("1000", "0.01"))
+    until(lambda: api(run.address, "answers")["operations"] > 0)
+    run.process.kill()
+    run.rest()
+    # The page is still there, knows that the job has ended, and goes later.
+    until(lambda: api(run.address, "answers")["state"] == "ended")
+    until(run.gone)
+
+
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=("80", "0.03"))
+    until(lambda: api(run.address, "answers")["operations"] > 0)
+    os.kill(run.server(), signal.SIGKILL)
+    lines = run.rest().splitlines()
+    assert run.process.returncode == 0
+    assert lines[0] == "hvdrun: the server of the timeline's page has failed: exit code -9"
+    assert re.fullmatch(r"hvdrun: later: .* hvd-timeline/.*json", lines[1])
+
+
+def test_behind_a_proxy(tmp_path: Path) -> None:
+    run = Run(tmp_path, HVD_TIMELINE_PROXY="https://hub.example/user/me/proxy/{port}/")
+    found = re.fullmatch(r"https://hub\.example/user/me/proxy/(\d+)/\?token=(\S+)", run.address)
+    assert found
+    assert get(f"http://127.0.0.1:{found[1]}/?token={found[2]}", Host="hub.example")[0] == 200
+    run.rest()
+
+
+def test_horovod_runner(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, ''); from hvd.horovod_runner import HorovodRunner\n"
+        "def main():\n"
+        "    import os, numpy, hvd\n"
+        "    hvd.init()\n"
+        "    hvd.allreduce(numpy.ones(3), name='x')\n"
+        "    return os.environ.get('HVD_TIMELINE_LIVE'), os.path.basename(os.path.dirname(os.environ['HOROVOD_TIMELINE']))\n"
+        "if __name__ == '__main__':\n"
+        "    print(HorovodRunner(np=-2).run(main))\n"
+        "    import os; print(os.environ.get('HOROVOD_TIMELINE'))\n"
+    )
+    env = environment(HVD_TIMELINE_LIVE="1", HVD_TIMELINE_STAY="3")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, third, fourth = done.stdout.splitlines()
+    address = first.removeprefix("timeline: ")
+    until(lambda: api(address, "answers")["operations"] == 2)
+    assert "later: " in second and third == "(None, 'hvd-timeline')" and fourth == "None"
+
+
+def test_a_notebook_shows_the_page_in_the_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    display = pytest.importorskip("IPython.display", reason="SKIP: IPython is not installed")
+    from hvd.horovod_runner import notebook
+
+    shown: list[Any] = []
+    monkeypatch.setattr(display, "display", shown.append)
+    notebook.show_page("/user/me/proxy/8765/?token=abc")
+    assert shown == []
+    monkeypatch.setattr(notebook, "in_notebook", lambda: True)
+    notebook.show_page("/user/me/proxy/8765/?token=abc")
+    assert [each.src for each in shown] == ["/user/me/proxy/8765/?token=abc"]
+    assert capsys.readouterr().out == 2 * "timeline: /user/me/proxy/8765/?token=abc\n"
+
+
+@pytest.mark.skipif(bool(without_browser()), reason=without_browser())
+def test_a_page_left_open_after_the_job(driver: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path, program=("40", "0.05"))
+    driver.get(run.address)
+
+    def text(selector: str) -> str:
+        return str(driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    until(lambda: text("#state-text") == "running" and "rank 1" in text("#labels"))
+    until(lambda: "activities" in driver.find_element("css selector", "#canvas").get_attribute("aria-label"))
+    run.rest()
+    until(lambda: text("#state-text") == "ended")
+    until(lambda: "80 operations" in text("#facts"))
+    time.sleep(2.5)  # it asks, so that the server stays
+    assert text("#state-text") == "ended" and "The job has ended" in text("#waiting")
+    assert complaints(driver) == []
+    os.kill(run.server(), signal.SIGTERM)
+    until(lambda: text("#state-text") == "server gone")
+    assert "rank 1" in text("#labels") and "80 operations" in text("#facts")
