@@ -44,7 +44,8 @@ function showSpeed(answers) {
   });
   const bandwidth = answers.bandwidth;
   const rate = (value) => `${bytes(value * 1e9)}/s`;
-  say(find("#bus"), bandwidth.bus_GB_per_s ? `${rate(bandwidth.bus_GB_per_s)} on the bus${bandwidth.bytes_per_step ? ` · ${bytes(bandwidth.bytes_per_step)} a step` : ""}` : "");
+  say(find("#bus"), bandwidth.bus_GB_per_s ? `${rate(bandwidth.bus_GB_per_s)} on the bus${bandwidth.bytes_per_step ? ` · ${bytes(bandwidth.bytes_per_step)} a step` : ""}`
+    : bandwidth.history.some((value) => value > 0) ? "nothing on the bus now" : "");
   spark(find("#speed .spark.bus"), speed.history.t, bandwidth.history, { format: rate, label: "Bandwidth on the bus" });
 }
 

@@ -16,7 +16,7 @@ export class Data {
     this.bins = null;
     this.ranks = new Map();
     if (sent.resolution === "bins") this.takeBins(sent);
-    else this.takeSlices(sent);
+    else this.takeSlices(sent, end);
   }
 
   takeBins(sent) {
@@ -30,7 +30,7 @@ export class Data {
     }));
   }
 
-  takeSlices(sent) {
+  takeSlices(sent, end) {
     const open = new Map(); // (rank, tensor): what lies around the next one
     for (let at = 0; at < sent.begin_us.length; ++at) {
       const rank = sent.rank[at];
@@ -41,6 +41,7 @@ export class Data {
         state: sent.state[at], detail: sent.detail[at], covered: false,
       };
       slice.openEnd = slice.state === 2;
+      if (slice.openEnd) slice.end = Math.max(slice.end, end);
       const own = this.of(rank);
       if (activity === "WAIT" && slice.depth === 0) {
         slice.kind = "wait";
@@ -124,9 +125,10 @@ export class Data {
     return best && this.described(best.slice);
   }
 
-  candidates(row, down = 16) {
+  candidates(row, down = row.height / 2) {
     if (row.kind === "tensor") return this.row(row.rank, row.tensor);
-    const lane = this.lane(row.rank, down < 12.5 ? "negotiate" : down < 27 ? "run" : "wait");
+    const part = down / row.height; // see the lanes of draw.js
+    const lane = this.lane(row.rank, part < 0.31 ? "negotiate" : part < 0.68 ? "run" : "wait");
     return [...lane, ...this.marks(row.rank)];
   }
 

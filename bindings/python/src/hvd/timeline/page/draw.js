@@ -1,6 +1,7 @@
 // Draws the visible rows of a timeline, and the axis above them.
 
 import { duration } from "./format.js";
+import { HEAD } from "./rows.js";
 
 const STEPS = [1, 2, 5];
 
@@ -8,7 +9,7 @@ const STEPS = [1, 2, 5];
 export function colours() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["text", "quiet", "line", "grid", "panel", "run", "run-soft", "negotiate", "negotiate-soft", "wait", "chosen"];
+  const names = ["text", "quiet", "line", "grid", "panel", "run", "run-soft", "negotiate", "negotiate-soft", "wait", "chosen", "on-amber"];
   return Object.fromEntries(names.map((name) => [name, get(name)]));
 }
 
@@ -81,7 +82,7 @@ export function drawRows(canvas, width, height, scroll, view, layout, data, chos
     const top = row.top - scroll;
     if (top + row.height < 0 || top > height) continue;
     context.fillStyle = colour.line;
-    if (row.kind === "rank") context.fillRect(0, Math.round(top + row.height) - 1, width, 1);
+    if (row.kind === "rank" || row.last) context.fillRect(0, Math.round(top + row.height) - 1, width, 1);
     if (!data) continue;
     if (row.kind === "rank") drawRank(context, row, top, x, scale, width, view, data, chosen, colour);
     else if (row.kind === "tensor") drawTensor(context, row, top, x, width, view, data, chosen, colour);
@@ -94,7 +95,9 @@ const APART = 16; // pixels between the ends of steps that are drawn
 const LANES = { negotiate: [4, 8], run: [13, 13], wait: [28, 8] };
 
 function drawRank(context, row, top, x, scale, width, view, data, chosen, colour) {
-  for (const [kind, [offset, high]] of Object.entries(LANES)) {
+  const size = row.height / HEAD;
+  for (const [kind, lane] of Object.entries(LANES)) {
+    const [offset, high] = lane.map((each) => each * size);
     context.fillStyle = colour[kind];
     if (data.bins) {
       const shares = data.bins.get(row.rank)?.[kind];
@@ -116,11 +119,11 @@ function drawRank(context, row, top, x, scale, width, view, data, chosen, colour
       context.fillRect(begin, top + offset, Math.max(end - begin, 0.8), high);
     }
   }
-  drawMarks(context, data.marks(row.rank), top, x, width, colour);
+  drawMarks(context, data.marks(row.rank), top, row.height, x, width, colour);
   if (chosen && chosen.rank === row.rank && chosen.begin !== undefined) frame(context, chosen, x, top + 2, row.height - 5, colour);
 }
 
-function drawMarks(context, marks, top, x, width, colour) {
+function drawMarks(context, marks, top, height, x, width, colour) {
   let last = -Infinity;
   for (const mark of marks) {
     const place = Math.round(x(mark.begin));
@@ -129,7 +132,7 @@ function drawMarks(context, marks, top, x, width, colour) {
     if (step && place - last < APART) continue; // closer they would hide what they mark
     if (step) last = place;
     context.fillStyle = step ? colour.text : colour.wait;
-    context.fillRect(place, top + 2, step ? 1 : 2, 35);
+    context.fillRect(place, top + 2, step ? 1 : 2, height - 5);
   }
 }
 
@@ -150,7 +153,7 @@ function drawTensor(context, row, top, x, width, view, data, chosen, colour) {
     if (room < 56 || slice.covered) continue;
     const text = room > 140 ? `${slice.activity}  ${duration(slice.end - slice.begin)}` : slice.activity;
     if (context.measureText(text).width > room - 6) continue;
-    context.fillStyle = slice.kind === "run" || slice.kind === "wait" ? colour.panel : colour.text;
+    context.fillStyle = slice.kind === "run" ? colour.panel : slice.kind === "negotiate" ? colour["on-amber"] : colour.text;
     context.fillText(text, begin + 4, top + row.height / 2 + 0.5);
   }
   context.textBaseline = "alphabetic";

@@ -15,6 +15,7 @@ const LEAST = 2000; // columns, also in a narrow window: they limit how many ope
 const CELLS = 48000; // columns of all ranks together
 
 let answers = null;
+let end = 0; // of what there is to show, in µs
 let gone = false;
 let refused = false;
 let asking = null; // stops the question for a span
@@ -35,6 +36,8 @@ async function poll() {
   clearTimeout(timer);
   try {
     answers = await ask("answers");
+    // What is waited for now lasts until now, though nothing has been written since.
+    end = answers.waiting.length && answers.state !== "ended" ? Math.max(answers.end_us, answers.now_us) : answers.end_us;
     gone = false;
     refused = false;
   } catch (error) {
@@ -47,7 +50,7 @@ async function poll() {
   if (answers) {
     showHead(answers, gone);
     showCards(answers, gone, findTensor);
-    timeline.update(answers.ranks, answers.begin_us, answers.end_us);
+    timeline.update(answers.ranks, answers.begin_us, end);
     showEmpty();
     if (!gone) await look(true);
   } else if (gone) {
@@ -80,8 +83,8 @@ async function look(again = false) {
   if (!answers?.ranks.length || gone) return;
   const { from, to } = timeline.view;
   const data = timeline.data;
-  const covers = data && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, answers.end_us);
-  if (covers && data.fineEnough(from, to) && !(again && data.to >= data.endThen && data.endThen < answers.end_us)) return;
+  const covers = data && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, end);
+  if (covers && data.fineEnough(from, to) && !(again && data.to >= data.endThen && data.endThen < end)) return;
   if (again && asking) return;
   asking?.abort();
   const mine = new AbortController();
@@ -89,10 +92,10 @@ async function look(again = false) {
   const span = to - from;
   const wanted = { from: from - span / 2, to: to + span / 2 }; // with room to move
   const width = Math.round(Math.min(Math.max(timeline.width * 4, LEAST), Math.max(300, CELLS / answers.ranks.length)));
-  const end = answers.end_us;
+  const then = end;
   try {
     const found = await ask("timeline", { ...wanted, width }, mine.signal);
-    if (asking === mine) timeline.setData(new Data(found, wanted, span, end));
+    if (asking === mine) timeline.setData(new Data(found, wanted, span, then));
   } catch (error) {
     if (error.name !== "AbortError" && !(error instanceof TypeError) && !(error instanceof Refused)) throw error;
   } finally {

@@ -1,8 +1,10 @@
 // Which rows the timeline has, and where they are: ranks, and below an open one its tensors.
 
 export const HEAD = 40; // height of a rank's row, in pixels
-export const ROW = 18; // of a tensor's
-export const MOST_TENSORS = 400; // rows below a rank
+const LOW_HEAD = 24; // where there are many ranks
+const MANY = 16;
+const ROW = 18; // height of a tensor's row
+const MOST_TENSORS = 400; // rows below a rank
 
 /** The rows from top to bottom, each {kind: "rank" | "tensor" | "hint", rank, tensor, text, top, height}. */
 export function layOut(ranks, open, data) {
@@ -12,14 +14,16 @@ export function layOut(ranks, open, data) {
     rows.push({ ...row, top, height });
     top += height;
   };
+  const low = ranks.length > MANY;
   for (const each of ranks) {
-    add({ kind: "rank", rank: each.rank, host: each.host }, HEAD);
+    add({ kind: "rank", rank: each.rank, host: each.host, low }, low ? LOW_HEAD : HEAD);
     if (!open.has(each.rank)) continue;
     const tensors = data?.tensors(each.rank) ?? [];
     for (const tensor of tensors.slice(0, MOST_TENSORS)) add({ kind: "tensor", rank: each.rank, tensor }, ROW);
     if (data?.bins) add({ kind: "hint", rank: each.rank, text: "zoom in: tensors" }, ROW);
     else if (!tensors.length) add({ kind: "hint", rank: each.rank, text: "no operation here" }, ROW);
     else if (tensors.length > MOST_TENSORS) add({ kind: "hint", rank: each.rank, text: `and ${tensors.length - MOST_TENSORS} more` }, ROW);
+    rows.at(-1).last = true;
   }
   return { rows, height: top };
 }
@@ -48,6 +52,7 @@ export function showLabels(box, rows, from, to, known, { open, chosen, onToggle,
       node = document.createElement(row.kind === "rank" ? "button" : "span");
       if (row.kind === "rank") {
         node.type = "button";
+        node.classList.toggle("low", row.low);
         node.append(`rank ${row.rank}`);
         if (row.host) {
           const host = document.createElement("small");
