@@ -128,6 +128,21 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert text(outputs[5]) == "2\n"
 
 
+def test_the_page_of_the_timeline_is_in_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("HVD_TIMELINE_LIVE", "1")
+    monkeypatch.setenv("HVD_TIMELINE_STAY", "0")
+    monkeypatch.setenv("HVD_TIMELINE_PROXY", "/user/me/proxy/{port}/")
+    cell = "from hvd.horovod_runner import HorovodRunner\nprint(HorovodRunner(np=-2).run(lambda: 'all is well'))"
+    printed, frame, result = execute(tmp_path, cell)[0]
+    address = printed.text.removeprefix("timeline: ").rstrip("\n")
+    assert re.fullmatch(r"/user/me/proxy/\d+/\?token=\S+", address)
+    assert "<iframe" in frame.data["text/html"] and f'src="{address}"' in frame.data["text/html"]
+    assert result.text == "there is no timeline: no rank of this host has called init()\nall is well\n"
+
+
 def test_interrupted_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's interrupt button ends the ranks, and the kernel lives on."""
     manager = pytest.importorskip("jupyter_client.manager")

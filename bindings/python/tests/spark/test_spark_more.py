@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.request
 import warnings
 from pathlib import Path
 from typing import Any, Callable
@@ -188,6 +189,37 @@ def test_timeline(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match="is no timeline of hvd, and is left as it is"):
         HorovodRunner(np=2).run(main)
     assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_the_page_of_a_timeline(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver serves it, from the file that it collects."""
+    pytest.importorskip("tornado", reason="SKIP: tornado is not installed")
+    monkeypatch.setenv("HVD_TIMELINE_LIVE", "1")
+    monkeypatch.setenv("HVD_TIMELINE_STAY", "3")
+    monkeypatch.chdir(tmp_path)
+
+    def main() -> str | None:
+        import numpy
+
+        import hvd
+
+        hvd.init()
+        hvd.allreduce(numpy.ones(3), name="first")
+        return os.environ.get("HVD_TIMELINE_LIVE")
+
+    assert HorovodRunner(np=2).run(main) == "0"
+    first, last = capsys.readouterr().out.splitlines()
+    address, _, token = first.removeprefix("timeline: ").partition("?")
+    assert "hvd-timeline/" in last and len(list((tmp_path / "hvd-timeline").iterdir())) == 1
+
+    def answers() -> Any:
+        with urllib.request.urlopen(f"{address}api/answers?{token}", timeout=20) as response:
+            return json.load(response)
+
+    until(lambda: answers()["operations"] == 2, 20)
+    assert [each["rank"] for each in answers()["ranks"]] == [0, 1] and answers()["state"] == "ended"
 
 
 @pytest.mark.parametrize("where", ["driver", "file"])
