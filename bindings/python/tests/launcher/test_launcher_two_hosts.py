@@ -536,3 +536,40 @@ def test_hosts_behind_ssh(made, sshd, tmp_path):
     (folder / "known").write_text("")
     done = run("true")
     assert done.returncode == 1 and "h2 cannot be reached: Host key verification failed." in done.stderr, done.stderr
+
+
+WATCHED = """
+import numpy, hvd
+hvd.init()
+for _ in range(3):
+    hvd.allreduce(numpy.ones(4), name="w")
+hvd.mark_step(8)
+"""
+
+
+@pytest.mark.parametrize("folder", ["of each host", "shared"])
+def test_the_timelines_of_all_hosts_come_to_one_file(made, folder, tmp_path):
+    """Each host has a /dev/shm of its own, and all have this folder."""
+    file = tmp_path / "timeline.json" if folder == "shared" else Path("/dev/shm/hvd-test-timeline.json")
+    try:
+        done = made.hvdrun(
+            "-H", "h1:2,h2:1", "-np", 3, "--timeline-live", "--timeline-filename", file, sys.executable, "-c", WATCHED,
+            HVD_TIMELINE_STAY="0",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "timeline: http://127.0.0.1:" in done.stderr
+        events = json.loads(made.run("cat", file).stdout)
+    finally:
+        made.run("rm", "-f", file)
+        for host in made.all:
+            host.run("rm", "-f", "/dev/shm/hvd-test-timeline.json")
+    assert sum("start_time_since_epoch_in_micros" in e.get("args", {}) for e in events) == 1
+    hosts = {e["tid"]: e["args"]["host"] for e in events if e.get("name") == "hvd_rank"}
+    assert hosts == {0: "h1", 1: "h1", 2: "h2"}
+    for rank in range(3):
+        mine = [e for e in events if e.get("tid") == rank]
+        assert sum(e.get("name") == "ALLREDUCE" for e in mine) == 3
+        assert [e["args"]["samples"] for e in mine if e.get("name") == "STEP"] == [8]
+        begun, ended = ([e["ph"] for e in mine].count(phase) for phase in "BE")
+        assert begun == ended
+    assert list(tmp_path.iterdir()) == []  # the file, and the mark beside it

@@ -128,8 +128,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         bound = binding(chosen.binding_args, speech)
         return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
     check_affinity(env, places if several and places else [("", chosen.np)], speech)
-    if timeline.wanted(env):
-        stack.enter_context(timeline.page(env, several, speech.say))
+    collection = stack.enter_context(timeline.page(env, several, speech.say)) if timeline.wanted(env) else None
     try:
         if several:
             from hvd.launcher.mpi import run_mpi
@@ -157,6 +156,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
                 interfaces=chosen.interfaces.split(",") if chosen.interfaces else (),
                 mpi_args=[*(chosen.binding_args or []), *(chosen.mpi_args or [])],
                 waiting=speech.waiting,
+                timeline=collection,
             )
         else:
             for flag in ("ssh_port", "ssh_identity_file", "interfaces", "mpi_args"):

@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from hvd.launcher.collection import Collection
 from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
@@ -71,6 +72,7 @@ def run_mpi(
     mpi_args: Sequence[str] = (),
     waiting: Callable[[str], AbstractContextManager[Any]] | None = None,
     results: Results | None = None,
+    timeline: Collection | None = None,
 ) -> None:
     """Runs a command on `places`, hosts with their numbers of ranks; other parameters and errors as in run_local.
 
@@ -78,7 +80,8 @@ def run_mpi(
     the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
     HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts;
     without them (or HVD_NETWORK_INTERFACES), those are used by which all hosts reach each other (see network.py).
-    `results` gets the ranks' results, also where ranks fail. LaunchError for a host that cannot be reached within
+    `results` gets the ranks' results, also where ranks fail; `timeline` the events of ranks whose hosts write other files
+    than this one. LaunchError for a host that cannot be reached within
     start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
     """
     listed = [name for name, _ in places]
@@ -101,6 +104,7 @@ def run_mpi(
         "pin": pin,
         "plan": [planning.policy_text(pin, bind), extension_file(pin)],
         "result": RESULT if results is not None else None,
+        "timeline": timeline.options() if timeline is not None else None,
         "network": [{}] * len(places),
         "interfaces": interfaces,
         "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
@@ -114,6 +118,8 @@ def run_mpi(
             verbose(f"ranks are pinned by {pin}")
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
+        if timeline is not None:
+            stack.enter_context(timeline.marked())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
         # Hydra puts paths into patterns and into the command lines of other hosts without quoting: this one has only
         # letters, digits and slashes, whatever TMPDIR is.
@@ -154,7 +160,7 @@ def run_mpi(
                 # Opened for writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                only = GuardLines(token, heed(job, rank, missing, kept)) if stream == "stderr" else None
+                only = GuardLines(token, heed(job, rank, missing, kept, timeline)) if stream == "stderr" else None
                 job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
@@ -235,7 +241,9 @@ def _parsed(text: bytes) -> list[Any] | None:
     return words if isinstance(words, list) else None
 
 
-def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[list[Any]], None]:
+def heed(
+    job: Job, rank: int, missing: set[int], results: Results, timeline: Collection | None = None
+) -> Callable[[list[Any]], None]:
     """Returns a function that handles the reports of a rank's guard, whose last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
@@ -244,6 +252,9 @@ def heed(job: Job, rank: int, missing: set[int], results: Results) -> Callable[[
         results.behind[rank] = min(behind, results.behind.get(rank, behind))
         if words[0] == "result":
             results.written.setdefault(rank, bytearray()).extend(binascii.a2b_base64(words[1]))
+        elif words[0] == "timeline":
+            if timeline is not None:
+                timeline.add(rank, None if words[1] is None else binascii.a2b_base64(words[1]))
         elif words[0] == "took":
             job.took(words[1])
         elif words[0] == "started":

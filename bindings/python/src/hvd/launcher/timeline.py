@@ -11,14 +11,15 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Callable
 
+from hvd.launcher.collection import Collection
 from hvd.timeline.live import Live
 
 FOLDER = "hvd-timeline"  # below the current folder, where no file is named
 LIVE = "HVD_TIMELINE_LIVE"
 FILE = "HOROVOD_TIMELINE"
 ELSEWHERE = (
-    "Only the files of this host are shown. Hosts that share the folder of the timeline write one file; of the others "
-    "copy theirs into one folder, and give that to hvd-timeline."
+    "Ranks on hosts that do not share the folder of the timeline are shown when the job has ended. Until then the reports "
+    "of the stall check tell of them."
 )
 
 
@@ -33,9 +34,9 @@ def wanted(environ: MutableMapping[str, str]) -> bool:
 @contextlib.contextmanager
 def page(
     environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None
-) -> Iterator[None]:
+) -> Iterator[Collection | None]:
     """Serves the page of a job that gets `environ`, in which FILE is set where it is not; at the end says how to see it
-    later. `several`: the job has several hosts. `show(address)` shows the address, by default `say` does.
+    later. `several`: the job has several hosts; then what it yields gets the events of hosts that write other files. `show(address)` shows the address, by default `say` does.
 
     ValueError if there can be no page.
     """
@@ -51,11 +52,14 @@ def page(
         if made is not None:
             made.mkdir(exist_ok=True)
     environ[FILE] = file
+    collection = Collection(file) if several else None
     live = Live(file, environ, note=ELSEWHERE if several else "")
     try:
         (show or (lambda address: say(f"timeline: {address}")))(live.address)
-        yield
+        yield collection
     finally:
+        if collection is not None:
+            collection.finish(say)
         failure = live.failure()
         live.finish()
         if failure:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from . import planning
+from . import events, planning
 from .guard import STOPPING, Guard
 from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
@@ -41,6 +41,7 @@ class RankGuard(Guard):
         if words[0] == "exited":
             self.code = words[2]
             self.tell_result()
+            self.tell_timeline()
             # Whether the guard killed it, because another rank has failed.
             words = (*words, self.deadline is not None and self.code == -signal.SIGKILL)
         line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
@@ -67,6 +68,21 @@ class RankGuard(Guard):
             self.tell("result", binascii.b2a_base64(data, newline=False).decode())
 
 
+    def tell_timeline(self) -> None:
+        """Sends the rank's events, where the launcher cannot see the file that they are in."""
+        asked = self.options["timeline"]
+        if asked is None or events.shared(asked["path"], asked["mark"]):
+            return
+        size = 0
+        for piece in events.of_rank(asked["path"], int(os.environ["PMI_RANK"])):
+            size += len(piece)
+            if size > events.MOST:
+                self.tell("timeline", None)
+                return
+            for at in range(0, len(piece), PIECE):
+                self.tell("timeline", binascii.b2a_base64(piece[at : at + PIECE], newline=False).decode())
+
+
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
     """The variables with a rank's place, on hosts with `counts` ranks; include/hvd/config.hpp reads them."""
     host, local = 0, rank
@@ -89,8 +105,8 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
     `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), pin (a
-    policy, or null), plan (what ranks are planned by, and the path of the extension), result, env, grace and farewell
-    in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that
+    policy, or null), plan (what ranks are planned by, and the path of the extension), result, timeline (the file and
+    the mark of a Collection, or null), env, grace and farewell in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that
     process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
     of an in-memory file, whose bytes go to the launcher when the rank has ended.
     """
