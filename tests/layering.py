@@ -63,6 +63,7 @@ ROOMS = {
     "simulated": ("", "backends", "support"),
     "training": ("support",),
     "tensor_parallelism": ("support", "training"),
+    "timelines": ("support", "training"),
 }
 
 # A file that is not there, with which version.hpp ends the compilation where the standard is too old.

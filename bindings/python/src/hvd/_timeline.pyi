@@ -1,6 +1,7 @@
 """An index of timelines, which are read as they grow. Times are microseconds; everything here is for hvd.timeline."""
 
-from typing import Any, Literal
+from collections.abc import Container
+from typing import Any, Literal, Optional
 
 class Restarted(RuntimeError):
     """A file was emptied and begun anew while it was read: another index is needed."""
@@ -21,16 +22,18 @@ class Index:
     def state(self) -> dict[str, Any]:
         """Totals, files, ranks and the last stalls."""
 
-    def buckets(self, from_us: float, to_us: float, most: int, ranks: bool = False) -> dict[str, Any]:
+    def buckets(
+        self, from_us: float, to_us: float, most: int, ranks: bool = False, columns: Optional[Container[str]] = None
+    ) -> dict[str, Any]:
         """Sums over about ``most`` equal spans; with ``ranks`` each column is a list for each rank."""
 
     def bins(
-        self, from_us: float, to_us: float, columns: int, rank: int = -1, most_bytes: int = 50331648
+        self, from_us: float, to_us: float, columns: int, rank: int = -1, most_bytes: int = 25165824
     ) -> dict[str, Any]:
         """What share of each column each rank was busy, negotiating and waiting."""
 
     def slices(
-        self, from_us: float, to_us: float, most: int, rank: int = -1, most_bytes: int = 50331648
+        self, from_us: float, to_us: float, most: int, rank: int = -1, most_bytes: int = 25165824
     ) -> dict[str, Any]:
         """The activities that have a part in a span of time, read again from the files."""
 

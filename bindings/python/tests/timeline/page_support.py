@@ -46,8 +46,11 @@ class Writer:
     def __init__(
         self, path: Path, ranks: int = 2, tensors: Sequence[str] = TENSORS, hosts: int = 1, job: str = "00c0ffee",
         step_us: float = 80_000.0, slow: int | None = None, age: float = 0.0,
+        size: int | None = None,
     ) -> None:
-        """`age`: for how many seconds the job has been running. Rank `slow` submits later than the others."""
+        """`age`: for how many seconds the job has been running; `size`: its ranks, if others than these. Rank `slow` submits
+        later than the others.
+        """
         self.path, self.ranks, self.tensors, self.step_us, self.slow = path, ranks, tensors, step_us, slow
         self.steps = 0
         start = int((time.time() - age) * 1e6)
@@ -58,7 +61,7 @@ class Writer:
         ]  # fmt: skip
         for rank in range(ranks):
             host = f"node{rank * hosts // ranks + 1}"
-            args = {"rank": rank, "size": ranks, "host": host, "process": 4000 + rank}
+            args = {"rank": rank, "size": size or ranks, "host": host, "process": 4000 + rank}
             events.append({"ph": "M", "pid": 0, "tid": rank, "name": "hvd_rank", "args": args})
             for number, tensor in enumerate(tensors):
                 events.append({"ph": "M", "pid": number + 1, "tid": rank, "name": "process_name", "args": {"name": tensor}})

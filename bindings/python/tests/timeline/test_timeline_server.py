@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from page_support import HOSTILE, LIMIT, Writer, api, environment, get, serving, until
 
+from hvd.timeline.watched import Watched
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -175,6 +177,17 @@ def test_a_file_that_goes_away(tmp_path: Path) -> None:
         until(lambda: any("job.json" in note for note in api(page, "answers")["notes"]))
         assert api(page, "answers")["operations"] == 24
         assert api(page, "timeline", "from=0&to=1e6")["tensor"]  # what is open can still be read
+
+
+def test_a_rank_of_which_there_is_nothing(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "job.json", size=4)
+    writer.step()
+    watched = Watched(writer.path, note="Other hosts have their own.")
+    try:
+        answers = until(lambda: (found := watched.answers())["operations"] == 12 and found)
+        assert answers["missing"] == [2, 3] and "Other hosts have their own." in answers["notes"]
+    finally:
+        watched.close()
 
 
 def test_a_port_in_use(folder: Path) -> None:

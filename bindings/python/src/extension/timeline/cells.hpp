@@ -71,7 +71,7 @@ class rank_cells {
   /// `width`: of the cells of all ranks; the caller has made room with `halve`.
   pair at(std::int64_t time, std::int64_t width) {
     const auto index = static_cast<std::size_t>(std::max<std::int64_t>(time, 0) / width);
-    if (index >= all_.size()) all_.resize(index + 1);
+    grow(index + 1);
     return {all_[index], recent_at(std::max<std::int64_t>(time, 0) / second)};
   }
 
@@ -80,7 +80,7 @@ class rank_cells {
     begin = std::max<std::int64_t>(begin, 0);
     if (end <= begin) return;
     const auto last = static_cast<std::size_t>((end - 1) / width);
-    if (last >= all_.size()) all_.resize(last + 1);
+    grow(last + 1);
     split(begin, end, width,
           [&](std::int64_t i, std::int64_t part) { all_[static_cast<std::size_t>(i)].*member += part; });
     begin = std::max(begin, (end - 1) / second * second - static_cast<std::int64_t>(recent_seconds - 1) * second);
@@ -119,6 +119,13 @@ class rank_cells {
       add(i, next - begin);
       begin = next;
     }
+  }
+
+  // By less than a vector would: there are many ranks.
+  void grow(std::size_t size) {
+    if (size <= all_.size()) return;
+    if (size > all_.capacity()) all_.reserve(size + size / 8);
+    all_.resize(size);
   }
 
   cell& recent_at(std::int64_t index) {

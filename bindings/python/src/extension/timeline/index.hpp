@@ -55,7 +55,7 @@ class index {
   static constexpr std::uint32_t most_ranks = 1 << 16;
   static constexpr std::size_t most_stalls = 10, most_long_slices = std::size_t{1} << 15;
   // Of all ranks; cells have some 100 bytes.
-  static constexpr std::size_t most_cells = std::size_t{1} << 18, most_cells_of_a_rank = 4096;
+  static constexpr std::size_t most_cells = std::size_t{1} << 17, most_cells_of_a_rank = 4096;
 
   void take(indexed_file& from, const line_event& e);
   void begin(indexed_file& from, const line_event& e, std::int64_t time);

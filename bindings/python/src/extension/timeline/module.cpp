@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace hvd_timeline {
@@ -114,7 +116,9 @@ void for_each_column(double size, const Use& use) {
   use("active", [](const cell& c) { return c.events != 0 ? 1.0 : 0.0; });
 }
 
-nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, bool by_rank) {
+// `wanted`: names of columns, or None for all.
+nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, bool by_rank,
+               const nb::object& wanted) {
   const std::int64_t from = nanoseconds(from_us), to = nanoseconds(to_us);
   if (most == 0 || most > 65536) throw nb::value_error("most must be from 1 to 65536");
   buckets found;
@@ -130,6 +134,7 @@ nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, 
   d["count"] = count;
   d["ranks"] = list_of(found.ranks, [](std::uint32_t r) { return r; });
   for_each_column(found.size, [&](const char* name, const auto& value) {
+    if (!wanted.is_none() && !nb::cast<bool>(wanted.attr("__contains__")(name))) return;
     if (by_rank) {
       columns[name] = list_of(found.cells, [&](const auto& cells) { return list_of(cells, value); });
       return;
@@ -316,8 +321,16 @@ NB_MODULE(_timeline, m) {
   namespace nb = nanobind;
   using namespace nanobind::literals;
   using hvd_timeline::index;
-  constexpr std::uint64_t most_bytes = 48 << 20;  // read again in some 0.1 s
+  constexpr std::uint64_t most_bytes = 24 << 20;  // read again in some 0.05 s
 
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::system_error& e) {
+      const nb::object arguments = nb::make_tuple(e.code().value(), e.what());
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
   nb::exception<hvd_timeline::restarted>(m, "Restarted", PyExc_RuntimeError);
   nb::class_<index>(m, "Index")
       .def(nb::init<>())
@@ -327,7 +340,8 @@ NB_MODULE(_timeline, m) {
           "fd"_a, "shift_us"_a = 0.0)
       .def("read", &index::read, "most_bytes"_a = std::uint64_t{1} << 26, nb::call_guard<nb::gil_scoped_release>())
       .def("state", &hvd_timeline::state)
-      .def("buckets", &hvd_timeline::chart, "from_us"_a, "to_us"_a, "most"_a, "ranks"_a = false)
+      .def("buckets", &hvd_timeline::chart, "from_us"_a, "to_us"_a, "most"_a, "ranks"_a = false,
+           "columns"_a = nb::none())
       .def("bins", &hvd_timeline::shares, "from_us"_a, "to_us"_a, "columns"_a, "rank"_a = -1,
            "most_bytes"_a = most_bytes)
       .def("slices", &hvd_timeline::slices, "from_us"_a, "to_us"_a, "most"_a, "rank"_a = -1,

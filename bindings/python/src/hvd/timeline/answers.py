@@ -16,7 +16,7 @@ from hvd.timeline.waiting import duration, milliseconds, ranks as named, waiting
 SOON = 1.0  # seconds: ranks write ten times a second
 QUIET = 5.0  # seconds without an event after which a job is not said to run
 OVER = 600.0  # after which it has ended, if nothing is open
-PAGE_BYTES = 48 << 20  # of files that are read again for one view: some 0.1 s
+PAGE_BYTES = 24 << 20  # of files that are read again for one view: some 0.05 s
 
 
 def answers(

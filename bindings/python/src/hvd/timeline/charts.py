@@ -68,7 +68,8 @@ class Charts:
         """Sums from a time to the last event for each rank, with the steps of a rank in each span."""
         end = max(self.end_us, begin + 1.0)
         width = max(1e6, (_FEW - 1) * 1e6 / rate if rate else 0.0, (end - begin) / POINTS)
-        chart = self.index.buckets(begin, end, max(1, math.ceil((end - begin) / width)), ranks=True)
+        wanted = ("operations", "negotiations", "steps", "negotiating_us", "busy_us")
+        chart = self.index.buckets(begin, end, max(1, math.ceil((end - begin) / width)), True, wanted)
         columns = chart["columns"]
         told = [
             self.steps({name: [rank[i] for rank in columns[name]] for name in ("steps", "operations")})

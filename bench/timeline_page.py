@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Measures how hvd-timeline reads large timelines, and whether it counts all of those that grow fast.
+
+A finished timeline of a given size is opened by the index alone and by the server of the page: how long that takes, how
+much memory, how long views of parts of it take. Then the server watches a timeline while 64 ranks write it, at 10,000
+operations a second in all and at 10,000 on each rank, and what it shows in the end is compared with what was written.
+The package hvd has to be installed where this runs, with tornado.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from support.where import origin, told  # noqa: E402
+from timelines import watching, writer  # noqa: E402
+from training import program  # noqa: E402
+from training.settings import Failed  # noqa: E402
+
+PROGRAM = "bench/timeline_page.py"
+MOST_S, MOST_SERVER = 3.0, 100 * watching.MIB
+
+
+def options() -> argparse.Namespace:
+    made = program.plain_parser(PROGRAM, __doc__, "a timeline of 5 MB, and a second of 4 ranks")
+    made.add_argument("--megabytes", type=program.number(1, 100_000), help="of the finished timeline (default 1000)")
+    made.add_argument("-n", "--ranks", type=program.number(1, 4096), help="that it has (default 64)")
+    made.add_argument("--rate", type=program.number(10, 1_000_000), help="operations a second (default 10000)")
+    made.add_argument("--seconds", type=program.number(1, 600), help="for which one grows (default 8)")
+    made.add_argument("--rounds", type=program.number(1, 100), help="openings of the finished timeline (default 3)")
+    made.add_argument("--folder", type=Path, help="for the timelines (default: that for temporary files)")
+    return program.parsed(made)
+
+
+def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    path = folder / "finished.json"
+    ranks = settings["ranks"]
+    operations = writer.write_file(path, settings["megabytes"] * 10**6, ranks, 100)
+    found: dict[str, Any] = {"bytes": path.stat().st_size, "operations": operations, "index": [], "page": [], "live": []}
+    for _ in range(settings["rounds"]):
+        found["index"].append(watching.index_of(path))
+        found["page"].append(watching.page_of(path, operations))
+    path.unlink()
+    for rate in (max(10, settings["rate"] // ranks), settings["rate"]):
+        path = folder / f"live-{rate}.json"
+        found["live"].append(watching.live(path, ranks, rate, settings["seconds"]))
+        path.unlink()
+    return found
+
+
+def wrong(found: dict[str, Any]) -> list[str]:
+    """What must never be, whatever the machine: an operation that is not counted."""
+    said = []
+    for kind in ("index", "page"):
+        for row in found[kind]:
+            if row["operations"] != found["operations"]:
+                said.append(f"the {kind} has {row['operations']} operations of {found['operations']}")
+    for row in found["live"]:
+        each = row["expected"] // row["ranks"]
+        if row["operations"] != row["expected"] or row["of_ranks"] != [each] or row["damaged"]:
+            said.append(f"at {row['rate']} a second: {row['operations']} of {row['expected']} operations were counted")
+    return said
+
+
+def page(run: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    found = run["found"]
+    index = min(found["index"], key=lambda row: row["read_s"])
+    server = min(found["page"], key=lambda row: row["whole_s"])
+    mebibytes = [max(row["peak_bytes"] for row in found[kind]) / watching.MIB for kind in ("index", "page")]
+    views = ", ".join(f"{1e3 * max(row['views_s'][i] for row in found['page']):.0f}" for i in range(4))
+    lines = [
+        "# Timelines that are read", "", told(run), "",
+        f"A finished timeline of {found['bytes'] / 1e9:.2f} GB, {found['operations']:,} operations of "
+        f"{run['settings']['ranks']} ranks, that the system has in memory; the fastest of {run['settings']['rounds']} and "
+        "the most memory of all.", "",
+        "| | target | the index alone | hvd-timeline |", "|---|---|---|---|",
+        f"| until all is read, in s (hvd-timeline: from its start) | {MOST_S:g} | {index['read_s']:.2f} | "
+        f"{server['whole_s']:.2f} |",
+        f"| until the first answer | | | {server['first_s']:.2f} |",
+        f"| memory in MiB | {MOST_SERVER // watching.MIB} | {mebibytes[0]:.0f} | {mebibytes[1]:.0f} |",
+        f"| views of all, a tenth, a 100th and a 1000th of the time, in ms | | | {views} |", "",
+        "Timelines that grow, watched by hvd-timeline, which is asked once a second.", "",
+        "| ranks | operations/s of each | MB/s | written | counted | of all ranks the same | counted so long after the last "
+        "write, in s | most behind, in s | processors | memory in MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in found["live"]:
+        lines.append(
+            f"| {row['ranks']} | {row['rate']:,} | {row['bytes'] / row['seconds'] / 1e6:.0f} | {row['expected']:,} | "
+            f"{row['operations']:,} | {'yes' if len(row['of_ranks']) == 1 else 'no'} | {row['counted_after_s']:.2f} | "
+            f"{row['behind_s']:.1f} | {row['cpu_share']:.2f} | {row['peak_bytes'] / watching.MIB:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: argparse.Namespace) -> int:
+    absent = [name for name in ("hvd", "numpy", "tornado") if find_spec(name) is None]
+    if absent:
+        raise Failed(f"{', '.join(absent)}: not installed here; tools/setup --python installs all")
+    usual = {"megabytes": 1000, "ranks": 64, "rate": 10_000, "seconds": 8, "rounds": 3}
+    tiny = {"megabytes": 5, "ranks": 4, "rate": 400, "seconds": 1, "rounds": 1}
+    settings = {
+        name: getattr(arguments, name) if getattr(arguments, name) is not None else (tiny if arguments.tiny else usual)[name]
+        for name in usual
+    }
+    with tempfile.TemporaryDirectory(prefix="hvd-timelines-", dir=arguments.folder) as folder:
+        found = measure(settings, Path(folder))
+    run = {
+        **origin(PROGRAM, *sys.argv[1:]),
+        "versions": {"Python": platform.python_version(), "tornado": importlib.metadata.version("tornado")},
+        "settings": settings,
+        "found": found,
+        "wrong": wrong(found),
+    }
+    return program.finish(PROGRAM, run, page(run), "timeline-page" + ("-tiny" if arguments.tiny else ""), arguments.output)
+
+
+if __name__ == "__main__":
+    program.start(PROGRAM, options(), main)

@@ -1,0 +1,1 @@
+"""What bench/timeline_page.py is made of."""
