@@ -261,6 +261,25 @@ def test_files_of_hosts_are_aligned(tmp_path: Path) -> None:
     assert {row[3:5] for row in rows(index.slices(0, 9000, 10))} == {(1000.0, 2000.0)}
 
 
+@pytest.mark.parametrize(
+    ("written", "us"),
+    [("5", 5), ("5.0", 5), ("5.25", 5.25), ("5.125", 5.125), ("5.1250000001", 5.125), ("-3.5", -3.5), ("5e0", 5), ("50e-1", 5),
+     ("0.0", 0), ("12345678901.5", 12345678901.5)],
+)  # fmt: skip
+def test_times_in_any_form(tmp_path: Path, written: str, us: float) -> None:
+    line = f'{{"ph":"i","pid":0,"tid":0,"name":"STEP","s":"t","args":{{"samples":1}},"ts":{written}}}'
+    other = f'{{"ph":"B","pid":1,"tid":0,"name":"x","ts":{written}}}'
+    for text in (line, other):
+        state = index_of(Lines().raw(text).write(tmp_path / "t.json")).state()
+        assert (state["damaged"], state["last_us"]) == (0, us)
+
+
+@pytest.mark.parametrize("written", ["5.", ".5", "--5", "+5", "5.1.2", "05", "05.125", "5.e1", "5e", "1e17", "NaN", "Infinity", "0x5", "", "9" * 30])
+def test_times_that_are_none(tmp_path: Path, written: str) -> None:
+    line = f'{{"ph":"B","pid":1,"tid":0,"name":"x","ts":{written}}}'
+    assert index_of(Lines().raw(line).raw(line).write(tmp_path / "t.json")).state()["damaged"] == 2
+
+
 OTHER_FORMS = [
     '{"ts":5,"tid":0,"pid":7,"ph":"B","name":"ALLREDUCE"}',
     '{ "ph" : "B", "name" : "ALLREDUCE", "pid" : 7, "tid" : 0, "ts" : 5.0000 }',

@@ -104,14 +104,25 @@ class scanner {
     return true;
   }
 
+  bool digits() {
+    const char* const begin = p_;
+    while (p_ != end_ && *p_ >= '0' && *p_ <= '9') ++p_;
+    return p_ != begin;
+  }
   bool number(double& to) {
     blanks();
-    // JSON has neither "+1" nor "inf" nor "0x1".
-    if (p_ == end_ || !(*p_ == '-' || (*p_ >= '0' && *p_ <= '9'))) return false;
-    const auto [next, wrong] = std::from_chars(p_, end_, to);
-    if (wrong == std::errc::invalid_argument) return false;
-    if (wrong == std::errc::result_out_of_range) to = std::numeric_limits<double>::infinity();
-    p_ = next;
+    const char* const begin = p_;
+    if (p_ != end_ && *p_ == '-') ++p_;
+    const char* const whole = p_;
+    if (!digits() || (*whole == '0' && p_ != whole + 1)) return false;
+    if (p_ != end_ && *p_ == '.' && (++p_, !digits())) return false;
+    if (p_ != end_ && (*p_ == 'e' || *p_ == 'E')) {
+      ++p_;
+      if (p_ != end_ && (*p_ == '-' || *p_ == '+')) ++p_;
+      if (!digits()) return false;
+    }
+    if (std::from_chars(begin, p_, to).ec == std::errc::result_out_of_range)
+      to = std::numeric_limits<double>::infinity();
     return true;
   }
   bool number_below_2_32(std::uint32_t& to) {

@@ -58,22 +58,23 @@ inline bool read_digits(const char*& p, std::uint64_t& to) noexcept {
   for (unsigned digit; (digit = static_cast<unsigned>(*p) - '0') <= 9 && p - begin < 18; ++p)
     value = value * 10 + digit;
   to = value;
-  return p != begin;
+  return p != begin && (*begin != '0' || p == begin + 1);  // JSON has no zeros in front
 }
 
-// Microseconds with three decimals.
+// Microseconds with at most three decimals, which is all that the clock has.
 inline bool read_time(const char*& p, std::int64_t& to) noexcept {
+  constexpr std::uint64_t most = 900'000'000'000'000;
   const bool negative = *p == '-';
   p += negative;
   std::uint64_t whole = 0;
-  if (!read_digits(p, whole) || whole > 9'000'000'000'000'000 / 10 || *p != '.') return false;
+  if (!read_digits(p, whole) || whole > most) return false;
   unsigned thousandths = 0;
-  for (int i = 1; i != 4; ++i) {
-    const unsigned digit = static_cast<unsigned>(p[i]) - '0';
-    if (digit > 9) return false;
-    thousandths = thousandths * 10 + digit;
+  if (*p == '.') {
+    const char* const point = p;
+    unsigned unit = 100;
+    for (unsigned digit; (digit = static_cast<unsigned>(*++p) - '0') <= 9; unit /= 10) thousandths += digit * unit;
+    if (p - point < 2 || p - point > 4) return false;
   }
-  p += 4;
   const auto time = static_cast<std::int64_t>(whole * 1000 + thousandths);
   to = negative ? -time : time;
   return true;

@@ -206,6 +206,11 @@ class _Job:
         if state["damaged"]:
             lines = "line is" if state["damaged"] == 1 else "lines are"
             notes.append(f"{state['damaged']} {lines} no events, and not shown: the files are damaged.")
+        if state["unplaced"]:
+            notes.append(
+                f"{state['unplaced']} events are not shown: they end what has not begun, or there are too many ranks or "
+                "tensors."
+            )
         if state["dropped"]:
             notes.append(
                 f"{state['dropped']} events were not recorded by the ranks, because they came too fast: counts and "
