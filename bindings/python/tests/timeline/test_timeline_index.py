@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +488,45 @@ def test_an_index_of_nothing(tmp_path: Path) -> None:
         assert index.buckets(0, 10, 2)["count"] == 1 and index.open_operations() == [] and index.search("", 5) == []
     with pytest.raises(OSError, match="cannot duplicate the file descriptor: Bad file descriptor"):
         _timeline.Index().add_file(-1)
+
+
+GATHERED = 'allgather.quo"te 🚀'
+PROGRAM = """
+import hvd, numpy as np
+hvd.init()
+for step in range(40):
+    hvd.allreduce(np.ones(1000, np.float32), name="w1")
+    hvd.allgather(np.ones((2, 3), np.float64), name='quo"te 🚀')
+hvd.shutdown()
+"""
+
+
+def test_a_timeline_of_real_ranks(tmp_path: Path) -> None:
+    """What the engine writes is what a plain computation and the index say of it."""
+    path, program = tmp_path / "t.json", tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    index = _timeline.Index()
+    path.write_bytes(b"")
+    fd = os.open(path, os.O_RDONLY)
+    index.add_file(fd)
+    os.close(fd)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "3", "--timeline-filename", str(path)]
+    with subprocess.Popen([*command, sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+        while job.poll() is None:  # it is read while it grows
+            index.read()
+            time.sleep(0.02)
+        assert job.returncode == 0, job.stdout and job.stdout.read().decode()
+    index.read()
+    text = path.read_text(encoding="utf-8")
+    state, expected = index.state(), plainly(text)
+    assert state["files"][0]["complete"] and (state["damaged"], state["unplaced"], state["dropped"]) == (0, 0, 0)
+    assert state["events"] == expected["events"] and state["operations"] == expected["operations"] >= 240
+    found = {tensor["name"]: tensor for tensor in index.search("", 100)}
+    assert (found["allreduce.w1"]["operations"], found["allreduce.w1"]["bytes"]) == (120, 120 * 4000)
+    assert (found[GATHERED]["operations"], found[GATHERED]["kind"]) == (120, "allgather")
+    for column, spans in (("busy_us", "busy"), ("negotiating_us", "negotiating")):
+        assert total(index, column) == pytest.approx(sum(map(union, expected[spans].values())), rel=1e-3), column
+    assert total(index, "wait_us") == pytest.approx(expected["wait_us"], abs=0.1)
+    whole = index.slices(0, state["last_us"] + 1, 10**6)
+    assert whole["complete"] and [row[:5] for row in rows(whole)] == sorted(row[:5] for row in expected["slices"])
+    assert {rank: known["size"] for rank, known in state["ranks"].items()} == {0: 3, 1: 3, 2: 3}
