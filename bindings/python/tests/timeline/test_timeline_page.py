@@ -330,6 +330,20 @@ def test_the_server_ends(driver: Any, tmp_path: Path) -> None:
     complaints(driver)  # that the server did not answer
 
 
+def test_a_file_that_begins_anew(driver: Any, tmp_path: Path) -> None:
+    Writer(tmp_path / "job.json", ranks=3).step(20)
+    with serving(tmp_path / "job.json") as address:
+        page = Page(driver, address)
+        page.until(lambda: page.activities() == 3 * 2 * 6 * 20)
+        page.click("#in")
+        page.click_at(*page.find_colour(RUN))
+        page.until(lambda: page.one("#detail").is_displayed())
+        Writer(tmp_path / "job.json", ranks=1, job="1234abcd").step(3)
+        page.until(lambda: page.activities() == 2 * 6 * 3 and len(page.all("#labels button")) == 1)
+        assert not page.one("#detail").is_displayed() and page.span()[1] < 0.3
+        assert complaints(driver) == []
+
+
 def test_no_job_yet(driver: Any, tmp_path: Path) -> None:
     Writer(tmp_path / "job.json", ranks=0)
     with serving(tmp_path) as address:

@@ -7,10 +7,13 @@ const FINE = 0.6; // of the span for which columns were made: on a shorter one o
 const natural = new Intl.Collator("en", { numeric: true });
 
 export class Data {
-  /** `sent` is the server's answer for the span `wanted` around a view of `span`; `end` was the end of the job then. */
-  constructor(sent, wanted, span, end) {
+  /** `sent` is the server's answer for the span `wanted`. `then`: of which files, how long the view was, and where the
+   * job ended when that was asked for.
+   */
+  constructor(sent, wanted, { of, span, end }) {
     this.from = wanted.from;
     this.to = wanted.to;
+    this.of = of;
     this.span = span;
     this.endThen = end;
     this.bins = null;
@@ -42,7 +45,7 @@ export class Data {
       };
       slice.openEnd = slice.state === 2;
       if (slice.openEnd) slice.end = Math.max(slice.end, end);
-      const own = this.of(rank);
+      const own = this.own(rank);
       if (activity === "WAIT" && slice.depth === 0) {
         slice.kind = "wait";
         own.wait.push(slice);
@@ -77,11 +80,11 @@ export class Data {
       if (kind === "STEP" && text) mark.facts.push(["samples", text]);
       else if (text) mark.facts.push([kind === "STALL" ? "warning" : "events", text]);
       mark.tip = `${mark.title}${mark.facts.length ? `: ${name(mark.facts[0][1])}` : ""}`;
-      this.of(rank).marks.push(mark);
+      this.own(rank).marks.push(mark);
     }
   }
 
-  of(rank) {
+  own(rank) {
     if (!this.ranks.has(rank)) this.ranks.set(rank, { rows: new Map(), run: [], negotiate: [], wait: [], marks: [] });
     return this.ranks.get(rank);
   }

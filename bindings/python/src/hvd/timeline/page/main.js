@@ -16,6 +16,8 @@ const CELLS = 48000; // columns of all ranks together
 
 let answers = null;
 let end = 0; // of what there is to show, in µs
+let shown = ""; // job, files and ranks
+let polling = false;
 let gone = false;
 let refused = false;
 let asking = null; // stops the question for a span
@@ -33,6 +35,8 @@ const timeline = new Timeline({
 
 /** The answers, once a second; what is shown stays where the server is gone. */
 async function poll() {
+  if (polling) return;
+  polling = true;
   clearTimeout(timer);
   try {
     answers = await ask("answers");
@@ -50,6 +54,8 @@ async function poll() {
   if (answers) {
     showHead(answers, gone);
     showCards(answers, gone, findTensor);
+    if (shown && !shown.startsWith(`${answers.job} `)) timeline.restart();
+    shown = `${answers.job} ${answers.files.length} ${answers.ranks.length}`;
     timeline.update(answers.ranks, answers.begin_us, end);
     showEmpty();
     if (!gone) await look(true);
@@ -57,6 +63,7 @@ async function poll() {
     document.querySelector("#state").dataset.state = "gone";
     say(document.querySelector("#state-text"), refused ? "not allowed" : "no answer");
   }
+  polling = false;
   timer = setTimeout(poll, document.hidden ? HIDDEN_PERIOD : PERIOD);
 }
 
@@ -78,12 +85,12 @@ function showEmpty() {
     : answers.state === "ended" ? "There is no event in this timeline." : "No event yet. The first will show here by itself.");
 }
 
-/** Asks for the operations of the span that is shown, unless they are there. */
+/** Asks for the operations of the span that is shown, unless they are there; with `again` also where they have grown. */
 async function look(again = false) {
   if (!answers?.ranks.length || gone) return;
   const { from, to } = timeline.view;
   const data = timeline.data;
-  const covers = data && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, end);
+  const covers = data && data.of === shown && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, end);
   if (covers && data.fineEnough(from, to) && !(again && data.to >= data.endThen && data.endThen < end)) return;
   if (again && asking) return;
   asking?.abort();
@@ -92,12 +99,12 @@ async function look(again = false) {
   const span = to - from;
   const wanted = { from: from - span / 2, to: to + span / 2 }; // with room to move
   const width = Math.round(Math.min(Math.max(timeline.width * 4, LEAST), Math.max(300, CELLS / answers.ranks.length)));
-  const then = end;
+  const then = { of: shown, span, end };
   try {
     const found = await ask("timeline", { ...wanted, width }, mine.signal);
-    if (asking === mine) timeline.setData(new Data(found, wanted, span, then));
-  } catch (error) {
-    if (error.name !== "AbortError" && !(error instanceof TypeError) && !(error instanceof Refused)) throw error;
+    if (asking === mine) timeline.setData(new Data(found, wanted, then));
+  } catch {
+    // Another span is asked for meanwhile, or the next answers tell why there is none.
   } finally {
     if (asking === mine) asking = null;
   }

@@ -1,5 +1,6 @@
 // The timeline: which span is shown, and how a person moves in it.
 
+import { hideTip, listen } from "./controls.js";
 import { colours, drawAxis, drawRows } from "./draw.js";
 import { duration, name, say } from "./format.js";
 import { layOut, rowAt, showLabels } from "./rows.js";
@@ -28,7 +29,6 @@ export class Timeline {
     this.canvas = document.querySelector("#canvas");
     this.axis = document.querySelector("#axis-canvas");
     this.box = document.querySelector("#rows");
-    this.tip = document.querySelector("#tip");
     this.drawing = 0;
     this.colour = colours();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
@@ -40,7 +40,7 @@ export class Timeline {
       this.onView();
     }).observe(this.box);
     this.box.addEventListener("scroll", () => this.draw());
-    this.listen();
+    listen(this);
   }
 
   get width() {
@@ -63,6 +63,15 @@ export class Timeline {
     }
     if (this.follow) this.toEnd();
     this.draw();
+  }
+
+  /** Forgets what was shown: the file has begun anew. */
+  restart() {
+    this.data = null;
+    this.chosen = null;
+    this.untouched = true;
+    this.setFollow(true);
+    this.onChoose(null);
   }
 
   /** The events of the span that is shown. */
@@ -100,7 +109,7 @@ export class Timeline {
     this.view = { from: start, to: start + span };
     this.untouched = false;
     this.setFollow(follow);
-    this.hideTip();
+    hideTip();
     this.onView();
     this.draw();
   }
@@ -203,90 +212,9 @@ export class Timeline {
     this.choose({ ...found, row }, row);
   }
 
-  // Events.
-
-  listen() {
-    const click = (id, act) => document.querySelector(id).addEventListener("click", act);
-    click("#in", () => this.zoom(0.5));
-    click("#out", () => this.zoom(2));
-    click("#second", () => this.span(1e6));
-    click("#minute", () => this.span(60e6));
-    click("#all", () => this.all());
-    click("#follow", () => this.toggleFollow());
-    this.canvas.addEventListener("wheel", (event) => {
-      event.preventDefault();
-      const by = event.deltaMode === 1 ? 16 : 1;
-      if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) {
-        this.pan((((event.deltaX || event.deltaY) * by) / this.width) * (this.view.to - this.view.from));
-      } else this.zoom(1.0015 ** (Math.max(-400, Math.min(400, event.deltaY * by))), this.at(event.clientX, 0).us);
-    }, { passive: false });
-    this.canvas.addEventListener("pointerdown", (event) => this.grab(event));
-    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
-    this.canvas.addEventListener("pointerleave", () => this.hideTip());
-    this.canvas.addEventListener("dblclick", (event) => this.zoom(0.25, this.at(event.clientX, 0).us));
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
-  }
-
   toggleFollow() {
     this.setFollow(!this.follow);
     if (this.follow) this.toEnd();
-  }
-
-  grab(event) {
-    if (event.button !== 0) return;
-    const start = { x: event.clientX, view: { ...this.view }, moved: false };
-    this.canvas.setPointerCapture(event.pointerId);
-    const move = (now) => {
-      if (Math.abs(now.clientX - start.x) > 3) start.moved = true;
-      if (!start.moved) return;
-      this.canvas.classList.add("moving");
-      const by = ((start.x - now.clientX) / this.width) * (start.view.to - start.view.from);
-      this.set(start.view.from + by, start.view.to + by);
-    };
-    const over = (now) => {
-      for (const [kind, act] of [["pointermove", move], ["pointerup", over], ["pointercancel", over]]) this.canvas.removeEventListener(kind, act);
-      this.canvas.classList.remove("moving");
-      if (start.moved || now.type === "pointercancel") return;
-      const place = this.at(now.clientX, now.clientY);
-      const slice = this.hit(place);
-      this.choose(slice && { ...slice, row: place.row }, place.row);
-    };
-    this.canvas.addEventListener("pointermove", move);
-    this.canvas.addEventListener("pointerup", over);
-    this.canvas.addEventListener("pointercancel", over);
-  }
-
-  hover(event) {
-    if (event.buttons) return this.hideTip();
-    const slice = this.hit(this.at(event.clientX, event.clientY));
-    if (!slice) return this.hideTip();
-    this.tip.textContent = slice.tip ?? `${name(slice.tensor ?? "")}\n${slice.activity} · ${duration(slice.end - slice.begin)}`.trim();
-    this.tip.hidden = false;
-    const { width, height } = this.tip.getBoundingClientRect();
-    this.tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - width - 4))}px`;
-    this.tip.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18}px`;
-  }
-
-  hideTip() {
-    this.tip.hidden = true;
-  }
-
-  key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const span = this.view.to - this.view.from;
-    const acts = {
-      "ArrowLeft": () => this.pan(-span / 8), "ArrowRight": () => this.pan(span / 8),
-      "ArrowUp": () => { this.box.scrollTop -= 54; }, "ArrowDown": () => { this.box.scrollTop += 54; },
-      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), "_": () => this.zoom(2),
-      "Home": () => this.set(this.begin, this.begin + span), "End": () => this.set(this.end - span, this.end),
-      "f": () => this.toggleFollow(), "a": () => this.all(),
-      "n": () => this.step(1), "p": () => this.step(-1),
-      "Enter": () => { if (this.chosen?.begin !== undefined) this.onChoose(this.chosen, this.chosen.row, true); else this.step(1); },
-    };
-    const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
   }
 
   // Drawing, once a frame at most.
