@@ -36,7 +36,8 @@ def page(
     environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None
 ) -> Iterator[Collection | None]:
     """Serves the page of a job that gets `environ`, in which FILE is set where it is not; at the end says how to see it
-    later. `several`: the job has several hosts; then what it yields gets the events of hosts that write other files. `show(address)` shows the address, by default `say` does.
+    later. `several`: the job has several hosts; then what it yields gets the events of hosts that write other files.
+    `show(address)` shows the address, by default `say` does.
 
     ValueError if there can be no page.
     """
@@ -66,12 +67,18 @@ def page(
             say(f"the server of the timeline's page has failed: {failure}")
         if Path(file).exists():
             stays = f"the page stays for {live.stays / 60:.2g} min, and while somebody looks at it; " if not failure else ""
-            say(f"{stays}later: {command()} {shlex.quote(os.path.relpath(file))}")
+            say(f"{stays}later: {command()} {shlex.quote(shown(file))}")
         else:
             if made is not None:
                 with contextlib.suppress(OSError):
                     made.rmdir()
             say("there is no timeline: no rank of this host has called init()")
+
+
+def shown(file: str) -> str:
+    """A path from the current folder, where the file is below that."""
+    path = os.path.relpath(file)
+    return os.path.abspath(file) if path.startswith(os.pardir) else path
 
 
 def command() -> str:

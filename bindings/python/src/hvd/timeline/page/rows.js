@@ -20,7 +20,7 @@ export function layOut(ranks, open, data) {
     if (!open.has(each.rank)) continue;
     const tensors = data?.tensors(each.rank) ?? [];
     for (const tensor of tensors.slice(0, MOST_TENSORS)) add({ kind: "tensor", rank: each.rank, tensor }, ROW);
-    if (data?.bins) add({ kind: "hint", rank: each.rank, text: "zoom in: tensors" }, ROW);
+    if (data?.bins) add({ kind: "hint", rank: each.rank, text: "zoom in for tensors" }, ROW);
     else if (!tensors.length) add({ kind: "hint", rank: each.rank, text: "no operation here" }, ROW);
     else if (tensors.length > MOST_TENSORS) add({ kind: "hint", rank: each.rank, text: `and ${tensors.length - MOST_TENSORS} more` }, ROW);
     rows.at(-1).last = true;
