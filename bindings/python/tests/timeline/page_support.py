@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -159,6 +161,38 @@ def until(condition: Callable[[], T], seconds: float = LIMIT) -> T:
         assert time.monotonic() < limit, "waited in vain"
         time.sleep(0.05)
     return found
+
+
+@contextlib.contextmanager
+def proxy(target: str, prefix: str) -> Iterator[str]:
+    """What JupyterHub does: a server of another name, which has the page below a path, and a notebook with it in a frame."""
+    base, _, query = target.partition("?")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body, kind = 200, f"<iframe src='{prefix}?{query}' width=900 height=700></iframe>".encode(), "text/html"
+            if self.path.startswith(prefix):
+                request = urllib.request.Request(base + self.path[len(prefix) :], headers={"Host": "hub.example"})
+                with urllib.request.urlopen(request, timeout=LIMIT) as response:
+                    status, body, kind = response.status, response.read(), response.headers["Content-Type"]
+            elif self.path != "/notebook":
+                status, body = 404, b""
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/notebook"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def without_browser() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from page_support import (
-    HOSTILE, LIMIT, TENSORS, Writer, api, browser, complaints, resize, serving, until, without_browser,
+    HOSTILE, LIMIT, TENSORS, Writer, api, browser, complaints, proxy, resize, serving, until, without_browser,
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(bool(without_browser()), reason=without_browser())
@@ -36,10 +36,12 @@ def driver(chromium: Any) -> Iterator[Any]:
 class Page:
     """A page that is open in the browser."""
 
-    def __init__(self, driver: Any, address: str, width: int = 1280, height: int = 900, **options: Any) -> None:
+    def __init__(self, driver: Any, address: str = "", width: int = 1280, height: int = 900, **options: Any) -> None:
+        """Without an address the page is there already."""
         self.driver = driver
-        resize(driver, width, height, **options)
-        driver.get(address)
+        if address:
+            resize(driver, width, height, **options)
+            driver.get(address)
         self.until(lambda: self.text("#state-text") != "opening")
 
     def until(self, condition: Any, seconds: float = LIMIT) -> Any:
@@ -342,6 +344,25 @@ def test_a_file_that_begins_anew(driver: Any, tmp_path: Path) -> None:
         page.until(lambda: page.activities() == 2 * 6 * 3 and len(page.all("#labels button")) == 1)
         assert not page.one("#detail").is_displayed() and page.span()[1] < 0.3
         assert complaints(driver) == []
+
+
+def test_in_a_notebook_behind_a_proxy(driver: Any, tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "job.json")
+    writer.step(20)
+    with serving(tmp_path, "--proxy") as address, proxy(address, "/user/me/proxy/8765/") as notebook:
+        driver.get(notebook)
+        driver.switch_to.frame(driver.find_element("css selector", "iframe"))
+        page = Page(driver)
+        page.until(lambda: page.activities() == 2 * 2 * 6 * 20)
+        writer.step()
+        page.until(lambda: page.activities() == 2 * 2 * 6 * 21)
+        page.one("#search").send_keys("conv2")
+        page.until(lambda: len(page.all("#found button")) == 2)
+        href = str(page.one("#merged").get_attribute("href"))
+        assert "/user/me/proxy/8765/api/merged?token=" in href
+        driver.switch_to.default_content()
+        driver.get("about:blank")
+    assert [each for each in complaints(driver) if "favicon" not in each] == []
 
 
 def test_no_job_yet(driver: Any, tmp_path: Path) -> None:

@@ -110,7 +110,9 @@ def test_the_answers(page: str) -> None:
     ("query", "sentence"),
     [("from=0", "to='' must be a number."), ("from=nan&to=1", "from='nan' must be a number."),
      ("from=5&to=5", "from must be before to."), ("from=0&to=1e300", "to='1e300' must be a number."),
-     ("from=0&to=1&width=x", "width='x' must be a number."), ("from=0&to=1&rank=r", "rank='r' must be a number.")],
+     ("from=0&to=1&width=x", "width='x' must be a number."), ("from=0&to=1&rank=r", "rank='r' must be a number."),
+     ("from=0&to=1&rank=1e17", "rank=100000000000000000 must be the number of a rank."),
+     ("from=0&to=1&rank=-1", "rank=-1 must be the number of a rank."), ("from=%ff&to=1", "Invalid unicode in from: b'\\xff'")],
 )  # fmt: skip
 def test_a_question_that_is_wrong(page: str, query: str, sentence: str) -> None:
     base, token = parts(page)
@@ -151,6 +153,18 @@ def test_the_merged_file(page: str) -> None:
         assert response.headers["Content-Disposition"] == 'attachment; filename="hvd-timeline.json"'
         events = json.loads(response.read())
     assert sum(event["ph"] == "B" for event in events) == 3 * 2 * 6 * 20
+
+
+def test_a_download_that_is_given_up(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "job.json", ranks=8)
+    for _ in range(8):
+        writer.step(50)
+    with serving(tmp_path) as page:  # which looks that nothing is printed
+        base, token = parts(page)
+        for _ in range(3):
+            with urllib.request.urlopen(f"{base}api/merged?token={token}", timeout=LIMIT) as response:
+                assert response.read(10)
+        assert api(page, "answers")["size"] == 8
 
 
 def test_a_page_that_grows(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page")
 MOST_ASKED = 4096  # columns of a timeline, and characters of a search
+MOST_RANKS = 1 << 20
 CHUNK = 1 << 18  # bytes of a download that are on their way
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -106,7 +107,8 @@ class Handler(web.RequestHandler):
                 return "The token is missing. Use the whole address that was printed, with ?token=... at its end."
             return "The token is wrong: it is another one each time. Use the address that was printed last."
         if status == 400 and isinstance(error, web.HTTPError):
-            return error.log_message or "The request is not understood."
+            said = error.log_message or "The request is not understood."
+            return said % error.args if error.args else said
         if status == 404:
             return "There is nothing here. The page is at the address that was printed."
         if status == 405:
@@ -194,6 +196,8 @@ class Timeline(Handler):
         begin, end = self.number("from"), self.number("to")
         width = int(min(max(self.number("width", "1000"), 1), MOST_ASKED))
         rank = int(self.number("rank")) if self.get_query_argument("rank", "") else None
+        if rank is not None and not 0 <= rank < MOST_RANKS:
+            raise web.HTTPError(400, f"rank={rank} must be the number of a rank.")
         if end <= begin:
             raise web.HTTPError(400, "from must be before to.")
         await self.answer(self.site.watched.timeline, begin, end, width, rank)

@@ -124,6 +124,13 @@ class Watched:
         self._found = found
 
     def _work(self) -> None:
+        try:
+            self._read()
+        except Exception as error:
+            self._problem = f"The timeline is no longer read, because of an error: {error!r}."
+            raise
+
+    def _read(self) -> None:
         from hvd import _timeline
 
         looked = time.monotonic()
