@@ -14,18 +14,22 @@ function big(card, value, unit = "") {
   node.replaceChildren(text, ...(unit ? [element("small", { text: unit })] : []));
 }
 
-/** Replaces the items of a list where they differ from what is shown. */
+/** Replaces the items of a list where they differ from what is shown. The focus stays at its place. */
 function list(node, items, make) {
   const key = JSON.stringify(items);
   if (node.dataset.key === key) return;
   node.dataset.key = key;
+  const focused = [...node.querySelectorAll("button")].indexOf(document.activeElement);
   node.replaceChildren(...items.map(make));
+  node.querySelectorAll("button")[focused]?.focus({ preventScroll: true });
 }
 
-function bar(label, value, share) {
+function bar(label, value, share, click = null) {
   const fill = element("i", { "aria-hidden": "true" });
   fill.style.width = `${Math.round(Math.min(Math.max(share, 0), 1) * 1000) / 10}%`;
-  return element("li", { title: label }, fill, element("span", { text: label }), element("span", { text: value }));
+  const parts = [fill, element("span", { text: label }), element("span", { text: value })];
+  if (!click) return element("li", { class: "bar", title: label }, ...parts);
+  return element("li", {}, element("button", { type: "button", class: "bar", title: label, click }, ...parts));
 }
 
 function showSpeed(answers) {
@@ -64,13 +68,7 @@ function showExposed(answers, onTensor) {
   bars.classList.add("wait");
   list(bars, tensors.map((each) => [each.name, each.ms_per_step, each.share]), ([label, ms, share]) => {
     const time = ms === null ? percent(share) : `${duration(ms * 1000)} a step`;
-    const item = bar(name(label), time, share);
-    item.tabIndex = 0;
-    item.setAttribute("role", "button");
-    const go = () => onTensor(label);
-    item.addEventListener("click", go);
-    item.addEventListener("keydown", (event) => { if (event.key === "Enter") go(); });
-    return item;
+    return bar(name(label), time, share, () => onTensor(label));
   });
 }
 
