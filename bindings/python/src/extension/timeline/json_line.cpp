@@ -19,7 +19,7 @@ class scanner {
     const bool good = object([&](std::string_view key) {
       if (key == "ph") {
         std::string_view phase;
-        if (!text(phase) || phase.size() != 1) return false;
+        if (!text(phase) || phase.size() != 1 || static_cast<unsigned char>(phase[0]) >= 0x80) return false;
         e_.phase = phase[0];
         has_phase = true;
         return true;
@@ -131,10 +131,10 @@ class scanner {
     to = static_cast<std::uint32_t>(value);
     return true;
   }
-  // Microseconds, as nanoseconds.
+  // Microseconds, as nanoseconds; as many as read_time takes.
   bool time(std::int64_t& to) {
     double value = 0;
-    if (!number(value) || !(std::abs(value) < 9e14)) return false;
+    if (!number(value) || !(std::abs(value) < 1e14)) return false;
     to = std::llround(value * 1000);
     return true;
   }

@@ -63,7 +63,7 @@ inline bool read_digits(const char*& p, std::uint64_t& to) noexcept {
 
 // Microseconds with at most three decimals, which is all that the clock has.
 inline bool read_time(const char*& p, std::int64_t& to) noexcept {
-  constexpr std::uint64_t most = 900'000'000'000'000;
+  constexpr std::uint64_t most = 100'000'000'000'000;  // three years, so that sums of nanoseconds have room
   const bool negative = *p == '-';
   p += negative;
   std::uint64_t whole = 0;
