@@ -13,7 +13,7 @@ from hvd.timeline.slow import slow_rank
 from hvd.timeline.sources import Found
 from hvd.timeline.waiting import duration, milliseconds, ranks as named, waiting
 
-SOON = 1.0  # seconds: ranks write ten times a second
+SOON = 0.5  # seconds: ranks write ten times a second while there is something to write
 QUIET = 5.0  # seconds without an event after which a job is not said to run
 OVER = 600.0  # after which it has ended, if nothing is open
 PAGE_BYTES = 24 << 20  # of files that are read again for one view: some 0.05 s
