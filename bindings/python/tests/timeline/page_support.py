@@ -132,7 +132,7 @@ def serving(path: Path, *options: str, **env: str) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGINT)
             _, said = server.communicate(timeout=LIMIT)
-            assert (server.returncode, said) == (0, "")
+            assert server.returncode == 0 and said == "", said
 
 
 def get(address: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:

@@ -107,6 +107,16 @@ class Page:
         assert place, "the timeline has no such pixel"
         return int(place[0]), int(place[1])
 
+    def click_operation(self) -> None:
+        """Clicks on one that is drawn, and again where the drawing has moved meanwhile."""
+
+        def told() -> bool:
+            if not self.one("#detail").is_displayed():
+                self.click_at(*self.find_colour(RUN))
+            return bool(self.one("#detail").is_displayed())
+
+        self.until(told)
+
     def click_at(self, x: int, y: int) -> None:
         from selenium.webdriver import ActionChains
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
@@ -193,8 +203,7 @@ def test_a_click_tells_of_an_operation(driver: Any, job: str) -> None:
     page.until(lambda: page.length() == pytest.approx(1) and page.activities() > 100)
     page.click("#labels button")
     page.until(lambda: len(page.all("#labels span")) == len(TENSORS))
-    page.click_at(*page.find_colour(RUN))
-    page.until(lambda: page.one("#detail").is_displayed())
+    page.click_operation()
     detail = page.text("#detail")
     assert "SHM_ALLREDUCE" in detail and "duration" in detail and re.search(r"rank\s+0 on node1", detail)
     page.click("#detail button")
@@ -338,8 +347,7 @@ def test_a_file_that_begins_anew(driver: Any, tmp_path: Path) -> None:
         page = Page(driver, address)
         page.until(lambda: page.activities() == 3 * 2 * 6 * 20)
         page.click("#in")
-        page.click_at(*page.find_colour(RUN))
-        page.until(lambda: page.one("#detail").is_displayed())
+        page.click_operation()
         Writer(tmp_path / "job.json", ranks=1, job="1234abcd").step(3)
         page.until(lambda: page.activities() == 2 * 6 * 3 and len(page.all("#labels button")) == 1)
         assert not page.one("#detail").is_displayed() and page.span()[1] < 0.3

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from page_support import HOSTILE, LIMIT, Writer, api, environment, get, serving, until
 
+from hvd.timeline.listening import address, listen
+from hvd.timeline.server import Site, serve
 from hvd.timeline.watched import Watched
 
 
@@ -165,6 +171,29 @@ def test_a_download_that_is_given_up(tmp_path: Path) -> None:
             with urllib.request.urlopen(f"{base}api/merged?token={token}", timeout=LIMIT) as response:
                 assert response.read(10)
         assert api(page, "answers")["size"] == 8
+
+
+def test_a_download_that_fails_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Writer(tmp_path / "job.json").step()
+    site = Site(Watched(tmp_path), "t" * 32)
+
+    def fails(out: IO[bytes]) -> None:
+        out.write(b"[" * 300_000)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(site.watched, "merge", fails)
+    with listen("127.0.0.1", 0) as opened:
+        where = address(opened, "t" * 32).replace("/?", "/api/merged?")
+        over = threading.Event()
+        server = threading.Thread(target=lambda: asyncio.run(serve(site, opened, over.is_set, 0.05)))
+        server.start()
+        try:
+            with pytest.raises(http.client.IncompleteRead):
+                get(where)
+        finally:
+            over.set()
+            server.join()
+            site.watched.close()
 
 
 def test_a_page_that_grows(tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ class Handler(web.RequestHandler):
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(self.sentence(status_code, error) + "\n")
 
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        """Says what is wrong; an answer that has begun is broken off, so that nobody takes it for a whole one."""
+        if not self._headers_written:
+            super().send_error(status_code, **kwargs)
+            return
+        self._finished = True
+        cast(Any, self.request.connection).stream.close()
+
     def log_exception(self, *args: Any) -> None:
         """Refused requests are no news to the person at the terminal; errors of this program are."""
         if not isinstance(args[1], (web.HTTPError, iostream.StreamClosedError)):
@@ -228,11 +236,8 @@ class Merged(Handler):
         self.describe()
         loop = asyncio.get_running_loop()
         out = _Outgoing(self, loop)
-        try:
-            await loop.run_in_executor(None, self.site.watched.merge, cast(IO[bytes], out))
-            await out.flush_rest()
-        except iostream.StreamClosedError:
-            pass  # the download was cancelled
+        await loop.run_in_executor(None, self.site.watched.merge, cast(IO[bytes], out))
+        await out.flush_rest()
 
 
 class _Outgoing:

@@ -39,6 +39,15 @@ async function poll() {
   polling = true;
   clearTimeout(timer);
   try {
+    await refresh();
+  } finally {
+    polling = false;
+    timer = setTimeout(poll, document.hidden ? HIDDEN_PERIOD : PERIOD);
+  }
+}
+
+async function refresh() {
+  try {
     answers = await ask("answers");
     // What is waited for now lasts until now, though nothing has been written since.
     end = answers.waiting.length && answers.state !== "ended" ? Math.max(answers.end_us, answers.now_us) : answers.end_us;
@@ -63,8 +72,6 @@ async function poll() {
     document.querySelector("#state").dataset.state = "gone";
     say(document.querySelector("#state-text"), refused ? "not allowed" : "no answer");
   }
-  polling = false;
-  timer = setTimeout(poll, document.hidden ? HIDDEN_PERIOD : PERIOD);
 }
 
 function tell(error) {
