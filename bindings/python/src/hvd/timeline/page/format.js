@@ -52,7 +52,8 @@ export function ranks(list) {
   for (let at = 0; at < list.length;) {
     let end = at;
     while (end + 1 < list.length && list[end + 1] === list[end] + 1) end += 1;
-    parts.push(end - at < 2 ? list.slice(at, end + 1).join(", ") : `${list[at]} to ${list[end]}`);
+    if (end - at < 2) parts.push(...list.slice(at, end + 1));
+    else parts.push(`${list[at]} to ${list[end]}`);
     at = end + 1;
   }
   return parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}` : parts[0] ?? "";
