@@ -139,10 +139,12 @@ TEST_CASE("steps, waits and stalls are on process 0") {
   t.waited(hvd::detail::timeline_names::unknown, since);
   t.stall("a \"stall\"\nof two lines");
   t.stall("another");
+  t.members(3, std::array{0, 2});
   t.stop();
   CHECK(t.dropped() == 1);  // the unknown tensor
   std::vector<json> own;
   for (json& e : timeline_events(path)) {
+    if (e.value("name", "") == "hvd_process_set") CHECK(e.at("args") == json{{"set", 3}, {"ranks", {0, 2}}});
     if (!e.contains("ts")) continue;
     CHECK(e.at("pid") == 0);
     CHECK(e.at("tid") == 1);
@@ -165,6 +167,30 @@ TEST_CASE("steps, waits and stalls are on process 0") {
   CHECK(own[4] == json{{"ph", "i"}, {"name", "STALL"}, {"s", "g"}, {"args", {{"text", "a \"stall\"\nof two lines"}}}});
   CHECK(own[5] == json{{"ph", "i"}, {"name", "STALL"}, {"s", "g"}, {"args", {{"text", "another"}}}});
   CHECK(own[6].at("name") == "DROPPED");
+}
+
+TEST_CASE("a text that does not fit is lost with its event, and no other event gets it") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json";
+  Timeline t(path, of_rank(0, 1));
+  {
+    const hvd::test::held_lock writer_waits(path);
+    const std::uint32_t w = t.tensor("w");
+    while (t.dropped() == 0) t.tick(w, 1);
+    const std::uint64_t before = t.dropped();
+    for (int i = 0; i != 3 && t.dropped() == before; ++i) t.stall("lost");  // the writer may take some events first
+  }
+  t.stop();
+  t.start(path, of_rank(0, 1));
+  t.stall("kept");
+  t.stop();
+  std::vector<std::string> texts;
+  for (const json& e : timeline_events(path)) {
+    if (e.value("name", "") == "STALL") texts.push_back(e.at("args").at("text"));
+  }
+  REQUIRE(!texts.empty());
+  CHECK(texts.back() == "kept");
+  CHECK(std::count(texts.begin(), texts.end(), "kept") == 1);
 }
 
 TEST_CASE("cycles are marked only if they are asked for") {

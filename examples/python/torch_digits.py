@@ -4,8 +4,8 @@
     hvdrun -np 2 python examples/python/torch_digits.py --device cuda
 
 It is written for Horovod: with ``import horovod.torch as hvd`` it is the same program. What single/torch_digits.py has
-not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0 alone. Only
-``local_device`` is not in Horovod, whose programs call ``torch.cuda.set_device(hvd.local_rank())`` instead.
+not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0 alone. Not in Horovod
+are ``local_device``, for which its programs call ``torch.cuda.set_device(hvd.local_rank())``, and ``mark_step``.
 """
 
 from __future__ import annotations

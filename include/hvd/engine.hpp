@@ -352,7 +352,7 @@ template <Probing Control, class D>
           (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycles) {
   refuse_fork();
-  sets_->timeline.start(path, {.rank = rank_,
+  sets_->start_timeline(path, {.rank = rank_,
                                .size = size_,
                                .mark_cycles = mark_cycles,
                                .host = host_,

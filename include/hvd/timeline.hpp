@@ -16,6 +16,7 @@
 // | `DROPPED`: how many events were not recorded | `i`, on process 0 | a full ring |
 // | the start of the job, in microseconds since 1970 | `args.start_time_since_epoch_in_micros` of process 0 | rank 0 |
 // | `hvd_rank`: rank, size, host and the number of the process | `M`, on process 0 | each start |
+// | `hvd_process_set`: its number and the ranks in it | `M`, on process 0 | `members` |
 //
 // Names and layout are Horovod's (docs/timeline.rst there), so that scripts which read its timelines read these; what
 // lies on process 0, `CYCLE_START` apart, is hvd's own. Times
@@ -105,8 +106,7 @@ class Timeline {
     auto file = std::make_unique<detail::timeline_file>(path, who, o.job, o.start_epoch_us, &forget, this);
     halt();
     if (ring_ == nullptr) ring_ = std::make_unique<detail::trace_ring>(16'384);
-    while (ring_->pop()) continue;  // events of a thread that still recorded when the last timeline stopped
-    while (stalls_.pop()) continue;
+    ring_->clear();  // events of a thread that still recorded when the last timeline stopped
     const std::int64_t later = (o.start_epoch_us - file->start_epoch_us()) * 1000;  // than the job's first start
     text_.emplace(names_, o.rank, o.size, o.host.empty() ? detail::host_name() : o.host, process_.load(),
                   o.start_steady_ns - o.clock_offset.count() - later);
@@ -196,11 +196,14 @@ class Timeline {
     record(e);
   }
 
-  /// Operations do not end; the text tells which, and because of whom. Locks and allocates: for what is rare.
-  void stall(std::string text) {
-    if (!active() || forked()) return;
-    stalls_.push(std::move(text));
-    record(event(detail::trace_kind::stall, 0));
+  /// Operations do not end; the text tells which, and because of whom. Allocates: for what is rare.
+  void stall(std::string text) { record(detail::trace_kind::stall, std::move(text)); }
+
+  /// The ranks of a process set, which is not the one of all ranks. Allocates.
+  void members(int process_set, std::span<const int> ranks) {
+    std::string text = detail::joined({"\"set\":", process_set, ",\"ranks\":["});
+    for (std::size_t i = 0; i != ranks.size(); ++i) text += detail::joined({i == 0 ? "" : ",", ranks[i]});
+    record(detail::trace_kind::members, text + "]");
   }
 
   /// A round of negotiation begins. Recorded only with `options::mark_cycles`.
@@ -229,13 +232,21 @@ class Timeline {
     return e;
   }
 
-  void record(const detail::trace_event& e) noexcept {
+  void record(detail::trace_kind kind, std::string text) {
+    if (!active() || forked()) return;
+    auto owned = std::make_unique<std::string>(std::move(text));
+    detail::trace_event e = event(kind, 0);
+    e.text = owned.get();
+    if (record(e)) (void)owned.release();
+  }
+  // Whether the event is in the ring.
+  bool record(const detail::trace_event& e) noexcept {
     // Acquire, because the ring is made before on_ is set.
-    if (on_.load(std::memory_order_acquire) == off) return;
+    if (on_.load(std::memory_order_acquire) == off) return false;
     const auto before = e.tensor != detail::timeline_names::unknown ? ring_->push(e) : std::nullopt;
     if (!before) {
       dropped_.fetch_add(1, std::memory_order_relaxed);
-      return;
+      return false;
     }
     // The writer stores `idle` before it looks into the ring for the last time; here the event is added before the word
     // is read. So the writer sees the event, or this thread sees `idle`.
@@ -245,6 +256,7 @@ class Timeline {
     } else if (*before % (ring_->capacity() / 2) == 0) {
       detail::futex_wake_all(word_);  // before its period is over, so that the ring does not fill up
     }
+    return true;
   }
 
   static void forget(void* self) noexcept { static_cast<Timeline*>(self)->on_ = off; }
@@ -311,7 +323,7 @@ class Timeline {
         if (!e) break;
         found = true;
         ++unwritten_;
-        if (failed_ || !add(*e)) lose(1);
+        if (!add(*e)) lose(1);
       }
       const bool more = lines.size() >= most_text;
       if (last && !more) {
@@ -341,10 +353,15 @@ class Timeline {
   }
 
   bool add(const detail::trace_event& e) {
-    if (e.kind != detail::trace_kind::stall) return text_->add(e);
-    const std::optional<std::string> text = stalls_.pop();
-    if (text) text_->add_stall(*text, e.time);
-    return text.has_value();
+    const std::unique_ptr<std::string> text = e.take_text();
+    if (failed_) return false;
+    if (text == nullptr) return text_->add(e);
+    if (e.kind == detail::trace_kind::stall) {
+      text_->add_stall(*text, e.time);
+    } else {
+      text_->add_members(*text);
+    }
+    return true;
   }
 
   void lose(std::uint64_t events) noexcept {
@@ -368,7 +385,6 @@ class Timeline {
   std::atomic<std::uint64_t> dropped_{0};
   std::unique_ptr<detail::trace_ring> ring_;  // made by the first start
   detail::timeline_names names_;
-  detail::timeline_stalls stalls_;
 
   std::mutex control_;  // held by start and stop
   std::unique_ptr<detail::timeline_file> file_;

@@ -68,6 +68,26 @@ TEST_CASE("operations and bytes are counted by kind and process set") {
   }
 }
 
+TEST_CASE("a timeline tells which ranks a process set has, also of sets that were there before it") {
+  const private_directory folder;
+  const std::string path = folder.path() + "/t.json";
+  hvd::thread_run(3, [&](hvd::ThreadTransport& comm) {
+    hvd::Engine engine(comm, {});
+    engine.add_process_set({0, 2});
+    engine.start_timeline(path);
+    engine.add_process_set({1});
+    engine.barrier().wait();
+    engine.shutdown();
+    engine.stop_timeline();
+  });
+  std::vector<nlohmann::json> sets(3);
+  for (const auto& e : hvd::test::timeline_events(path)) {
+    if (e.value("name", "") == "hvd_process_set") sets.at(e.at("tid")).push_back(e.at("args"));
+  }
+  const nlohmann::json expected = {{{"set", 1}, {"ranks", {0, 2}}}, {{"set", 2}, {"ranks", {1}}}};
+  for (const auto& of_rank : sets) CHECK(of_rank == expected);
+}
+
 TEST_CASE("an operation that fails is counted as such") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
     hvd::Engine engine(comm, {});

@@ -131,6 +131,20 @@ def test_a_file(tmp_path: Path) -> None:
         assert f'hvd_operations_total{{kind="allreduce",process_set="0",rank="{rank}"}} 4.0' in text
 
 
+def test_the_file_has_the_last_counts_after_shutdown(tmp_path: Path) -> None:
+    code = """
+        import numpy as np, hvd
+        hvd.init()
+        hvd.allreduce(np.ones(3, np.float32), name="w")
+        hvd.mark_step(64)
+        hvd.shutdown()
+    """
+    (result,) = end_ranks(start_ranks(1, code, HVD_METRICS=str(tmp_path / "hvd.prom")))
+    assert result == (0, "", "")
+    found = values((tmp_path / "hvd.rank0.prom").read_text())
+    assert found["hvd_operations_total", "allreduce"] == 1 and found["hvd_samples_total", ""] == 64
+
+
 def answer(url: str, token: str | None = None) -> tuple[int, str]:
     request = urllib.request.Request(url)
     if token is not None:
@@ -227,6 +241,9 @@ DDP = """
     assert ops["allreduce"]["operations"] == 4 and ops["allreduce"]["bytes"] == 3 * 16 + 16
     assert ops["allgather"]["bytes"] == 8 and ops["reduce_scatter"]["bytes"] == 8 * dist.get_world_size()
     assert ops["send" if dist.get_rank() == 0 else "recv"]["bytes"] == 20
+    other = dist.new_group([1], backend="hvd")
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(7), group=other)
     dist.destroy_process_group()
 """
 
@@ -241,8 +258,41 @@ def test_torch_distributed(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "t.json").read_text())
     names = [e.get("name") for e in events if e.get("tid") == 1]
     assert names.count("STEP") == 4
+    (group,) = [e["args"] for e in events if e.get("name") == "hvd_process_set"]
+    assert group["ranks"] == [1]
+    rows = {e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    assert f"set {group['set']}: allreduce of float32 [7]" in rows and "allreduce of float32 [4]" in rows
     waits = [e for e in events if e.get("name") == "WAIT"]
     assert waits and {e["args"]["tensor"] for e in waits} >= {"allreduce of float32 [4]"}
+
+
+def test_steps_within_steps_and_after_errors_are_counted_once() -> None:
+    pytest.importorskip("torch")
+    code = """
+        import torch, torch.distributed as dist, hvd
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        dist.init_process_group("hvd")
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = ZeroRedundancyOptimizer([weight], torch.optim.SGD, lr=0.1)
+        for _ in range(4):
+            weight.grad = torch.ones(3)
+            optimizer.step()
+        assert hvd.metrics()["steps"] == 4, hvd.metrics()
+        own = torch.optim.SGD([weight], lr=0.1)
+        try:
+            own.step(lambda: 1 / 0)
+        except ZeroDivisionError:
+            pass
+        own.step()
+        assert hvd.metrics()["steps"] == 5, hvd.metrics()
+        dist.destroy_process_group()
+        dist.init_process_group("hvd")  # the hooks are there already
+        own.step()
+        assert hvd.metrics()["steps"] == 6, hvd.metrics()
+        dist.destroy_process_group()
+    """
+    for code_, _, errors in end_ranks(start_ranks(2, code)):
+        assert code_ == 0, errors
 
 
 def test_the_optimizer_of_hvd_marks_steps() -> None:

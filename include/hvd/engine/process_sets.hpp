@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -122,6 +123,14 @@ class process_sets {
     return {world, last_bucket_};
   }
 
+  /// See Engine::start_timeline.
+  void start_timeline(const std::string& path, const Timeline::options& o) {
+    timeline.start(path, o);
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, ranks] : sets_) {
+      if (id != 0) timeline.members(id, ranks);
+    }
+  }
   /// See Engine::mark_step.
   void mark_step(std::uint64_t samples) noexcept {
     steps_.fetch_add(1, std::memory_order_relaxed);
@@ -212,6 +221,7 @@ class process_sets {
     const std::lock_guard lock(mutex_);
     if (sets_.empty()) return id;  // shut down meanwhile
     sets_[id] = ranks;
+    timeline.members(id, ranks);
     if (member) drivers_[id] = std::move(made);
     return id;
   }

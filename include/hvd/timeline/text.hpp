@@ -13,7 +13,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -70,26 +69,6 @@ class timeline_names {
   std::map<int, std::map<std::string, std::uint32_t, std::less<>>> numbers_;  // by process set
   std::set<std::uint32_t> processes_;
   std::vector<entry> names_;
-};
-
-/// The texts of stall events, which do not fit into a ring, in the order of the events.
-class timeline_stalls {
- public:
-  void push(std::string text) {
-    const std::lock_guard hold(mutex_);
-    texts_.push_back(std::move(text));
-  }
-  std::optional<std::string> pop() {
-    const std::lock_guard hold(mutex_);
-    if (texts_.empty()) return std::nullopt;
-    std::string text = std::move(texts_.front());
-    texts_.pop_front();
-    return text;
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<std::string> texts_;
 };
 
 /// The name that the system gives this host; empty if it has none.
@@ -168,6 +147,12 @@ class timeline_text {
     std::string args = "\"text\":";
     append_json_string(args, text);
     mark("STALL", time, args);
+  }
+
+  /// Adds the members of a process set, which are `args` as JSON.
+  void add_members(std::string_view args) {
+    describe("hvd_process_set", own_);
+    ((lines_ += ",\"args\":{") += args) += "}}";
   }
 
   /// Ends what is still open, marked as unfinished, at the end of a timeline.

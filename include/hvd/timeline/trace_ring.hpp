@@ -11,12 +11,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace hvd::inline HVD_ABI::detail {
 
-enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle, step, wait, stall };
+enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle, step, wait, stall, members };
 
-/// One event; refers to nothing but `activity`, which lives for ever.
+/// One event; refers to nothing but `activity`, which lives for ever, and `text`.
 struct trace_event {
   static constexpr std::size_t most_dims = 5;  // as many as a slot of one cache line has room for
 
@@ -29,8 +30,15 @@ struct trace_event {
     const char* activity = nullptr;  // of a begin
     int rank;                        // of a tick
     std::uint64_t amount;            // of a step: its samples; of a wait: nanoseconds from `time` on
+    std::string* text;               // of a stall and of members: owned by the event
     std::uint64_t shape[most_dims];  // of a result
   };
+
+  /// The text that the event owns, if it has one; once.
+  [[nodiscard]] std::unique_ptr<std::string> take_text() const {
+    const bool has = kind == trace_kind::stall || kind == trace_kind::members;
+    return std::unique_ptr<std::string>(has ? text : nullptr);
+  }
 };
 
 /// Any thread may push, one at a time may pop.
@@ -40,6 +48,10 @@ class trace_ring {
   explicit trace_ring(std::uint32_t capacity) : slots_(new slot[capacity]), mask_(capacity - 1) {
     for (std::uint32_t i = 0; i != capacity; ++i) slots_[i].turn.store(i, std::memory_order_relaxed);
   }
+
+  trace_ring(const trace_ring&) = delete;
+  trace_ring& operator=(const trace_ring&) = delete;
+  ~trace_ring() { clear(); }
 
   [[nodiscard]] std::uint32_t capacity() const noexcept { return mask_ + 1; }
 
@@ -68,6 +80,11 @@ class trace_ring {
     s.turn.store(taken_ + capacity(), std::memory_order_release);
     ++taken_;
     return e;
+  }
+
+  /// For the thread that pops: throws away what is there.
+  void clear() {
+    while (const auto e = pop()) (void)e->take_text();
   }
 
   /// For the thread that pops: whether no thread has begun to add an event that was not popped. In the single order of

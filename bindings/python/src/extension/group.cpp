@@ -59,7 +59,7 @@ bool group::wants_out(void* self) {
 
 void group::perform(pending& p) {
   collective& c = p.what;
-  timeline_entry shown(c, connection_->timeline_name(), size());
+  timeline_entry shown(c, connection_->timeline_name(), size(), set_.load());
   if (c.may_share) {
     p.shared = connection_->map_shared(c.file, c.count * hvd::size_of(c.type));
     if (p.shared) c.in = c.out = p.shared.get();
@@ -105,7 +105,7 @@ auto group::exclusively(interrupted by_signal, const F& f) {
 void group::run(pending& p, interrupted by_signal) {
   const auto since = std::chrono::steady_clock::now();
   exclusively(by_signal, [&] { perform(p); });
-  timeline_entry::waited(p.what, since);
+  timeline_entry::waited(p.what, set_.load(), since);
 }
 
 std::shared_ptr<std::byte> group::alloc_shared(std::size_t bytes, interrupted by_signal) {
@@ -116,6 +116,11 @@ std::shared_ptr<std::byte> group::map_shared(int fd, std::size_t bytes, interrup
 }
 void group::start_timeline(const std::string& path, interrupted by_signal) {
   exclusively(by_signal, [&] { timeline_entry::start(path, rank(), size(), connection_->agree_on_clock()); });
+}
+
+void group::describe(int set, const std::vector<int>& ranks) {
+  set_ = set;
+  timeline_entry::describe(set, ranks);
 }
 
 std::shared_ptr<pending> group::submit(std::shared_ptr<pending> p) {
@@ -298,7 +303,7 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
   if (exposed && p.message) {
     timeline_entry::counters().waited(kind_of(*p.message), std::chrono::steady_clock::now() - started, true);
   } else if (exposed) {
-    timeline_entry::waited(p.what, started);
+    timeline_entry::waited(p.what, set_.load(), started);
   }
   p.throw_problem();
   return true;

@@ -76,6 +76,9 @@ class group {
   /// Collective: from now on the process's timeline is written to this file.
   void start_timeline(const std::string& path, interrupted by_signal);
 
+  /// The timeline shows the group as the process set of this number, with these ranks of the job. Before it is used.
+  void describe(int set, const std::vector<int>& ranks);
+
   /// Ends what is in flight, here and on all other ranks of the group.
   void abort() noexcept;
   /// Leaves the group, after what is in flight has ended; what has not within `limit` is aborted.
@@ -100,6 +103,7 @@ class group {
 
   const std::unique_ptr<connection> connection_;
   std::atomic<bool> aborting_{false};
+  std::atomic<int> set_{0};
 
   std::mutex mutex_;
   std::condition_variable ended_;  // an operation has, for threads that wait

@@ -179,6 +179,8 @@ void define_group(nb::module_& m) {
              const auto to = g.get();
              without_gil([&] { to->start_timeline(path, &interrupted_by_signal); });
            })
+      .def("describe",
+           [](const group_object& g, int set, const std::vector<int>& ranks) { g.get()->describe(set, ranks); })
       .def("abort",
            [](const group_object& g) {
              const auto to = g.get();

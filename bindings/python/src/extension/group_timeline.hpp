@@ -15,16 +15,17 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace hvd_python {
 
-/// Shows a collective while it lives. Collectives have no names: those of one kind, type and length are one row.
+/// Shows a collective while it lives. Collectives have no names: those of one group, kind, type and length are one row.
 class timeline_entry {
  public:
-  timeline_entry(const collective& c, std::string_view transport, int ranks) : what_(c), ranks_(ranks) {
+  timeline_entry(const collective& c, std::string_view transport, int ranks, int set) : what_(c), ranks_(ranks) {
     hvd::Timeline& all = timeline();
     if (!all.active()) return;
-    row_ = row_of(c);
+    row_ = row_of(c, set);
     shown_ = true;
     all.begin(row_, activity(c.kind, ""));
     all.begin(row_, activity(c.kind, transport));
@@ -38,9 +39,9 @@ class timeline_entry {
   void succeeded() noexcept { failed_ = false; }
 
   /// A thread of the program has waited for the collective, from `since` until now.
-  static void waited(const collective& c, std::chrono::steady_clock::time_point since) {
+  static void waited(const collective& c, int set, std::chrono::steady_clock::time_point since) {
     counters().waited(c.kind, std::chrono::steady_clock::now() - since, true);
-    if (timeline().active()) timeline().waited(row_of(c), since);
+    if (timeline().active()) timeline().waited(row_of(c, set), since);
   }
   static void mark_step(std::uint64_t samples) { timeline().step(samples); }
   /// Of all groups of the process, since it began. Never destroyed, as the timeline.
@@ -49,6 +50,15 @@ class timeline_entry {
     return *all;
   }
 
+  /// Of a group that has not all ranks: its number among process sets, and its ranks.
+  static void describe(int set, const std::vector<int>& ranks) {
+    {
+      texts& t = known();
+      const std::lock_guard lock(t.mutex);
+      t.sets[set] = ranks;
+    }
+    timeline().members(set, ranks);
+  }
   static void start(const std::string& path, int rank, int size, const hvd::detail::job_clock& clock) {
     timeline().start(path, {.rank = rank,
                             .size = size,
@@ -56,6 +66,9 @@ class timeline_entry {
                             .clock_offset = std::chrono::nanoseconds(clock.offset_ns),
                             .start_steady_ns = clock.steady_ns,
                             .start_epoch_us = clock.epoch_us});
+    texts& t = known();
+    const std::lock_guard lock(t.mutex);
+    for (const auto& [set, ranks] : t.sets) timeline().members(set, ranks);
   }
   static void stop() noexcept { timeline().stop(); }
 
@@ -68,20 +81,21 @@ class timeline_entry {
   struct texts {
     std::mutex mutex;
     std::map<std::pair<int, std::string>, std::string> activities;
-    std::map<std::string, std::uint32_t> rows;
+    std::map<std::pair<int, std::string>, std::uint32_t> rows;
+    std::map<int, std::vector<int>> sets;
   };
   static texts& known() {
     static auto* const all = new texts;
     return *all;
   }
 
-  static std::uint32_t row_of(const collective& c) {
+  static std::uint32_t row_of(const collective& c, int set) {
     const std::string name = hvd::detail::joined({hvd::name(c.kind), " of ", hvd::name(c.type), " [", c.count, "]"});
     texts& t = known();
     const std::lock_guard lock(t.mutex);
-    const auto found = t.rows.find(name);
-    if (found != t.rows.end()) return found->second;
-    return t.rows[name] = timeline().tensor(name);
+    const auto [at, fresh] = t.rows.try_emplace({set, name}, 0);
+    if (fresh) at->second = timeline().tensor(name, set);
+    return at->second;
   }
   /// As "SHM_ALLREDUCE"; lives for ever, as the timeline demands.
   static const char* activity(hvd::operation kind, std::string_view transport) {

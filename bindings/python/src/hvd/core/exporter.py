@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
+from hvd.core import state
+from hvd.exceptions import HorovodInternalError
+
 PERIOD = 5.0  # seconds between two writes of the file
 ADDRESS = "127.0.0.1"
 _COUNTERS = {  # of each kind of operation and process set
@@ -44,8 +47,9 @@ class Exporter:
         self._owner = os.getpid()
         self._over = threading.Event()
 
-    def _values(self) -> dict[str, Any]:
-        with contextlib.suppress(ValueError, SystemExit):  # between two jobs, or after the last: what was there
+    def read(self) -> dict[str, Any]:
+        """The counters; between two jobs, and after the last, what they were at its end."""
+        with contextlib.suppress(ValueError, SystemExit, HorovodInternalError):
             self._last = self._read()
         return self._last
 
@@ -53,7 +57,7 @@ class Exporter:
         """What a registry of prometheus_client asks for."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        values = self._values()
+        values = self.read()
         if not values:
             return
         rank = str(values["rank"])
@@ -101,11 +105,13 @@ class Exporter:
         def last() -> None:
             if os.getpid() == self._owner:
                 self._over.set()
+                worker.join(2 * PERIOD)  # an older file must not replace the last one
                 with contextlib.suppress(OSError):
                     write()
 
         write()
-        threading.Thread(target=work, name="hvd-metrics", daemon=True).start()
+        worker = threading.Thread(target=work, name="hvd-metrics", daemon=True)
+        worker.start()
         atexit.register(last)
 
     # ---- a port ----
@@ -161,6 +167,7 @@ def start(rank: int, local_rank: int, read: Callable[[], dict[str, Any]]) -> Non
     if not asked or _exporter is not None:
         return
     _exporter = Exporter(read)
+    state.before_shutdown(_exporter.read)
     try:
         if asked.isdecimal():
             _serve(_exporter, asked, rank, local_rank)

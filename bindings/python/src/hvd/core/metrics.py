@@ -22,14 +22,15 @@ class _Steps:
     samples = 0
     told = False  # whether the program marks its steps itself
     rank, size = 0, 1
+    in_groups = False
 
 
 def mark_step(samples: int = 0) -> None:
     """Marks the end of a step, in which this rank has worked through so many samples (0: not told).
 
     The timeline shows it, and ``metrics`` counts it. DistributedOptimizer of PyTorch, and any optimizer of PyTorch in
-    a process that uses torch.distributed over hvd, mark steps by themselves until the program calls this for the first
-    time. ValueError for a negative number. Cost: less than a microsecond.
+    a process that uses torch.distributed over hvd, mark steps by themselves, each its own, until the program calls this
+    for the first time. ValueError for a negative number. Cost: less than a microsecond.
     """
     if samples < 0:
         raise ValueError(f"hvd: mark_step({samples!r}): samples is the number of samples in the step, 0 or more")
@@ -55,7 +56,7 @@ def _mark(samples: int) -> None:
 
 def set_place_of_groups(rank: int, size: int) -> None:
     """The place of a process that is in no job, among those of torch.distributed."""
-    _Steps.rank, _Steps.size = rank, size
+    _Steps.rank, _Steps.size, _Steps.in_groups = rank, size, True
 
 
 def metrics() -> dict[str, Any]:
@@ -72,10 +73,10 @@ def metrics() -> dict[str, Any]:
     torch.distributed is used. Cost: some microseconds; nothing is counted for it that is not counted anyway.
     """
     job = state.STATE.job
-    of_groups = [{**one, "process_set": GROUPS} for one in _core.group_metrics()]
-    if job is None and not of_groups and not _Steps.steps:
+    if job is None and not _Steps.in_groups:
         state.refuse_forked()
         raise state.outside_job()
+    of_groups = [{**one, "process_set": GROUPS} for one in _core.group_metrics()]
     place = _Steps if job is None else state.STATE.place
     found: dict[str, Any] = {"rank": place.rank, "size": place.size, **(_NOTHING if job is None else job.metrics())}
     found["steps"] += _Steps.steps

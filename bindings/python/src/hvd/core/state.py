@@ -39,6 +39,15 @@ STATE = State()
 _at_shutdown: list[Callable[[], None]] = []
 
 
+# The same before it leaves, while the job can still be asked.
+_before_shutdown: list[Callable[[], object]] = []
+
+
+def before_shutdown(function: Callable[[], object]) -> None:
+    """Registers ``function`` to be called when the process is about to leave its job."""
+    _before_shutdown.append(function)
+
+
 def at_shutdown(function: Callable[[], None]) -> Callable[[], None]:
     """Registers ``function`` to be called when the process leaves its job."""
     _at_shutdown.append(function)
@@ -88,6 +97,9 @@ def engine_cpu() -> int | None:
 def shutdown() -> None:
     """Leaves the job; what is in flight ends with an error on the other ranks. Does nothing outside a job."""
     with STATE.lock:
+        if STATE.job is not None:
+            for last in _before_shutdown:
+                last()
         job, STATE.job = STATE.job, None
         if job is None:
             return

@@ -41,12 +41,13 @@ class RankGuard(Guard):
         if words[0] == "exited":
             self.code = words[2]
             self.tell_result()
-            self.tell_timeline()
             # Whether the guard killed it, because another rank has failed.
             words = (*words, self.deadline is not None and self.code == -signal.SIGKILL)
         line = f"{MARK}{self.options['token']} {json.dumps([*words, time.monotonic_ns()])}\n"
         with contextlib.suppress(OSError):
             os.write(self.report, line.encode())
+        if words[0] == "exited":
+            self.tell_timeline()  # last: it may be long
 
     def feed(self, pipe: int) -> None:
         """Passes standard input on to the rank until its end, as fast as the rank reads."""
@@ -66,7 +67,6 @@ class RankGuard(Guard):
         while data := os.pread(self.result, PIECE, place):
             place += len(data)
             self.tell("result", binascii.b2a_base64(data, newline=False).decode())
-
 
     def tell_timeline(self) -> None:
         """Sends the rank's events, where the launcher cannot see the file that they are in."""
@@ -105,10 +105,11 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
     `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), pin (a
-    policy, or null), plan (what ranks are planned by, and the path of the extension), result, timeline (the file and
-    the mark of a Collection, or null), env, grace and farewell in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that
-    process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor
-    of an in-memory file, whose bytes go to the launcher when the rank has ended.
+    policy, or null), plan (what ranks are planned by, and the path of the extension), result, timeline (the file
+    and the mark of a Collection, or null), env, grace and farewell in seconds. mpiexec's proxy may kill the process
+    that it has started at any time. So the guard is a child of that process, and the end of a pipe shows it that
+    its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor of an in-
+    memory file, whose bytes go to the launcher when the rank has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []

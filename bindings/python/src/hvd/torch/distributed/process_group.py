@@ -6,6 +6,7 @@ import atexit
 import functools
 import os
 import weakref
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -47,13 +48,14 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         _Base.__init__(self, rank, size)
         self._store = store
         self._names = ["", ""]
+        self._of_all = not global_ranks
         ranks = list(global_ranks) or list(range(size))
         self.join(store, rank, size, timeout.total_seconds(), ranks)
         _alive.add(self)
-        if not global_ranks:  # the group of all ranks
+        if self._of_all:
             steps.watch(rank, size)
         path = os.environ.get("HOROVOD_TIMELINE", "")
-        if path and path != "DYNAMIC" and not global_ranks:
+        if path and path != "DYNAMIC" and self._of_all:
             self.start_timeline(path)
 
     def getBackendName(self) -> str:
@@ -61,6 +63,9 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:
         self._names[0] = name
+        if not self._of_all:
+            number = 1 + zlib.crc32(f"{name} {self._ranks}".encode()) % 65535  # the same on all ranks of the group
+            self._group.describe(number, self._ranks)
 
     def getGroupName(self) -> str:
         return self._names[0]
