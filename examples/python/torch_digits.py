@@ -4,8 +4,8 @@
     hvdrun -np 2 python examples/python/torch_digits.py --device cuda
 
 It is written for Horovod: with ``import horovod.torch as hvd`` it is the same program. What single/torch_digits.py has
-not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0 alone. Not in Horovod
-are ``local_device``, for which its programs call ``torch.cuda.set_device(hvd.local_rank())``, and ``mark_step``.
+not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0 alone. Only
+``local_device`` is not in Horovod, whose programs call ``torch.cuda.set_device(hvd.local_rank())`` instead.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def train(
             optimizer.zero_grad()
             F.nll_loss(model(images.to(where)), labels.to(where)).backward()
             optimizer.step()
-            hvd.mark_step(len(images))  # for who watches it: images per second
         result = test(model, testing, where)
         if hvd.rank() == 0:  # 7
             print(f"epoch {epoch + 1}: loss {result['loss']:.3f}, accuracy {result['accuracy']:.1%}", flush=True)
