@@ -212,7 +212,7 @@ def test_the_page_of_a_timeline(
     assert HorovodRunner(np=2).run(main) == "0"
     first, last = capsys.readouterr().out.splitlines()
     address, _, token = first.removeprefix("timeline: ").partition("?")
-    assert "hvd-timeline/" in last and len(list((tmp_path / "hvd-timeline").iterdir())) == 1
+    assert "hvd-timelines/" in last and len(list((tmp_path / "hvd-timelines").iterdir())) == 1
 
     def answers() -> Any:
         with urllib.request.urlopen(f"{address}api/answers?{token}", timeout=20) as response:

@@ -6,9 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_support import LIMIT, Writer, environment
+
+from hvd import _timeline
+from hvd.timeline import main as command_module
+from hvd.timeline.main import main
+from hvd.timeline.sources import Found, open_index
 
 
 def command(*words: object) -> tuple[int, str, str]:
@@ -74,7 +80,55 @@ def test_merge(timeline: Path, tmp_path: Path) -> None:
     code, _, err = command("--merge", timeline, timeline)
     assert code == 2 and "is one of the files to merge" in err and timeline.read_bytes() == before
     code, _, err = command("--merge", tmp_path / "missing" / "out.json", timeline)
-    assert code == 2 and "missing" in err and err.count("\n") == 1
+    sentence = f"--merge {tmp_path}/missing/out.json cannot be made: No such file or directory"
+    assert (code, err) == (2, f"hvd-timeline: {sentence}\n")
+    code, _, err = command("--merge", tmp_path, timeline)
+    assert (code, err) == (2, f"hvd-timeline: --merge {tmp_path} is a folder: name a file in it\n")
+
+
+def test_a_merge_tells_what_it_leaves_out(timeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "merged" / "out.json")
+    (tmp_path / "merged").mkdir()
+    assert main(["--merge", out, str(timeline)]) == 0
+    said = capsys.readouterr()
+    assert " events of 1 file; " in said.out and said.err == ""
+    Writer(tmp_path / "older.json", job="01dd0b", age=1000)
+    lines = timeline.read_bytes().split(b"\n")
+    timeline.write_bytes(b"\n".join([*lines[:9], b"{broken,", *lines[9:]]))
+    assert main(["--merge", out, str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    first, second = said.err.splitlines()
+    assert first.startswith("hvd-timeline: The folder has timelines of another job") and "older.json" in first
+    assert second == "hvd-timeline: 1 line is no event, and left out: the files are damaged."
+    Writer(tmp_path / "other.json", ranks=3)
+    assert main(["--merge", out, str(tmp_path)]) == 0
+    assert " events of 2 files; " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_summary_of_a_timeline_that_begins_anew(
+    timeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: int
+) -> None:
+    """Once, it is read again."""
+    left = times
+
+    class Anew:
+        def read(self) -> int:
+            raise _timeline.Restarted("the file was begun anew")
+
+    def opened(found: Found) -> Any:
+        nonlocal left
+        left -= 1
+        return Anew() if left >= 0 else open_index(found)
+
+    monkeypatch.setattr(command_module, "open_index", opened)
+    assert main(["--summary", str(timeline)]) == (0 if times == 1 else 2)
+    said = capsys.readouterr()
+    if times == 1:
+        assert "operations" in said.out and said.err == ""
+    else:
+        sentence = f"{timeline} was emptied and begun anew while it was read, twice: try again when its job runs"
+        assert (said.out, said.err) == ("", f"hvd-timeline: {sentence}\n")
 
 
 def test_help() -> None:

@@ -285,6 +285,41 @@ def test_narrow_and_wide_windows(driver: Any, job: str, width: int, height: int,
     assert complaints(driver) == []
 
 
+def test_what_is_missing_is_told_once(driver: Any, tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "job.json")
+    writer.step(5)
+    writer.append([{"ph": "i", "pid": 0, "tid": 0, "name": "DROPPED", "s": "g", "args": {"events": 7, "total": 7}, "ts": 4e5}])
+    lines = writer.path.read_bytes().split(b"\n")
+    writer.path.write_bytes(b"\n".join([*lines[:-2], b"{broken,", *lines[-2:]]))
+    with serving(writer.path) as address:
+        page = Page(driver, address)
+        page.until(lambda: page.activities() > 0)
+        told = api(address, "answers")["notes"]
+        assert len(told) >= 2
+        page.until(lambda: not any(page.text("#notes").count(note) != 1 for note in told if "7 events" in note or "1 line" in note))
+        assert len(page.all("#notes li")) == len(told)
+        assert complaints(driver) == []
+
+
+def test_exposed_communication_that_is_not_known(driver: Any, job: str) -> None:
+    page = Page(driver, job)
+    page.until(lambda: page.activities() > 0)
+    script = """
+        const [done, base, query] = [arguments[2], arguments[0], arguments[1]];
+        (async () => {
+          const cards = await import(`${base}page/cards.js`);
+          const answers = await (await fetch(`${base}api/answers?${query}`)).json();
+          Object.assign(answers.exposed, { share: null, ms_per_step: null });
+          cards.showCards(answers, false, () => {});
+          done(document.querySelector("#exposed").innerText);
+        })();"""
+    base, _, query = job.partition("?")
+    shown = [line for line in driver.execute_async_script(script, base, query).split("\n") if line]
+    assert shown[1:3] == ["Unknown", "until operations end again"]
+    page.until(lambda: "% of the time" in page.text("#exposed"))
+    assert complaints(driver) == []
+
+
 def test_hostile_names_are_texts(driver: Any, tmp_path: Path) -> None:
     writer = Writer(tmp_path / "<b>job'\".json", ranks=1, tensors=HOSTILE)
     writer.step(10)

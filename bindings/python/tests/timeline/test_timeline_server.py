@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from page_support import HOSTILE, LIMIT, Writer, api, environment, get, serving, until
 
+from hvd.timeline import watched as reading
 from hvd.timeline.listening import address, listen
 from hvd.timeline.server import Site, serve
+from hvd.timeline.sources import Found
 from hvd.timeline.watched import Watched
 
 
@@ -41,6 +45,22 @@ def page(folder: Path) -> Iterator[str]:
     """The address of its page."""
     with serving(folder) as address:
         yield address
+
+
+@contextlib.contextmanager
+def serving_here(path: Path) -> Iterator[tuple[Watched, str]]:
+    """A server in this process: what it watches, and its address."""
+    site = Site(Watched(path), "t" * 32)
+    over = threading.Event()
+    with listen("127.0.0.1", 0) as opened:
+        server = threading.Thread(target=lambda: asyncio.run(serve(site, opened, over.is_set, 0.05)))
+        server.start()
+        try:
+            yield site.watched, address(opened, "t" * 32)
+        finally:
+            over.set()
+            server.join()
+            site.watched.close()
 
 
 def parts(page: str) -> tuple[str, str]:
@@ -116,6 +136,8 @@ def test_the_answers(page: str) -> None:
     ("query", "sentence"),
     [("from=0", "to='' must be a number."), ("from=nan&to=1", "from='nan' must be a number."),
      ("from=5&to=5", "from must be before to."), ("from=0&to=1e300", "to='1e300' must be a number."),
+     ("from=0&to=1e16", "to=1e+16 must be a time in microseconds, below 10^15."),
+     ("from=-1e15&to=0", "from=-1e+15 must be a time in microseconds, below 10^15."),
      ("from=0&to=1&width=x", "width='x' must be a number."), ("from=0&to=1&rank=r", "rank='r' must be a number."),
      ("from=0&to=1&rank=1e17", "rank=100000000000000000 must be the number of a rank."),
      ("from=0&to=1&rank=-1", "rank=-1 must be the number of a rank."), ("from=%ff&to=1", "Invalid unicode in from: b'\\xff'")],
@@ -144,7 +166,7 @@ def test_other_methods(page: str) -> None:
 def test_other_names_of_this_host(page: str, folder: Path) -> None:
     for name in ("127.0.0.1", "localhost:1", "[::1]:8", socket.gethostname(), "192.0.2.7"):
         assert get(page, Host=name)[0] == 200, name
-    for name in ("rebound.example", "127.0.0.1.rebound.example", ""):
+    for name in ("rebound.example", "127.0.0.1.rebound.example", "", "[", "]", "[::1", "[x]:8"):
         status, text, _ = get(page, Host=name)
         assert status == 403 and "--proxy" in text, name
     with serving(folder, "--proxy", HVD_TIMELINE_PROXY="/user/me/proxy/{port}/") as shown:
@@ -175,25 +197,77 @@ def test_a_download_that_is_given_up(tmp_path: Path) -> None:
 
 def test_a_download_that_fails_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Writer(tmp_path / "job.json").step()
-    site = Site(Watched(tmp_path), "t" * 32)
 
     def fails(out: IO[bytes]) -> None:
         out.write(b"[" * 300_000)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(site.watched, "merge", fails)
-    with listen("127.0.0.1", 0) as opened:
-        where = address(opened, "t" * 32).replace("/?", "/api/merged?")
-        over = threading.Event()
-        server = threading.Thread(target=lambda: asyncio.run(serve(site, opened, over.is_set, 0.05)))
-        server.start()
-        try:
-            with pytest.raises(http.client.IncompleteRead):
-                get(where)
-        finally:
-            over.set()
-            server.join()
-            site.watched.close()
+    with serving_here(tmp_path) as (watched, where):
+        monkeypatch.setattr(watched, "merge", fails)
+        with pytest.raises(http.client.IncompleteRead):
+            get(where.replace("/?", "/api/merged?"))
+
+
+def test_an_error_is_told_without_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Writer(tmp_path / "job.json").step()
+
+    def fails() -> None:
+        raise RuntimeError("out of answers")
+
+    with serving_here(tmp_path) as (watched, where):
+        monkeypatch.setattr(watched, "answers", fails)
+        status, text, _ = get(where.replace("/?", "/api/answers?"))
+    assert (status, text) == (500, "The server has failed to answer.\n")
+    assert "GET /api/answers has failed" in caplog.text and "RuntimeError: out of answers" in caplog.text
+    assert parts(where)[1] not in caplog.text
+
+
+class Fails:
+    """An index that cannot read for a while."""
+
+    def __init__(self, index: Any) -> None:
+        self.index, self.over = index, False
+
+    def read(self, most: int) -> int:
+        if not self.over:
+            raise MemoryError
+        return int(self.index.read(most))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.index, name)
+
+
+def test_a_file_that_cannot_be_read_is_told_and_does_not_end_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "FOLDER_PERIOD", 0.05)
+    monkeypatch.setattr(reading, "PERIOD", 0.01)
+    writer = Writer(tmp_path / "job.json")
+    writer.step(2)
+    made: list[Fails] = []
+    opening, finding = reading.open_index, reading.find
+
+    def opened(found: Found) -> Any:
+        made.append(Fails(opening(found)))
+        return made[0]
+
+    def fails(path: Path) -> Found:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(reading, "open_index", opened)
+    watched = Watched(tmp_path)
+    try:
+        until(lambda: any("has new cannot be read: MemoryError()." in note for note in watched.answers()["notes"]))
+        monkeypatch.setattr(reading, "find", fails)
+        told = f"{tmp_path} cannot be looked at: RecursionError('maximum recursion depth exceeded')."
+        until(lambda: told in watched.answers()["notes"])
+        made[0].over = True
+        writer.step()
+        until(lambda: watched.answers()["operations"] == 3 * 12)
+        monkeypatch.setattr(reading, "find", finding)
+        until(lambda: watched.answers()["notes"] == [])
+    finally:
+        watched.close()
 
 
 def test_a_page_that_grows(tmp_path: Path) -> None:
@@ -242,6 +316,20 @@ def test_a_port_in_use(folder: Path) -> None:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     sentence = f"hvd-timeline: port {port} on 127.0.0.1 cannot be used: another program uses it; --port 0 takes any free one\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+
+
+def test_a_browser_gets_the_token_by_a_file(folder: Path, tmp_path: Path) -> None:
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f"#!/bin/sh\nprintf %s \"$1\" > '{seen}.part' && mv '{seen}.part' '{seen}'\n")
+    browser.chmod(0o755)
+    with serving(folder, "--open", BROWSER=str(browser)) as page:
+        until(seen.exists)
+        word = seen.read_text()
+        assert word.startswith("file:///") and parts(page)[1] not in word
+        file = Path(word.removeprefix("file://"))
+        assert f'url={page}"' in file.read_text()
+        assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
+    assert not file.parent.exists()
 
 
 def test_the_token_is_on_no_command_line(page: str) -> None:

@@ -32,7 +32,8 @@ class HorovodRunner:
     ```
 
     `np`: how many processes.
-        -1: none is started: the function is called in this process, and sees and changes its state.
+        -1: none is started: the function is called in this process, and sees and changes its state. There is no page
+            of its timeline.
         -n (n of 2 or more): n processes on this machine, over shared memory. Nothing else is needed.
         n of 1 or more: n tasks of a Spark job in barrier mode, on the executors of the active Spark session (where there
             is none, of one as Spark's settings say). `run` waits for as many free task slots.
@@ -77,17 +78,23 @@ class HorovodRunner:
             with Spark: LaunchError (a RuntimeError) if it is not there, or has not so many slots; TaskLost (a
             RankFailed) if an executor was lost or the job cancelled.
 
-        With HVD_TIMELINE_LIVE=1 in the environment the job's timeline (HOROVOD_TIMELINE, or a new file in ./hvd-timeline)
-        is shown on a page while it runs: in the notebook's cell, and at an address that is printed.
+        With HVD_TIMELINE_LIVE=1 in the environment the job's timeline (HOROVOD_TIMELINE, or a new file in
+        ./hvd-timelines) is shown on a page while it runs: in the notebook's cell, and at an address that is printed.
 
         Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes go to each process.
         """
         if not callable(main):
             raise TypeError(f"main is {main!r}, and must be a function, which is called on every rank")
+        environ = dict(os.environ)
         if self.num_processor == -1:
+            if timeline.wanted(environ):
+                warnings.warn(
+                    f"{timeline.LIVE}=1 has no effect with np=-1, which starts no process. {timeline.FILE}=FILE makes a "
+                    f"timeline, which `{timeline.command()} FILE` shows",
+                    stacklevel=2,
+                )
             return main(**kwargs)
         call = functools.partial(main, **kwargs)
-        environ = dict(os.environ)
         with contextlib.ExitStack() as stack:
             if timeline.wanted(environ):
                 stack.enter_context(timeline.page(environ, False, print, show_page))

@@ -156,7 +156,9 @@ GROUPS: dict[str, list[Setting]] = {
             "timeline.mark_cycles", encode=_flag,
         ),
         Setting(
-            "timeline-live", truth, "show it on a page while the job runs, at an address that is printed",
+            "timeline-live", truth,
+            "show it on a page while the job runs, at an address that is printed; where no file is named, one in "
+            "hvd-timelines/ is made, and for several hosts one in the current folder, which all of them have",
             "HVD_TIMELINE_LIVE", "timeline.live", encode=_flag,
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from typing import Callable
 from hvd.launcher.collection import Collection
 from hvd.timeline.live import Live
 
-FOLDER = "hvd-timeline"  # below the current folder, where no file is named
+FOLDER = "hvd-timelines"  # below the current folder, where no file is named
 LIVE = "HVD_TIMELINE_LIVE"
 FILE = "HOROVOD_TIMELINE"
 ELSEWHERE = (
@@ -47,14 +48,16 @@ def page(
     made = None
     if not file:
         name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}.json"
-        # Other hosts may not have the folder.
-        made = None if several else Path(FOLDER)
-        file = os.path.abspath(f"{FOLDER}-{name}" if made is None else made / name)
-        if made is not None:
-            made.mkdir(exist_ok=True)
+        # Other hosts may not have the folder, and their ranks write into one that is there.
+        made = None if several else _folder()
+        file = os.path.abspath(f"hvd-timeline-{name}" if made is None else made / name)
     environ[FILE] = file
     collection = Collection(file) if several else None
-    live = Live(file, environ, note=ELSEWHERE if several else "")
+    try:
+        live = Live(file, environ, note=ELSEWHERE if several else "")
+    except ValueError:
+        _remove_empty(made)
+        raise
     try:
         (show or (lambda address: say(f"timeline: {address}")))(live.address)
         yield collection
@@ -66,13 +69,37 @@ def page(
         if failure:
             say(f"the server of the timeline's page has failed: {failure}")
         if Path(file).exists():
-            stays = f"the page stays for {live.stays / 60:.2g} min, and while somebody looks at it; " if not failure else ""
+            stays = f"the page stays for {_span(live.stays)}, and while somebody looks at it; " if not failure else ""
             say(f"{stays}later: {command()} {shlex.quote(shown(file))}")
         else:
-            if made is not None:
-                with contextlib.suppress(OSError):
-                    made.rmdir()
+            _remove_empty(made)
             say("there is no timeline: no rank of this host has called init()")
+
+
+def _folder() -> Path:
+    """The folder for files that nobody has named, which is made where there is none."""
+    folder = Path(FOLDER)
+    try:
+        folder.mkdir(exist_ok=True)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except FileExistsError:
+        why = "a file has that name"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        remedy = f"name a file with --timeline-filename or {FILE}"
+        raise ValueError(f"--timeline-live: {os.path.abspath(folder)} cannot be a folder for timelines: {why}; {remedy}")
+    return folder
+
+
+def _remove_empty(folder: Path | None) -> None:
+    if folder is not None:
+        with contextlib.suppress(OSError):  # of other jobs there may be timelines
+            folder.rmdir()
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 60 else f"{round(seconds / 60, 1):g} min"
 
 
 def shown(file: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import secrets
 import socket
@@ -32,6 +33,9 @@ NICENESS = 10  # ranks come first
 PROXY = "HVD_TIMELINE_PROXY"  # what stands before the page behind a proxy, as in /user/me/proxy/{port}/
 STAY = "HVD_TIMELINE_STAY"  # seconds, in place of STAYS
 _OF_A_JOB = ("HVD_JOB", "HVD_LAUNCH")  # by which the processes of a job are found, and ended
+# Python looks for modules in the current folder first, where the user may have files of any name. It has an option
+# against that from 3.11 on.
+_PROGRAM = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from hvd.timeline.live import main; main()"
 
 
 _started: list[subprocess.Popen[bytes]] = []  # kept, because the destructor of Popen complains of those that run
@@ -54,7 +58,9 @@ class Live:
         try:
             self.stays = float(stays)
         except ValueError:
-            raise ValueError(f"{STAY}={stays!r} is not a number of seconds") from None
+            self.stays = math.nan
+        if not 0 <= self.stays < math.inf:
+            raise ValueError(f"{STAY}={stays!r} is not a number of seconds")
         self.path = Path(os.path.abspath(path))
         proxy = environ.get(PROXY, "")
         token = secrets.token_urlsafe()
@@ -69,7 +75,7 @@ class Live:
             }  # fmt: skip
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "hvd.timeline.live"],
+                    [sys.executable, "-c", _PROGRAM],
                     env={name: text for name, text in worker_environment(environ).items() if name not in _OF_A_JOB},
                     stdin=read,
                     stdout=subprocess.DEVNULL,
@@ -149,7 +155,3 @@ def main() -> None:
         asyncio.run(serve(site, socket.socket(fileno=order["socket"]), job.forgotten))
     finally:
         watched.close()
-
-
-if __name__ == "__main__":
-    main()

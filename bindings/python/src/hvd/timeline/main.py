@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import html
 import os
 import secrets
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvd.command_line import Parser
 from hvd.timeline.listening import address, listen
-from hvd.timeline.sources import BadTimeline, find, open_index
+from hvd.timeline.sources import BadTimeline, Found, find, open_index
+
+if TYPE_CHECKING:
+    from hvd._timeline import Index
 
 EPILOG = """\
 examples:
@@ -47,7 +55,8 @@ def make_parser() -> Parser:
     add("path", metavar="FILE-OR-FOLDER", help="a timeline, or a folder with those of several hosts")
     add("--port", type=port, default=0, metavar="N", help="of the page (default 0: any free one)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="where others reach it (default 127.0.0.1: only from here)")
-    add("--proxy", action="store_true", help="it is asked under another name, by a proxy that knows who may")
+    proxy = "behind a proxy that checks who asks, such as JupyterHub: accept any Host name"
+    add("--proxy", action="store_true", help=proxy)
     add("--open", action="store_true", help="open the page in a browser")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--summary", action="store_true", help="print the answers as text, and end")
@@ -94,17 +103,36 @@ def show(chosen: argparse.Namespace) -> int:
         site = Site(watched, secrets.token_urlsafe(), chosen.proxy, [chosen.host])
         where = address(opened, site.token.decode(), os.environ.get("HVD_TIMELINE_PROXY", ""))
         print(f"hvd-timeline: {where}  (Ctrl-C ends it)", flush=True)
-        if chosen.open:
-            import webbrowser
-
-            webbrowser.open(where)
+        # Of a proxy there may be a path alone.
+        local = where if "://" in where else address(opened, site.token.decode())
         try:
-            asyncio.run(serve(site, opened))
+            with in_browser(local) if chosen.open else contextlib.nullcontext():
+                asyncio.run(serve(site, opened))
         except KeyboardInterrupt:
             print()
         finally:
             watched.close()
     return 0
+
+
+@contextlib.contextmanager
+def in_browser(where: str) -> Iterator[None]:
+    """Opens an address in a browser, by a file that leads there and lasts as long as the context: the command lines of
+    browsers, which all users of the host can read, do not get the token.
+    """
+    import webbrowser
+
+    with tempfile.TemporaryDirectory(prefix="hvd-timeline-") as folder:  # for this user only
+        page = Path(folder, "open.html")
+        target = html.escape(where)
+        with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(
+                '<!DOCTYPE html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+                f'<meta http-equiv="refresh" content="0; url={target}"><a href="{target}">The timeline</a>\n'
+            )
+        # Some browsers are waited for, and the page must be there meanwhile.
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), name="hvd-timeline-open", daemon=True).start()
+        yield
 
 
 def print_summary(path: str) -> int:
@@ -114,20 +142,33 @@ def print_summary(path: str) -> int:
     from hvd.timeline.answers import answers
     from hvd.timeline.summary import render
 
-    found = find(path)
-    index = open_index(found)
-    while index.read():
-        pass
+    found, index = read_whole(path)
     Console(highlight=False).print(render(answers(index, time.time(), found=found)))
     return 0
 
 
+def read_whole(path: str) -> tuple[Found, Index]:
+    """The timeline at a path, read to its end; once more where its job has begun anew meanwhile."""
+    from hvd._timeline import Restarted
+
+    for _ in range(2):
+        found = find(path)
+        index = open_index(found)
+        with contextlib.suppress(Restarted):
+            while index.read():
+                pass
+            return found, index
+    raise BadTimeline(f"{path} was emptied and begun anew while it was read, twice: try again when its job runs")
+
+
 def write_merged(path: str, out: str) -> int:
-    """Writes one file of all; whole, or not at all."""
+    """Writes one file of all; whole, or not at all. What is left out is told."""
     from hvd.timeline.merge import merge
 
     found = find(path)
     target = Path(out)
+    if target.is_dir():
+        raise BadTimeline(f"--merge {out} is a folder: name a file in it")
     if any(target.exists() and target.samefile(source.path) for source in found.sources):
         raise BadTimeline(f"--merge {out} is one of the files to merge: name another one")
     part = target.with_name(f".{target.name}.{os.getpid()}")
@@ -135,9 +176,20 @@ def write_merged(path: str, out: str) -> int:
         with open(part, "wb") as file:
             merged = merge(found.sources, file)
         os.replace(part, target)
+    except OSError as error:
+        raise BadTimeline(f"--merge {out} cannot be made: {error.strerror or error}") from None
     finally:
-        part.unlink(missing_ok=True)
-    print(f"hvd-timeline: {out}: {merged.events:,} events of {len(found.sources)} files; open it at ui.perfetto.dev")
+        with contextlib.suppress(OSError):
+            part.unlink()
+    notes = list(found.notes)
+    if merged.damaged:
+        lines = "1 line is no event" if merged.damaged == 1 else f"{merged.damaged:,} lines are no events"
+        notes.append(f"{lines}, and left out: the files are damaged.")
+    for note in notes:
+        print(f"hvd-timeline: {note}", file=sys.stderr)
+    count = len(found.sources)
+    files = "1 file" if count == 1 else f"{count} files"
+    print(f"hvd-timeline: {out}: {merged.events:,} events of {files}; open it at ui.perfetto.dev")
     return 0
 
 

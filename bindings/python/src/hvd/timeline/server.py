@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from tornado import iostream, web
 from tornado.httpserver import HTTPServer
+from tornado.log import app_log
 
 if TYPE_CHECKING:
     from hvd.timeline.watched import Watched
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("page")
 MOST_ASKED = 4096  # columns of a timeline, and characters of a search
 MOST_RANKS = 1 << 20
+MOST_US = 1e15  # of a time, as the index has it
 CHUNK = 1 << 18  # bytes of a download that are on their way
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -53,7 +55,10 @@ class Site:
 
     def knows(self, host: str) -> bool:
         """Whether a request may be for this host: no page of another site that has rebound its name to this address."""
-        name = (urlsplit(f"//{host}").hostname or "").lower()
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:  # as of a bracket that is not closed
+            return self.any_name
         if self.any_name or name in self.names:
             return True
         try:
@@ -130,9 +135,11 @@ class Handler(web.RequestHandler):
         cast(Any, self.request.connection).stream.close()
 
     def log_exception(self, *args: Any) -> None:
-        """Refused requests are no news to the person at the terminal; errors of this program are."""
+        """Refused requests are no news to the person at the terminal; errors of this program are, without the token that
+        is in a request's address.
+        """
         if not isinstance(args[1], (web.HTTPError, iostream.StreamClosedError)):
-            super().log_exception(*args)
+            app_log.error("%s %s has failed", self.request.method, self.request.path, exc_info=cast(Any, args))
 
     def options(self, *_: Any) -> None:
         """What may be asked."""
@@ -154,6 +161,13 @@ class Handler(web.RequestHandler):
             value = float("nan")
         if not abs(value) < 1e18:
             raise web.HTTPError(400, f"{name}={text[:40]!r} must be a number.")
+        return value
+
+    def time(self, name: str) -> float:
+        """An argument that is a time, in microseconds."""
+        value = self.number(name)
+        if not abs(value) < MOST_US:
+            raise web.HTTPError(400, f"{name}={value:g} must be a time in microseconds, below 10^15.")
         return value
 
     async def answer(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -201,7 +215,7 @@ class Timeline(Handler):
 
     async def get(self) -> None:
         """Sends them one by one, or where they are too many what share of each column they fill."""
-        begin, end = self.number("from"), self.number("to")
+        begin, end = self.time("from"), self.time("to")
         width = int(min(max(self.number("width", "1000"), 1), MOST_ASKED))
         rank = int(self.number("rank")) if self.get_query_argument("rank", "") else None
         if rank is not None and not 0 <= rank < MOST_RANKS:

@@ -31,7 +31,8 @@ class Watched:
         self._note = note
         self._found: Found | None = None
         self._index: Any = None
-        self._problem = ""
+        self._problem = ""  # of the last look for files
+        self._unread = ""  # of the last reading of them
         self._ended = False
         self._asked = time.monotonic()
         self._last: tuple[float, dict[str, Any]] | None = None
@@ -68,12 +69,11 @@ class Watched:
     def _answers(self) -> dict[str, Any]:
         index, found = self._index, self._found
         if index is None:
-            return _nothing(self._path.name, self._problem, self._ended)
+            return _nothing(self._path.name, [*filter(None, (self._problem, self._unread))], self._ended)
         known = model.answers(index, time.time(), found=found, ended=self._ended)
         if self._note and known["missing"]:
             known["notes"] = [*known["notes"], self._note]
-        if self._problem:
-            known["notes"] = [*known["notes"], self._problem]
+        known["notes"] = [*known["notes"], *filter(None, (self._problem, self._unread))]
         return known
 
     def timeline(self, begin_us: float, end_us: float, width: int, rank: int | None) -> dict[str, Any]:
@@ -103,15 +103,18 @@ class Watched:
             self._wake.set()
 
     def _look(self) -> None:
-        """Looks which files there are, and begins anew where they are others."""
+        """Looks which files there are, and begins anew where they are others. Files that cannot be looked at are told of,
+        and looked at again: those that are read already still grow.
+        """
         try:
             found = find(self._path)
+            if found.job != self._old_job:  # which the new one will replace
+                self._take(found)
         except BadTimeline as error:
             with contextlib.suppress(OSError):
                 self._problem = f"{error}." if self._index is not None or self._path.stat().st_size else ""
-            return
-        if found.job != self._old_job:  # which the new one will replace
-            self._take(found)
+        except Exception as error:
+            self._problem = f"{self._path} cannot be looked at: {_why(error)}."
 
     def _take(self, found: Found) -> None:
         """Reads these files from now on."""
@@ -124,13 +127,6 @@ class Watched:
         self._found = found
 
     def _work(self) -> None:
-        try:
-            self._read()
-        except Exception as error:
-            self._problem = f"The timeline is no longer read, because of an error: {error!r}."
-            raise
-
-    def _read(self) -> None:
         from hvd import _timeline
 
         looked = time.monotonic()
@@ -139,12 +135,13 @@ class Watched:
             index = self._index
             try:
                 left = index.read(BLOCK) if index is not None else 0
+                self._unread = ""
             except _timeline.Restarted:
                 self._index = self._found = None
                 self._look()
                 looked = time.monotonic()
-            except OSError as error:
-                self._problem = f"{error.filename or self._path}: {error.strerror}"
+            except Exception as error:  # what is wrong with a file may pass
+                self._unread = f"What {self._path} has new cannot be read: {_why(error)}."
             if left == 0:
                 watched = time.monotonic() - self._asked < WATCHED
                 self._wake.wait(PERIOD if watched else IDLE_PERIOD)
@@ -154,7 +151,11 @@ class Watched:
                 looked = time.monotonic()
 
 
-def _nothing(name: str, problem: str, ended: bool) -> dict[str, Any]:
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or repr(error)
+
+
+def _nothing(name: str, notes: list[str], ended: bool) -> dict[str, Any]:
     """The answers while there is no file yet."""
     speed = {"steps_per_second": None, "samples_per_second": None, "source": None}
     return {
@@ -164,5 +165,5 @@ def _nothing(name: str, problem: str, ended: bool) -> dict[str, Any]:
         "exposed": {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False},
         "bandwidth": {"bus_GB_per_s": None, "history": [], "bytes_per_step": None},
         "slow": None, "waiting": [], "stalls": [], "dropped": 0, "damaged": 0, "operations": 0, "events": 0,
-        "notes": [problem] if problem else [],
+        "notes": notes,
     }  # fmt: skip

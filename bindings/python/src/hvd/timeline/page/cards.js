@@ -55,9 +55,11 @@ function showSpeed(answers) {
 
 function showExposed(answers, onTensor) {
   const exposed = answers.exposed;
-  if (exposed.recorded && exposed.share !== null) big("exposed", percent(exposed.share), "of the time");
+  const unknown = exposed.recorded && exposed.share === null;
+  if (unknown) big("exposed", "Unknown");
+  else if (exposed.recorded) big("exposed", percent(exposed.share), "of the time");
   else big("exposed", answers.operations ? "Not recorded in this file" : "Nothing has run yet");
-  const parts = [];
+  const parts = unknown ? ["until operations end again"] : [];
   if (exposed.recorded && exposed.ms_per_step) parts.push(`${duration(exposed.ms_per_step * 1000)} a step`);
   say(find("#exposed .sub"), parts.join(" · "));
   spark(find("#exposed .spark"), answers.speed.history.t, exposed.recorded ? exposed.history : [], {
@@ -142,9 +144,6 @@ export function showHead(answers, gone) {
   if (answers.epoch_us) facts.push(`since ${new Date(answers.epoch_us / 1000).toLocaleString("en-GB")}`);
   if (answers.reading < 0.999) facts.push(`${percent(answers.reading)} read`);
   say(find("#facts"), facts.join(" · "));
-  const notes = [...answers.notes];
-  if (answers.dropped) notes.push(`${plural(answers.dropped, "event")} could not be written in time and are missing.`);
-  if (answers.damaged) notes.push(`${plural(answers.damaged, "line")} could not be read.`);
-  find("#notes").hidden = notes.length === 0;
-  list(find("#notes ul"), notes, (text) => element("li", { text: name(text) }));
+  find("#notes").hidden = answers.notes.length === 0;
+  list(find("#notes ul"), answers.notes, (text) => element("li", { text: name(text) }));
 }
