@@ -48,6 +48,9 @@ class Index:
     def open_operations(self) -> list[dict[str, Any]]:
         """What each rank does with the tensors that at least one rank has begun something with."""
 
+    def process_set(self, number: int) -> tuple[bool, list[int]]:
+        """Whether the files say which ranks a process set has, and which: else those that have used it."""
+
 class Merger:
     """Makes the lines of one timeline of those of several; one thread at a time."""
 

@@ -107,7 +107,7 @@ def test_whether_it_runs(tmp_path: Path, after: float, ended: bool, state: str) 
     if state == "ended":
         assert said["speed"]["steps_per_second"] == pytest.approx(10, rel=0.02)  # while it ran
     if state == "quiet":
-        assert said["notes"] == ["There has been no event for 6.0 s."]
+        assert said["notes"] == []  # the state says it
         assert said["speed"]["steps_per_second"] == pytest.approx(4, abs=0.2)  # of the last 10 s
 
 
@@ -143,6 +143,33 @@ def test_a_rank_that_is_slow(tmp_path: Path, negotiate: bool) -> None:
     at = time.strftime("%H:%M:%S", time.gmtime((EPOCH + slow["since_us"]) / 1e6))
     assert slow["text"] == f"rank 1 on node1 comes 12 ms later than the others, each step, since {at}"
     assert [rank["behind_us"] for rank in said["ranks"]] == pytest.approx([0, 12_000, 0], abs=300)
+
+
+def test_only_operations_of_all_ranks_tell_who_is_slow(tmp_path: Path) -> None:
+    """Two of three ranks wait for each other in a process set of theirs."""
+    lines = ranked(3)
+    for step in range(200):
+        at = step * 1e5
+        for rank in range(2):
+            for turn in range(2):
+                own = at + turn * 30_000 + (20_000 if rank == turn else 0)
+                ready = at + turn * 30_000 + 20_010
+                lines.operation(f"set 1: x{turn}", rank, own, ready, ready, ready + 1000)
+        for rank in range(3):
+            lines.operation("g", rank, at + 80_000, at + 80_010, at + 80_020, at + 90_000)
+            lines.mark("STEP", rank, at + 95_000, samples=1)
+    said = ask(lines, tmp_path)
+    assert said["slow"] is None
+    assert [rank["behind_us"] for rank in said["ranks"]] == pytest.approx([0, 0, 0], abs=1)
+
+
+def test_without_operations_of_all_ranks_nobody_is_slow(tmp_path: Path) -> None:
+    lines = ranked()
+    for step in range(200):
+        for rank, own in enumerate((0, 20_000)):
+            lines.operation("set 1: x", rank, step * 1e5 + own, step * 1e5 + 20_010, step * 1e5 + 20_020, step * 1e5 + 30_000)
+    said = ask(lines, tmp_path)
+    assert said["slow"] is None and [rank["behind_us"] for rank in said["ranks"]] == [None, None]
 
 
 def test_a_rank_that_was_slow_throughout(tmp_path: Path) -> None:
@@ -215,6 +242,108 @@ def test_process_sets_wait_for_their_own_ranks(tmp_path: Path) -> None:
     assert (entry["set"], entry["with"], entry["without"]) == (2, [3], [1])
 
 
+def with_sets(lines: Lines, ranks: int, **sets: list[int]) -> Lines:
+    """Each rank says which ranks are in set_1, set_2 ..."""
+    for rank in range(ranks):
+        for number, members in sets.items():
+            args = json.dumps({"set": int(number[4:]), "ranks": members})
+            lines.raw(f'{{"ph":"M","pid":0,"tid":{rank},"name":"hvd_process_set","args":{args}}}')
+    return lines
+
+
+def test_the_ranks_of_a_process_set_that_the_file_tells(tmp_path: Path) -> None:
+    lines = with_sets(ranked(4), 4, set_2=[0, 1, 3]).begin("set 2: w", 1, "NEGOTIATE_ALLREDUCE", 10)
+    (entry,) = ask(lines, tmp_path, 2.0)["waiting"]
+    assert (entry["with"], entry["without"], entry["phase"]) == ([1], [0, 3], "negotiating")
+    lines.begin("set 2: w", 0, "NEGOTIATE_ALLREDUCE", 11).begin("set 2: w", 3, "NEGOTIATE_ALLREDUCE", 12)
+    (entry,) = ask(lines, tmp_path, 2.0)["waiting"]
+    assert (entry["with"], entry["without"], entry["phase"]) == ([0, 1, 3], [], "negotiating")
+    assert entry["text"] == (
+        "allreduce of 'set 2: w': all ranks have submitted it, and ranks 0, 1, 3 have not begun it, for 2.0 s"
+    )
+
+
+def test_groups_of_two_of_four_ranks(tmp_path: Path) -> None:
+    lines = ranked(4)
+    training(lines, 4, 1.0, negotiate=False)
+    both = "set 9: allreduce of float32 [99]"
+    for rank in (0, 1):
+        lines.begin(both, rank, "ALLREDUCE", 1e6).begin(both, rank, "SHM_ALLREDUCE", 1e6)
+    with_sets(lines, 4, set_9=[0, 1], set_8=[2, 3]).begin("set 8: alltoall of int8 [1]", 2, "ALLTOALL", 1.1e6)
+    texts = [entry["text"] for entry in ask(lines, tmp_path, 3.0)["waiting"]]
+    assert texts[0].startswith(f"allreduce of '{both}' runs on ranks 0, 1 for 3.")
+    assert texts[1].startswith("alltoall of 'set 8: alltoall of int8 [1]': rank 2 waits for rank 3, for 3.")
+
+
+def test_a_process_set_of_ranks_that_are_not_known(tmp_path: Path) -> None:
+    lines = training(ranked(3), 3, 1.0).begin("set 1: x", 0, "NEGOTIATE_ALLREDUCE", 1e6)
+    (entry,) = ask(lines, tmp_path, 3.0)["waiting"]
+    assert (entry["with"], entry["without"], entry["phase"]) == ([0], [], "negotiating")
+    assert entry["text"] == "allreduce of 'set 1: x': rank 0 waits for other ranks of set 1, for 3.0 s"
+    # A rank that has had another tensor of the set is in it.
+    lines.operation("set 1: y", 2, 1e6, 1e6, 1e6, 1e6)
+    (entry,) = ask(lines, tmp_path, 3.0)["waiting"]
+    assert entry["text"] == "allreduce of 'set 1: x': rank 0 waits for rank 2, for 3.0 s"
+
+
+def test_what_hangs_is_exposed(tmp_path: Path) -> None:
+    """The program's WAIT is written when it ends, and ranks may warn and count cycles meanwhile."""
+    lines = training(ranked()).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6)
+    lines.mark("STALL", 0, 50e6, text="in flight").mark("CYCLE_START", 0, 79.9e6)
+    said = ask(lines, tmp_path, 0.1)
+    assert said["exposed"]["share"] == pytest.approx(0.5, rel=0.02)  # rank 1 does not wait
+    assert [rank["exposed_share"] for rank in said["ranks"]] == pytest.approx([1.0, 0.0], abs=0.02)
+    assert 0.3 < said["exposed"]["history"][-1] < 0.51  # of a span that may begin before
+    # What has just been submitted tells nothing yet.
+    said = ask(training(ranked()).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6), tmp_path, 0.9)
+    assert said["exposed"]["share"] < 0.2
+
+
+def test_a_job_that_was_killed_in_the_middle_has_ended(tmp_path: Path) -> None:
+    lines = training(ranked()).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6)
+    assert ask(lines, tmp_path, 599.0)["state"] == "quiet"
+    said = ask(lines, tmp_path, 601.0)
+    assert said["state"] == "ended"
+    assert said["notes"] == ["What rank 0 had begun did not end: it was killed then, or hangs since."]
+    # As long as one of its processes is seen to live, it hangs.
+    here = Lines(epoch=int(time.time() * 1e6)).rank(0, 2, socket.gethostname(), os.getpid()).rank(1, 2, "elsewhere")
+    path = training(here).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6).write(tmp_path / "here.json")
+    found, index = find(path), index_of(path)
+    assert model.answers(index, found.epoch_us / 1e6 + 700, found=found)["state"] == "quiet"
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "inferred"])
+def test_the_speed_is_not_that_of_the_start(tmp_path: Path, marks: bool) -> None:
+    """For 3 s parameters are broadcast, and then there are steps for 1 s."""
+    lines = ranked()
+    for rank in range(2):
+        lines.operation("p", rank, 10, 20, 30, 2.9e6, "[1000, 1000, 100]", "BROADCAST").wait("p", rank, 40, 2.9e6)
+    said = ask(training(lines, 2, 1.0, 3.0, marks=marks), tmp_path)
+    assert said["speed"]["source"] == ("marks" if marks else "inferred")
+    assert said["speed"]["steps_per_second"] == pytest.approx(10, rel=0.2)
+    assert said["exposed"]["share"] == pytest.approx(0.2, rel=0.2)
+    assert [tensor["name"] for tensor in said["exposed"]["tensors"]] == ["g1"]
+    assert said["exposed"]["tensors"][0]["share"] == pytest.approx(0.2, rel=0.2)
+    # The first step alone does not tell how long others are.
+    first = ranked()
+    for rank in range(2):
+        first.wait("p", rank, 40, 2.9e6).mark("STEP", rank, 4e6, samples=1)
+    assert ask(first, tmp_path)["exposed"]["share"] == pytest.approx(2.9 / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.6])
+def test_curves_do_not_fall_at_their_ends(tmp_path: Path, after: float) -> None:
+    said = ask(training(ranked(), 2, 20.05), tmp_path, after)
+    for history, value in ((said["speed"]["history"]["steps"], 10), (said["exposed"]["history"], 0.2)):
+        assert history[-1] == pytest.approx(value, rel=0.26)
+    assert said["speed"]["history"]["t"][-1] > 18
+
+
+def test_a_header_that_says_that_the_job_started_long_ago(tmp_path: Path) -> None:
+    path = training(Lines(epoch=1)).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6).write(tmp_path / "t.json")
+    assert model.answers(index_of(path), time.time(), found=find(path))["state"] == "ended"
+
+
 def test_at_most_twenty_the_longest_first(tmp_path: Path) -> None:
     lines = ranked()
     for i in range(30):
@@ -281,6 +410,7 @@ def test_views_of_a_span_of_time(tmp_path: Path) -> None:
     assert far["resolution"] == "bins" and far["columns"] == len(far["busy"][0]) == 100
     assert sum(far["operations"][0]) == 400
     assert model.search(index, "G1\0")["tensors"][0]["name"] == "g1"
+    assert model.search(index, "g1\ud800") == {"tensors": []}
     json.dumps([near, far], allow_nan=False)
 
 

@@ -145,6 +145,61 @@ def test_bus_bytes_of_four_ranks(tmp_path: Path, kind: str, tensor: str, expecte
     assert total(index, "bytes") == 1600 and total(index, "bus_bytes") == pytest.approx(1600 * expected)
 
 
+def set_line(rank: int, number: Any, ranks: Any) -> str:
+    return f'{{"ph":"M","pid":0,"tid":{rank},"name":"hvd_process_set","args":{{"set":{number},"ranks":{ranks}}}}}'
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_bus_bytes_of_a_process_set_are_those_of_its_ranks(tmp_path: Path, told: bool) -> None:
+    lines = Lines()
+    for rank in (0, 5):
+        lines.rank(rank, 64)
+        if told:
+            lines.raw(set_line(rank, 3, "[5,0]"))
+        lines.operation("set 3: w", rank, 1, 2, 3, 4, "[100]", "ALLGATHER").operation("w", rank, 5, 6, 7, 8, "[100]", "ALLGATHER")
+    index = index_of(lines.write(tmp_path / "t.json"))
+    assert total(index, "bytes") == 1600 and total(index, "bus_bytes") == 2 * 400 * (1 + 63)
+    assert index.process_set(3) == (told, [0, 5]) and index.process_set(4) == (False, [])
+    for column, of_all in (("operations", 2), ("negotiations", 2), ("busy_us", 2), ("negotiating_us", 2)):
+        assert (total(index, column), total(index, f"global_{column}")) == (2 * of_all, of_all), column
+
+
+def test_the_ranks_of_a_process_set_are_those_of_the_last_start(tmp_path: Path) -> None:
+    """Of files that are read one after the other, whose ranks have all started twice."""
+    paths = []
+    for rank in (0, 1):
+        lines = Lines().rank(rank, 3).raw(set_line(rank, 1, "[0,2]")).rank(rank, 3).raw(set_line(rank, 1, "[1, 0, 1]"))
+        paths.append(lines.write(tmp_path / f"{rank}.json"))
+    assert index_of(*paths, shifts=(0.0, 0.0)).process_set(1) == (True, [0, 1])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [set_line(0, 0, "[0]"), set_line(0, -1, "[0]"), set_line(0, 1 << 31, "[0]"), set_line(0, 1, "[]"), set_line(0, 1, "[65536]"),
+     set_line(0, 1, "[-1]"), set_line(0, 1, '["0"]'), set_line(0, 1, "5"), set_line(65536, 1, "[0]"), set_line(0, '"1"', "[0]"),
+     '{"ph":"M","pid":0,"tid":65536,"name":"hvd_rank","args":{"rank":65536,"size":2,"process":1,"host":"a"}}',
+     '{"ph":"M","pid":0,"tid":0,"name":"hvd_rank","args":{"rank":0,"size":65537,"process":1,"host":"a"}}',
+     '{"ph":"M","pid":0,"tid":0,"name":"hvd_rank","args":{"rank":0,"size":-1,"process":1,"host":"a"}}'],
+)  # fmt: skip
+def test_more_ranks_than_a_job_can_have(tmp_path: Path, line: str) -> None:
+    state = index_of(Lines().raw(line).collective("w", 0, 1, 2).write(tmp_path / "t.json")).state()
+    assert (state["damaged"], state["operations"], state["ranks"][0]["size"], len(state["ranks"])) == (1, 1, 0, 1)
+
+
+def test_sums_of_a_damaged_shape_are_numbers(tmp_path: Path) -> None:
+    lines = Lines().rank(0).rank(1).collective("w", 0, 1, 2, f"[{', '.join(['9' * 19] * 20)}]")
+    index = index_of(lines.write(tmp_path / "t.json"))
+    assert total(index, "bytes") == total(index, "bus_bytes") == index.search("w", 1)[0]["bytes"] == 1e18
+
+
+def test_what_a_rank_did_last(tmp_path: Path) -> None:
+    """Its warnings and cycles tell nothing about what the program does."""
+    lines = Lines().mark("STEP", 0, 10, samples=1).mark("STEP", 0, 20, samples=1)
+    lines.mark("CYCLE_START", 0, 30).mark("STALL", 0, 40, text="x")
+    state = index_of(lines.write(tmp_path / "t.json")).state()
+    assert state["last_us"] == 40 and (state["ranks"][0]["first_step_us"], state["ranks"][0]["last_us"]) == (10, 20)
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "bytes_"),
     [("float16", "[3, 5]", 30), ("bool", "[]", 1), ("complex128", "[2]", 32), ("user", "[4]", 0), ("novel", "[4]", 0),
@@ -460,6 +515,54 @@ def test_asking_while_it_is_read(tmp_path: Path) -> None:
         index.slices(100, 200, 1000), index.bins(0, 30_000, 20), index.buckets(0, 1e6, 5), index.open_operations()
     reader.join()
     assert index.state()["operations"] == 30_000
+
+
+COLLECTED = """
+import collections, gc, sys
+from concurrent.futures import ThreadPoolExecutor
+from timeline_files import Lines, index_of, training
+from pathlib import Path
+
+index = index_of(training(Lines().begin("w", 0, "ALLREDUCE", 1.0), ranks=4, seconds=1.0).write(Path(sys.argv[1])))
+calls = [index.state, index.open_operations, lambda: index.search("", 9), lambda: index.buckets(0, 1e6, 20, True),
+         lambda: index.tensors(9), lambda: index.process_set(1), lambda: index.slices(0, 1e5, 99)]
+
+class Garbage:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        for _ in range(3000): pass
+
+def ask():
+    for turn in range(600):
+        for call in calls:
+            gc.disable()
+            for _ in range(3): Garbage()
+            gc.enable()
+            kept.append(call())  # so that the next one needs memory, before which garbage is collected
+            gc.disable()
+
+kept = collections.deque(maxlen=200)
+sys.setswitchinterval(1e-5)
+gc.set_threshold(5)
+with ThreadPoolExecutor() as threads:
+    for asked in [threads.submit(ask), threads.submit(ask)]:
+        asked.result()
+"""
+
+
+def test_finalizers_may_run_while_answers_are_made(tmp_path: Path) -> None:
+    """Garbage is collected while objects are made, and what runs then may let another thread ask."""
+    folder = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", COLLECTED, str(tmp_path / "t.json")], env=environment, timeout=120, check=True)
+
+
+def test_a_text_that_has_half_of_a_character(tmp_path: Path) -> None:
+    index = index_of(Lines().collective("w", 0, 1, 2).write(tmp_path / "t.json"))
+    for call in (index.search, lambda text, most: index.tensors(most, text)):
+        with pytest.raises(UnicodeEncodeError):
+            call("\ud800", 5)
 
 
 @pytest.mark.parametrize(

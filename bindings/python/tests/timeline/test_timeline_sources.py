@@ -127,7 +127,7 @@ def test_what_is_no_timeline(tmp_path: Path, content: str, sentence: str) -> Non
 @pytest.mark.parametrize(
     "change",
     [('"start_time_since_epoch_in_micros":', '"start":'), (str(EPOCH), '"soon"'), (str(EPOCH), "true"), (str(EPOCH), "-1"),
-     (f'"{JOB}"', "5"), (str(EPOCH), "1e400"), (str(EPOCH), "9" * 30), ("}},", "}"), ('"job"', '"job":"x","job"' + ":" * 9)],
+     (f'"{JOB}"', "5"), (str(EPOCH), "1e400"), (str(EPOCH), "9" * 30), ("}},", "}"), ('"job"', '"job":"x","job"' + ":" * 9), ('"job":', '"job":' + "[" * 3500)],
 )  # fmt: skip
 def test_another_version(tmp_path: Path, change: tuple[str, str]) -> None:
     path = tmp_path / "t.json"
@@ -172,6 +172,23 @@ def test_files_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("os.open", refuse)
     assert refusal(path) == "PATH cannot be read: Permission denied"
+
+
+def test_a_file_that_cannot_be_indexed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Lines().write(tmp_path / "a.json")
+    found = find(tmp_path)
+
+    class Refusing:
+        def add_file(self, *_: object) -> int:
+            raise OSError(24, "cannot duplicate the file descriptor: Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hvd._timeline.Index", Refusing)
+        with pytest.raises(BadTimeline, match="a.json cannot be read: cannot duplicate the file descriptor: Too many"):
+            open_index(found)
+    Lines(epoch=1).write(tmp_path / "b.json")
+    with pytest.raises(BadTimeline, match="a.json says that its job started 1700000000 s after it did by another file"):
+        open_index(find(tmp_path))
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_summary_of_a_job(tmp_path: Path) -> None:
         assert line in rest, said
     assert any(line.startswith("Speed       6 steps/s, 384 samples/s") for line in rest)
     assert [line.split() for line in rest if "node" in line and line.strip()[0] in "01"] == [
-        ["0", "node0", "600", "6", "0", "ms", "12.0%", "now"],
+        ["0", "node0", "600", "6", "0", "ms", "52.0%", "now"],
         ["1", "node1", "600", "6", "12", "ms", "4.8%", "now"],
     ]
 

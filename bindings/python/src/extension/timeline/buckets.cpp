@@ -40,7 +40,6 @@ buckets sum_buckets(const index& of, std::int64_t begin, std::int64_t end, std::
   std::sort(ranks.begin(), ranks.end(), [](const rank_state* a, const rank_state* b) { return a->rank < b->rank; });
   for (const rank_state* const rank : ranks) {
     found.ranks.push_back(rank->rank);
-    found.size = std::max({found.size, static_cast<double>(rank->size), static_cast<double>(rank->rank) + 1});
     std::vector<cell>& cells = found.cells.emplace_back(count);
     const std::int64_t first = found.from / step;
     for (std::int64_t i = 0; i != static_cast<std::int64_t>(count) * group; ++i) {
@@ -53,6 +52,8 @@ buckets sum_buckets(const index& of, std::int64_t begin, std::int64_t end, std::
     }
     add_open(rank->running, &cell::busy, of.sums().last, found, cells);
     add_open(rank->negotiating, &cell::negotiating, of.sums().last, found, cells);
+    add_open(rank->global_running, &cell::global_busy, of.sums().last, found, cells);
+    add_open(rank->global_negotiating, &cell::global_negotiating, of.sums().last, found, cells);
   }
   return found;
 }

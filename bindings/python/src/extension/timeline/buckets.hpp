@@ -14,7 +14,6 @@ struct buckets {
   std::size_t count = 0;
   std::vector<std::uint32_t> ranks{};
   std::vector<std::vector<cell>> cells{};  ///< of each rank
-  double size = 1;                         ///< of the job, as far as the timeline tells
 };
 
 /// At most `most` spans that cover [begin, end), in steps of what the index has cells for. The caller holds the mutex.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,8 +22,10 @@ struct cell {
   std::int64_t busy = 0;         ///< while at least one operation ran
   std::int64_t negotiating = 0;  ///< while at least one tensor waited for other ranks
   std::int64_t wait = 0;         ///< while the program waited
-  /// By what share of them crosses the bus: see bus_factor.
-  std::array<double, 4> bytes{};
+  double bytes = 0, bus_bytes = 0;
+  /// The same of the process set of all ranks alone: those of other sets tell nothing about ranks that are not in them.
+  std::uint32_t global_operations = 0, global_negotiations = 0;
+  std::int64_t global_busy = 0, global_negotiating = 0;
 
   cell& operator+=(const cell& other) noexcept {
     events += other.events;
@@ -38,7 +39,12 @@ struct cell {
     busy += other.busy;
     negotiating += other.negotiating;
     wait += other.wait;
-    for (std::size_t i = 0; i != bytes.size(); ++i) bytes[i] += other.bytes[i];
+    bytes += other.bytes;
+    bus_bytes += other.bus_bytes;
+    global_operations += other.global_operations;
+    global_negotiations += other.global_negotiations;
+    global_busy += other.global_busy;
+    global_negotiating += other.global_negotiating;
     return *this;
   }
 };

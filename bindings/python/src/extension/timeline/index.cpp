@@ -23,7 +23,7 @@ double tensor_bytes(std::string_view dtype, std::string_view shape) noexcept {
     }
     std::uint64_t length = 0;
     p = std::from_chars(p, last, length).ptr;
-    bytes *= static_cast<double>(length);
+    bytes = std::min(bytes * static_cast<double>(length), 1e18);
   }
   return bytes;
 }
@@ -100,9 +100,9 @@ void index::begin(indexed_file& from, const line_event& e, std::int64_t time) {
   const activity_class what = activities_[name].what;
   if (r.depth == 0) {
     if (r.submitted == never) r.submitted = time;
-    open(what == activity_class::negotiate ? rank.negotiating : rank.running, time);
+    open(r, rank, what == activity_class::negotiate ? negotiation : run, time);
   } else if (what == activity_class::queue) {
-    close(rank, rank.running, &cell::busy, time);
+    close(r, rank, run, time);
   }
   if (r.depth < row::deepest) {
     r.names[r.depth] = name;
@@ -137,6 +137,7 @@ void index::end(indexed_file& from, const line_event& e, std::int64_t time) {
     const auto [all, recent] = cells(rank, time);
     for (cell* const c : {&all, &recent}) {
       ++c->negotiations;
+      c->global_negotiations += tensors_[r.tensor].set == 0;
       c->negotiate += duration;
     }
   }
@@ -149,13 +150,9 @@ void index::end_activity(row& r, rank_state& rank, std::int64_t time, bool unfin
   const std::uint16_t name = r.names[r.depth];
   const activity_class what = activities_[name].what;
   if (r.depth == 0) {
-    if (what == activity_class::negotiate) {
-      close(rank, rank.negotiating, &cell::negotiating, time);
-    } else {
-      close(rank, rank.running, &cell::busy, time);
-    }
+    close(r, rank, what == activity_class::negotiate ? negotiation : run, time);
   } else if (what == activity_class::queue) {
-    open(rank.running, time);
+    open(r, rank, run, time);
   }
   if (time - r.begins[r.depth] >= long_from_) {
     keep_long({.tensor = r.tensor,
@@ -168,19 +165,25 @@ void index::end_activity(row& r, rank_state& rank, std::int64_t time, bool unfin
   }
 }
 
+// What a row has begun does not end any more.
+void index::abandon(row& r, rank_state& rank) {
+  while (r.depth != 0) end_activity(r, rank, rank.last, true);
+  r.submitted = never;
+}
+
 void index::finish(row& r, rank_state& rank, std::uint16_t name, const line_event& e, std::int64_t time) {
   tensor_state& t = tensors_[r.tensor];
   const double bytes = tensor_bytes(e.dtype, e.shape);
   const std::int64_t total = std::max<std::int64_t>(time - r.submitted, 0);
-  const std::int64_t run = std::max<std::int64_t>(time - r.begins[0], 0);
+  const std::int64_t ran = std::max<std::int64_t>(time - r.begins[0], 0);
   ++totals_.operations;
   ++rank.operations;
   ++r.done;
-  r.run += run;
+  r.run += ran;
   ++t.operations;
   t.kind = name;
   t.bytes += bytes;
-  t.run += run;
+  t.run += ran;
   if (t.first == never) t.first = r.submitted;
   t.last = std::max(t.last, time);
   if (!e.dtype.empty() && (t.detail.size() != e.dtype.size() + 1 + e.shape.size() || !t.detail.starts_with(e.dtype) ||
@@ -189,11 +192,16 @@ void index::finish(row& r, rank_state& rank, std::uint16_t name, const line_even
   }
   bus_class bus = activities_[name].bus;
   if (t.blocks && bus == bus_class::exchanged) bus = bus_class::gathered;
+  const double ranks = t.set != 0 ? static_cast<double>(sets_.size(t.set))
+                                  : static_cast<double>(rank.size > 0 ? rank.size : size_);
+  const double bus_bytes = bytes * bus_factor(bus, ranks);
   const auto [all, recent] = cells(rank, time);
   for (cell* const c : {&all, &recent}) {
     ++c->operations;
+    c->global_operations += t.set == 0;
     c->total += total;
-    c->bytes[static_cast<std::size_t>(bus)] += bytes;
+    c->bytes += bytes;
+    c->bus_bytes += bus_bytes;
   }
 }
 
@@ -227,10 +235,11 @@ void index::instant(const line_event& e, std::int64_t time) {
     return;
   }
   rank_state& rank = ranks_[number];
-  rank.last = std::max(rank.last, time);
   count_event(rank, time);
   const auto [all, recent] = cells(rank, time);
   if (e.name == "STEP") {
+    rank.last = std::max(rank.last, time);
+    if (rank.first_step == never || time < rank.first_step) rank.first_step = time;
     const auto samples = static_cast<std::uint64_t>(std::max<std::int64_t>(e.samples, 0));
     ++totals_.steps;
     ++rank.steps;
@@ -251,27 +260,33 @@ void index::instant(const line_event& e, std::int64_t time) {
 }
 
 void index::metadata(indexed_file& from, const line_event& e) {
-  if (e.name == "hvd_rank") {
+  if (e.name == "hvd_process_set" && e.process == 0) {
+    const std::uint32_t number = rank_index(e.rank);
+    if (number != UINT32_MAX) sets_.tell(static_cast<int>(e.set), e.ranks, ranks_[number].starts);
+  } else if (e.name == "hvd_rank" && e.process == 0) {
     const std::uint32_t number = rank_index(e.rank);
     if (number == UINT32_MAX) return;
     rank_state& rank = ranks_[number];
     // Another process has this rank now: what the one before has begun does not end.
     if (rank.starts != 0) {
       for (row& r : rows_) {
-        if (r.rank != number || r.depth == 0) continue;
-        while (r.depth != 0) end_activity(r, rank, rank.last, true);
-        r.submitted = never;
+        if (r.rank == number) abandon(r, rank);
       }
     }
     ++rank.starts;
     rank.host = e.host;
     rank.size = e.size;
+    size_ = std::max(size_, e.size);
     rank.process = e.pid;
   } else if (e.name == "process_name" && e.process != 0) {
     const std::uint32_t tensor = tensor_named(e.label, e.process);
     if (tensor == UINT32_MAX) return;
     from.tensors.insert_or_assign(e.process, tensor);
-    if (row* const r = row_of(from, e)) r->tensor = tensor;
+    row* const r = row_of(from, e);
+    if (r == nullptr || r->tensor == tensor) return;
+    abandon(*r, ranks_[r->rank]);
+    r->tensor = tensor;
+    sets_.use(tensors_[tensor].set, e.rank);
   }
 }
 
@@ -288,6 +303,7 @@ row* index::row_of(indexed_file& from, const line_event& e) {
   if (tensor == UINT32_MAX) return nullptr;
   from.rows.add(e.process, e.rank, static_cast<std::uint32_t>(rows_.size()));
   rows_.push_back({.tensor = tensor, .rank = rank});
+  sets_.use(tensors_[tensor].set, e.rank);
   return &rows_.back();
 }
 
@@ -317,6 +333,7 @@ std::uint32_t index::rank_index(std::uint32_t rank) {
   if (rank >= rank_indices_.size()) rank_indices_.resize(rank + 1, UINT32_MAX);
   rank_indices_[rank] = static_cast<std::uint32_t>(ranks_.size());
   ranks_.emplace_back().rank = rank;
+  size_ = std::max<std::int64_t>(size_, std::int64_t{rank} + 1);
   return rank_indices_[rank];
 }
 
@@ -344,6 +361,17 @@ void index::make_room(std::int64_t time) {
 
 void index::add_span(rank_state& rank, std::int64_t cell::*member, std::int64_t begin, std::int64_t end) {
   rank.cells.add_span(member, begin, end, width_);
+}
+
+void index::open(const row& r, rank_state& rank, const measure& what, std::int64_t time) {
+  const auto begin = [&](open_span& span) { span.since = span.open++ == 0 ? time : span.since; };
+  begin(rank.*what.any);
+  if (tensors_[r.tensor].set == 0) begin(rank.*what.global);
+}
+
+void index::close(const row& r, rank_state& rank, const measure& what, std::int64_t time) {
+  close(rank, rank.*what.any, what.any_time, time);
+  if (tensors_[r.tensor].set == 0) close(rank, rank.*what.global, what.global_time, time);
 }
 
 void index::close(rank_state& rank, open_span& span, std::int64_t cell::*member, std::int64_t time) {

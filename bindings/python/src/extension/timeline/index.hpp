@@ -6,6 +6,7 @@
 
 #include "growing_file.hpp"
 #include "model.hpp"
+#include "process_sets.hpp"
 #include "row_table.hpp"
 
 #include <cstddef>
@@ -42,6 +43,7 @@ class index {
   [[nodiscard]] const std::vector<rank_state>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] const std::vector<tensor_state>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::vector<row>& rows() const noexcept { return rows_; }
+  [[nodiscard]] const process_sets& sets() const noexcept { return sets_; }
   [[nodiscard]] const activity_names& activities() const noexcept { return activities_; }
   [[nodiscard]] const std::deque<stall>& stalls() const noexcept { return stalls_; }
   [[nodiscard]] const std::vector<long_slice>& long_slices() const noexcept { return long_slices_; }
@@ -52,7 +54,6 @@ class index {
 
  private:
   static constexpr std::size_t most_tensors = std::size_t{1} << 18, most_rows = std::size_t{1} << 20;
-  static constexpr std::uint32_t most_ranks = 1 << 16;
   static constexpr std::size_t most_stalls = 10, most_long_slices = std::size_t{1} << 15;
   // Of all ranks; cells have some 100 bytes.
   static constexpr std::size_t most_cells = std::size_t{1} << 17, most_cells_of_a_rank = 4096;
@@ -61,6 +62,7 @@ class index {
   void begin(indexed_file& from, const line_event& e, std::int64_t time);
   void end(indexed_file& from, const line_event& e, std::int64_t time);
   void end_activity(row& r, rank_state& rank, std::int64_t time, bool unfinished);
+  void abandon(row& r, rank_state& rank);
   void finish(row& r, rank_state& rank, std::uint16_t name, const line_event& e, std::int64_t time);
   void wait(indexed_file& from, const line_event& e, std::int64_t time);
   void instant(const line_event& e, std::int64_t time);
@@ -73,7 +75,19 @@ class index {
   void count_event(rank_state& rank, std::int64_t time);
   void make_room(std::int64_t time);
   void add_span(rank_state& rank, std::int64_t cell::*member, std::int64_t begin, std::int64_t end);
-  void open(open_span& span, std::int64_t time) { span.since = span.open++ == 0 ? time : span.since; }
+
+  // What is measured by the time in which at least one thing goes on: in any process set, and in that of all ranks.
+  struct measure {
+    open_span rank_state::*any;
+    std::int64_t cell::*any_time;
+    open_span rank_state::*global;
+    std::int64_t cell::*global_time;
+  };
+  static constexpr measure run{&rank_state::running, &cell::busy, &rank_state::global_running, &cell::global_busy};
+  static constexpr measure negotiation{&rank_state::negotiating, &cell::negotiating, &rank_state::global_negotiating,
+                                       &cell::global_negotiating};
+  void open(const row& r, rank_state& rank, const measure& what, std::int64_t time);
+  void close(const row& r, rank_state& rank, const measure& what, std::int64_t time);
   void close(rank_state& rank, open_span& span, std::int64_t cell::*member, std::int64_t time);
   void keep_long(const long_slice& slice);
 
@@ -85,6 +99,8 @@ class index {
   std::vector<std::uint32_t> rank_indices_;
   std::vector<tensor_state> tensors_;
   std::map<std::string, std::uint32_t, std::less<>> by_name_;
+  process_sets sets_;
+  std::int64_t size_ = 2;  // of the job, as far as is known where a rank does not say it
   std::vector<row> rows_;
   activity_names activities_;
   std::deque<stall> stalls_;
@@ -94,7 +110,8 @@ class index {
   std::int64_t room_ = 0;  // times below need no room to be made
 };
 
-/// Bytes of a tensor of the first dimensions that the timeline shows: "float32", "[64, 512]".
+/// Bytes of a tensor of the first dimensions that the timeline shows: "float32", "[64, 512]". At most 10^18, so that
+/// sums of what a damaged file says are numbers.
 double tensor_bytes(std::string_view dtype, std::string_view shape) noexcept;
 
 }  // namespace hvd_timeline

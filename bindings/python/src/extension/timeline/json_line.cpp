@@ -34,7 +34,7 @@ class scanner {
       }
       return anything(0);
     });
-    return good && has_phase && (blanks(), p_ == end_);
+    return good && has_phase && (blanks(), p_ == end_) && plausible();
   }
 
  private:
@@ -76,6 +76,22 @@ class scanner {
     return take('}');
   }
 
+  // What tells how many ranks there are decides how much memory is used.
+  bool plausible() {
+    if (e_.phase != 'M' || e_.process != 0) return true;
+    if (e_.name == "hvd_rank") return e_.rank < most_ranks && e_.size >= 0 && e_.size <= most_ranks;
+    if (e_.name != "hvd_process_set") return true;
+    if (e_.rank >= most_ranks || e_.set <= 0 || e_.set > INT32_MAX || ranks_text_.empty()) return false;
+    p_ = ranks_text_.data();
+    if (!take('[')) return false;
+    do {
+      std::uint32_t rank = 0;
+      if (!number_below_2_32(rank) || rank >= most_ranks) return false;
+      e_.ranks.push_back(rank);
+    } while (take(','));
+    return take(']');
+  }
+
   bool argument(std::string_view key) {
     if (peek() == '"') {
       std::string_view* const to = key == "dtype"                                      ? &e_.dtype
@@ -90,10 +106,12 @@ class scanner {
       e_.unfinished = peek() == 't';
       return anything(0);
     }
+    if (key == "ranks") return text_of(ranks_text_, [&] { return anything(0); });
     std::int64_t* const to = key == "size"      ? &e_.size
                              : key == "process" ? &e_.pid
                              : key == "samples" ? &e_.samples
                              : key == "events"  ? &e_.events
+                             : key == "set"     ? &e_.set
                                                 : nullptr;
     double value = 0;
     if (to == nullptr || peek() == '{' || peek() == '[' || peek() == 't' || peek() == 'f' || peek() == 'n') {
@@ -265,6 +283,7 @@ class scanner {
   const char* const end_;
   line_event& e_;
   decoded_texts& texts_;
+  std::string_view ranks_text_;
 };
 
 }  // namespace

@@ -10,8 +10,12 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace hvd_timeline {
+
+/// Ranks are below it: a line that tells of more is damaged.
+constexpr std::uint32_t most_ranks = 1 << 16;
 
 /// Texts lie in the line that was read, or in `decoded` of its reader, until the next line.
 struct line_event {
@@ -29,6 +33,8 @@ struct line_event {
   std::string_view host, job;            ///< args of hvd_rank and of the header
   std::int64_t size = 0, pid = 0;        ///< args of hvd_rank
   std::int64_t samples = 0, events = 0;  ///< args of STEP and DROPPED
+  std::int64_t set = 0;                  ///< args of hvd_process_set, as the next one
+  std::vector<std::uint32_t> ranks;
 };
 
 /// What the decoded texts of a line lie in. A line has at most as many that differ from their bytes in the file.

@@ -22,14 +22,21 @@ struct open_span {
   std::uint32_t open = 0;
 };
 
-struct rank_state {
+/// What is known of a rank as a whole.
+struct rank_facts {
   std::uint32_t rank = 0;
   std::string host;  ///< empty where the file does not say
   std::int64_t size = 0, process = 0;
   std::uint32_t starts = 0;
-  std::int64_t first = never, last = never;
+  std::int64_t first = never;
+  std::int64_t last = never;        ///< the last thing that it did: warnings and cycles of the engine are none
+  std::int64_t first_step = never;  ///< the end of its first step
   std::uint64_t operations = 0, steps = 0;
+};
+
+struct rank_state : rank_facts {
   open_span running, negotiating;
+  open_span global_running, global_negotiating;  ///< of the process set of all ranks
   rank_cells cells;
 };
 

@@ -3,6 +3,7 @@
 #include "buckets.hpp"
 #include "index.hpp"
 #include "merger.hpp"
+#include "views.hpp"
 #include "window.hpp"
 
 #include <nanobind/nanobind.h>
@@ -40,24 +41,46 @@ nb::list list_of(const Range& range, const Value& value) {
   return list;
 }
 
-nb::dict state(const index& of) {
+// What copy(index) gives, of one moment.
+template <class Copy>
+auto copied(const index& of, const Copy& copy) {
+  const nb::gil_scoped_release release;
   const std::lock_guard hold(of.mutex());
-  const totals& sums = of.sums();
-  nb::dict d;
+  return copy(of);
+}
+
+nb::dict state(const index& of) {
+  const state_view view = copied(of, view_state);
   std::uint64_t bytes = 0, size = 0, damaged = 0;
   nb::list files;
-  for (const index::indexed_file& f : of.files()) {
-    bytes += f.file.closed ? f.file.size : f.file.consumed;
-    size += f.file.size;
-    damaged += f.file.damaged;
+  for (const file_view& f : view.files) {
+    bytes += f.closed ? f.size : f.bytes;
+    size += f.size;
+    damaged += f.damaged;
     nb::dict file;
-    file["bytes"] = f.file.consumed;
-    file["size"] = f.file.size;
-    file["complete"] = f.file.closed;
-    file["rest"] = f.file.rest();
-    file["damaged"] = f.file.damaged;
+    file["bytes"] = f.bytes;
+    file["size"] = f.size;
+    file["complete"] = f.closed;
+    file["rest"] = f.rest;
+    file["damaged"] = f.damaged;
     files.append(file);
   }
+  nb::dict ranks;
+  for (const rank_facts& r : view.ranks) {
+    nb::dict rank;
+    rank["host"] = text(r.host);
+    rank["size"] = r.size;
+    rank["process"] = r.process;
+    rank["starts"] = r.starts;
+    rank["first_us"] = time_or_none(r.first);
+    rank["last_us"] = time_or_none(r.last);
+    rank["first_step_us"] = time_or_none(r.first_step);
+    rank["operations"] = r.operations;
+    rank["steps"] = r.steps;
+    ranks[nb::int_(r.rank)] = rank;
+  }
+  const totals& sums = view.sums;
+  nb::dict d;
   d["bytes"] = bytes;
   d["size"] = size;
   d["damaged"] = damaged;
@@ -72,31 +95,15 @@ nb::dict state(const index& of) {
   d["first_us"] = time_or_none(sums.first);
   d["last_us"] = time_or_none(sums.last);
   d["files"] = files;
-  nb::dict ranks;
-  std::vector<const rank_state*> ordered;
-  for (const rank_state& r : of.ranks()) ordered.push_back(&r);
-  std::sort(ordered.begin(), ordered.end(), [](auto* a, auto* b) { return a->rank < b->rank; });
-  for (const rank_state* const r : ordered) {
-    nb::dict rank;
-    rank["host"] = text(r->host);
-    rank["size"] = r->size;
-    rank["process"] = r->process;
-    rank["starts"] = r->starts;
-    rank["first_us"] = time_or_none(r->first);
-    rank["last_us"] = time_or_none(r->last);
-    rank["operations"] = r->operations;
-    rank["steps"] = r->steps;
-    ranks[nb::int_(r->rank)] = rank;
-  }
   d["ranks"] = ranks;
   d["stalls"] =
-      list_of(of.stalls(), [](const stall& s) { return nb::make_tuple(microseconds(s.time), s.rank, text(s.text)); });
+      list_of(view.stalls, [](const stall& s) { return nb::make_tuple(microseconds(s.time), s.rank, text(s.text)); });
   return d;
 }
 
 // The columns of a chart, each with the value that a cell has for it.
 template <class Use>
-void for_each_column(double size, const Use& use) {
+void for_each_column(const Use& use) {
   use("operations", [](const cell& c) { return static_cast<double>(c.operations); });
   use("negotiations", [](const cell& c) { return static_cast<double>(c.negotiations); });
   use("steps", [](const cell& c) { return static_cast<double>(c.steps); });
@@ -107,12 +114,12 @@ void for_each_column(double size, const Use& use) {
   use("busy_us", [](const cell& c) { return microseconds(c.busy); });
   use("negotiating_us", [](const cell& c) { return microseconds(c.negotiating); });
   use("wait_us", [](const cell& c) { return microseconds(c.wait); });
-  use("bytes", [](const cell& c) { return c.bytes[0] + c.bytes[1] + c.bytes[2] + c.bytes[3]; });
-  use("bus_bytes", [size](const cell& c) {
-    double sum = 0;
-    for (std::size_t i = 0; i != c.bytes.size(); ++i) sum += c.bytes[i] * bus_factor(static_cast<bus_class>(i), size);
-    return sum;
-  });
+  use("bytes", [](const cell& c) { return c.bytes; });
+  use("bus_bytes", [](const cell& c) { return c.bus_bytes; });
+  use("global_operations", [](const cell& c) { return static_cast<double>(c.global_operations); });
+  use("global_negotiations", [](const cell& c) { return static_cast<double>(c.global_negotiations); });
+  use("global_busy_us", [](const cell& c) { return microseconds(c.global_busy); });
+  use("global_negotiating_us", [](const cell& c) { return microseconds(c.global_negotiating); });
   use("active", [](const cell& c) { return c.events != 0 ? 1.0 : 0.0; });
 }
 
@@ -121,19 +128,14 @@ nb::dict chart(const index& of, double from_us, double to_us, std::size_t most, 
                const nb::object& wanted) {
   const std::int64_t from = nanoseconds(from_us), to = nanoseconds(to_us);
   if (most == 0 || most > 65536) throw nb::value_error("most must be from 1 to 65536");
-  buckets found;
-  {
-    const nb::gil_scoped_release release;
-    const std::lock_guard hold(of.mutex());
-    found = sum_buckets(of, from, to, most);
-  }
+  const buckets found = copied(of, [&](const index& i) { return sum_buckets(i, from, to, most); });
   nb::dict d, columns;
   const std::size_t count = found.count;
   d["from_us"] = microseconds(found.from);
   d["width_us"] = microseconds(found.width);
   d["count"] = count;
   d["ranks"] = list_of(found.ranks, [](std::uint32_t r) { return r; });
-  for_each_column(found.size, [&](const char* name, const auto& value) {
+  for_each_column([&](const char* name, const auto& value) {
     if (!wanted.is_none() && !nb::cast<bool>(wanted.attr("__contains__")(name))) return;
     if (by_rank) {
       columns[name] = list_of(found.cells, [&](const auto& cells) { return list_of(cells, value); });
@@ -216,63 +218,38 @@ nb::dict slices(const index& of, double from_us, double to_us, std::size_t most,
   return d;
 }
 
-std::string lower(std::string_view of) {
-  std::string text(of);
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
-// The rank that has spent most on each of some tensors: in waits for it, or where none are told of, in the operation.
-std::vector<std::int64_t> slowest_ranks(const index& of, const std::vector<std::uint32_t>& tensors) {
-  std::vector<std::int64_t> slowest(of.tensors().size(), -1), most(of.tensors().size(), -1);
-  std::vector<bool> asked(of.tensors().size());
-  for (const std::uint32_t t : tensors) asked[t] = true;
-  for (const row& r : of.rows()) {
-    if (!asked[r.tensor]) continue;
-    const std::int64_t spent = of.tensors()[r.tensor].exposed != 0 ? r.exposed : r.run;
-    if (spent <= most[r.tensor]) continue;
-    most[r.tensor] = spent;
-    slowest[r.tensor] = of.ranks()[r.rank].rank;
-  }
-  return slowest;
+// Text of Python as UTF-8; UnicodeEncodeError if it is half of a character.
+std::string_view utf8(const nb::str& text) {
+  Py_ssize_t size = 0;
+  const char* const bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (bytes == nullptr) throw nb::python_error();
+  return {bytes, static_cast<std::size_t>(size)};
 }
 
 nb::list search(const index& of, std::string_view wanted, std::size_t most, std::string_view by) {
-  const std::lock_guard hold(of.mutex());
-  const std::string part = lower(wanted);
-  std::vector<std::uint32_t> found;
-  for (std::uint32_t i = 0; i != of.tensors().size(); ++i) {
-    if (part.empty() || lower(of.tensors()[i].name).find(part) != std::string::npos) found.push_back(i);
-  }
-  const std::int64_t now = of.sums().last == never ? 0 : of.sums().last;
-  using weight_of = double (*)(const tensor_state&, std::int64_t now);
-  const weight_of weight = [&]() -> weight_of {
+  const tensor_weight weight = [&]() -> tensor_weight {
     if (by == "exposed") return [](auto& t, auto) { return static_cast<double>(t.exposed); };
-    if (by == "recent") return [](auto& t, auto now_ns) { return static_cast<double>(t.recently_exposed(now_ns)); };
+    if (by == "recent") return [](auto& t, auto now) { return static_cast<double>(t.recently_exposed(now)); };
     if (by == "bytes") return [](auto& t, auto) { return t.bytes; };
     if (by == "operations") return [](auto& t, auto) { return static_cast<double>(t.operations); };
     if (by == "time") return [](auto& t, auto) { return static_cast<double>(t.negotiate + t.run); };
     throw nb::value_error("tensors can be asked for by exposed, recent, bytes, operations or time");
   }();
-  std::stable_sort(found.begin(), found.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return weight(of.tensors()[a], now) > weight(of.tensors()[b], now);
-  });
-  if (found.size() > most) found.resize(most);
-  const std::vector<std::int64_t> slowest = slowest_ranks(of, found);
-  return list_of(found, [&](std::uint32_t i) {
-    const tensor_state& t = of.tensors()[i];
+  const auto found = copied(of, [&](const index& i) { return view_tensors(i, wanted, most, weight); });
+  return list_of(found, [&](const tensor_view& view) {
+    const tensor_state& t = view.tensor;
     nb::dict d;
     d["name"] = text(t.name);
     d["pid"] = t.process;
-    d["kind"] = t.kind == activity_names::most ? nb::object(nb::str("")) : text(of.activities()[t.kind].kind);
+    d["kind"] = text(view.kind);
     d["set"] = t.set;
     d["operations"] = t.operations;
     d["bytes"] = t.bytes;
     d["negotiate_us"] = microseconds(t.negotiate);
     d["run_us"] = microseconds(t.run);
     d["exposed_us"] = microseconds(t.exposed);
-    d["recent_exposed_us"] = microseconds(t.recently_exposed(now));
-    d["slowest"] = slowest[i] < 0 ? nb::none() : nb::object(nb::int_(slowest[i]));
+    d["recent_exposed_us"] = microseconds(view.recently_exposed);
+    d["slowest"] = view.slowest < 0 ? nb::none() : nb::object(nb::int_(view.slowest));
     d["first_us"] = time_or_none(t.first);
     d["last_us"] = time_or_none(t.last);
     return d;
@@ -280,38 +257,29 @@ nb::list search(const index& of, std::string_view wanted, std::size_t most, std:
 }
 
 nb::list open_operations(const index& of) {
-  const std::lock_guard hold(of.mutex());
-  std::vector<bool> open(of.tensors().size());
-  for (const row& r : of.rows()) {
-    if (r.depth != 0) open[r.tensor] = true;
-  }
-  nb::list list;
-  // Also the ranks that have not begun it, if they know the tensor: a person asks for those.
-  for (const row& r : of.rows()) {
-    if (!open[r.tensor]) continue;
-    const tensor_state& t = of.tensors()[r.tensor];
-    const activity& outer = of.activities()[r.names[0]];
+  return list_of(copied(of, view_open), [](const row_view& view) {
     nb::dict d;
-    d["tensor"] = text(t.name);
-    d["pid"] = t.process;
-    d["set"] = t.set;
-    d["rank"] = of.ranks()[r.rank].rank;
-    d["done"] = r.done;
-    if (r.depth == 0) {
-      d["kind"] = t.kind == activity_names::most ? nb::object(nb::str("")) : text(of.activities()[t.kind].kind);
-      d["activity"] = nb::str("");
-      d["phase"] = nb::str("");
-      d["begin_us"] = nb::none();
-    } else {
-      const std::size_t inner = std::min<std::size_t>(r.depth, row::deepest) - 1;
-      d["kind"] = text(outer.kind);
-      d["activity"] = text(of.activities()[r.names[inner]].name);
-      d["phase"] = nb::str(outer.what == activity_class::negotiate ? "negotiating" : "running");
-      d["begin_us"] = microseconds(r.submitted);
-    }
-    list.append(d);
-  }
-  return list;
+    d["tensor"] = text(view.tensor);
+    d["pid"] = view.process;
+    d["set"] = view.set;
+    d["rank"] = view.rank;
+    d["done"] = view.done;
+    d["kind"] = text(view.kind);
+    d["activity"] = text(view.activity);
+    d["phase"] = nb::str(!view.open ? "" : view.negotiates ? "negotiating" : "running");
+    d["begin_us"] = time_or_none(view.submitted);
+    return d;
+  });
+}
+
+// Whether the file says which ranks a process set has, and which: else those that have used it.
+nb::tuple process_set_ranks(const index& of, int number) {
+  const process_set set = copied(of, [&](const index& i) {
+    const process_set* const found = i.sets().find(number);
+    return found == nullptr ? process_set() : *found;
+  });
+  const bool told = !set.ranks.empty();
+  return nb::make_tuple(told, list_of(told ? set.ranks : set.users, [](std::uint32_t r) { return r; }));
 }
 
 }  // namespace
@@ -336,7 +304,11 @@ NB_MODULE(_timeline, m) {
       .def(nb::init<>())
       .def(
           "add_file",
-          [](index& of, int fd, double shift_us) { return of.add_file(fd, hvd_timeline::nanoseconds(shift_us)); },
+          [](index& of, int fd, double shift_us) {
+            const std::int64_t shift = hvd_timeline::nanoseconds(shift_us);
+            const nb::gil_scoped_release release;
+            return of.add_file(fd, shift);
+          },
           "fd"_a, "shift_us"_a = 0.0)
       .def("read", &index::read, "most_bytes"_a = std::uint64_t{1} << 26, nb::call_guard<nb::gil_scoped_release>())
       .def("state", &hvd_timeline::state)
@@ -348,15 +320,18 @@ NB_MODULE(_timeline, m) {
            "most_bytes"_a = most_bytes)
       .def(
           "tensors",
-          [](const index& of, std::size_t most, nb::str by) { return hvd_timeline::search(of, "", most, by.c_str()); },
+          [](const index& of, std::size_t most, nb::str by) {
+            return hvd_timeline::search(of, "", most, hvd_timeline::utf8(by));
+          },
           "most"_a, "by"_a = nb::str("time"))
       .def(
           "search",
           [](const index& of, nb::str text, std::size_t most) {
-            return hvd_timeline::search(of, text.c_str(), most, "operations");
+            return hvd_timeline::search(of, hvd_timeline::utf8(text), most, "operations");
           },
           "text"_a, "most"_a)
-      .def("open_operations", &hvd_timeline::open_operations);
+      .def("open_operations", &hvd_timeline::open_operations)
+      .def("process_set", &hvd_timeline::process_set_ranks, "number"_a);
 
   using hvd_timeline::merger;
   nb::class_<merger>(m, "Merger")

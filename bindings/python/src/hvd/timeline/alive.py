@@ -19,6 +19,12 @@ def all_gone(ranks: Iterable[dict[str, Any]], last: float) -> bool:
     return not any(_runs(rank["process"], last) for rank in known)
 
 
+def one_lives(ranks: Iterable[dict[str, Any]], last: float) -> bool:
+    """Whether a rank is known to have run on this host, and its process still does."""
+    own = socket.gethostname()
+    return any(rank["host"] == own and rank["process"] > 0 and _runs(rank["process"], last) for rank in ranks)
+
+
 def _runs(process: int, last: float) -> bool:
     try:
         with open(f"/proc/{process}/stat", "rb") as file:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd import _timeline
-from hvd.timeline.alive import all_gone
-from hvd.timeline.charts import Charts
+from hvd.timeline.alive import all_gone, one_lives
+from hvd.timeline.charts import WRITTEN, Charts
 from hvd.timeline.slow import slow_rank
 from hvd.timeline.sources import Found
-from hvd.timeline.waiting import duration, milliseconds, ranks as named, waiting
+from hvd.timeline.waiting import SHORTEST, milliseconds, ranks as named, waiting
 
-SOON = 0.5  # seconds: ranks write ten times a second while there is something to write
 QUIET = 5.0  # seconds without an event after which a job is not said to run
-OVER = 600.0  # after which it has ended, if nothing is open
+OVER = 600.0  # after which it has ended, as far as can be seen
+LATEST = 1e14  # microseconds: no event can be later (line.hpp in the extension)
 PAGE_BYTES = 24 << 20  # of files that are read again for one view: some 0.05 s
 
 
@@ -41,7 +41,10 @@ def timeline(
 
 def search(index: _timeline.Index, text: str, most: int = 50) -> dict[str, Any]:
     """Tensors with a text in their names."""
-    return {"tensors": index.search(text.replace("\0", ""), most)}
+    try:
+        return {"tensors": index.search(text.replace("\0", ""), most)}
+    except UnicodeEncodeError:  # no name has half of a character
+        return {"tensors": []}
 
 
 class _Job:
@@ -50,7 +53,8 @@ class _Job:
         self.state = index.state()
         self.epoch_us = found.epoch_us if found is not None else 0
         self.end_us: float = self.state["last_us"] or 0.0
-        self.now_us = max(now * 1e6 - self.epoch_us, self.end_us) if self.epoch_us else self.end_us
+        # A damaged header may say that the job started decades ago.
+        self.now_us = max(min(now * 1e6 - self.epoch_us, LATEST), self.end_us) if self.epoch_us else self.end_us
         self.ranks: dict[int, dict[str, Any]] = self.state["ranks"]
         self.size = max([rank["size"] for rank in self.ranks.values()] + [rank + 1 for rank in self.ranks], default=0)
         self.open = index.open_operations()
@@ -58,16 +62,30 @@ class _Job:
         # "Now" of a job that has ended is the last of it.
         self.at_us = self.end_us if self.phase == "ended" else self.now_us
         self.charts = Charts(index, self.state, self.at_us)
+        self.hanging = self._hanging()
 
     def _phase(self) -> str:
         silent = (self.now_us - self.end_us) / 1e6
         last = (self.epoch_us + self.end_us) / 1e6
         whole = len(self.ranks) == self.size
-        if silent > SOON and whole and all_gone(self.ranks.values(), last):
+        if silent > WRITTEN and whole and all_gone(self.ranks.values(), last):
             return "ended"
         if silent < QUIET:
             return "running"
-        return "ended" if silent > OVER and not self.open else "quiet"
+        # What hangs may go on as long as one of its processes lives.
+        hangs = bool(self.open) and one_lives(self.ranks.values(), last)
+        return "ended" if silent > OVER and not hangs else "quiet"
+
+    def _hanging(self) -> dict[int, float]:
+        """Ranks that do nothing but wait for what they have submitted, and since when: the WAIT is written at its end."""
+        late = self.at_us - SHORTEST * 1e6
+        waits = {row["rank"] for row in self.open if row["phase"] and row["begin_us"] < late}
+        return {rank: last for rank in waits if (last := self.ranks[rank]["last_us"]) is not None and last < late}
+
+    def _hung_us(self, begin: float, end: float, rank: int | None = None) -> float:
+        """For how long ranks, or one of them, have hung in a span of time."""
+        of = self.hanging if rank is None else {rank: self.hanging.get(rank, end)}
+        return sum(max(0.0, min(end, self.at_us) - max(begin, since)) for since in of.values())
 
     def answers(self) -> dict[str, Any]:
         state = self.state
@@ -99,7 +117,9 @@ class _Job:
             "exposed": self._exposed(recent, steps, chart),
             "bandwidth": self._bandwidth(recent, steps, chart),
             "slow": self._of_slow(slow) if slow is not None else None,
-            "waiting": waiting(self.open, self.size, self.at_us, state["negotiations"] > 0, ended),
+            "waiting": waiting(
+                self.open, self.size, self.at_us, state["negotiations"] > 0, ended, self.charts.index.process_set
+            ),
             "stalls": [{"ts_us": ts, "rank": rank, "text": text} for ts, rank, text in state["stalls"]],
             "dropped": state["dropped"],
             "damaged": state["damaged"],
@@ -132,7 +152,8 @@ class _Job:
                 steps = columns["steps"][i] / recent["seconds"] if rank["steps"] else None
             elif i is not None and self.charts.per_step is not None:
                 steps = columns["operations"][i] / self.charts.per_step / recent["seconds"]
-            wait = columns["wait_us"][i] / recent["seconds"] / 1e6 if i is not None else 0.0
+            wait = columns["wait_us"][i] if i is not None else 0.0
+            wait += self._hung_us(recent["begin_us"], self.at_us, number)
             found.append(
                 {
                     "rank": number,
@@ -142,7 +163,7 @@ class _Job:
                     "operations": rank["operations"],
                     "steps_per_second": steps,
                     "behind_us": behind.get(number),
-                    "exposed_share": min(1.0, wait) if self.state["waits"] else None,
+                    "exposed_share": min(1.0, wait / recent["seconds"] / 1e6) if self.state["waits"] else None,
                 }
             )
         return found
@@ -152,11 +173,15 @@ class _Job:
         if not recorded:
             return {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False}
         count = self.charts.ranks
-        wait_us = sum(recent["columns"]["wait_us"]) / count
+        wait_us = (sum(recent["columns"]["wait_us"]) + self._hung_us(recent["begin_us"], self.at_us)) / count
+        waits = [
+            wait + self._hung_us(at * 1e6, at * 1e6 + chart["width_us"])
+            for at, wait in zip(chart["t"], chart["columns"]["wait_us"])
+        ]
         return {
             "share": min(1.0, wait_us / recent["seconds"] / 1e6),
             "ms_per_step": wait_us / steps / 1e3 if steps else None,
-            "history": [min(1.0, w / 1e6 / t / count) for w, t in zip(chart["columns"]["wait_us"], chart["seconds"])],
+            "history": [min(1.0, w / 1e6 / t / count) for w, t in zip(waits, chart["seconds"])],
             "tensors": self.charts.exposed_tensors(),
             "recorded": True,
         }
@@ -216,8 +241,13 @@ class _Job:
                 f"{state['dropped']} events were not recorded by the ranks, because they came too fast: counts and "
                 "times are too low where they are missing."
             )
-        if self.phase == "quiet":
-            notes.append(f"There has been no event for {duration((self.now_us - self.end_us) / 1e6)}.")
+        open_on = {row["rank"] for row in self.open if row["phase"]}
+        if self.phase == "ended" and open_on:
+            one = len(open_on) == 1
+            notes.append(
+                f"What {named(open_on)} had begun did not end: {'it was' if one else 'they were'} killed then, or "
+                f"{'hangs' if one else 'hang'} since."
+            )
         return notes
 
 

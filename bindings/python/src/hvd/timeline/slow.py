@@ -2,7 +2,8 @@
 
 No clocks are compared. An operation ends everywhere at about the same time, so the rank that comes last waits least:
 how much less than the one that waits most is the time that it costs the others. Waiting is the time in which at least
-one tensor is negotiated; where ranks do not negotiate it is the time in which an operation runs.
+one tensor is negotiated; where ranks do not negotiate it is the time in which an operation runs. Only operations of all
+ranks tell: a rank that is in fewer process sets than others waits less as well.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def losses(chart: dict[str, Any]) -> list[dict[int, float]]:
     numbers = chart["ranks"]
     found: list[dict[int, float]] = []
     for i in range(chart["count"]):
-        negotiated = all(column[i] for column in columns["negotiations"])
-        waits = columns["negotiating_us"] if negotiated else columns["busy_us"]
-        if len(numbers) < 2 or not all(column[i] for column in columns["operations"]):
+        negotiated = all(column[i] for column in columns["global_negotiations"])
+        waits = columns["global_negotiating_us"] if negotiated else columns["global_busy_us"]
+        if len(numbers) < 2 or not all(column[i] for column in columns["global_operations"]):
             found.append({})
             continue
         most = max(column[i] for column in waits)
@@ -56,7 +57,7 @@ def _counts(chart: dict[str, Any]) -> tuple[list[float], str]:
     """What costs are told by: the steps or else the operations of a rank in each span."""
     if any(chart["rank_steps"]):
         return chart["rank_steps"], "step"
-    columns = chart["columns"]["operations"]
+    columns = chart["columns"]["global_operations"]
     return [sum(column[i] for column in columns) / len(columns) for i in range(chart["count"])], "operation"
 
 

@@ -91,12 +91,22 @@ def find(path: str | os.PathLike[str]) -> Found:
 
 
 def open_index(found: Found) -> _timeline.Index:
-    """An index of the files, with their times moved to those of the first; nothing is read yet."""
+    """An index of the files, with their times moved to those of the first; nothing is read yet. BadTimeline if one of
+    them cannot be read.
+    """
     index = _timeline.Index()
     for source in found.sources:
         fd = source.open()
         try:
             index.add_file(fd, float(source.epoch_us - found.epoch_us))
+        except OSError as error:
+            raise BadTimeline(f"{source.path} cannot be read: {error.strerror}") from None
+        except ValueError:
+            later = (source.epoch_us - found.epoch_us) / 1e6
+            raise BadTimeline(
+                f"{source.path} says that its job started {later:.0f} s after it did by another file: remove the one whose "
+                "first line is damaged"
+            ) from None
         finally:
             os.close(fd)
     return index
@@ -146,7 +156,7 @@ def _source(path: Path, shown: Path | None = None) -> Source:
     try:
         args = json.loads(line.rstrip().removesuffix(b","))["args"]
         job, epoch, merged = args["job"], args[EPOCH], args.get(MERGED, 0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         job = epoch = merged = None
     # bool is an int as well, and no time.
     if not isinstance(job, str) or type(epoch) is not int or type(merged) is not int or not 0 <= epoch < 1 << 62:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 SHORTEST = 1.0  # seconds: what is shorter is the life of a job that runs
 MOST = 20
 
 
-def waiting(rows: Sequence[dict[str, Any]], size: int, now_us: float, negotiated: bool, ended: bool) -> list[dict[str, Any]]:
+# Of a process set: whether its ranks are known, and which: else those that have used it.
+Members = Callable[[int], tuple[bool, list[int]]]
+
+
+def waiting(
+    rows: Sequence[dict[str, Any]], size: int, now_us: float, negotiated: bool, ended: bool, members: Members
+) -> list[dict[str, Any]]:
     """The operations that have not ended for a while, longest first, of the rows of Index.open_operations.
 
     `negotiated`: ranks of this job agree before an operation runs, so one that runs has all its ranks. `ended`: nothing
-    will go on.
+    will go on. `members`: Index.process_set.
     """
     by_tensor: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_tensor.setdefault(row["tensor"], []).append(row)
     found = []
     for tensor, known in by_tensor.items():
-        entry = _of_tensor(tensor, known, size, now_us, negotiated)
+        entry = _of_tensor(tensor, known, size, now_us, negotiated, members)
         if entry["seconds"] > SHORTEST:
-            entry["text"] = _sentence(entry, ended)
             found.append(entry)
-    return sorted(found, key=lambda entry: (-entry["seconds"], entry["tensor"]))[:MOST]
+    longest = sorted(found, key=lambda entry: (-entry["seconds"], entry["tensor"]))[:MOST]
+    for entry in longest:
+        entry["text"] = _sentence(entry, ended, entry["set"] == 0 or members(entry["set"])[0])
+    return longest
 
 
-def _of_tensor(tensor: str, rows: list[dict[str, Any]], size: int, now_us: float, negotiated: bool) -> dict[str, Any]:
+def _of_tensor(
+    tensor: str, rows: list[dict[str, Any]], size: int, now_us: float, negotiated: bool, members: Members
+) -> dict[str, Any]:
     opened = [row for row in rows if row["phase"]]
     negotiating = [row for row in opened if row["phase"] == "negotiating"]
     started = negotiating or opened
@@ -37,10 +47,15 @@ def _of_tensor(tensor: str, rows: list[dict[str, Any]], size: int, now_us: float
     turn = min(row["done"] for row in started)
     there = {row["rank"] for row in opened}
     past = {rank for rank, count in done.items() if count > turn and rank not in there}
-    # The tensors of the first process set are all ranks'; of others those ranks are known that have had the tensor.
-    everybody = rows[0]["set"] == 0 and (negotiated or not any(done.values()))
-    members = set(range(size)) | set(done) if everybody else set(done)
+    expected = set(done)
+    if rows[0]["set"]:
+        expected |= set(members(rows[0]["set"])[1])
+    elif negotiated or not any(done.values()):
+        # Process set 0 has all ranks. Groups of torch.distributed were in it as well once: what has run before in one
+        # of them tells its ranks.
+        expected |= set(range(size))
     runs = not negotiating and negotiated
+    without = [] if runs else sorted(expected - there - past)
     return {
         "tensor": tensor,
         "kind": started[0]["kind"],
@@ -48,12 +63,12 @@ def _of_tensor(tensor: str, rows: list[dict[str, Any]], size: int, now_us: float
         "seconds": max(0.0, (now_us - begin) / 1e6),
         "begin_us": begin,
         "with": sorted(row["rank"] for row in started),
-        "without": [] if runs else sorted(members - there - past),
-        "phase": "running" if not negotiating else "negotiating",
+        "without": without,
+        "phase": "negotiating" if negotiating or without else "running",
     }
 
 
-def _sentence(entry: dict[str, Any], ended: bool) -> str:
+def _sentence(entry: dict[str, Any], ended: bool, members_known: bool) -> str:
     what = f"{entry['kind']} of {entry['tensor']!r}" if entry["kind"] else repr(entry["tensor"])
     seconds = duration(entry["seconds"])
     have, lack = ranks(entry["with"]), ranks(entry["without"])
@@ -61,8 +76,12 @@ def _sentence(entry: dict[str, Any], ended: bool) -> str:
     if ended:
         of = f"; {lack} had not submitted it" if entry["without"] else ""
         return f"{what} had not ended on {have} when the timeline ended{of}"
-    if not entry["without"]:
+    if entry["phase"] == "running":
         return f"{what} runs on {have} for {seconds}"
+    if not entry["without"] and members_known:
+        return f"{what}: all ranks have submitted it, and {have} {'has' if one else 'have'} not begun it, for {seconds}"
+    if not entry["without"]:
+        lack = f"other ranks of set {entry['set']}"
     return f"{what}: {have} {'waits' if one else 'wait'} for {lack}, for {seconds}"
 
 
