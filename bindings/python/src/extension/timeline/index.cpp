@@ -192,8 +192,8 @@ void index::finish(row& r, rank_state& rank, std::uint16_t name, const line_even
   }
   bus_class bus = activities_[name].bus;
   if (t.blocks && bus == bus_class::exchanged) bus = bus_class::gathered;
-  const double ranks = t.set != 0 ? static_cast<double>(sets_.size(t.set))
-                                  : static_cast<double>(rank.size > 0 ? rank.size : size_);
+  const double ranks =
+      t.set != 0 ? static_cast<double>(sets_.size(t.set)) : static_cast<double>(rank.size > 0 ? rank.size : size_);
   const double bus_bytes = bytes * bus_factor(bus, ranks);
   const auto [all, recent] = cells(rank, time);
   for (cell* const c : {&all, &recent}) {
