@@ -54,11 +54,12 @@ class Page:
         self._last = now
         self.looks += 1
 
-    def close(self) -> int:
-        """Returns how many looks were answered."""
+    def close(self) -> tuple[int, float]:
+        """Returns how many looks were answered, and seconds of CPU time that the server has taken."""
         output, _ = self._person.communicate(timeout=120)
+        numbers = Path(f"/proc/{self._live.process}/stat").read_text().rpartition(")")[2].split()
         self._live.finish()
-        return output.count("looked")
+        return output.count("looked"), (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -100,9 +101,9 @@ def measure(step: Callable[[], None], barrier: Callable[[], None], rank: int, ti
                     step()
                     seconds.append(time.perf_counter() - start)
             blocks[way].append(seconds)
-    looks = 0
+    looks, cpu = 0, 0.0
     if page is not None:
-        looks = page.close()
+        looks, cpu = page.close()
         if looks != page.looks:
             raise RuntimeError(f"the page has answered {looks} of {page.looks} questions")
-    return {**blocks, "looks": looks, "bytes": path.stat().st_size}
+    return {**blocks, "looks": looks, "server_cpu": cpu, "bytes": path.stat().st_size}

@@ -61,6 +61,7 @@ def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     assert all(call["median"] > 0 for call in result["calls"].values()) and result["import_ms"]["median"] > 0
     for watched in result["watched"].values():
         assert watched["pairs"] == 2 and watched["looks"] >= 2 and watched["megabytes"] > 0
+        assert watched["server_percent"] > 0
         assert watched["with_ms"]["median"] > 0 and "percent" in watched
     assert "## Timeline and page" in page
     assert result["versions"]["torch"] == torch.__version__

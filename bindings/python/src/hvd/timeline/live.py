@@ -92,6 +92,11 @@ class Live:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._pipe, json.dumps(order).encode() + b"\n")
 
+    @property
+    def process(self) -> int:
+        """The number of the server's process."""
+        return self._process.pid
+
     def finish(self) -> None:
         """Tells the server that the job has ended. It stays for a while."""
         if self._pipe >= 0:
