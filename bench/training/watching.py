@@ -17,7 +17,8 @@ LOOK_EVERY = 1.0  # seconds, as the page does
 
 # Asks as the page does, for what it shows first and for the last ten seconds of the timeline.
 _LOOK = """
-import sys, time, urllib.request
+import os, sys, time, urllib.request
+os.nice(19)  # in life it is on another machine
 page, _, query = sys.argv[1].partition("?")
 end = 0.0
 for line in sys.stdin:
