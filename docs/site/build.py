@@ -67,6 +67,7 @@ def copy_pages(source):
             target.write_text(ORPHAN + re.sub(r"\]\(\.\./\.\./docs/", "](../../", file.read_text()))
         else:
             shutil.copy(file, target)
+    shutil.copytree(ROOT / "docs" / "images", source / "images")
     shutil.copytree(ROOT / "examples", source / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     for page in (source / "examples").glob("*/**/*.md"):
         page.write_text(ORPHAN + page.read_text())
