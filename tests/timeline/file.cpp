@@ -528,10 +528,10 @@ for (let left = 5; left; --left) {
   } catch (e) { document.body.textContent = e; }
 }
 </script>)");
-  const std::string shell = "timeout 120 " + browser + " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage" +
-                            " --allow-file-access-from-files --user-data-dir=" + folder.path() +
-                            "/profile --dump-dom file://" + folder.path() + "/page.html >" + folder.path() + "/dom 2>" +
-                            folder.path() + "/log";
+  const std::string shell =
+      "timeout 120 " + browser + " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage" +
+      " --allow-file-access-from-files --user-data-dir=" + folder.path() + "/profile --dump-dom file://" +
+      folder.path() + "/page.html >" + folder.path() + "/dom 2>" + folder.path() + "/log";
   const int status = std::system(shell.c_str());
   shown = true;
   growing.join();
