@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import secrets
 import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Callable
+from typing import IO, Callable
 
-from hvd.launcher.supervisor.events import HEADER
-
-_MARK = b"start_time_since_epoch_in_micros"
-_END = b"\n]\n"
+from hvd.timeline.appending import HEADER, Appended, lines_of
 
 
 class Collection:
@@ -59,49 +55,19 @@ class Collection:
             say(f"timeline: the events of ranks {ranks} are too many to be collected; they are in {self.path} on their hosts")
         try:
             for rank in sorted(self._sent):
-                _append(self.path, _unpacked(self._sent[rank]))
+                lines = _unpacked(self._sent[rank])
+                header = list(itertools.islice(lines, HEADER))
+                if len(header) == HEADER:  # else the rank has recorded nothing
+                    self.path.touch()
+                    with open(self.path, "r+b") as file:
+                        Appended(file).add(header, lines)
         except (OSError, ValueError, zlib.error) as error:
             say(f"timeline: the events of other hosts cannot be added to {self.path}: {error}")
 
 
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines, without the commas between them."""
     file.seek(0)
     unpacker, rest = zlib.decompressobj(), b""
     while data := file.read(1 << 16):
-        *lines, rest = (rest + unpacker.decompress(data)).split(b"\n")
-        yield from (line.rstrip(b",") for line in lines if line not in (b"[", b"]", b""))
-
-
-def _start(line: bytes) -> int:
-    return int(json.loads(line)["args"][_MARK.decode()])
-
-
-def _append(path: Path, lines: Iterator[bytes]) -> None:
-    """Adds a rank's lines, with its times moved to the start that the file names; makes the file where there is none."""
-    header = list(itertools.islice(lines, HEADER))
-    if len(header) < HEADER:
-        return  # a rank that has recorded nothing
-    with open(path, "a+b") as file:
-        file.seek(0)
-        known = file.read(4096).split(b"\n")
-        behind, end = 0, file.seek(0, os.SEEK_END)
-        if end == 0:
-            file.write(b"[\n" + b",\n".join(header))
-        elif len(known) > 1 and _MARK in known[1]:
-            behind = _start(header[0]) - _start(known[1].rstrip(b","))
-            file.seek(max(0, end - 4))
-            tail = file.read()
-            file.truncate(end - len(_END) if tail.endswith(_END) else end)
-        else:
-            raise ValueError("it is no timeline of hvd")
-        for line in lines:
-            file.write(b",\n" + (_moved(line, behind) if behind else line))
-        file.write(_END)
-
-
-def _moved(line: bytes, microseconds: int) -> bytes:
-    event: dict[str, Any] = json.loads(line)
-    if "ts" in event:
-        event["ts"] += microseconds
-    return json.dumps(event, separators=(",", ":")).encode()
+        whole, newline, rest = (rest + unpacker.decompress(data)).rpartition(b"\n")
+        yield from lines_of(whole + newline)

@@ -6,22 +6,18 @@ The driver's file is complete JSON after each append, as those of the engine are
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from hvd.launcher.supervisor.processes import processes_of, segment_prefix
 from hvd.spark.link import Link
+from hvd.timeline.appending import END, HEADER, Appended, is_timeline, lines_of
 
 PERIOD = 1.0  # seconds
 LAST_SECONDS = 5.0  # for the other ranks of a host to end
-_MARK = b"start_time_since_epoch_in_micros"
-_END = b"\n]\n"
-_HEADER = 2  # lines about the job, which the driver's file needs once
 
 
 def local_path(identity: dict[str, str]) -> str:
@@ -60,7 +56,7 @@ class Sender:
     def _send(self) -> None:
         self._file.seek(self._at)
         data = self._file.read()
-        data = data[: max(0, data.rfind(_END))]  # events up to the end of the array; a comma will follow here
+        data = data[: max(0, data.rfind(END))]  # events up to the end of the array; a comma will follow here
         if data:
             self._at += len(data)
             self._link.send("timeline", self._host, payload=data)
@@ -75,38 +71,22 @@ class Collector:
         with contextlib.suppress(FileNotFoundError):
             with open(file, "rb") as old:
                 start = old.read(4096)
-            if start and _MARK not in start:
+            if start and not is_timeline(start):
                 raise ValueError(f"HOROVOD_TIMELINE={path}: the file is no timeline of hvd, and is left as it is")
         try:
-            self._file = open(file, "wb", buffering=0)
+            self._file = open(file, "w+b", buffering=0)
         except OSError as error:
             raise ValueError(f"HOROVOD_TIMELINE={path} cannot be written: {error.strerror}") from None
-        self._starts: dict[int, int] = {}
-        self._end = 0
+        self._appended = Appended(self._file)
+        self._headers: dict[int, list[bytes]] = {}
 
     def add(self, host: int, data: bytes) -> None:
         """Appends events of a host, with its times moved to the clock of the first."""
-        lines = [line.rstrip(b",") for line in data.split(b"\n") if line.strip(b",")]
-        if host not in self._starts:
-            begin = next((json.loads(line)["args"][_MARK.decode()] for line in lines if _MARK in line), 0)
-            lines = lines if not self._starts else lines[_HEADER:]
-            self._starts[host] = begin
-        behind = self._starts[host] - next(iter(self._starts.values()))
-        if behind:
-            lines = [_moved(line, behind) for line in lines]
-        if not lines:
-            return
-        text = (b"[\n" if self._end == 0 else b",\n") + b",\n".join(lines)
-        os.pwrite(self._file.fileno(), text + _END, self._end)
-        self._end += len(text)
+        lines = lines_of(data)
+        if host not in self._headers:
+            self._headers[host], lines = lines[:HEADER], lines[HEADER:]
+        self._appended.add(self._headers[host], lines)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _moved(line: bytes, microseconds: int) -> bytes:
-    event: dict[str, Any] = json.loads(line)
-    if "ts" in event:
-        event["ts"] += microseconds
-    return json.dumps(event, separators=(",", ":")).encode()
