@@ -1,8 +1,9 @@
-// hvd/timeline/json_string.hpp: any bytes as a string of strict JSON.
+// hvd/timeline/json_string.hpp: texts, numbers and times as strict JSON.
 #pragma once
 
 #include <hvd/version.hpp>
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -47,6 +48,22 @@ inline void append_json_string(std::string& to, std::string_view text) {
     text.remove_prefix(length == 0 ? 1 : length);
   }
   to += '"';
+}
+
+inline void append_number(std::string& to, std::uint64_t number) {
+  char digits[20];
+  to.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
+/// Appends a time in microseconds, with three decimals.
+inline void append_microseconds(std::string& to, std::int64_t nanoseconds) {
+  if (nanoseconds < 0) to += '-';
+  const auto size = static_cast<std::uint64_t>(nanoseconds < 0 ? -nanoseconds : nanoseconds);
+  append_number(to, size / 1000);
+  const auto rest = static_cast<unsigned>(size % 1000);
+  const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                           static_cast<char>('0' + rest % 10)};
+  to.append(decimals, sizeof decimals);
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

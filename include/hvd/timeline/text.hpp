@@ -10,7 +10,6 @@
 #include <hvd/timeline/trace_ring.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -198,7 +197,7 @@ class timeline_text {
     lines_ += ",\"name\":\"WAIT\",\"args\":{\"tensor\":";
     append_json_string(lines_, shown_name(*tensor));
     lines_ += "},\"dur\":";
-    append_microseconds(e.amount);
+    append_microseconds(lines_, static_cast<std::int64_t>(e.amount));
     close(e.time);
     return true;
   }
@@ -225,7 +224,7 @@ class timeline_text {
       const std::size_t kept = std::min<std::size_t>(result->dims, trace_event::most_dims);
       for (std::size_t i = 0; i != kept; ++i) {
         if (i != 0) lines_ += ", ";
-        append_number(result->shape[i]);
+        append_number(lines_, result->shape[i]);
       }
       lines_ += kept < result->dims ? ", ...]\"}" : "]\"}";
     } else if (unfinished) {
@@ -246,23 +245,11 @@ class timeline_text {
   void open(std::string_view phase, std::string_view where) {
     (((lines_ += ",\n{\"ph\":\"") += phase) += '"') += where;
   }
-  // The time, in microseconds with three decimals, and the end of the event.
+  // The time and the end of the event.
   void close(std::int64_t time) {
-    const std::int64_t t = time - origin_;
-    lines_ += t < 0 ? ",\"ts\":-" : ",\"ts\":";
-    append_microseconds(static_cast<std::uint64_t>(t < 0 ? -t : t));
+    lines_ += ",\"ts\":";
+    append_microseconds(lines_, time - origin_);
     lines_ += '}';
-  }
-  void append_microseconds(std::uint64_t nanoseconds) {
-    append_number(nanoseconds / 1000);
-    const auto rest = static_cast<unsigned>(nanoseconds % 1000);
-    const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
-                             static_cast<char>('0' + rest % 10)};
-    lines_.append(decimals, sizeof decimals);
-  }
-  void append_number(std::uint64_t number) {
-    char digits[20];
-    lines_.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
   }
 
   const timeline_names& names_;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <utility>
 
 namespace hvd_timeline {
@@ -35,13 +34,6 @@ void append_utf8(std::string& to, std::string_view text) {
   }
 }
 
-std::string microseconds(std::int64_t nanoseconds) {
-  std::string text = nanoseconds < 0 ? "-" : "";
-  const std::uint64_t n = static_cast<std::uint64_t>(nanoseconds < 0 ? -nanoseconds : nanoseconds);
-  const std::string rest = std::to_string(1000 + n % 1000);
-  return ((text += std::to_string(n / 1000)) += '.') += rest.substr(1);
-}
-
 }  // namespace
 
 void merger::add(const line_event& e, std::string_view line, std::string& to) {
@@ -54,7 +46,10 @@ void merger::add(const line_event& e, std::string_view line, std::string& to) {
   std::array<std::pair<std::string_view, std::string>, 2> changes;
   std::size_t count = 0;
   if (process != e.process) changes[count++] = {e.process_text, std::to_string(process)};
-  if (e.has_time && shift_ != 0) changes[count++] = {e.time_text, microseconds(e.time + shift_)};
+  if (e.has_time && shift_ != 0) {
+    changes[count].first = e.time_text;
+    hvd::detail::append_microseconds(changes[count++].second, e.time + shift_);
+  }
   if (count == 2 && changes[1].first.data() < changes[0].first.data()) std::swap(changes[0], changes[1]);
   std::string_view rest = line;
   for (std::size_t i = 0; i != count; ++i) {
