@@ -11,6 +11,8 @@ NOW = 10.0  # seconds of which "now" tells
 POINTS = 300  # of a chart
 WRITTEN = 0.5  # seconds: ranks write ten times a second while there is something to write
 _STARTING = 1000  # tensors that a job may wait for while it starts up, as all parameters are
+_STEPS = ("operations", "steps")  # columns of the index
+_SUMS = (*_STEPS, "samples", "busy_us", "wait_us", "bytes", "bus_bytes")
 _FEW = 5  # steps: fewer make a speed that jumps
 
 
@@ -44,7 +46,7 @@ class Charts:
         """
         for seconds in (NOW, 6 * NOW):
             begin = max(self.at_us - seconds * 1e6, self.begin_us)
-            chart = self.index.buckets(begin, max(self.at_us, begin + 1), 80, ranks=True)
+            chart = self.index.buckets(begin, max(self.at_us, begin + 1), 80, True, _SUMS)
             first = 0
             if self.ready_us > max(begin, chart["from_us"]):
                 # The span in which it has started up has something of both.
@@ -73,7 +75,7 @@ class Charts:
         whole = max(self.at_us - begin, 1.0)
         # A span of few steps would show the same speed as a jagged line.
         width = max(whole / POINTS, (_FEW - 1) * 1e6 / rate if rate else 0.0)
-        chart = self.index.buckets(begin, begin + whole, max(1, min(POINTS, math.ceil(whole / width))))
+        chart = self.index.buckets(begin, begin + whole, max(1, min(POINTS, math.ceil(whole / width))), columns=_SUMS)
         # What happens now is not all written, so that a curve would fall at its end.
         until = self.at_us - (WRITTEN * 1e6 if self.at_us > self.end_us else 0.0)
         kept, seconds = [], []
@@ -95,7 +97,7 @@ class Charts:
         """Sums from a time to the last event for each rank, with the steps of a rank in each span."""
         end = max(self.end_us, begin + 1.0)
         width = max(1e6, (_FEW - 1) * 1e6 / rate if rate else 0.0, (end - begin) / POINTS)
-        wanted = ("operations", "steps", "global_operations", "global_negotiations", "global_negotiating_us",
+        wanted = (*_STEPS, "global_operations", "global_negotiations", "global_negotiating_us",
                   "global_busy_us")  # fmt: skip
         chart = self.index.buckets(begin, end, max(1, math.ceil((end - begin) / width)), True, wanted)
         columns = chart["columns"]
@@ -109,7 +111,7 @@ class Charts:
         """Those for which the program has waited most, in the last minute of events; not those of the start."""
         span = 8e6  # tensor_state::recent_span in the extension, of which it keeps eight
         begin = max((self.end_us // span - 7) * span, 0.0)
-        steps = self.steps(self.index.buckets(begin, max(self.end_us, begin + 1), 512)["columns"])
+        steps = self.steps(self.index.buckets(begin, max(self.end_us, begin + 1), 512, columns=_STEPS)["columns"])
         ready = self.ready_us if begin < self.ready_us < self.end_us else begin
         seconds = max(self.end_us - max(ready, self.begin_us), 1.0) / 1e6
         tensors = self.index.tensors(most if ready == begin else _STARTING, "recent")
