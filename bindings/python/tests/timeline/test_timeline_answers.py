@@ -11,32 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timeline_files import EPOCH, Lines, index_of, training
+from timeline_files import EPOCH, Lines, ask, index_of, training
 
 from hvd.timeline import answers as model
-from hvd.timeline.sources import find, open_index
+from hvd.timeline.sources import find
 from hvd.timeline.waiting import duration, milliseconds, ranks
 
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-def ask(lines: Lines, path: Path, after: float = 0.0, **more: Any) -> dict[str, Any]:
-    """The answers so many seconds after the last event."""
-    found = find(lines.write(path / "job.json"))
-    index = open_index(found)
-    while index.read():
-        pass
-    last = index.state()["last_us"] or 0.0
-    said = model.answers(index, (EPOCH + last) / 1e6 + after, found=found, **more)
-    json.dumps(said, allow_nan=False)
-    return said
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def ranked(count: int = 2, **more: Any) -> Lines:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from timeline_files import EPOCH, Lines, training
+from timeline_files import Lines, ask, training
 
-from hvd.timeline import answers as model
-from hvd.timeline.sources import find, open_index
 from hvd.timeline.summary import chart, clean, text
 
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def summary(lines: Lines, path: Path, after: float = 0.0) -> str:
-    found = find(lines.write(path / "job.json"))
-    index = open_index(found)
-    index.read()
-    last = index.state()["last_us"] or 0.0
-    said = text(model.answers(index, (EPOCH + last) / 1e6 + after, found=found), 120)
+    said = text(ask(lines, path, after), 120)
     assert all(len(line) <= 120 for line in said.split("\n"))
     return "\n".join(line.rstrip() for line in said.split("\n"))
 
@@ -69,7 +55,7 @@ def test_an_old_file_of_many_ranks(tmp_path: Path) -> None:
 
 def test_of_a_file_without_events(tmp_path: Path) -> None:
     said = summary(Lines(), tmp_path)
-    assert "of 0 ranks" in said and "not known: the program marks no steps (hvd.step())" in said
+    assert "of 0 ranks" in said and "not known: the program marks no steps (hvd.mark_step())" in said
 
 
 def test_names_are_texts_and_no_commands_of_the_terminal(tmp_path: Path) -> None:

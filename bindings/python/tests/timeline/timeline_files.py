@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hvd import _timeline
+from hvd.timeline import answers as model
+from hvd.timeline.sources import find, open_index
 
 EPOCH = 1_700_000_000_000_000  # microseconds
 JOB = "00c0ffee00c0ffee"
@@ -214,3 +216,15 @@ def training(
             if marks:
                 lines.mark("STEP", rank, at + 90_000, samples=32)
     return lines
+
+
+def ask(lines: Lines, path: Path, after: float = 0.0, **more: Any) -> dict[str, Any]:
+    """The answers so many seconds after the last event."""
+    found = find(lines.write(path / "job.json"))
+    index = open_index(found)
+    while index.read():
+        pass
+    last = index.state()["last_us"] or 0.0
+    said = model.answers(index, (EPOCH + last) / 1e6 + after, found=found, **more)
+    json.dumps(said, allow_nan=False)
+    return said

@@ -72,7 +72,7 @@ def _facts(answers: dict[str, Any]) -> Table:
     table.add_column(overflow="fold")
     speed, exposed, bandwidth = answers["speed"], answers["exposed"], answers["bandwidth"]
     if speed["steps_per_second"] is None:
-        said = "not known: the program marks no steps (hvd.step())"
+        said = "not known: the program marks no steps (hvd.mark_step())"
     else:
         said = f"{_number(speed['steps_per_second'])} steps/s"
         said += " (guessed from the operations)" if speed["source"] == "inferred" else ""
