@@ -143,3 +143,10 @@ def follow(process, on_line, silence):
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             on_line(line.decode(errors="replace"))
+
+
+def cpu_seconds(process):
+    """What a process that runs has taken of CPUs, in seconds."""
+    with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

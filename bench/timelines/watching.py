@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support import children
 from timelines.writer import FIRST, TENTH, Live
 from training.settings import Failed
 
@@ -72,8 +72,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """What it has used of processors."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return children.cpu_seconds(self._process.pid)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from support import children
+
 TINY_PAIRS, PAIRS = 2, 20  # of blocks
 BLOCK = 2.0  # seconds of steps
 LOOK_EVERY = 1.0  # seconds, as the page does
@@ -58,9 +60,9 @@ class Page:
     def close(self) -> tuple[int, float]:
         """Returns how many looks were answered, and seconds of CPU time that the server has taken."""
         output, _ = self._person.communicate(timeout=120)
-        numbers = Path(f"/proc/{self._live.process}/stat").read_text().rpartition(")")[2].split()
+        taken = children.cpu_seconds(self._live.process)
         self._live.finish()
-        return output.count("looked"), (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+        return output.count("looked"), taken
 
 
 @contextlib.contextmanager
