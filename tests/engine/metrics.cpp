@@ -98,6 +98,19 @@ TEST_CASE("an operation that fails is counted as such") {
   });
 }
 
+TEST_CASE("what a lost rank has ended is counted as failed") {
+  hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
+    hvd::Engine engine(comm, {});
+    std::vector<float> v(3, 1.0f);
+    engine.allreduce("v", v).wait();
+    if (comm.rank() == 1) return;  // its engine ends
+    CHECK_THROWS_AS(engine.allreduce("v", v).wait(), hvd::error);
+    CHECK(of(engine.metrics(), hvd::operation::allreduce).operations == 2);
+    CHECK(of(engine.metrics(), hvd::operation::allreduce).failed == 1);
+    CHECK(of(engine.metrics(), hvd::operation::allreduce).bytes == 24);
+  });
+}
+
 TEST_CASE("time that the program waits is exposed, and what is in flight is told") {
   const private_directory folder;
   const std::string path = folder.path() + "/t.json";

@@ -26,7 +26,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -364,7 +363,10 @@ class driver final : public waiting_room {
   /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
     const submission_table::rest left = in_flight_.stop(why);
-    for (const auto& [name, s] : left.all) complete(*s, cause_.told(*s->end, why));
+    for (const auto& [name, s] : left.all) {
+      observer_.count(*s, true);
+      complete(*s, cause_.told(*s->end, why));
+    }
     if (left.join) left.join->finish(cause_.told(*left.join, why));
   }
 

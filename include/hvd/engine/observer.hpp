@@ -99,12 +99,16 @@ class observer {
       timeline_.begin(s->track, activity);
     }
   }
-  void ended(const submission& s, bool failed) noexcept {
+  /// It has ended; counts it, and shows nothing.
+  void count(const submission& s, bool failed) noexcept {
     std::uint64_t bytes = 0;
     for (const tensor& t : s.what.tensors) {
       bytes += std::accumulate(t.shape.begin(), t.shape.end(), size_of(t.type), std::multiplies<>());
     }
     counters_.ended(s.what.kind, bytes, failed);
+  }
+  void ended(const submission& s, bool failed) noexcept {
+    count(s, failed);
     if (!s.shown) return;
     if (s.what.tensors.empty()) return timeline_.end(s.track, dtype::user, {});
     timeline_.end(s.track, s.what.tensors.front().type, s.what.tensors.front().shape);
