@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-_TOLD = ("RANK", "WORLD_SIZE")  # what torchrun sets
+# What torchrun sets, and hvdrun too, to the values of its own variables.
+_TOLD = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "TORCHELASTIC_RUN_ID": "HVD_JOB"}
 _LAUNCHERS = ("HOROVOD_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -18,10 +19,13 @@ def _make(options: Any, own: Any) -> Any:
 
 
 def _find_by_launcher(plain: Any) -> Any:
-    """The rendezvous of "env://", which also finds what hvdrun, mpiexec and srun say, where it would raise."""
+    """The rendezvous of "env://" that also finds the places that hvdrun, mpiexec and srun give to ranks. A program that
+    hvdrun has started may start ranks of its own: those have other values in RANK and its companions.
+    """
 
     def find(url: str, timeout: timedelta, **options: Any) -> Iterator[Any]:
-        said = any(name in os.environ for name in _TOLD) or "rank=" in url
+        by_hvdrun = all(name in os.environ and os.environ[name] == os.environ.get(of) for name, of in _TOLD.items())
+        said = "rank=" in url or (not by_hvdrun and ("RANK" in os.environ or "WORLD_SIZE" in os.environ))
         if said or not any(name in os.environ for name in _LAUNCHERS):
             return plain(url, timeout, **options)  # type: ignore[no-any-return]
         return importlib.import_module("hvd.torch.distributed.rendezvous").find(url, timeout, plain)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
@@ -15,7 +16,7 @@ from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import Job
 from hvd.launcher.streams import OnLine, Tee
-from hvd.launcher.supervisor import planning
+from hvd.launcher.supervisor import planning, torchrun
 from hvd.launcher.supervisor.processes import segment_prefix
 from hvd.launcher.supervisor.rank import place
 from hvd.remote.errors import RankFailed
@@ -44,8 +45,11 @@ def run_local(
     """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have succeeded.
 
     command: a list of words, the program first. Ranks get HOROVOD_RANK, HOROVOD_SIZE and the rest of their place, and
-        HVD_JOB, a random name; PYTHONUNBUFFERED=1 unless it is set, so that output comes when it is printed.
-    env: the ranks' other variables, by default this process's environment. rank_env(rank) overrides all others.
+        HVD_JOB, a random name; the variables that torchrun sets, with a port that is kept free; PYTHONUNBUFFERED=1
+        unless it is set, so that output comes when it is printed.
+    env: the ranks' other variables, by default this process's environment. MASTER_ADDR and MASTER_PORT in it are used;
+        if it has a RANK of another launcher, all of that launcher's are replaced, with a sentence. rank_env(rank)
+        overrides all others.
     on_line(rank, stream, piece): called on this thread with what ranks write; stream is "stdout" or "stderr". A piece
         keeps its line's end; see hvd/launcher/streams.py for "\\r" and pieces without one. By default: LinePrinter.
     stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, get /dev/null.
@@ -57,7 +61,8 @@ def run_local(
     signals: passed on to the ranks where this is called on the main thread; Interrupted, a KeyboardInterrupt, is raised
         when all ranks are gone. They have 30 s to end; a second signal kills them.
     output_dir: a folder for rank.N/stdout and rank.N/stderr, the bytes as they were written.
-    notify, verbose: called with sentences for the user about events, and about decisions.
+    notify, verbose: called with sentences for the user about events, and about decisions. Without `notify` a sentence
+        on replaced variables is a warning.
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes that ranks started end with them.
@@ -69,6 +74,8 @@ def run_local(
         raise ValueError(f"np, the number of ranks, is {np!r}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
+    if sentence := torchrun.remove_outer(base):
+        (notify or warnings.warn)(sentence)
     words, program = find_program(command, base)
     shares = plan_ranks(np, pin, bind)
     if verbose:
@@ -78,9 +85,15 @@ def run_local(
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
         tee = stack.enter_context(files_of_ranks(output_dir, np)) if output_dir is not None else None
+        common = {
+            "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
+            **identity,
+            torchrun.RUN: identity["HVD_JOB"],
+            **torchrun.meeting(base, "127.0.0.1", stack),
+        }
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
         for rank in range(np):
-            own = {**place(rank, [np], [names[rank]]), "HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **identity}
+            own = {**place(rank, [np], [names[rank]]), **common}
             own.update(shares[rank].variables(pin))
             own.update(rank_env(rank) if rank_env else {})
             job.add(

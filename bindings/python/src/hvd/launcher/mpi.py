@@ -19,26 +19,28 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from hvd.launcher import hosts
 from hvd.launcher.collection import Collection
 from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import FAREWELL, GRACE, Job
 from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
-from hvd.launcher.network import find_interfaces
+from hvd.launcher.network import ask_host, find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
-from hvd.launcher.supervisor import planning, rank as guard
+from hvd.launcher.supervisor import planning, rank as guard, torchrun
 from hvd.launcher.supervisor.client import GUARD
 from hvd.launcher.supervisor.interfaces import named, stripped, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
-from hvd.remote.network import interfaces as own_interfaces
+from hvd.remote.network import free_port, interfaces as own_interfaces
 
 MPIEXEC = -1  # the index of mpiexec among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
@@ -76,8 +78,8 @@ def run_mpi(
 ) -> None:
     """Runs a command on `places`, hosts with their numbers of ranks; other parameters and errors as in run_local.
 
-    Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of MPI. Python, hvd, the command and
-    the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
+    Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of torchrun and MPI. Python, hvd, the
+    command and the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
     HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts;
     without them (or HVD_NETWORK_INTERFACES), those are used by which all hosts reach each other (see network.py).
     `results` gets the ranks' results, also where ranks fail; `timeline` the events of ranks whose hosts write other files
@@ -91,6 +93,9 @@ def run_mpi(
         raise ValueError(f"np, the number of ranks, is {size}; allowed: 1 to {MOST_RANKS}")
     check_timeout(start_timeout)
     base = ranks_environment(env)
+    if sentence := torchrun.remove_outer(base):
+        (notify or warnings.warn)(sentence)
+    identity = new_identity()
     interfaces = stripped(interfaces) or named(base)
     words, _ = find_program(command, base)
     mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
@@ -107,7 +112,7 @@ def run_mpi(
         "timeline": timeline.options() if timeline is not None else None,
         "network": [{}] * len(places),
         "interfaces": interfaces,
-        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **new_identity()},
+        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **identity, torchrun.RUN: identity["HVD_JOB"]},
         "grace": GRACE,
         "farewell": FAREWELL,
     }
@@ -129,14 +134,19 @@ def run_mpi(
         with waiting("trying to reach the hosts") if waiting else contextlib.nullcontext():
             address = ""  # of this host, where mpiexec listens
             launcher, others, agent = reach(places, base, plain, mpiexec, ssh_port, ssh_identity, start_timeout, verbose)
+            names = [name for name, _ in places]
             if interfaces:
                 address = next((there for name, there, _ in own_interfaces() if name in interfaces), "")
-            elif others:
-                names = [name for name, _ in places]
-                chosen, ports, address = find_interfaces(names, others, agent, base, start_timeout)
+                meeting = first_host(names[0], names[0] in others, interfaces, agent, base, start_timeout)
+            elif not others:
+                meeting = "127.0.0.1" if hosts.this_host_only(places) else names[0], free_port()
+            else:
+                chosen, ports, address, meeting = find_interfaces(names, others, agent, base, start_timeout)
                 options["network"] = [variables(*one) for one in zip(chosen, ports)]
                 if verbose:
                     verbose("; ".join(f"{name} is reached by {', '.join(found)}" for name, found in zip(names, chosen)))
+        found = {torchrun.ADDRESS: meeting[0], torchrun.PORT: str(meeting[1])}
+        options["meeting"] = {name: value for name, value in found.items() if name not in base}
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
         said: collections.deque[str] = collections.deque(maxlen=20)
@@ -182,6 +192,18 @@ def run_mpi(
         raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
+
+
+def first_host(
+    name: str, far: bool, interfaces: Sequence[str], agent: str, env: Mapping[str, str], limit: float
+) -> tuple[str, int]:
+    """The address that the first host has on one of these interfaces, and a port that is free there; its name if a
+    resource manager reaches it.
+    """
+    told = ask_host(name, agent, env, limit) if far else {"interfaces": [], "free": free_port()}
+    if not far and hosts.is_local(name):
+        told["interfaces"] = own_interfaces()
+    return next((address for each, address, _ in told["interfaces"] if each in interfaces), name), told["free"]
 
 
 def extension_file(pin: str | None) -> str:

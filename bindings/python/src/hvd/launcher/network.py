@@ -12,13 +12,12 @@ import signal
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hvd.launcher.errors import LaunchError
 from hvd.remote import network
 
-PROGRAM = Path(network.__file__)
+COMMAND = [sys.executable, "-I", "-S", network.__file__]
 LINE = 1 << 24  # bytes at most of what a host prints in one line
 
 _T = TypeVar("_T")
@@ -26,8 +25,9 @@ _T = TypeVar("_T")
 
 def find_interfaces(
     names: Sequence[str], others: Sequence[str], agent: str, env: Mapping[str, str], limit: float
-) -> tuple[list[list[str]], list[list[str]], str]:
-    """For each host of `names` its interfaces and its InfiniBand ports, and the address by which all reach this host.
+) -> tuple[list[list[str]], list[list[str]], str, tuple[str, int]]:
+    """For each host of `names` its interfaces and its InfiniBand ports, the address by which all reach this host, and
+    that of the first with a port that is free there.
 
     `others` are reached by `agent HOST COMMAND`. This host takes part where it has no rank, too, because mpiexec
     listens here. LaunchError names hosts that do not answer, and, where no interface is common, all addresses.
@@ -40,9 +40,23 @@ def find_interfaces(
         chosen = network.choose(told, results, len(names))
     except network.NoCommonNetwork as error:
         raise LaunchError(str(error)) from None
+
+    def address(host: int) -> str:
+        return next(str(address) for name, address, _ in told[host]["interfaces"] if name == chosen[host][0])
+
     here = next(index for index, (_, far) in enumerate(asked) if not far)
-    address = next(address for name, address, _ in told[here]["interfaces"] if name == chosen[here][0])
-    return chosen[: len(names)], [host["devices"] for host in told[: len(names)]], address
+    devices = [host["devices"] for host in told[: len(names)]]
+    return chosen[: len(names)], devices, address(here), (address(0), told[0]["free"])
+
+
+def ask_host(name: str, agent: str, env: Mapping[str, str], limit: float) -> dict[str, Any]:
+    """The first line of hvd/remote/network.py on one host, which `agent NAME COMMAND` reaches."""
+
+    async def ask() -> dict[str, Any]:
+        async with _running(name, [agent, name, shlex.join(COMMAND)], env) as one:
+            return dict(await one.line(limit))
+
+    return _completed(ask())
 
 
 def _completed(work: Coroutine[Any, Any, _T]) -> _T:
@@ -58,12 +72,11 @@ def _completed(work: Coroutine[Any, Any, _T]) -> _T:
 async def _ask_all(
     asked: Sequence[tuple[str, bool]], agent: str, env: Mapping[str, str], limit: float
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    program = [sys.executable, "-I", "-S", str(PROGRAM)]
     secret = secrets.token_hex(32)
     async with contextlib.AsyncExitStack() as stack:
         running = []
         for name, far in asked:
-            command = [agent, name, shlex.join(program)] if far else program
+            command = [agent, name, shlex.join(COMMAND)] if far else COMMAND
             running.append(await stack.enter_async_context(_running(name, command, env)))
         told = await _together([one.line(limit) for one in running])
         for one, (name, _) in zip(told, asked):

@@ -7,9 +7,9 @@ have leads back to the one that asks. IPv4 only, as MPICH's Hydra.
 
 This file is also a program, which runs on each host by a path alone (python -I -S): so it imports nothing of hvd. It
 speaks in lines of JSON. It prints what the host is, {"host", "port", "interfaces": [[name, address, Mbit/s], ...],
-"devices": [...]}. Then it reads {"secret", "me": index, "hosts": [what each host has printed], "limit": seconds}, and
-prints {"reached": {index: [address, ...]}, "refused": {address: why}}. It ends with its standard input, because others
-may still ask it.
+"devices": [...], "free": a port}. Then it reads {"secret", "me": index, "hosts": [what each host has printed], "limit":
+seconds}, and prints {"reached": {index: [address, ...]}, "refused": {address: why}}. It ends with its standard input,
+because others may still ask it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import resource
 import secrets
 import socket
@@ -71,6 +72,17 @@ def devices() -> list[str]:
         for port in Path("/sys/class/infiniband").glob("*/ports/*")
         if "ACTIVE" in _text(port / "state")
     )
+
+
+def free_port() -> int:
+    """A port that nothing uses, below those that Linux hands out by itself: it stays free for the moment until the guard
+    of rank 0 keeps it.
+    """
+    for port in (*random.sample(range(10000, 32768), 100), 0):
+        with contextlib.suppress(OSError), socket.socket() as trial:
+            trial.bind(("", port))
+            return int(trial.getsockname()[1])
+    raise OSError("no port is free")
 
 
 def _text(path: Path) -> str:
@@ -217,6 +229,7 @@ async def _main() -> None:
     prober = Prober()
     port = await prober.listen()
     own = {"host": socket.gethostname(), "port": port, "interfaces": interfaces(), "devices": devices()}
+    own["free"] = free_port()
     print(json.dumps(own), flush=True)
     loop = asyncio.get_running_loop()
     line = await loop.run_in_executor(None, sys.stdin.readline)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from hvd.launcher.supervisor import torchrun
 from hvd.launcher.supervisor.processes import segment_prefix
 
 
@@ -100,7 +101,7 @@ def place_of(rank: int, hosts: list[int], names: Sequence[str]) -> dict[str, str
     mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     local = mates.index(rank)
     fellows = [r for r, host in enumerate(hosts) if hosts[:r].count(host) == local]
-    return {
+    own = {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(len(hosts)),
         "HOROVOD_LOCAL_RANK": str(local),
@@ -109,3 +110,5 @@ def place_of(rank: int, hosts: list[int], names: Sequence[str]) -> dict[str, str
         "HOROVOD_CROSS_SIZE": str(len(fellows)),
         "HOROVOD_HOSTNAME": names[rank],
     }
+    each = sorted(set(hosts))
+    return {**own, **torchrun.place_variables(own, each.index(hosts[rank]), len(each))}

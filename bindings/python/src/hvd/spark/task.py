@@ -18,6 +18,7 @@ from hvd.launcher.command import Program
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.job import GRACE, Job
 from hvd.launcher.local import ranks_environment
+from hvd.launcher.supervisor import torchrun
 from hvd.launcher.supervisor.planning import NOTHING, plan
 from hvd.launcher.supervisor.processes import segment_prefix
 from hvd.remote import channel
@@ -54,7 +55,10 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
     """
     rank, size = context.partitionId(), order["size"]
     secret = bytes.fromhex(order["secret"])
-    directory = {**os.environ, **order["environ"]}.get("HVD_SHM_DIR") or "/dev/shm"
+    environ = {**os.environ, **order["environ"]}
+    if sentence := torchrun.remove_outer(environ):
+        print(f"hvd.spark: {sentence}", file=sys.stderr, flush=True)
+    directory = environ.get("HVD_SHM_DIR") or "/dev/shm"
     with contextlib.ExitStack() as stack:
         to_driver = _link_to_driver(order, secret, stack) if rank == 0 else None
         hub = None
@@ -75,6 +79,7 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             "versions": place.versions(),
             "python": sys.executable,
             "hub": hub.address if hub else None,
+            "meeting": torchrun.meeting(environ, hub.address[0], stack) if hub else None,
         }
         facts = [json.loads(text) for text in context.allGather(json.dumps(fact))]
         seen = [one["file"] for one in facts if one["file"] and os.path.exists(os.path.join(directory, one["file"]))]
@@ -95,7 +100,8 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             yield rank, "refused", str(error).encode()
             return
         starting.close()
-        own = {**place.place_of(rank, hosts, names), **order["identity"], **_gpus(context, order)}
+        own = {**place.place_of(rank, hosts, names), **order["identity"], **_gpus(context, order), **facts[0]["meeting"]}
+        own[torchrun.RUN] = order["identity"]["HVD_JOB"]
         result = stack.enter_context(file_in_memory(f"hvd-result-{rank}"))
         if hub:
             if several:
@@ -116,17 +122,16 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
         if several:
             pmi = across.Pmi(rank, size, link)
             stack.callback(pmi.close)
-            given = {**os.environ, **order["environ"]}
-            own.update({name: value for name, value in network.items() if name not in given})
+            own.update({name: value for name, value in network.items() if name not in environ})
             own.update(pmi.variables)
-        cpus = _cpus(context, hosts, rank, {**os.environ, **order["environ"], **own})
+        cpus = _cpus(context, hosts, rank, {**environ, **own})
         sender = None
         if order["timeline"]:
             own["HOROVOD_TIMELINE"] = timeline.local_path(order["identity"])
             if own["HOROVOD_LOCAL_RANK"] == "0":
                 sender = timeline.Sender(own["HOROVOD_TIMELINE"], hosts[rank], link)
         try:
-            _run_rank(order, program, kept, rank, own, cpus, result, link, directory, pmi)
+            _run_rank(order, environ, program, kept, rank, own, cpus, result, link, directory, pmi)
         except LaunchError as error:
             link.send("ended", 1, time.monotonic_ns(), payload=str(error).encode())
             yield rank, "refused", f"rank {rank} on {names[rank]}: {error}".encode()
@@ -179,6 +184,7 @@ def _account(hub: Hub, names: list[str]) -> dict[str, Any]:
 
 def _run_rank(
     order: dict[str, Any],
+    environ: dict[str, str],
     program: bytes,
     kept: bytes,
     rank: int,
@@ -190,9 +196,8 @@ def _run_rank(
     pmi: across.Pmi | None,
 ) -> None:
     """Starts the rank under a guard, tells the first task of its output and its end, and obeys its orders."""
-    environ = {**os.environ, **order["environ"]}
     # What this executor's Python finds, which knows of files that travel with the application.
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environ = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with contextlib.ExitStack() as stack:
         call = stack.enter_context(file_in_memory("hvd-program"))
         call.write(program)

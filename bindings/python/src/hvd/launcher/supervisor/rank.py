@@ -7,12 +7,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from typing import Any
 
-from . import events, planning
+from . import events, planning, torchrun
 from .guard import STOPPING, Guard
 from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
@@ -84,13 +85,15 @@ class RankGuard(Guard):
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
-    """The variables with a rank's place, on hosts with `counts` ranks; include/hvd/config.hpp reads them."""
+    """The variables with a rank's place, on hosts with `counts` ranks: those that include/hvd/config/place.hpp reads, and
+    torchrun's.
+    """
     host, local = 0, rank
     while local >= counts[host]:
         local -= counts[host]
         host += 1
     fellows = [index for index, count in enumerate(counts) if count > local]
-    return {
+    own = {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(sum(counts)),
         "HOROVOD_LOCAL_RANK": str(local),
@@ -99,16 +102,17 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(len(fellows)),
         "HOROVOD_HOSTNAME": names[host],
     }
+    return {**own, **torchrun.place_variables(own, host, len(counts))}
 
 
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
 
-    `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), pin (a
-    policy, or null), plan (what ranks are planned by, and the path of the extension), result, timeline (the file
-    and the mark of a Collection, or null), env, grace and farewell in seconds. mpiexec's proxy may kill the process
-    that it has started at any time. So the guard is a child of that process, and the end of a pipe shows it that
-    its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor of an in-
+    `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), meeting
+    (MASTER_ADDR and MASTER_PORT unless they are the user's), pin (a policy, or null), plan (what ranks are planned by,
+    and the path of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and
+    farewell in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child
+    of that process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor of an in-
     memory file, whose bytes go to the launcher when the rank has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
@@ -161,13 +165,25 @@ def network_of(host: str, options: dict[str, Any], guard: RankGuard) -> dict[str
     return variables(here)
 
 
+def port_of(own: dict[str, str], guard: RankGuard) -> socket.socket | None:
+    """Keeps the port in MASTER_PORT free, unless it is the user's. Rank 0 is not started if another program has it."""
+    if torchrun.PORT not in own:
+        return None
+    try:
+        return torchrun.keep_port(int(own[torchrun.PORT]))
+    except OSError as error:
+        guard.tell("refused", 0, 0, f"{torchrun.PORT}={own[torchrun.PORT]} was free a moment ago: {error.strerror}")
+        sys.exit(1)
+
+
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
     """The guard of a rank; returns the rank's exit code."""
     rank = int(os.environ["PMI_RANK"])
     own = place(rank, options["counts"], options["names"])
     guard = RankGuard(control, options)
-    network = network_of(own["HOROVOD_HOSTNAME"], options, guard)
+    network = {**network_of(own["HOROVOD_HOSTNAME"], options, guard), **options["meeting"]}
     own.update({name: value for name, value in network.items() if name not in os.environ})
+    kept = port_of(own, guard) if rank == 0 else None
     share = share_of(own, options, guard)
     if share is not None:
         own.update(share.variables(options["pin"]))
@@ -191,6 +207,8 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     if feed is not None:
         threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
     guard.run()
+    if kept is not None:
+        kept.close()
     identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
     if not processes_of(identity):  # the last rank of this host: others might still open such files
         sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))

@@ -1,8 +1,8 @@
-"""``init_process_group("hvd")`` under hvdrun, mpiexec and srun, which do not set what torchrun sets.
+"""``init_process_group("hvd")`` under hvdrun, mpiexec and srun.
 
-torch.distributed finds rank, size and the address of a store in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where a
-launcher has set none of them, ranks of one host meet in shared memory, and their store is a file that only the user can
-read. Nothing listens on a port.
+torch.distributed finds rank, size and the address of a store in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
+mpiexec and srun do not set. Under hvdrun, and if these variables are not set, ranks of one host meet in shared memory,
+and their store is a file that only the user can read. Nothing listens on a port.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LONGEST = 1024  # bytes of a path
 
 def find(url: str, timeout: timedelta, plain: Callable[[str, timedelta], Iterator[Found]]) -> Iterator[Found]:
     """Store, rank and size, as a rendezvous handler of torch.distributed yields them. ``plain``: the one for "env://"
-    that PyTorch has, for a process that no launcher has started, and where a store's address is given.
+    that PyTorch has, for a process that no launcher has started, and for a store's address if ranks do not meet under
+    HVD_JOB on this host.
 
     Raises ValueError where ranks are on several hosts and no address is given.
     """
@@ -35,7 +36,8 @@ def find(url: str, timeout: timedelta, plain: Callable[[str, timedelta], Iterato
     if place.launcher == "none":
         yield from plain(url, timeout)
         return
-    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+    meet_here = place.one_host and "HVD_JOB" in os.environ
+    if not meet_here and "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         yield from plain(f"env://?rank={place.rank}&world_size={place.size}", timeout)
         return
     if not place.one_host:
