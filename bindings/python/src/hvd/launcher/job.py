@@ -15,7 +15,7 @@ from typing import Any, Callable
 from hvd.launcher.command import Program
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.outcome import Outcome
-from hvd.launcher.signals import handling
+from hvd.launcher.signals import PASSED, handling
 from hvd.launcher.streams import Input, OnLine, Output, Outputs, Tee, in_foreground
 from hvd.launcher.supervisor import processes
 from hvd.launcher.supervisor.client import Supervisor
@@ -42,6 +42,7 @@ class Job:
         self.env = dict(env)
         self.programs: list[Program] = []
         self.expected = 0  # how many have to be started before start_timeout is over
+        self.guards = {0}  # those that report when they have passed on a signal
         self.late = self._late
         self.grace = GRACE
         self.outputs = Outputs(on_line, tee)
@@ -51,6 +52,10 @@ class Job:
         self._early: list[tuple[int, float]] = []  # what was to be stopped before there was one
         self._stopping = threading.Lock()  # any thread may call stop()
         self._started = 0
+        self._passing: list[int] = []  # signals that wait until all have started, and got the one before
+        self._passed = 0  # the last of those that were passed on
+        self._unsure: set[int] = set()  # guards that have not reported it
+        self._halted = False  # whether SIGTSTP was passed on, and no SIGCONT since
         self._done = False
         self._refusal = ""
         self._outcome = Outcome()
@@ -63,6 +68,7 @@ class Job:
     def begun(self) -> None:
         """Counts one of the expected processes as started."""
         self._started += 1
+        self._pass_signals()
 
     def took(self, count: int) -> None:
         """Counts bytes of input that have arrived at the program with a window."""
@@ -86,6 +92,16 @@ class Job:
         """Takes the report of rank `by` that it has lost another one."""
         self._outcome.lost[by] = rank
 
+    def passed(self, guard: int) -> None:
+        """Takes the report of a guard that its programs got the signal. After SIGTSTP and the last of them, this process
+        stops until it gets SIGCONT.
+        """
+        self._unsure.discard(guard)
+        if not self._unsure and self._passed == signal.SIGTSTP:
+            self._passed = 0
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._pass_signals()
+
     def refuse(self, sentence: str) -> None:
         """Ends all because something could not be started; run() raises LaunchError with the sentence."""
         if not self._refusal and not self._outcome.settled():
@@ -104,7 +120,7 @@ class Job:
     ) -> Outcome:
         """Starts all programs, and returns when no process of them is left.
 
-        `signals` are passed on to the programs if this is the main thread. `sweep`: directories and name prefixes of the
+        `signals` are passed on to the programs if this is the main thread; after SIGTSTP this process stops, too. `sweep`: directories and name prefixes of the
         files to remove at the end, and the variables of processes that may still use them. `identity`: variables that
         all processes of the job have and no other process has, by which they are found and killed if the guard is
         killed. LaunchError if a program could not be started, or if the guard was killed.
@@ -196,8 +212,23 @@ class Job:
             order = {"grace": self.grace, "env": self.env, "sweep": sweep, "programs": programs}
             return Supervisor(stack, order, {fd for each in programs for fd in (*each["fds"], *each["pass_fds"])})
 
+    def _pass_signals(self) -> None:
+        """Passes on the signals that end nothing, one at a time: mpiexec takes two of a kind for one. Before all have
+        started a rank might have no guard.
+        """
+        while self._passing and not self._unsure and self._started >= self.expected and self._supervisor:
+            number = self._passing.pop(0)
+            if number == signal.SIGCONT and not self._halted and self.programs[0].alone:
+                continue  # mpiexec carries it to ranks that are stopped only
+            self._halted = number == signal.SIGTSTP or (self._halted and number != signal.SIGCONT)
+            self._passed, self._unsure = number, set(self.guards)
+            self._supervisor.pass_on(number)
+
     def _pass_on(self, number: int) -> None:
-        if not self._outcome.settled():
+        if number in PASSED:
+            self._passing.append(number)
+            self._pass_signals()
+        elif not self._outcome.settled():
             self._outcome.interrupted = number
             self._notify(
                 f"{signal_name(number)} was passed on to the ranks, which have {FAREWELL:g} s to end; "
@@ -246,6 +277,8 @@ class Job:
                 self.refuse(f"{self.programs[index].argv[0]} could not be started: {text}")
             elif word == "lost":
                 self.lost(*rest)
+            elif word == "passed":
+                self.passed(0)
             elif word == "exited":
                 index, code = rest
                 named = self.programs[index].index

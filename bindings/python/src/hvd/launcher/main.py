@@ -15,7 +15,7 @@ from hvd.launcher import hosts, options, settings, timeline
 from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
-from hvd.launcher.signals import SIGNALS
+from hvd.launcher.signals import PASSED, SIGNALS
 from hvd.remote.errors import RankFailed
 
 
@@ -66,7 +66,7 @@ def open_streams() -> None:
 
 def run(arguments: Sequence[str] | None) -> int:
     """Runs hvdrun with open standard streams; raises BrokenPipeError if the reader of its output is gone."""
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupt)
     chosen, warnings = options.parse(arguments)
@@ -147,7 +147,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
                 bind=not chosen.binding_args,
                 pin=pin,
                 start_timeout=timeout,
-                signals=SIGNALS,
+                signals=(*SIGNALS, *PASSED),
                 output_dir=chosen.output_filename,
                 notify=speech.warn,
                 verbose=verbose,
@@ -171,7 +171,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
                 bind=binding(chosen.binding_args, speech),
                 pin=pin,
                 start_timeout=timeout,
-                signals=SIGNALS,
+                signals=(*SIGNALS, *PASSED),
                 output_dir=chosen.output_filename,
                 notify=speech.warn,
                 verbose=verbose,

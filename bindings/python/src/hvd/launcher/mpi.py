@@ -161,6 +161,7 @@ def run_mpi(
         job.grace = 2 * GRACE  # time for the guards of the ranks to end them
         missing = set(range(size))
         job.expected = size
+        job.guards = set(range(size))
         kept = results or Results()
         job.late = lambda: late_text(missing, places)
         for rank in range(size):
@@ -286,7 +287,11 @@ def heed(
             job.refuse(f"rank {rank} could not be started: {words[3]}")
         elif words[0] == "lost":
             job.lost(words[1], words[2])
+        elif words[0] == "passed":
+            job.passed(rank)
         elif words[0] == "exited":
+            job.guards.discard(rank)
+            job.passed(rank)
             _, _, code, made_to_end, _ = words
             if code != 0 and not made_to_end:
                 job.fail(rank, code)

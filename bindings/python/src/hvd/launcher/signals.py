@@ -13,6 +13,9 @@ from typing import Any, Callable
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that end a job."""
 
+PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
+"""Those that reach the ranks and by themselves end nothing, as with mpiexec and srun."""
+
 
 @contextlib.contextmanager
 def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:

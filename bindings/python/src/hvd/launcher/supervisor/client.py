@@ -54,7 +54,13 @@ class Supervisor:
 
     def stop(self, number: int, seconds: float) -> None:
         """Signals all programs; those that have not ended after `seconds` are killed. Before begin(), once they run."""
-        line = f"stop {int(number)} {seconds}\n".encode()
+        self._give(f"stop {int(number)} {seconds}\n".encode())
+
+    def pass_on(self, number: int) -> None:
+        """Signals all programs, of which none has to end."""
+        self._give(f"pass {int(number)}\n".encode())
+
+    def _give(self, line: bytes) -> None:
         with self._telling:
             if self._early is None:
                 self._tell(line)

@@ -24,6 +24,15 @@ from .processes import KILL_TIMEOUT, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, p
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# MPICH's mpiexec passes on SIGUSR1, SIGQUIT and SIGALRM, and dies of SIGUSR2. So for it each signal is carried by one of
+# those: SIGALRM is SIGCONT for a rank that is stopped, else SIGUSR2.
+CARRIERS = {
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGUSR2: signal.SIGALRM,
+    signal.SIGTSTP: signal.SIGQUIT,
+    signal.SIGCONT: signal.SIGALRM,
+}
+
 
 class Guard:
     """Starts programs, reports how they end, and ends them."""
@@ -195,8 +204,24 @@ class Guard:
         """Executes the complete lines that the launcher has sent."""
         while b"\n" in self.commands:
             line, _, self.commands = self.commands.partition(b"\n")
-            _, number, seconds = line.split()
-            self.stop(int(number), float(seconds))
+            word, number, *seconds = line.split()
+            if word == b"pass":
+                self.pass_on(int(number))
+            else:
+                self.stop(int(number), float(seconds[0]))
+
+    def pass_on(self, number: int) -> None:
+        """Sends a signal to all programs, which by itself ends nothing. Reports it, unless mpiexec has it passed on by
+        other guards.
+        """
+        for pid in self.running:
+            with contextlib.suppress(OSError):
+                if pid in self.alone:
+                    os.kill(pid, CARRIERS[signal.Signals(number)])
+                else:
+                    os.killpg(pid, number)
+        if not self.alone:
+            self.tell("passed")
 
     def stop(self, number: int, seconds: float, leaving: AbstractSet[int] = frozenset()) -> None:
         """Sends a signal to all processes; those that are left after `seconds` are killed. Programs that are `leaving`

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from . import events, planning, torchrun
-from .guard import STOPPING, Guard
+from .guard import CARRIERS, STOPPING, Guard
 from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
@@ -125,10 +125,26 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
         with contextlib.suppress(OSError):
             os.write(orders, f"stop {signal.SIGKILL} 0\n".encode() if again else f"stop {number} {seconds}\n".encode())
 
+    halted = False
+
+    def pass_carried(number: int, *_: Any) -> None:
+        nonlocal halted
+        if number == signal.SIGALRM:
+            number = signal.SIGCONT if halted else signal.SIGUSR2
+        elif number == signal.SIGQUIT:
+            number = signal.SIGTSTP
+        halted = number == signal.SIGTSTP or (halted and number != signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            os.write(orders, f"pass {int(number)}\n".encode())
+
     for number in STOPPING:
         signal.signal(number, pass_on)
+    for number in CARRIERS.values():
+        signal.signal(number, pass_carried)
     child = os.fork()
     if child == 0:
+        for number in CARRIERS.values():
+            signal.signal(number, signal.SIG_DFL)
         os.setsid()
         os.close(orders)
         return guard_rank(control, options, command)
