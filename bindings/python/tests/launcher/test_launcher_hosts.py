@@ -12,9 +12,10 @@ from hvd.launcher import hosts
 def test_hosts():
     assert hosts.parse_hosts("h1:2,h2") == [("h1", 2), ("h2", 1)]
     assert hosts.parse_hosts("a.b-c_1:3, a.b-c_1:1") == [("a.b-c_1", 4)]
+    assert hosts.parse_hosts("h1:2,") == hosts.parse_hosts("h1:2, ") == [("h1", 2)]
 
 
-@pytest.mark.parametrize("text", ["", "h1,,h2", "h1 h2", "-oProxyCommand=x:1", "h1:0", "h1:-1", "h1:x", "h1:", "a/b"])
+@pytest.mark.parametrize("text", ["", ",", "h1,,h2", "h1,,", "h1 h2", "-oProxyCommand=x:1", "h1:0", "h1:-1", "h1:x", "h1:", "a/b"])
 def test_what_is_no_host(text):
     with pytest.raises(ValueError, match="^-H: '.*' (is not a host|has '.*' slots); allowed: "):
         hosts.parse_hosts(text)
@@ -24,6 +25,8 @@ def test_hostfiles(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# all of them\nh1 slots=2\n\nh2:3 # MPICH\nh3 slots = 4 max-slots=8\nh4\nh1 slots=1\n")
     assert hosts.parse_hostfile(path) == [("h1", 3), ("h2", 3), ("h3", 4), ("h4", 1)]
+    path.write_bytes(b"\xef\xbb\xbfh1 slots=2\r\nh2\r\n")  # as some editors save it
+    assert hosts.parse_hostfile(path) == [("h1", 2), ("h2", 1)]
 
 
 def test_bad_hostfiles(tmp_path):
@@ -51,6 +54,8 @@ def test_discovery(tmp_path):
     assert hosts.discovered_hosts(str(script)) == [("h1", 2), ("h2", 1)]
     assert hosts.discovered_hosts(str(script), 4) == [("h1", 2), ("h2", 4)]
     assert hosts.discovered_hosts(f"'{script}' | head -n 1") == [("h1", 2)]
+    script.write_text("#!/bin/sh\nprintf '\\357\\273\\277h1:2\\n'\n")  # a byte order mark, as of a saved file
+    assert hosts.discovered_hosts(str(script)) == [("h1", 2)]
     script.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(ValueError, match="ended with exit code 3"):
         hosts.discovered_hosts(str(script))

@@ -15,9 +15,14 @@ _WORDS = re.compile(r"([^\s:=]+)(?:\s*:\s*(\S+))?((?:\s+[\w-]+\s*=\s*\S+)*)\Z")
 
 
 def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
-    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names are unique."""
+    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names are unique. A
+    comma may follow the last.
+    """
     found = []
-    for word in text.split(","):
+    words = text.split(",")
+    if len(words) > 1 and not words[-1].strip():
+        del words[-1]
+    for word in words:
         name, colon, slots = word.strip().partition(":")
         found.append(_host(name, slots if colon else "1", word, where))
     return merged(found)
@@ -29,7 +34,7 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     A # begins a comment; other settings of Open MPI (max-slots=4) are ignored. ValueError names file and line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()  # Windows' editors write a byte order mark
     except OSError as error:
         raise ValueError(f"the hostfile {os.fspath(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -52,7 +57,7 @@ def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, i
         raise ValueError(f"--host-discovery-script {script} cannot be run: {error}") from None
     if done.returncode != 0:
         raise ValueError(f"--host-discovery-script {script} ended with exit code {done.returncode}")
-    return _parse_lines(done.stdout.decode("utf-8", "replace").splitlines(), script, str(slots or 1))
+    return _parse_lines(done.stdout.decode("utf-8-sig", "replace").splitlines(), script, str(slots or 1))
 
 
 def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list[tuple[str, int]]:
