@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hvd.launcher
@@ -60,3 +63,57 @@ def end_of_all(pids: list[int]) -> None:
             continue
         assert select.select([descriptor], [], [], LIMIT)[0], f"{pid} is still there"
         os.close(descriptor)
+
+
+SIGNALLED = """
+import os, signal, time
+def handle(number, _):
+    os.write(1, f"{signal.Signals(number).name}\\n".encode())
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTERM):
+    signal.signal(number, handle)
+os.write(1, f"{os.getpid()}\\n".encode())
+while True:
+    time.sleep(1000)
+"""
+
+
+def state(pid: int) -> str:
+    """A letter: R running, S sleeping, T stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def signals_reach_ranks(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Runs SIGNALLED as two ranks by `command`, which becomes hvdrun: each signal reaches both, and a second SIGTERM ends
+    all.
+    """
+    words = [*command, sys.executable, "-c", SIGNALLED]
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          start_new_session=True) as run:  # fmt: skip
+        assert run.stdout
+
+        def said(count: int) -> list[str]:
+            assert run.stdout
+            return sorted(run.stdout.readline().split()[-1] for _ in range(count))
+
+        try:
+            pids = [int(pid) for pid in said(2)]
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR2):
+                run.send_signal(number)
+                assert said(2) == [number.name] * 2
+            for _ in range(2):
+                run.send_signal(signal.SIGTSTP)
+                end = time.monotonic() + LIMIT
+                while {state(pid) for pid in (run.pid, *pids)} != {"T"}:
+                    assert time.monotonic() < end, [state(pid) for pid in (run.pid, *pids)]
+                    time.sleep(0.01)
+                run.send_signal(signal.SIGUSR2)
+                run.send_signal(signal.SIGCONT)
+                assert said(4) == ["SIGCONT"] * 2 + ["SIGUSR2"] * 2
+            run.send_signal(signal.SIGTERM)
+            assert said(4) == ["SIGCONT"] * 2 + ["SIGTERM"] * 2
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(25) == 128 + signal.SIGTERM  # the first one gives ranks 30 s
+            end_of_all(pids)
+        finally:
+            run.kill()
+            run.send_signal(signal.SIGCONT)

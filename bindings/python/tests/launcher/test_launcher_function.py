@@ -25,6 +25,7 @@ transports = pytest.mark.parametrize("use_mpi", [None, over_mpi])
 
 
 def place(*args, **kwargs):
+    assert os.environ["RANK"] == os.environ["HOROVOD_RANK"] and int(os.environ["MASTER_PORT"]) > 0
     return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"]), args, kwargs
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from launcher_support import LIMIT, ROOT, alive, environment, hvdrun
+from launcher_support import LIMIT, ROOT, alive, environment, hvdrun, signals_reach_ranks
 
 
 def test_output_of_ranks():
@@ -106,6 +106,10 @@ while True:
     assert run.returncode == 128 + number
     assert out.count("saved") == 2 and f"hvdrun: {number.name} was passed on to the ranks" in err
     assert not any(map(alive, pids))
+
+
+def test_signals_that_end_nothing_are_passed_on():
+    signals_reach_ranks([sys.executable, "-m", "hvd.launcher.main", "-np", "2"], environment())
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

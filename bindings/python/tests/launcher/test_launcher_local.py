@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from launcher_support import LIMIT, alive, end_of_all, environment
 
 from hvd.launcher import Interrupted, LaunchError, RankFailed, run_local
 from hvd.launcher.job import Job
+from hvd.launcher.signals import PASSED
+from hvd.launcher.supervisor import torchrun
 from hvd.launcher.supervisor.client import GUARD
 from hvd.launcher.supervisor.lost import MOST, LostRanks
 from hvd.remote.errors import SHOWN, shown
@@ -42,6 +45,56 @@ def test_ranks_know_their_place(np):
     line = "echo " + " ".join(f"$HOROVOD_{name}" for name in names) + " ${#HVD_JOB} $OMP_NUM_THREADS"
     found = collect(["sh", "-c", line], np, start_timeout=7.5)
     assert found == {(rank, "stdout"): f"{rank} {np} {rank} {np} 0 1 7.5 32\n" for rank in range(np)}
+
+
+TORCHRUN = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+
+
+def test_ranks_find_what_torchrun_sets():
+    line = f"echo ${' $'.join(TORCHRUN[:-1])} ${{TORCHELASTIC_RUN_ID#$HVD_JOB}}."
+    assert collect(["sh", "-c", line], 2) == {
+        (rank, "stdout"): f"{rank} 2 {rank} 2 0 1 127.0.0.1 .\n" for rank in (0, 1)
+    }
+
+
+def test_the_port_in_master_port_is_kept_for_the_job():
+    def on_line(rank, stream, piece):
+        ports.append(int(piece))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", ports[0]))
+        for family in (socket.AF_INET, socket.AF_INET6) if socket.has_ipv6 else (socket.AF_INET,):
+            with socket.create_server(("", ports[0]), family=family):  # as a store of torch.distributed listens
+                pass
+
+    ports: list[int] = []
+    run_local(["sh", "-c", "echo $MASTER_PORT"], 2, env=environment(), on_line=on_line)
+    assert ports[0] == ports[1]
+    with socket.socket() as other:
+        other.bind(("", ports[0]))
+
+
+def test_master_addr_and_master_port_are_the_users():
+    env = environment(MASTER_ADDR="here", MASTER_PORT="7")
+    found = collect(["sh", "-c", "echo $MASTER_ADDR $MASTER_PORT $RANK"], 1, env=env, notify=lambda _: pytest.fail())
+    assert found == {(0, "stdout"): "here 7 0\n"}
+
+
+def test_variables_of_another_launcher_are_replaced():
+    """A launcher around this one, such as torchrun: its address leads to other ranks."""
+    outer = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "there", "MASTER_PORT": "7", "TORCHELASTIC_RUN_ID": "x"}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "ROLE_RANK": "3"}
+    line = f"echo $RANK $WORLD_SIZE $MASTER_ADDR $(test $MASTER_PORT != 7 && echo kept) {' '.join(f'${n}' for n in agent)}"
+    said = []
+    found = collect(["sh", "-c", line], 1, env=environment(**outer, **agent), notify=said.append)
+    assert found == {(0, "stdout"): "0 1 127.0.0.1 kept\n"}
+    assert said == [
+        "another launcher has set RANK=3, WORLD_SIZE=4, TORCHELASTIC_RUN_ID=x, MASTER_ADDR=there, MASTER_PORT=7: the ranks"
+        " get the values of this job instead"
+    ]
+    with pytest.warns(UserWarning, match="another launcher has set RANK=3"):
+        collect(["true"], 1, env=environment(RANK="3"))
+    inner = {**outer, "HVD_JOB": "x"}  # hvd around hvd: nothing is the user's
+    assert torchrun.remove_outer(inner) == "" and inner == {"HVD_JOB": "x"}
 
 
 def test_each_job_has_a_name_of_its_own():
@@ -322,6 +375,7 @@ def test_an_interrupt_is_passed_on():
 
     def on_line(rank, stream, piece):
         lines.append(piece)
+        assert all(signal.getsignal(number) is before[number] for number in PASSED)  # they are the caller's
         if lines.count("ready\n") == 2 and "asked" not in lines:
             lines.append("asked")
             os.kill(os.getpid(), signal.SIGINT)
@@ -334,14 +388,14 @@ try:
 except KeyboardInterrupt:
     print("saved")
 """
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *PASSED)}
     said = []
     with pytest.raises(Interrupted) as interrupted:
         run_local(python(code), 2, env=environment(), on_line=on_line, notify=said.append)
     assert isinstance(interrupted.value, KeyboardInterrupt) and interrupted.value.signal == signal.SIGINT
     assert lines.count("saved\n") == 2
     assert said == ["SIGINT was passed on to the ranks, which have 30 s to end; a second one kills them"]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
 
 
 def test_a_second_interrupt_kills():

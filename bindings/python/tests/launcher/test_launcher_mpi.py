@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_support import LIMIT, end_of_all, environment, hvdrun
+from launcher_support import LIMIT, end_of_all, environment, hvdrun, signals_reach_ranks
 
 from hvd.launcher import LaunchError, RankFailed, mpi
 from hvd.launcher.reach import try_hosts
@@ -208,6 +208,10 @@ while True:
         run.send_signal(signal.SIGINT)
         assert run.communicate(timeout=LIMIT)[0].count("saved") == 2
     assert run.returncode == 130
+
+
+def test_signals_that_end_nothing_are_passed_on():
+    signals_reach_ranks([sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--mpi"], environment())
 
 
 def test_nothing_is_left_where_hvdrun_is_killed(tmp_path):

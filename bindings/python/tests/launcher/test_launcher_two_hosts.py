@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library
+from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library, signals_reach_ranks
 from network_hosts import hosts_module
 
 from hvd.launcher import mpi
@@ -107,6 +107,54 @@ def test_places_and_a_hostfile(two, tmp_path):
         "[0]<stdout>: 0 3 0 2 0 2 h1 h1", "[1]<stdout>: 1 3 1 2 0 1 h1 h1", "[2]<stdout>: 2 3 0 1 1 2 h2 h2",
     ]  # fmt: skip
     assert lines[0][1:] == lines[1][1:] == lines[2][1:] and [len(bytes.fromhex(n)) for n in lines[0][1:]] == [16, 16]
+
+
+TORCHRUN = """
+import os, socket
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+print(*(os.environ[name] for name in names.split()), flush=True)
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+assert os.environ["TORCHELASTIC_RUN_ID"] == os.environ["HVD_JOB"]
+if os.environ["RANK"] == "0":
+    with socket.socket() as other:
+        try:
+            other.bind(("", address[1]))
+            raise SystemExit("the port is not kept")
+        except OSError:
+            pass
+    with socket.create_server(("", address[1])) as server:  # sets SO_REUSEADDR
+        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+            server.accept()[0].close()
+else:
+    while True:
+        try:
+            socket.create_connection(address).close()
+            break
+        except ConnectionRefusedError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--network-interfaces", "eth0"]])
+def test_what_torchrun_sets(two, options):
+    """All ranks reach the first host at MASTER_ADDR and MASTER_PORT."""
+    done = two.hvdrun(*options, "-np", "3", "-H", "h1:2,h2:1", sys.executable, "-c", TORCHRUN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(": ")[2] for line in sorted(done.stdout.splitlines())] == [
+        "0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2",
+    ]  # fmt: skip
+
+
+def test_an_address_and_a_port_of_the_user(two):
+    show = ["sh", "-c", "echo $MASTER_ADDR $MASTER_PORT"]
+    done = two.hvdrun("-np", "2", "-H", "h1:1,h2:1", *show, MASTER_ADDR="somewhere", MASTER_PORT="7")
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: somewhere 7", "[1]<stdout>: somewhere 7"]
+    assert done.returncode == 0
+
+
+def test_signals_that_end_nothing_are_passed_on(two):
+    command = [*two.enter, *HVDRUN, "--mpi-args", f"-localhost {two.address}", "-np", "2", "-H", "h1:1,h2:1"]
+    signals_reach_ranks(command, environment(**two.reach))
 
 
 def test_a_host_that_is_not_there(two):

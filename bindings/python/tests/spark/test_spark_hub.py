@@ -161,7 +161,10 @@ def test_places() -> None:
     assert own == {
         "HOROVOD_RANK": "2", "HOROVOD_SIZE": "5", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
         "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "HOROVOD_HOSTNAME": "a",
+        "RANK": "2", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "4",
     }  # fmt: skip
+    assert place_of(3, [0, 1, 0, 3, 4], list("abaaa"))["GROUP_RANK"] == "2"
     assert place_of(3, [0, 1, 0, 3, 4], list("abaaa"))["HOROVOD_CROSS_RANK"] == "2"
     assert mismatch(facts, {"hvd": "1"}) == "" and "has hvd 1, and the driver has hvd 2" in mismatch(facts, {"hvd": "2"})
 

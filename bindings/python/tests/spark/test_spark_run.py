@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -121,10 +122,18 @@ def test_variables(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2.5")
     monkeypatch.setenv("HOROVOD_RANK", "7")
+    monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("UNRELATED", "1")
 
     def main() -> Any:
         names = ("HOROVOD_CYCLE_TIME", "HOROVOD_RANK", "UNRELATED", "OWN", "SPARK_EXECUTOR_DIRS")
+        for name in ("RANK", "LOCAL_RANK"):
+            assert os.environ[name] == os.environ[f"HOROVOD_{name}"]
+        assert (os.environ["WORLD_SIZE"], os.environ["GROUP_RANK"], os.environ["GROUP_WORLD_SIZE"]) == ("2", "0", "1")
+        assert os.environ["TORCHELASTIC_RUN_ID"] == os.environ["HVD_JOB"]
+        if os.environ["RANK"] == "0":  # the port is kept for a store
+            with socket.create_server(("", int(os.environ["MASTER_PORT"]))):
+                socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
         return [os.environ.get(name) for name in names]
 
     first, second = hvd.spark.run(main, num_proc=2, env={"OWN": "x"})
