@@ -25,12 +25,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def hvdrun(
-    *words: str, stdin: bytes | None = None, cwd: Path | None = None, **env: str
+    *words: str, stdin: bytes | None = None, cwd: Path | None = None, limit: float = LIMIT, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs hvdrun to its end."""
     command = [sys.executable, "-m", "hvd.launcher.main", *map(str, words)]
     done = subprocess.run(
-        command, env=environment(**env), input=stdin or b"", capture_output=True, timeout=LIMIT, cwd=cwd
+        command, env=environment(**env), input=stdin or b"", capture_output=True, timeout=limit, cwd=cwd
     )
     out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(command, done.returncode, out, err)
@@ -82,9 +82,9 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def signals_reach_ranks(command: Sequence[str], env: Mapping[str, str]) -> None:
+def signals_reach_ranks(command: Sequence[str], env: Mapping[str, str], here: bool = True) -> None:
     """Runs SIGNALLED as two ranks by `command`, which becomes hvdrun: each signal reaches both, and a second SIGTERM ends
-    all.
+    all. `here`: the ranks have numbers as processes of this host.
     """
     words = [*command, sys.executable, "-c", SIGNALLED]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -96,7 +96,7 @@ def signals_reach_ranks(command: Sequence[str], env: Mapping[str, str]) -> None:
             return sorted(run.stdout.readline().split()[-1] for _ in range(count))
 
         try:
-            pids = [int(pid) for pid in said(2)]
+            pids = [int(pid) for pid in said(2) if here]
             for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR2):
                 run.send_signal(number)
                 assert said(2) == [number.name] * 2

@@ -26,7 +26,8 @@ def test_places():
     names = ["a", "b", "c"]
     found = [list(guard.place(rank, [2, 1, 3], names).values()) for rank in range(6)]
     assert [" ".join(each) for each in found] == [
-        "0 6 0 2 0 3 a", "1 6 1 2 0 2 a", "2 6 0 1 1 3 b", "3 6 0 3 2 3 c", "4 6 1 3 1 2 c", "5 6 2 3 0 1 c",
+        "0 6 0 2 0 3 a 0 6 0 2 0 3", "1 6 1 2 0 2 a 1 6 1 2 0 3", "2 6 0 1 1 3 b 2 6 0 1 1 3",
+        "3 6 0 3 2 3 c 3 6 0 3 2 3", "4 6 1 3 1 2 c 4 6 1 3 2 3", "5 6 2 3 0 1 c 5 6 2 3 2 3",
     ]  # fmt: skip
 
 

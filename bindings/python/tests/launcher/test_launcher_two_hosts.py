@@ -154,7 +154,10 @@ def test_an_address_and_a_port_of_the_user(two):
 
 def test_signals_that_end_nothing_are_passed_on(two):
     command = [*two.enter, *HVDRUN, "--mpi-args", f"-localhost {two.address}", "-np", "2", "-H", "h1:1,h2:1"]
-    signals_reach_ranks(command, environment(**two.reach))
+    signals_reach_ranks(command, environment(**two.reach), here=False)
+    end = time.monotonic() + LIMIT
+    while any(processes for processes, _ in two.left()) and time.monotonic() < end:  # the hosts see that hvdrun is gone
+        time.sleep(0.05)
 
 
 def test_a_host_that_is_not_there(two):

@@ -1,0 +1,109 @@
+"""Hugging Face's Accelerate and Trainer and PyTorch Lightning under hvdrun, as released: one job of two ranks each."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_support import LIMIT, hvdrun
+
+pytest.importorskip("torch.nn")
+PACKAGES = {"Accelerate": "accelerate", "Trainer": "transformers", "Lightning": "pytorch_lightning"}
+
+# Trainer runs in the job of the Accelerate loop, because it is made of Accelerate, which takes seconds to import. Ranks
+# begin with weights of their own, and have data of which each gets its part.
+RANK = '''
+import os, sys
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+data = torch.utils.data.DataLoader([torch.full((4,), float(i)) for i in range(8)], batch_size=2)
+
+
+def accelerate_loop():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    net = torch.nn.Linear(4, 1)
+    model, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01), data)
+    steps = 0
+    for x in loader:
+        optimizer.zero_grad()
+        accelerator.backward(model(x).square().mean())
+        optimizer.step()
+        steps += 1
+    return accelerator.num_processes, steps, net
+
+
+def huggingface_trainer():
+    from transformers import Trainer, TrainingArguments
+
+    class Net(torch.nn.Linear):
+        def forward(self, x, labels):
+            return {"loss": (super().forward(x) - labels).square().mean()}
+
+    net = Net(4, 1)
+    arguments = TrainingArguments(
+        output_dir=sys.argv[2], num_train_epochs=1, per_device_train_batch_size=2, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True,
+    )
+    rows = [{"x": torch.full((4,), float(i)), "labels": torch.ones(1)} for i in range(8)]
+    trainer = Trainer(net, arguments, train_dataset=rows)
+    trainer.train()
+    return trainer.args.world_size, trainer.state.global_step, net
+
+
+def lightning():
+    import pytorch_lightning
+    from pytorch_lightning.strategies import DDPStrategy
+
+    class Net(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, x, _):
+            return self.layer(x).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    net = Net()
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="hvd"), max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(net, data)
+    return trainer.world_size, trainer.global_step, net
+
+
+for name, train in {"Accelerate": accelerate_loop, "Trainer": huggingface_trainer, "Lightning": lightning}.items():
+    if name in sys.argv[1].split(","):
+        size, steps, net = train()
+        weights = [p.detach().numpy().tobytes().hex() for p in net.parameters()]
+        os.write(1, f"{name} {size} {dist.get_world_size()} {steps} {dist.get_backend()} {'.'.join(weights)}\\n".encode())
+dist.destroy_process_group()
+'''
+
+
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [(["Accelerate", "Trainer"], "gloo"), (["Lightning"], "hvd")],  # the first two do not let their user choose
+    ids=["accelerate", "lightning"],
+)
+def test_one_job_of_two_ranks(names: list[str], backend: str, tmp_path: Path) -> None:
+    for package in (PACKAGES[name] for name in names):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (tools/setup installs it)")
+    (tmp_path / "train.py").write_text(RANK)
+    words = [sys.executable, "train.py", ",".join(names), "out"]
+    done = hvdrun("-np", "2", *words, cwd=tmp_path, limit=5 * LIMIT, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in names:
+        lines = [line.partition(": ")[2].split() for line in done.stdout.splitlines()]
+        first, second = (line for line in lines if line[:1] == [name])
+        assert first[1:5] == ["2", "2", "2", backend] and first == second
