@@ -201,10 +201,12 @@ def first_host(
     """The address that the first host has on one of these interfaces, and a port that is free there; its name if a
     resource manager reaches it.
     """
-    told = ask_host(name, agent, env, limit) if far else {"interfaces": [], "free": free_port()}
-    if not far and hosts.is_local(name):
-        told["interfaces"] = own_interfaces()
-    return next((address for each, address, _ in told["interfaces"] if each in interfaces), name), told["free"]
+    if far:
+        told = ask_host(name, agent, env, limit)
+        found, port = told["interfaces"], int(told["free"])
+    else:
+        found, port = own_interfaces() if hosts.is_local(name) else [], free_port()
+    return next((str(address) for each, address, _ in found if each in interfaces), name), port
 
 
 def extension_file(pin: str | None) -> str:
