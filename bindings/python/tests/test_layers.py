@@ -101,6 +101,31 @@ def test_what_runs_under_mpiexec_imports_nothing_else_of_hvd() -> None:
     assert {(name, target) for name, target in found if not target.startswith("launcher.supervisor")} == set()
 
 
+# Functions of PyTorch that make tensors on its default device, which is the program's to choose, unless they are told.
+MAKERS = {
+    "arange", "as_tensor", "empty", "empty_permuted", "empty_strided", "eye", "full", "hann_window", "linspace", "logspace",
+    "ones", "rand", "randint", "randn", "randperm", "scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "tensor",
+    "zeros",
+}  # fmt: skip
+
+
+def without_device(text: str) -> list[int]:
+    """The lines on which a tensor of PyTorch is made and no device named."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    return [
+        call.lineno
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in MAKERS and ast.unparse(call.func.value) == "torch"
+        and "device" not in {one.arg for one in call.keywords}
+    ]
+
+
+def test_tensors_are_made_on_a_device_by_name() -> None:
+    assert without_device("torch.empty(3)\ntorch.ones(3, device=d)\nnumpy.empty(3)\nf(torch.tensor(1))") == [1, 4]
+    found = {str(path): without_device(path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 GOOD = {
     "__init__": "from hvd.core import state", "exceptions": "", "core.state": "from hvd import _core, exceptions",
     "core.objects": "import hvd.core.state", "api": "from hvd.core.state import rank", "numpy.__init__": "import numpy",

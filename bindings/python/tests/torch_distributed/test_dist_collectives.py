@@ -12,7 +12,10 @@ pytest.importorskip("torch.distributed")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
 from dist_ranks import same  # noqa: E402
+
+import hvd.torch  # noqa: E402
 
 SIGNED = ["int8", "int16", "int32", "int64"]
 UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
@@ -865,6 +868,90 @@ def check_not_yet_complete() -> None:
 
 def test_not_yet_complete(several_ranks: Any) -> None:
     several_ranks.run(check_not_yet_complete)
+
+
+def check_modes_of_the_caller() -> None:
+    """Results that are copied to where they belong get there in whatever mode the waiting thread is."""
+    r, n = place()
+    ranks = [torch.full((3,), float(q)) for q in range(n)]
+
+    def begin() -> list[tuple[Any, Callable[[], Any], Any]]:
+        """Works, their results, and what these will be."""
+        lists, one, strided = [torch.zeros(3) for _ in range(n)], torch.zeros(3), torch.full((3, 2), 1.0 + r)[:, 0]
+        return [
+            (dist.all_gather(lists, ranks[r], async_op=True), lambda: torch.stack(lists), torch.stack(ranks)),
+            (dist.all_reduce(strided, async_op=True), lambda: strided, torch.full((3,), n * (n + 1) / 2)),
+            (dist.reduce_scatter(one, ranks, async_op=True), lambda: one, ranks[r] * n),
+        ]
+
+    with torch.inference_mode():
+        inside = begin()
+        for work, results, expected in begin():
+            same(work.get_future().then(lambda _: results().clone()).wait(), expected)
+    outside = begin()
+    with torch.inference_mode():
+        for work, results, expected in outside:
+            work.wait()
+            same(results(), expected)
+    for work, results, expected in inside:
+        work.wait()
+        same(results(), expected)
+
+
+def test_modes_of_the_caller(ranks: Any) -> None:
+    ranks.run(check_modes_of_the_caller)
+
+
+def check_registered_works() -> None:
+    """What is begun in Python may be waited for by `wait_tensor`, as in a compiled function."""
+    r, n = place()
+    registered = torch._C._distributed_c10d._get_work_registry_size
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        reduced, lists, received = torch.full((3,), r + 1.0), [torch.zeros(3) for _ in range(n)], torch.zeros(3)
+        dist.barrier()
+        dist.all_reduce(reduced, async_op=True)
+        dist.all_gather(lists, torch.full((3,), float(r)), async_op=True)
+        sent = torch.full((3,), float(r))
+        dist.isend(sent, (r + 1) % n)
+        dist.irecv(received, (r - 1) % n)
+        assert registered() >= n + 2
+        same(functional.wait_tensor(reduced) * 1, torch.full((3,), n * (n + 1) / 2))
+        for q, one in enumerate(lists):
+            same(functional.wait_tensor(one) * 1, torch.full((3,), float(q)))
+        same(functional.wait_tensor(received) * 1, torch.full((3,), float((r - 1) % n)))
+        functional.wait_tensor(sent)
+        assert registered() == 0
+        for _ in range(3):  # who waits for the work itself leaves nothing
+            dist.all_reduce(reduced, async_op=True).wait()
+        assert registered() == 0
+    dist.all_reduce(reduced, async_op=True).wait()
+    assert registered() == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(functional, "allow_inflight_collective_as_graph_input_ctx"), reason="this PyTorch cannot register works"
+)
+def test_registered_works(several_ranks: Any) -> None:
+    several_ranks.run(check_registered_works)
+
+
+def check_default_device() -> None:
+    """No tensor of hvd's own is made on a device that only the program's tensors are for."""
+    r, n = place()
+    indices, cpu = torch.tensor([[r]]), torch.device("cpu")
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(1), (n,))
+    with torch.device("meta"):
+        shared = hvd.torch.empty(3000)
+        assert shared.device == cpu and dist.group.WORLD.allocate_tensor(3, dtype=torch.int8, device=cpu).device == cpu
+        dist.all_reduce(shared.fill_(1))
+        dist.all_reduce(sparse)
+        dist.monitored_barrier()
+    same(shared, torch.full((3000,), float(n)))
+    same(sparse.to_dense(), torch.ones(n))
+
+
+def test_default_device(ranks: Any) -> None:
+    ranks.run(check_default_device)
 
 
 def check_barriers() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 from dist_ranks import Ranks, place  # noqa: E402
 from features_ranks import batch, both, compare, group, network, train, weights  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.algorithms.join import Join  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
@@ -34,6 +35,24 @@ def check_options(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(features: Ranks, name: str) -> None:
     features.run(check_options, name=name)
+
+
+def check_join(divide: bool) -> None:
+    """Ranks end after different numbers of steps."""
+
+    def program() -> Any:
+        model = DDP(network())
+        with Join([model], divide_by_initial_world_size=divide):
+            for _ in range(2 + place()[0]):
+                model(batch()[0]).sum().backward()
+        return weights(model), [p.grad for p in model.parameters()]
+
+    both(program)
+
+
+@pytest.mark.parametrize("divide", [False, True])
+def test_join(features: Ranks, divide: bool) -> None:
+    features.run(check_join, divide=divide)
 
 
 class Branches(nn.Module):

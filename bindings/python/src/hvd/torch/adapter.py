@@ -94,7 +94,7 @@ class _Torch:
         return data.view(like.dtype).view(shape)
 
     def integers(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32)
+        return torch.tensor(values, dtype=torch.int32, device="cpu")
 
 
 def wants_gradient(tensor: torch.Tensor) -> bool:

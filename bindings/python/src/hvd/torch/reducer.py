@@ -145,4 +145,4 @@ def _nothing() -> None:
 def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
     """A sparse gradient without values."""
     indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(indices, p.new_empty((0, *p.shape[sparse_dim:])), p.shape)
+    return torch.sparse_coo_tensor(indices, p.new_empty((0, *p.shape[sparse_dim:])), p.shape, device=p.device)

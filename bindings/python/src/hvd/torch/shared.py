@@ -43,12 +43,12 @@ def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> to
     kind = torch.get_default_dtype() if dtype is None else dtype
     of = _group_of(group)
     if of is None:
-        bytes_ = math.prod(shape) * torch.empty(0, dtype=kind).element_size()
+        bytes_ = math.prod(shape) * torch.empty(0, dtype=kind, device="cpu").element_size()
         if bytes_ == 0:
-            return torch.empty(*shape, dtype=kind)
+            return torch.empty(*shape, dtype=kind, device="cpu")
         memory: Any = state.current_job().alloc_bucket(bytes_)
         return torch.frombuffer(memory, dtype=kind).view(*shape)
-    made = torch.empty(*shape, dtype=kind)
+    made = torch.empty(*shape, dtype=kind, device="cpu")
     if made.nbytes != 0:
         of.share(made)
     return made
@@ -82,12 +82,12 @@ def share_(module: torch.nn.Module, group: Any = None) -> torch.nn.Module:
             storage = t.untyped_storage()
             start = starts[storage._cdata]
             if storage._cdata not in copied and storage.nbytes() != 0:
-                old = torch.empty(0, dtype=torch.uint8).set_(storage)
+                old = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
                 memory[start : start + storage.nbytes()].copy_(old)
             copied.add(storage._cdata)
         for t in tensors:
             start = starts[t.untyped_storage()._cdata]
-            view = torch.empty(0, dtype=t.dtype).set_(
+            view = torch.empty(0, dtype=t.dtype, device="cpu").set_(
                 memory.untyped_storage(), start // t.element_size() + t.storage_offset(), t.shape, t.stride()
             )
             t.data = view

@@ -328,7 +328,7 @@ class Device:
                     raise HorovodInternalError(f"rank {rank} sends {found} bytes, not {expected}", "mismatch", rank)
             if total != 0:
                 data = dlpack.from_dlpack(handle.output(0, place[0])[0].array())
-                with torch.no_grad():
+                with torch.inference_mode():
                     for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
                         if target.numel() != 0:
                             target.copy_(part.view(target.dtype).view(target.shape))

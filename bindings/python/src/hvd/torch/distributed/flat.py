@@ -72,7 +72,7 @@ def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
         return None
 
     def finish() -> None:
-        with torch.no_grad():
+        with torch.inference_mode():
             target.copy_(source)
 
     return finish
@@ -108,7 +108,7 @@ def gathering(
     made = torch.empty(total, dtype=like.dtype, device=like.device)
 
     def finish() -> None:
-        with torch.no_grad():
+        with torch.inference_mode():
             for target, part in zip(targets, torch.split(made, [t.numel() for t in targets])):
                 target.copy_(part.view(target.shape))
 

@@ -67,11 +67,11 @@ def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) ->
     if group._number == 0:
         _await_all(group, tag, seconds, wait_all_ranks)
         return
-    answer = torch.zeros(1, dtype=torch.uint8)
+    answer = torch.zeros(1, dtype=torch.uint8, device="cpu")
     limit = max(seconds, group._seconds)
     cause = None
     try:
-        group._post(True, torch.ones(1, dtype=torch.uint8), 0, tag, limit, True).wait()
+        group._post(True, torch.ones(1, dtype=torch.uint8, device="cpu"), 0, tag, limit, True).wait()
         group._post(False, answer, 0, tag, limit, True).wait()
         trouble = "" if answer.item() else "rank 0 has said that not all ranks came in time"
     except RuntimeError as e:
@@ -88,7 +88,7 @@ def _await_all(group: Messages, tag: int, seconds: float, wait_all_ranks: bool) 
     others = range(1, group._count)
     if seconds <= 0 and others:
         raise RuntimeError(f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
-    calls = [group._post(False, torch.empty(1, dtype=torch.uint8), peer, tag, seconds, True) for peer in others]
+    calls = [group._post(False, torch.empty(1, dtype=torch.uint8, device="cpu"), peer, tag, seconds, True) for peer in others]
     missing: dict[int, RuntimeError] = {}
     for peer, call in zip(others, calls):
         try:
@@ -99,7 +99,7 @@ def _await_all(group: Messages, tag: int, seconds: float, wait_all_ranks: bool) 
             missing[lost if lost in others else peer] = e
             if not wait_all_ranks:
                 break
-    answer = torch.tensor([not missing], dtype=torch.uint8)
+    answer = torch.tensor([not missing], dtype=torch.uint8, device="cpu")
     limit = max(seconds, 1.0)
     if not missing:
         for answered in [group._post(True, answer, peer, tag, limit, True) for peer in others]:

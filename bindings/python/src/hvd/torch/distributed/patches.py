@@ -14,10 +14,12 @@ from torch.distributed import distributed_c10d
 from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
+from hvd.torch.distributed.work import for_cpp
 
 _of_pytorch: Any = distributed_c10d.monitored_barrier
 _kernels: Any = torch.library
 _library = _kernels.Library("_c10d_functional", "IMPL")
+_set_handle_of_pytorch: Any = c10d.Reducer._set_forward_pass_work_handle
 _shutdown_of_pytorch: Any = getattr(distributed_c10d, "_shutdown_backend", None)
 
 
@@ -46,10 +48,15 @@ def _all_gather_into(input: torch.Tensor, size: int, name: str, *, out: torch.Te
     work = group.all_gather_single(out, input)
     assert work is not None
     if hasattr(c10d, "_register_work"):
-        c10d._register_work(out, work)
+        c10d._register_work(out, for_cpp(work))
     else:
         work.wait()
     return out
+
+
+def _set_forward_pass_work_handle(reducer: Any, work: Any, divide_by_initial_world_size: bool) -> None:
+    # DDP's reducer waits for it in the backward pass, when Python has forgotten it.
+    _set_handle_of_pytorch(reducer, for_cpp(work), divide_by_initial_world_size)
 
 
 def _shutdown_backend(group: Any) -> None:
@@ -68,4 +75,5 @@ def install() -> None:
         vars(module)["monitored_barrier"] = monitored_barrier
     if torch.__version__ < "2.7":
         vars(distributed_c10d)["_shutdown_backend"] = _shutdown_backend
+    c10d.Reducer._set_forward_pass_work_handle = _set_forward_pass_work_handle
     _library.impl("all_gather_into_tensor_out", _all_gather_into, "CPU")

@@ -142,7 +142,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor in memory that the ranks of a host share, where that is possible. Collective."""
-        made = torch.empty(size, dtype=dtype)
+        made = torch.empty(size, dtype=dtype, device="cpu")
         self.share(made)
         return made
 

@@ -51,7 +51,7 @@ def find(url: str, timeout: timedelta, plain: Callable[[str, timedelta], Iterato
 
 
 def _file_store(place: placement.Place, timeout: timedelta) -> Any:
-    path = torch.zeros(_LONGEST, dtype=torch.uint8)
+    path = torch.zeros(_LONGEST, dtype=torch.uint8, device="cpu")
     seconds = timeout.total_seconds()
     if place.rank == 0:
         folder = tempfile.mkdtemp(prefix=f"hvd-{os.geteuid()}-{os.environ.get('HVD_JOB', '')}-torch-")

@@ -19,18 +19,18 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     if not adds(op):
         raise ValueError(f"hvd: all_reduce: sparse tensors can be summed, and {name_of(op)} was asked for")
     mine = tensor.coalesce()
-    counts = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
-    gather(counts, torch.tensor([mine._nnz()]))
-    indices = [torch.empty((mine.sparse_dim(), int(n)), dtype=torch.int64) for n in counts]
-    values = [torch.empty((int(n), *mine.values().shape[1:]), dtype=mine.dtype) for n in counts]
+    counts = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(size)]
+    gather(counts, torch.tensor([mine._nnz()], device="cpu"))
+    indices = [torch.empty((mine.sparse_dim(), int(n)), dtype=torch.int64, device="cpu") for n in counts]
+    values = [torch.empty((int(n), *mine.values().shape[1:]), dtype=mine.dtype, device="cpu") for n in counts]
     gather(indices, mine.indices())
     gather(values, mine.values())
-    total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
+    total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape, device="cpu").coalesce()
     number, factor = number_of(op)
     if number == AVERAGE:
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         total = torch.div(total, size, rounding_mode="trunc" if whole else None)
     elif factor != 1:
         total = total * factor
-    with torch.no_grad():
+    with torch.inference_mode():
         tensor.copy_(total)

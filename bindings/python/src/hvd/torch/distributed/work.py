@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -17,7 +17,11 @@ from hvd.exceptions import HorovodInternalError
 
 
 _NO_LIMIT = timedelta(0)
+_c10d: Any = torch._C._distributed_c10d
 _Base: Any = torch.distributed.Work
+# Whether to register works for `wait_tensor`, as programs ask for that begin a collective outside a compiled function and
+# wait for it inside. Never in versions of PyTorch that do not know it.
+_registers: Callable[[], bool] = getattr(_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
 
 
 class Work(_Base):  # type: ignore[misc]
@@ -44,11 +48,16 @@ class Work(_Base):  # type: ignore[misc]
         self._finish = finish
         if finish is not None:
             self._lock = threading.Lock()
+        if _registers():
+            self._registered = list(_tensors_of(results))
+            for tensor in self._registered:
+                _c10d._register_work(tensor, for_cpp(self))
 
     # What most works never have is set where it is needed: a work is made for each small operation.
     _lock: Any = threading.Lock()  # held while `finish` runs
     _problem: BaseException | None = None
     _future: Any = None
+    _registered: Sequence[torch.Tensor] = ()
 
     def _complete(self, limit: float | None) -> bool:
         """Waits; False where it is not done after ``limit`` seconds. Raises what it ended with."""
@@ -66,10 +75,18 @@ class Work(_Base):  # type: ignore[misc]
                     self._finish = None
         return True
 
+    def _unregister(self) -> None:
+        """After the program itself has waited: nobody else will."""
+        tensors, self._registered = self._registered, ()
+        for tensor in tensors:
+            torch.ops._c10d_functional.wait_tensor(tensor)
+
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Returns True when the results are there. Raises DistBackendError where the operation failed, and where it is
         not done after ``timeout``; the operation goes on then.
         """
+        if self._registered:
+            self._unregister()
         if not timeout:
             return self._complete(None)
         seconds = timeout.total_seconds()
@@ -123,6 +140,21 @@ class Work(_Base):  # type: ignore[misc]
             if self._future is None:
                 self._future = _future_of(self)
             return self._future
+
+
+def for_cpp(work: Any) -> Any:
+    """The work in a form that C++ may keep, which waits for its future. A ``Work`` loses its part in Python when Python
+    has forgotten it, and the part in C++ then never completes.
+    """
+    return _c10d._create_work_from_future(work.get_future()) if isinstance(work, Work) else work
+
+
+def _tensors_of(results: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for one in results:
+        if isinstance(one, torch.Tensor):
+            yield one
+        else:
+            yield from _tensors_of(one)
 
 
 def _future_of(work: Work) -> Any:
