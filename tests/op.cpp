@@ -1,6 +1,8 @@
 // tests/op.cpp: what each operation means on each type, through the erased form that algorithms use.
 #include <hvd/op.hpp>
 
+#include <support/verifiable.hpp>
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -467,6 +469,42 @@ TEST_CASE("a user's type of any size and alignment, without a default") {
   }
   const auto eights = at_once(make_reduction<big>(add_big{}, 2), large, 3);
   CHECK(eights[2].part[999] == 8);
+}
+
+/// The elements of two ranks and the result, each some bytes behind a multiple of 256 as payloads of messages are.
+template <class T, class Op>
+bool right_at_any_address(const Op& op) {
+  using hvd::test::expected;
+  using hvd::test::input;
+  constexpr std::size_t n = 10, room = n * sizeof(T) + 256;
+  alignas(256) std::byte memory[3 * room];
+  const reduction r = make_reduction<T>(op, 2);
+  for (const std::size_t past : {0, 1, 8, 16, 64}) {
+    std::byte *const in = memory + past, *const other = in + room, *const out = other + room;
+    for (std::size_t i = 0; i != n; ++i) {
+      const T x = input<T>(op, i, 0, 2), y = input<T>(op, i, 1, 2);
+      std::memcpy(in + i * sizeof(T), &x, sizeof(T));
+      std::memcpy(other + i * sizeof(T), &y, sizeof(T));
+    }
+    r.combine(out, in, other, n);
+    for (std::size_t i = 0; i != n; ++i) {
+      T got;
+      std::memcpy(static_cast<void*>(&got), out + i * sizeof(T), sizeof(T));
+      if (got != expected<T>(op, i, 2)) return false;
+    }
+  }
+  return true;
+}
+
+TEST_CASE("elements at any address") {
+  using hvd::test::aligned;
+  CHECK(right_at_any_address<aligned<16>>(hvd::test::add_aligned{}));
+  CHECK(right_at_any_address<aligned<32>>(hvd::test::add_aligned{}));
+  CHECK(right_at_any_address<aligned<64>>(hvd::test::add_aligned{}));
+  CHECK(right_at_any_address<aligned<256>>(hvd::test::add_aligned{}));
+  CHECK(right_at_any_address<std::int32_t>(hvd::sum));
+  CHECK(right_at_any_address<std::complex<double>>(hvd::product));
+  CHECK(right_at_any_address<long double>(hvd::sum));
 }
 
 TEST_CASE("a lambda is an operation") {

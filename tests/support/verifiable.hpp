@@ -8,6 +8,8 @@
 #include <hvd/dtype.hpp>
 #include <hvd/op.hpp>
 
+#include <support/require.hpp>
+
 #include <bit>
 #include <cmath>
 #include <complex>
@@ -261,6 +263,31 @@ template <std::same_as<block> T>
 T input(combine_blocks, std::size_t i, int rank, int /*size*/) {
   block x{};
   for (int k = 0; k != 37; ++k) x.words[k] = draw(i * 37 + static_cast<std::size_t>(k), rank);
+  return x;
+}
+
+/// An element as vectors of SIMD and of small linear algebra are, and an operation that insists on its alignment.
+template <std::size_t Alignment>
+struct alignas(Alignment) aligned {
+  std::uint64_t words[Alignment / 8];
+  friend bool operator==(const aligned&, const aligned&) = default;
+};
+struct add_aligned {
+  template <std::size_t Alignment>
+  aligned<Alignment> operator()(const aligned<Alignment>& x, const aligned<Alignment>& y) const {
+    for (const void* volatile at : {static_cast<const void*>(&x), static_cast<const void*>(&y)}) {
+      require(reinterpret_cast<std::uintptr_t>(at) % Alignment == 0,
+              "an element at an address that is none of its type");
+    }
+    aligned<Alignment> z{};
+    for (std::size_t k = 0; k != Alignment / 8; ++k) z.words[k] = x.words[k] + y.words[k];
+    return z;
+  }
+};
+template <class T>
+T input(add_aligned, std::size_t i, int rank, int /*size*/) {
+  T x{};
+  for (std::size_t k = 0; k != sizeof x.words / 8; ++k) x.words[k] = draw(i, rank, static_cast<int>(k));
   return x;
 }
 

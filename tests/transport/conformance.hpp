@@ -16,6 +16,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace hvd::test {
@@ -131,6 +132,71 @@ void conformance_uneven_blocks() {
       }
     }
   });
+}
+
+/// Reductions of elements whose alignment is more than that of a payload, in private or shared memory of one rank.
+template <class T, class C, class How>
+void check_aligned(C& comm, std::byte* memory, std::size_t n, const How& how) {
+  const auto p = static_cast<std::size_t>(comm.size());
+  T* const in = reinterpret_cast<T*>(memory);
+  T* const out = in + n * p;
+  for (std::size_t i = 0; i != n * p; ++i) in[i] = input<T>(add_aligned{}, i, comm.rank(), comm.size());
+  const reduction r = make_reduction<T>(add_aligned{}, comm.size());
+  const partition blocks(comm.size(), n, sizeof(T));
+  auto* const from = reinterpret_cast<std::byte*>(in);
+  auto* const to = reinterpret_cast<std::byte*>(out);
+  const auto right = [&](const T* got, std::size_t first, int ranks, const char* what) {
+    for (std::size_t i = 0; i != n; ++i) {
+      require(got[i] == expected<T>(add_aligned{}, first + i, ranks), [&] {
+        std::string text =
+            detail::joined({what, " of ", n, " elements aligned to ", alignof(T), ": element ", i, " is wrong"});
+        if constexpr (requires { name(how); }) text += ", by " + name(how);
+        return text;
+      });
+    }
+  };
+  if constexpr (Answers<How, C, reduce_scatter_call>) {
+    detail::run(comm, reduce_scatter_call{from, to, blocks, r}, how);
+    right(out, n * static_cast<std::size_t>(comm.rank()), comm.size(), "reduce_scatter");
+  }
+  if constexpr (Answers<How, C, scan_call>) {
+    detail::run(comm, scan_call{from, to, n, r}, how);
+    right(out, 0, comm.rank() + 1, "scan");
+  }
+  if constexpr (Answers<How, C, reduce_call>) {
+    detail::run(comm, reduce_call{from, to, n, r, 1}, how);
+    if (comm.rank() == 1) right(out, 0, comm.size(), "reduce");
+  }
+  if constexpr (Answers<How, C, allreduce_call>) {
+    detail::run(comm, allreduce_call{from, to, n, r}, how);
+    right(out, 0, comm.size(), "allreduce");
+    detail::run(comm, allreduce_call{from, from, n, r}, how);
+    right(in, 0, comm.size(), "allreduce in place");
+  }
+}
+/// Elements aligned to 16 bytes and more, wherever an algorithm puts them: by each of `hows`.
+template <class Run, class... How>
+void conformance_alignment(const How&... hows) {
+  for (const int size : {2, 3}) {
+    CAPTURE(size);
+    Run::run(size, [&](auto& comm) {
+      constexpr std::size_t most = 100;
+      const auto p = static_cast<std::size_t>(size);
+      std::vector<aligned<256>> own(most * (p + 1));
+      auto shared = comm.template alloc_shared<aligned<256>>(own.size());
+      const auto each = [&]<class T>(std::type_identity<T>) {
+        for (const std::size_t n : {std::size_t{1}, std::size_t{7}, most}) {
+          for (aligned<256>* const memory : {own.data(), shared.data()}) {
+            (check_aligned<T>(comm, reinterpret_cast<std::byte*>(memory), n, hows), ...);
+          }
+        }
+      };
+      each(std::type_identity<aligned<16>>());
+      each(std::type_identity<aligned<32>>());
+      each(std::type_identity<aligned<64>>());
+      each(std::type_identity<aligned<256>>());
+    });
+  }
 }
 
 /// Several MiB and a count that nothing divides; beyond the last-level cache where `streaming`.

@@ -164,6 +164,20 @@ void conformance_adasum() {
   }
 }
 
+/// Each algorithm over messages.
+template <class Run, class... How>
+void conformance_alignment_over_messages(const How&... more) {
+  conformance_alignment<Run>(ring{.chunk_bytes = 1000}, tree{.chunk_bytes = 1000}, recursive_doubling{},
+                             halving_doubling{}, double_tree{.chunk_bytes = 1000}, more...);
+}
+/// The same, and each protocol of direct.
+template <class Run>
+void conformance_alignment_in_common_memory() {
+  conformance_alignment_over_messages<Run>(direct{}, direct{.one_shot_bytes = 1 << 30, .mapped_bytes = 1 << 30},
+                                           direct{.one_shot_bytes = 1, .mapped_bytes = 1 << 30},
+                                           direct{.one_shot_bytes = 1, .mapped_bytes = 1, .streaming_bytes = 1});
+}
+
 template <class Run>
 void conformance_bits_over_messages() {
   conformance_same_bits<Run, float>(std::vector<ring>{{}, {.chunk_bytes = 1024}}, false);

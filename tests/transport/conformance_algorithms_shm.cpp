@@ -19,6 +19,7 @@ TEST_CASE("processes: two trees") {
   conformance_over_messages<on_processes, affine, compose>(hvd::double_tree{.chunk_bytes = 1000});
 }
 TEST_CASE("processes: Bruck's") { conformance_over_messages<on_processes, affine, compose>(hvd::bruck{}); }
+TEST_CASE("processes: elements of any alignment") { conformance_alignment_in_common_memory<on_processes>(); }
 TEST_CASE("processes: adasum") { conformance_adasum<on_processes>(); }
 TEST_CASE("processes: the same bits by direct") { conformance_bits_of_direct<on_processes>(); }
 TEST_CASE("processes: the same bits over messages") { conformance_bits_over_messages<on_processes>(); }

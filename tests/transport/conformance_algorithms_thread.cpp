@@ -17,6 +17,7 @@ TEST_CASE("threads: two trees") {
   conformance_over_messages<on_threads, affine, compose>(hvd::double_tree{.chunk_bytes = 1000});
 }
 TEST_CASE("threads: Bruck's") { conformance_over_messages<on_threads, affine, compose>(hvd::bruck{}); }
+TEST_CASE("threads: elements of any alignment") { conformance_alignment_in_common_memory<on_threads>(); }
 TEST_CASE("threads: adasum") { conformance_adasum<on_threads>(); }
 TEST_CASE("threads: the same bits by direct") { conformance_bits_of_direct<on_threads>(); }
 TEST_CASE("threads: the same bits over messages") { conformance_bits_over_messages<on_threads>(); }

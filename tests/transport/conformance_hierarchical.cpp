@@ -46,6 +46,9 @@ TEST_CASE("shared memory and MPI: roots, uneven blocks, groups") {
   conformance_split<on_two_levels>();
   conformance_probing<on_two_levels>();
 }
+TEST_CASE("shared memory and MPI: elements of any alignment") {
+  conformance_alignment<on_two_levels>(hvd::automatic<>{});
+}
 TEST_CASE("shared memory and MPI: several MiB") { conformance_large<on_two_levels>({4}); }
 TEST_CASE("shared memory and MPI: built by one call") {
   on_first(4, [](MPI_Comm part) {

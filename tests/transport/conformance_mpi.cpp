@@ -74,6 +74,7 @@ TEST_CASE("MPI: two trees") {
   conformance_over_messages<on_mpi, affine, compose>(hvd::double_tree{.chunk_bytes = 1000});
 }
 TEST_CASE("MPI: Bruck's") { conformance_over_messages<on_mpi, affine, compose>(hvd::bruck{}); }
+TEST_CASE("MPI: elements of any alignment") { conformance_alignment_over_messages<on_mpi>(); }
 TEST_CASE("MPI: adasum") { conformance_adasum<on_mpi>(); }
 TEST_CASE("MPI: the same bits over messages") { conformance_bits_over_messages<on_mpi>(); }
 

@@ -47,6 +47,7 @@ TEST_CASE("simulated: two trees") {
   conformance_over_messages<on_simulated, affine, compose>(hvd::double_tree{.chunk_bytes = 1000});
 }
 TEST_CASE("simulated: Bruck's") { conformance_over_messages<on_simulated, affine, compose>(hvd::bruck{}); }
+TEST_CASE("simulated: elements of any alignment") { conformance_alignment_over_messages<on_simulated>(); }
 TEST_CASE("simulated: adasum") { conformance_adasum<on_simulated>(); }
 TEST_CASE("simulated: the same bits over messages") { conformance_bits_over_messages<on_simulated>(); }
 

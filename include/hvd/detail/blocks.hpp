@@ -17,9 +17,8 @@ namespace hvd::inline HVD_ABI::detail {
 inline constexpr std::size_t ring_chunk_bytes = std::size_t{256} << 10;
 inline constexpr std::size_t tree_chunk_bytes = std::size_t{64} << 10;
 
-/// Uninitialised bytes, aligned to a cache line so that they can hold elements of any usual type. Pages that are never
-/// written cost nothing. An `error` of kind no_memory if they cannot be allocated; algorithms allocate before their
-/// first message where they can.
+/// Uninitialised bytes, aligned to a cache line. Pages that are never written cost nothing. An `error` of kind
+/// no_memory if they cannot be allocated; algorithms allocate before their first message where they can.
 class temporary {
  public:
   temporary() = default;

@@ -132,12 +132,13 @@ HVD_PRECISE_END
 
 /// The kernel for everything that has no vector form: user-defined operations, products of complex numbers,
 /// scaled integers. Works on tiles that stay in the first-level cache; its inner loops are the compiler's to
-/// vectorise.
+/// vectorise. Inputs and outputs may lie at any address: `F` gets aligned elements.
 template <class T, class F>
 void reduce_tiled(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                   const scaling* s) {
   constexpr std::size_t tile = sizeof(T) < 2048 ? 2048 / sizeof(T) : 1;
   alignas(T) alignas(cache_line) std::byte storage[tile * sizeof(T)];
+  alignas(T) std::byte aligned[tile * sizeof(T)];
   T* const a = reinterpret_cast<T*>(storage);
   for (std::size_t done = 0; done < count; done += tile) {
     const std::size_t n = count - done < tile ? count - done : tile;
@@ -149,7 +150,12 @@ void reduce_tiled(std::byte* const* outs, int nouts, const std::byte* const* ins
       }
     }
     for (int k = 1; k < nins; ++k) {
-      const T* const b = reinterpret_cast<const T*>(ins[k] + offset);
+      const std::byte* from = ins[k] + offset;
+      // Payloads lie 8 bytes behind a line, and temporary memory at one, whatever the alignment of T.
+      if (reinterpret_cast<std::uintptr_t>(from) % alignof(T) != 0) {
+        from = static_cast<std::byte*>(std::memcpy(aligned, from, n * sizeof(T)));
+      }
+      const T* const b = reinterpret_cast<const T*>(from);
       if constexpr (is_number<T>) {
         if (s != nullptr && s->prescales()) {
           for (std::size_t i = 0; i != n; ++i) a[i] = F{}(a[i], scale_value(b[i], s->pre));
