@@ -66,8 +66,8 @@ ROOMS = {
     "timelines": ("support", "training"),
 }
 
-# A file that is not there, with which version.hpp ends the compilation where the standard is too old.
-NOT_THERE = "hvd_needs_cpp20"
+# Files that are not there, with which version.hpp ends a compilation that can only fail.
+NOT_THERE = ("hvd_needs_cpp20", "hvd_needs_exceptions", "hvd_needs_names")
 
 STANDARD = set(
     """
@@ -213,7 +213,7 @@ class Check:
         return posixpath.normpath(name[len("hvd/") :]) if name.startswith("hvd/") else None
 
     def check_foreign(self, path, line, header, name):
-        if is_system(name) or name == NOT_THERE:
+        if is_system(name) or name in NOT_THERE:
             return
         if name.startswith((THIRD_PARTY | LINKED).get(stem(header).rstrip("/"), ())):
             return

@@ -107,8 +107,8 @@ constexpr auto as_span(B&& b) {
                   "hvd: a buffer's elements must not be pointers, spans or other views: other ranks would receive "
                   "addresses; for many tensors in one call pass hvd::tensors(a, b, c) or an hvd::tensor_list");
     static_assert(Element<std::remove_cv_t<element>>,
-                  "hvd: a buffer's elements must be trivially copyable values, not pointers or classes with "
-                  "copy constructors: other ranks receive their bytes");
+                  "hvd: a buffer's elements must be trivially copyable values that can be assigned, not pointers or "
+                  "classes with copy constructors or const members: other ranks receive their bytes");
     return std::span<element>(std::ranges::data(b), std::ranges::size(b));
   }
 }

@@ -225,11 +225,12 @@ inline constexpr dtype dtype_of<decltype(0.0bf16)> = dtype::bfloat16;
 
 /// What a buffer may hold. Trivially copyable, because elements travel as bytes through memory that belongs
 /// to no one process; no pointer (nor pointer to member, nor null), because an address means nothing to
-/// another rank; no array, because elements are assigned; not volatile, because they are copied by memcpy.
+/// another rank; no array and no class with a const member, because elements are assigned; not volatile, because they
+/// are copied by memcpy.
 template <class T>
 concept Element =
-    std::is_object_v<T> && std::is_trivially_copyable_v<T> && !std::is_array_v<T> && !std::is_pointer_v<T> &&
-    !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> && !std::is_volatile_v<T>;
+    std::is_object_v<T> && std::is_trivially_copyable_v<T> && std::is_move_assignable_v<T> && !std::is_array_v<T> &&
+    !std::is_pointer_v<T> && !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> && !std::is_volatile_v<T>;
 
 }  // namespace hvd::inline HVD_ABI
 

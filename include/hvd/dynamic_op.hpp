@@ -76,9 +76,9 @@ constexpr reduction_maker maker_of() noexcept {
 }
 
 /// By dtype.
-template <class Op, std::size_t... I>
-constexpr auto makers_of(std::index_sequence<I...>) noexcept {
-  return std::array{maker_of<Op, std::tuple_element_t<I, dtypes>>()...};
+template <class Op, std::size_t... Place>
+constexpr auto makers_of(std::index_sequence<Place...>) noexcept {
+  return std::array{maker_of<Op, std::tuple_element_t<Place, dtypes>>()...};
 }
 /// By operation and dtype.
 inline constexpr auto makers = std::apply(

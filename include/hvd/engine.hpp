@@ -286,7 +286,7 @@ handle Engine<Control, D>::start(request r, int process_set, bool wake) {
   const auto d = driver(process_set);
   if constexpr (requires { d->device().choose(r); }) d->device().choose(r);
   detail::validate(r, d->rank(), d->size(), d->device_index(), detail::device_converts<device_type>);
-  if constexpr (requires { d->device().verify(r); }) d->device().verify(r);
+  if constexpr (requires { d->device().check_request(r); }) d->device().check_request(r);
   return {d->submit(std::move(r), wake), d};
 }
 

@@ -85,12 +85,12 @@ class Hierarchical {
     requires Bootstrap<Cross> && std::constructible_from<Local, Cross&, const sharing_options&>
   {
     introduce(world);
-    Cross near = world.split(neighbourhood(world), world.rank());
-    if (!share_memory(near, opts.sharing.memory.directory)) near = near.split(near.rank(), 0);
+    Cross neighbours = world.split(neighbourhood(world), world.rank());
+    if (!share_memory(neighbours, opts.sharing.memory.directory)) neighbours = neighbours.split(neighbours.rank(), 0);
     std::optional<Local> local;
     std::exception_ptr problem;
     try {
-      local.emplace(near, opts.sharing);
+      local.emplace(neighbours, opts.sharing);
     } catch (const error&) {
       problem = std::current_exception();
     }
@@ -309,12 +309,12 @@ class Hierarchical {
     return lowest;
   }
 
-  /// Whether all ranks of `near` see the same directory: they look for a file that rank 0 makes there.
-  static bool share_memory(Cross& near, const std::string& directory) {
-    if (near.size() == 1) return true;
+  /// Whether all ranks of `neighbours` see the same directory: they look for a file that rank 0 makes there.
+  static bool share_memory(Cross& neighbours, const std::string& directory) {
+    if (neighbours.size() == 1) return true;
     std::uint64_t number = detail::random_word();
     auto* const bytes = reinterpret_cast<std::byte*>(&number);
-    detail::run(near, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
+    detail::run(neighbours, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
     const std::string name =
         detail::part_name(detail::segment_name(detail::job_of_environment("over")), "seen", number);
     struct file {
@@ -323,7 +323,7 @@ class Hierarchical {
         if (made) made->unlink();
       }
     } shown;
-    if (near.rank() == 0) {
+    if (neighbours.rank() == 0) {
       try {
         shown.made.emplace(detail::segment::make(directory, name, 0, 0));
         if (!shown.made->lock(detail::segment::creator_byte) || !shown.made->publish()) shown.made.reset();
@@ -331,13 +331,13 @@ class Hierarchical {
         // All ranks find out next.
       }
     }
-    near.barrier();
+    neighbours.barrier();
     const std::uint8_t seen = ::access((directory + "/" + name).c_str(), F_OK) == 0 ? 1 : 0;
-    const auto all = detail::share_by_messages(near, seen);
+    const auto all = detail::share_by_messages(neighbours, seen);
     if (all.front() == 0) return true;  // rank 0 cannot make a file there: the local group's error is clearer
     if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
-    if (near.rank() == 0) {
-      detail::inform({near.size(), " ranks of one host cannot share memory in ", directory,
+    if (neighbours.rank() == 0) {
+      detail::inform({neighbours.size(), " ranks of one host cannot share memory in ", directory,
                       " (separate containers?) and go on as hosts of their own"});
     }
     return false;

@@ -43,7 +43,7 @@ class signal_relay {
   explicit signal_relay(const std::vector<pid_t>& ranks) {
     sigset_t held;
     ::sigemptyset(&held);
-    for (const int signal : signals) ::sigaddset(&held, signal);
+    for (const int signal : forwarded) ::sigaddset(&held, signal);
     ::pthread_sigmask(SIG_BLOCK, &held, &mask_);
     shared().ranks = &ranks;
     shared().received = 0;
@@ -59,9 +59,9 @@ class signal_relay {
       errno = saved;
     };
     ::sigemptyset(&forward.sa_mask);
-    for (std::size_t i = 0; i != std::size(signals); ++i) {
-      ::sigaction(signals[i], nullptr, &before_[i]);
-      if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &forward, nullptr);  // unless ignored (nohup)
+    for (std::size_t i = 0; i != std::size(forwarded); ++i) {
+      ::sigaction(forwarded[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(forwarded[i], &forward, nullptr);  // unless ignored (nohup)
     }
     // If a program ignores SIGCHLD, the kernel discards the exit status of its children. (A handler of its own stays:
     // it may have other children.)
@@ -81,7 +81,7 @@ class signal_relay {
   /// Restores handlers and mask.
   void restore() noexcept {
     if (restored_) return;
-    for (std::size_t i = 0; i != std::size(signals); ++i) ::sigaction(signals[i], &before_[i], nullptr);
+    for (std::size_t i = 0; i != std::size(forwarded); ++i) ::sigaction(forwarded[i], &before_[i], nullptr);
     ::sigaction(SIGCHLD, &child_before_, nullptr);
     open();
     restored_ = true;
@@ -89,7 +89,7 @@ class signal_relay {
   [[nodiscard]] static int received() noexcept { return shared().received; }
 
  private:
-  static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+  static constexpr int forwarded[] = {SIGINT, SIGTERM, SIGHUP};
   struct state {
     const std::vector<pid_t>* ranks = nullptr;
     volatile std::sig_atomic_t received = 0;
@@ -98,7 +98,7 @@ class signal_relay {
     static state s;
     return s;
   }
-  struct sigaction before_[std::size(signals)]{};
+  struct sigaction before_[std::size(forwarded)]{};
   struct sigaction child_before_ {};
   sigset_t mask_{};
   bool restored_ = false;

@@ -163,9 +163,9 @@ inline constexpr bool divides_by_ranks<scaled_op<Op>> = divides_by_ranks<Op>;
 template <class Op>
 inline constexpr std::uint32_t op_id = builtin_place<Op> != 0 ? builtin_place<Op> : type_hash<Op>();
 
-template <std::size_t... I>
-constexpr auto builtin_names(std::index_sequence<I...>) noexcept {
-  return std::array{std::string_view("none"), std::tuple_element_t<I, builtin_ops>::name...};
+template <std::size_t... Place>
+constexpr auto builtin_names(std::index_sequence<Place...>) noexcept {
+  return std::array{std::string_view("none"), std::tuple_element_t<Place, builtin_ops>::name...};
 }
 /// The operation's name for messages; user-defined ones have none that would mean anything to a reader.
 inline std::string_view op_name(std::uint32_t id) {

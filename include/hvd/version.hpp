@@ -5,6 +5,20 @@
 #error "hvd needs C++20: compile with -std=c++20 (Meson: default_options: ['cpp_std=c++20'])"
 #include <hvd_needs_cpp20>  // there is no such file, which ends the compilation: all else would be thousands of errors
 #endif
+#ifndef __cpp_exceptions
+#error "hvd reports errors by exceptions: compile without -fno-exceptions, or use libhvd (hvd/c/hvd.h)"
+#include <hvd_needs_exceptions>
+#endif
+
+#include <cstddef>  // of libstdc++, removes the macros min and max
+
+// Names of the interface, and template parameters. (`error` would be another class in files without the macro.)
+#if defined(min) || defined(max) || defined(check) || defined(error) || defined(A) || defined(B) || defined(C) ||      \
+    defined(D) || defined(E) || defined(F) || defined(M) || defined(N) || defined(P) || defined(R) || defined(S) ||    \
+    defined(T) || defined(U) || defined(V) || defined(X) || defined(Z)
+#error "hvd: min, max, check, error or a capital letter is a macro: #undef it, or include hvd first (R: R_NO_REMAP)"
+#include <hvd_needs_names>
+#endif
 
 #include <string_view>
 

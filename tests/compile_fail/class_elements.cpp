@@ -1,4 +1,4 @@
-// error: not pointers or classes with copy constructors: other ranks receive their bytes
+// error: not pointers or classes with copy constructors or const members: other ranks receive their bytes
 #include <hvd/send_recv.hpp>
 #include <hvd/transport/self.hpp>
 

@@ -2,8 +2,8 @@
 """Misuse is a compile-time error, and the error is the sentence that was written for it.
 
 Each *.cpp beside this file must compile as it is, so that nothing else is wrong with it, and must not with -DBAD; the
-compiler's words must then contain the sentence after `// error:` in the file. Besides, an older standard than hvd's is
-refused in one sentence.
+compiler's words must then contain the sentence after `// error:` in the file. Besides, options with which no header of
+hvd can compile are refused in one sentence.
 
 usage: run.py BUILD [NAME...]   with the compiler and the options by which the build folder compiles tests/eigen.cpp
 """
@@ -63,12 +63,20 @@ def check(path, command, folder):
     return None
 
 
-def check_old_standard(command, folder):
-    """What is wrong with the words of a compiler that is asked for C++17, or None."""
-    command = [*command, "-std=c++17", "-x", "c++", "-"]
+REFUSED = {
+    "-std=c++17": "hvd needs C++20: compile with -std=c++20",
+    "-fno-exceptions": "hvd reports errors by exceptions: compile without -fno-exceptions",
+    "-Dcheck(x)=x": "hvd: min, max, check, error or a capital letter is a macro: #undef it",
+    "-DT=1": "hvd: min, max, check, error or a capital letter is a macro: #undef it",
+}
+
+
+def check_option(option, sentence, command, folder):
+    """What is wrong with the words of a compiler with this option, or None."""
+    command = [*command, option, "-x", "c++", "-"]
     words = subprocess.run(command, input="#include <hvd/hvd.hpp>\n", cwd=folder, capture_output=True, text=True).stderr
-    if "hvd needs C++20: compile with -std=c++20" not in words or words.count("\n") > 20:
-        return f"-std=c++17 is not refused in one sentence:\n{words[:4000]}"
+    if sentence not in words or words.count("\n") > 20:
+        return f"{option} is not refused in one sentence:\n{words[:4000]}"
     return None
 
 
@@ -79,10 +87,10 @@ def main(arguments):
     command, folder = compiler(arguments[0])
     paths = [path for path in sorted(HERE.glob("*.cpp")) if not arguments[1:] or path.stem in arguments[1:]]
     with tempfile.TemporaryDirectory(prefix="hvd-compile-fail-") as place, ThreadPoolExecutor(2) as pool:
-        old = check_old_standard(command, folder)
+        refused = [check_option(*item, command, folder) for item in REFUSED.items()]
         command += precompile(paths, command, folder, place)
-        complaints = [words for words in pool.map(lambda path: check(path, command, folder), paths) if words is not None]
-        complaints += [old] if old else []
+        wrong = [*refused, *pool.map(lambda path: check(path, command, folder), paths)]
+    complaints = [words for words in wrong if words is not None]
     for complaint in complaints:
         print(complaint)
     print(f"{len(paths)} files, {len(complaints)} complaints")

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # All that a project needs which brings hvd in a folder of its own.
 VENDORED = ("include", "CMakeLists.txt", "meson.build", "meson.options", "LICENSE")
-STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
 # Tools of the build under test; a user has them in PATH.
 MESON = shlex.split(os.environ.get("MESONINTROSPECT", "meson introspect"))[:-1]
 SKIP = 77
@@ -174,6 +174,30 @@ def cmake_add_subdirectory(folder, _):
     run("cmake", app / "build")
 
 
+def cmake_export(folder, _):
+    """A library that links the vendored hvd is exported and installed, with hvd where that is wanted."""
+    need("cmake")
+    library = project(folder, "cmake_export")
+    vendor(library / "external" / "hvd")
+    prefix, together = folder / "prefix", folder / "together"
+    exported = ["lib/cmake/trainer/trainer-targets.cmake"]
+    run("cmake", "-G", "Ninja", "-S", library, "-B", library / "build")
+    run("cmake", "--install", library / "build", "--prefix", prefix)
+    if files_below(prefix) != exported:
+        raise Wrong(f"the project installs {files_below(prefix)}")
+    run("cmake", "--install", library / "build", "--prefix", prefix, "--component", "hvd")
+    installed_headers(prefix)
+    run("cmake", "-DHVD_INSTALL=ON", library / "build")
+    run("cmake", "--install", library / "build", "--prefix", together)
+    if files_below(together) != files_below(prefix):
+        raise Wrong(f"with HVD_INSTALL the project installs {files_below(together)}")
+    shutil.rmtree(library)
+    app = project(folder, "cmake_find_package")
+    with (app / "CMakeLists.txt").open("a") as script:
+        script.write(f'include("{prefix / exported[0]}")\ntarget_link_libraries(app PRIVATE trainer::trainer)\n')
+    check(cmake_build(app, f"-DCMAKE_PREFIX_PATH={prefix}"))
+
+
 def cmake_fetch_content(folder, _):
     app = project(folder, "cmake_fetch_content")
     vendor(app / "external" / "hvd")
@@ -199,7 +223,8 @@ def single_header(folder, arguments):
     app = project(folder)
     (app / "hvd").mkdir()
     run(sys.executable, ROOT / "tools" / "single_header", "-o", app / "hvd" / "hvd.hpp")
-    run(arguments.cxx, "-std=c++20", *STRICT, "-I", ".", "main.cpp", "other.cpp", "-o", "app", folder=app)
+    static = ["-static", "-Wl,--fatal-warnings"]
+    run(arguments.cxx, "-std=c++20", *STRICT, *static, "-I", ".", "main.cpp", "other.cpp", "-o", "app", folder=app)
     check(app / "app")
 
 
@@ -280,6 +305,7 @@ CASES = [
     meson_subproject,
     cmake_find_package,
     cmake_add_subdirectory,
+    cmake_export,
     cmake_fetch_content,
     makefile,
     plain,

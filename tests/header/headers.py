@@ -4,6 +4,7 @@
 usage: headers.py clang CXX     each public header alone compiles with CXX, a Clang, without a warning and without RTTI
                                 (but for torch.hpp); and all together with RTTI (that each part includes what it
                                 needs, g++ says)
+                                and they compile behind the macros of others
        headers.py symbols CXX   none defines a symbol that a second file would define again, or keep a copy of
 
 A compiler that is not there makes a SKIP.
@@ -20,7 +21,24 @@ from pathlib import Path
 INCLUDE = Path(__file__).resolve().parent.parent.parent / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.hpp"))
 MPIS = ("mpich", "ompi-c")  # pkg-config's names
-STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wdouble-promotion", "-Wshadow", "-Werror"]
+# Well-known macros of others, whose names hvd does not use; with parentheses those that take arguments. (version.hpp names
+# those that it refuses.)
+MACROS = """
+signals slots emit foreach forever SIGNAL(a) SLOT(a)
+None Bool Status Success True False Always Never Complex Above Below Opposite Unsorted CursorShape CurrentTime Expose Root
+KeyPress FocusIn Region GrayScale DirectColor DestroyAll Convex InputOnly ControlMask BadValue
+near far small hyper interface pascal cdecl huge IN OUT OPTIONAL CONST VOID ERROR NO_ERROR IGNORE RELATIVE ABSOLUTE DIFFERENCE
+TRUE FALSE DELETE STRICT DOMAIN OVERFLOW BOOL BYTE WORD DWORD CALLBACK GetObject GetMessage SendMessage Yield TEXT(a)
+length(a) warning nrows(a) ncols(a) install(a) allocVector(a,b) PROTECT(a) PI Calloc(a,b) Free(a) Memcpy(a,b,c)
+CHECK(a) LOG(a) VLOG(a) DCHECK(a) CHECK_EQ(a,b) LOG_IF(a,b) INFO WARNING FATAL
+verify(a) require(a) check_noerr(a) nocheck(a) require_noerr(a,b) ASSERT(a) EXPECT(a) REQUIRE(a) TEST(a,b) FAIL() SUCCEED()
+B0 B1 bit(a) bitRead(a,b) bitSet(a,b) word(a) boolean(a) abs(a) round(a) constrain(a,b,c) radians(a) degrees(a) sq(a)
+HIGH LOW INPUT OUTPUT CHANGE RISING FALLING DEFAULT EXTERNAL INTERNAL SERIAL DISPLAY interrupts() noInterrupts()
+unix linux i386 I major(a) minor(a) makedev(a,b) _(a) N_(a) likely(a) unlikely(a) min_t(a,b,c) max_t(a,b,c)
+MIN(a,b) MAX(a,b) ABS(a) ARRAY_SIZE(a) container_of(a,b,c) roundup(a,b) howmany(a,b) setbit(a,b) isset(a,b) NBBY
+G H J K L O Q W Y YES NO nil Nil UNUSED(a) DEPRECATED EXPORT API DEBUG TRACE VERSION
+"""
 
 # Templates have no symbols until somebody uses them.
 USES = """
@@ -78,7 +96,7 @@ def standard_headers():
     """What the headers include of the standard library, outside conditions."""
     found = set()
     for header in HEADERS:
-        found.update(re.findall(r"^#include <([a-z_]+)>", (INCLUDE / header).read_text(), re.MULTILINE))
+        found.update(re.findall(r"^#include <(?!hvd_)([a-z_]+)>", (INCLUDE / header).read_text(), re.MULTILINE))
     return sorted(found)
 
 
@@ -101,10 +119,18 @@ def clang(cxx, third_parties, folder):
         words = failure([*command, *STRICT, "-fsyntax-only", "-x", "c++", "-"], includes(HEADERS) + USES)
         return words and f"all headers, with RTTI:\n{words}"
 
+    def behind_macros():
+        # Third parties would not compile behind them either.
+        ours = [header for header in HEADERS if not re.search("mpi|torch|eigen", header)]
+        macros = "".join(f"#define {macro} = a macro =\n" for macro in MACROS.split())
+        check = [*command, "-fno-rtti", "-include-pch", library, "-fsyntax-only", "-x", "c++", "-"]
+        words = failure(check, macros + includes(ours) + USES)
+        return words and f"behind macros of others:\n{words}"
+
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(together)
+        first, second = pool.submit(together), pool.submit(behind_macros)
         public = [header for header in HEADERS if header.rpartition("/")[0] in ("hvd", "hvd/algorithm", "hvd/transport")]
-        return [words for words in [*pool.map(alone, public), first.result()] if words]
+        return [words for words in [*pool.map(alone, public), first.result(), second.result()] if words]
 
 
 def symbols(cxx, third_parties, folder):

@@ -93,20 +93,20 @@ struct ring {
     const bool last = next == c.root;
     const std::byte* const data = first ? c.in : c.out;
     const std::size_t chunk = detail::chunk_elements(chunk_bytes, 1, c.bytes);
-    const auto length = [&](std::size_t at) { return std::min(chunk, c.bytes - at); };
+    const auto length_at = [&](std::size_t at) { return std::min(chunk, c.bytes - at); };
     std::size_t at = 0;
-    if (!first) t.recv(c.out, length(0), previous);
+    if (!first) t.recv(c.out, length_at(0), previous);
     for (; c.bytes - at > chunk; at += chunk) {
       const std::size_t ahead = at + chunk;
       if (first && !last) {
         t.send(data + at, chunk, next);
       } else if (last && !first) {
-        t.recv(c.out + ahead, length(ahead), previous);
+        t.recv(c.out + ahead, length_at(ahead), previous);
       } else if (!first) {
-        t.exchange(data + at, chunk, next, c.out + ahead, length(ahead), previous);
+        t.exchange(data + at, chunk, next, c.out + ahead, length_at(ahead), previous);
       }
     }
-    if (!last) t.send(data + at, length(at), next);
+    if (!last) t.send(data + at, length_at(at), next);
     if (first && c.out != c.in) detail::copy_bytes(c.out, c.in, c.bytes);
   }
 
@@ -127,7 +127,7 @@ struct ring {
       op.prepare(memory_of(block) + at * unit, part, n);
       return memory_of(block) + at * unit;
     };
-    const auto length = [&](int block, std::size_t at) {
+    const auto length_at = [&](int block, std::size_t at) {
       return at < blocks.count(block) ? std::min(chunk, blocks.count(block) - at) : 0;
     };
     if (p == 1) {
@@ -141,8 +141,8 @@ struct ring {
       const int arriving = detail::around(rank - 2 - step, p);
       const std::size_t most = std::max(blocks.count(leaving), blocks.count(arriving));
       for (std::size_t at = 0; at == 0 || at < most; at += chunk) {
-        const std::size_t leaving_now = length(leaving, at);
-        const std::size_t n = length(arriving, at);
+        const std::size_t leaving_now = length_at(leaving, at);
+        const std::size_t n = length_at(arriving, at);
         const std::byte* out = nullptr;
         if (leaving_now != 0) {
           out = step == 0 ? own(leaving, at, leaving_now) : memory_of(leaving) + at * unit;

@@ -15,11 +15,11 @@ namespace hvd::inline HVD_ABI::detail {
 
 // GCC and Clang vectors of `Bytes` bytes. They are passed by reference only: by value they would make an ABI
 // that depends on compiler flags.
-template <class T, int Bytes>
+template <class T, std::size_t Bytes>
 struct vec {
   typedef T type __attribute__((vector_size(Bytes)));
 };
-template <class T, int Bytes>
+template <class T, std::size_t Bytes>
 using vec_t = typename vec<T, Bytes>::type;
 
 template <class V>
@@ -47,19 +47,19 @@ struct plain {
   using stored = T;
   using accumulated = T;
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<T, Bytes>& v) noexcept {
     get(from, v);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<T, Bytes>& v) noexcept {
     put(to, v);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<T, Bytes> (&v)[1]) noexcept {
     load<Bytes>(from, v[0]);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<T, Bytes> (&v)[1]) noexcept {
     store<Bytes>(to, v[0]);
   }
@@ -69,22 +69,22 @@ struct bfloat16_format {
   using stored = std::uint16_t;
   using accumulated = float;
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
     vec_t<std::uint16_t, Bytes / 2> narrow;
     get(from, narrow);
     const auto bits = __builtin_convertvector(narrow, vec_t<std::uint32_t, Bytes>) << 16;
     copy_bits(bits, v);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     vec_t<std::uint32_t, Bytes> bits;
-    round<Bytes>(v, bits);
+    to_upper_half<Bytes>(v, bits);
     const auto narrow = __builtin_convertvector(bits >> 16, vec_t<std::uint16_t, Bytes / 2>);
     put(to, narrow);
   }
   /// Each 32-bit word has two elements: the vectors have the lower and the upper ones, so that no lane is moved.
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<float, Bytes> (&v)[2]) noexcept {
     vec_t<std::uint32_t, Bytes> pairs;
     get(from, pairs);
@@ -92,19 +92,20 @@ struct bfloat16_format {
     copy_bits(lower, v[0]);
     copy_bits(upper, v[1]);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
     vec_t<std::uint32_t, Bytes> lower, upper;
-    round<Bytes>(v[0], lower);
-    round<Bytes>(v[1], upper);
+    to_upper_half<Bytes>(v[0], lower);
+    to_upper_half<Bytes>(v[1], upper);
     const auto pairs = (lower >> 16) | (upper & 0xffff0000U);
     put(to, pairs);
   }
 
  private:
   /// The upper half of each word is the result: to nearest, ties to even; a NaN becomes quiet.
-  template <int Bytes>
-  [[gnu::always_inline]] static void round(const vec_t<float, Bytes>& v, vec_t<std::uint32_t, Bytes>& bits) noexcept {
+  template <std::size_t Bytes>
+  [[gnu::always_inline]] static void to_upper_half(const vec_t<float, Bytes>& v,
+                                                   vec_t<std::uint32_t, Bytes>& bits) noexcept {
     using integers = vec_t<std::int32_t, Bytes>;
     copy_bits(v, bits);
     integers magnitude;
@@ -122,7 +123,7 @@ struct half_format {
   using stored = std::uint16_t;
   using accumulated = float;
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
     if constexpr (by_instruction(Bytes)) {
       load_by_instruction<Bytes>(from, v);
@@ -130,7 +131,7 @@ struct half_format {
       load_by_integers<Bytes>(from, v);
     }
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     if constexpr (by_instruction(Bytes)) {
       store_by_instruction<Bytes>(to, v);
@@ -138,12 +139,12 @@ struct half_format {
       store_by_integers<Bytes>(to, v);
     }
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<float, Bytes> (&v)[2]) noexcept {
     load<Bytes>(from, v[0]);
     load<Bytes>(from + Bytes / 2, v[1]);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
     store<Bytes>(to, v[0]);
     store<Bytes>(to + Bytes / 2, v[1]);
@@ -153,7 +154,7 @@ struct half_format {
 #if defined(__x86_64__) && (!defined(__clang__) || defined(__FLT16_MANT_DIG__))
   static constexpr bool by_instruction(int bytes) { return bytes >= 32; }
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_by_instruction(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
 #if defined(__clang__)
     vec_t<_Float16, Bytes / 2> halves;
@@ -165,7 +166,7 @@ struct half_format {
     asm("vcvtph2ps {%1, %0|%0, %1}" : "=v"(v) : "v"(halves));
 #endif
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store_by_instruction(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
 #if defined(__clang__)
     const auto halves = __builtin_convertvector(v, vec_t<_Float16, Bytes / 2>);
@@ -179,7 +180,7 @@ struct half_format {
   static constexpr bool by_instruction(int) { return false; }
 #endif
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_by_integers(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
     using words = vec_t<std::uint32_t, Bytes>;
     vec_t<std::uint16_t, Bytes / 2> narrow;
@@ -202,7 +203,7 @@ struct half_format {
     bits |= (h & 0x8000U) << 16;
     copy_bits(bits, v);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store_by_integers(std::byte* to, const vec_t<float, Bytes>& v) noexcept {
     using words = vec_t<std::uint32_t, Bytes>;
     words bits;

@@ -120,14 +120,15 @@ inline constexpr bool wider_vectors = false;
 #endif
 
 /// A unit is `Bytes` bytes of memory, in as many vectors as their accumulators take.
-template <class Format, class Combine, int Bytes>
+template <class Format, class Combine, std::size_t Bytes>
 struct vector_kernel {
   using acc = typename Format::accumulated;
   using V = vec_t<acc, Bytes>;
-  static constexpr int parts = sizeof(acc) / sizeof(typename Format::stored);
+  static constexpr std::size_t parts = sizeof(acc) / sizeof(typename Format::stored);
   /// Hides the latency of loads that miss the first-level cache. Not where it would be compiled for few who run it:
   /// products, and CPUs without AVX2.
-  static constexpr int unroll = std::is_same_v<Combine, multiply> || (Bytes == 16 && wider_vectors) ? 1 : 4 / parts;
+  static constexpr std::size_t unroll =
+      std::is_same_v<Combine, multiply> || (Bytes == 16 && wider_vectors) ? 1 : 4 / parts;
   struct unit {
     V part[parts];
   };
@@ -157,30 +158,30 @@ struct vector_kernel {
   }
 
   /// The results of N units from byte `at` on.
-  template <int N>
+  template <std::size_t N>
   [[gnu::always_inline]] static void fold(unit (&a)[N], const std::byte* const* ins, int nins, std::size_t at,
                                           const factors<acc>& f) noexcept {
 #pragma GCC unroll 4
-    for (int u = 0; u != N; ++u) load(ins[0] + at + static_cast<std::size_t>(u) * Bytes, a[u], f);
+    for (std::size_t u = 0; u != N; ++u) load(ins[0] + at + u * Bytes, a[u], f);
     for (int k = 1; k < nins; ++k) {
       const std::byte* const in = ins[k] + at;
 #pragma GCC unroll 4
-      for (int u = 0; u != N; ++u) {
+      for (std::size_t u = 0; u != N; ++u) {
         unit b;
-        load(in + static_cast<std::size_t>(u) * Bytes, b, f);
+        load(in + u * Bytes, b, f);
         combine(a[u], b);
       }
     }
 #pragma GCC unroll 4
-    for (int u = 0; u != N; ++u) finish(a[u], f);
+    for (std::size_t u = 0; u != N; ++u) finish(a[u], f);
   }
-  template <int N>
+  template <std::size_t N>
   [[gnu::always_inline]] static void put(const unit (&a)[N], std::byte* const* outs, int nouts,
                                          std::size_t at) noexcept {
     for (int j = 0; j != nouts; ++j) {
 #pragma GCC unroll 4
-      for (int u = 0; u != N; ++u) {
-        Format::template store_unit<Bytes>(outs[j] + at + static_cast<std::size_t>(u) * Bytes, a[u].part);
+      for (std::size_t u = 0; u != N; ++u) {
+        Format::template store_unit<Bytes>(outs[j] + at + u * Bytes, a[u].part);
       }
     }
   }
@@ -215,18 +216,18 @@ struct vector_kernel {
   [[gnu::always_inline]] static void load(const std::byte* from, unit& a, const factors<acc>& f) noexcept {
     Format::template load_unit<Bytes>(from, a.part);
 #pragma GCC unroll 2
-    for (int p = 0; p != parts; ++p) prepare(a.part[p], f);
+    for (std::size_t p = 0; p != parts; ++p) prepare(a.part[p], f);
   }
   [[gnu::always_inline]] static void combine(unit& a, const unit& b) noexcept {
 #pragma GCC unroll 2
-    for (int p = 0; p != parts; ++p) Combine::apply(a.part[p], b.part[p]);
+    for (std::size_t p = 0; p != parts; ++p) Combine::apply(a.part[p], b.part[p]);
   }
   [[gnu::always_inline]] static void finish(unit& a, const factors<acc>& f) noexcept {
 #pragma GCC unroll 2
-    for (int p = 0; p != parts; ++p) finish(a.part[p], f);
+    for (std::size_t p = 0; p != parts; ++p) finish(a.part[p], f);
   }
 
-  template <class, class, int>
+  template <class, class, std::size_t>
   friend struct vector_kernel;
 
   /// The same for less than two units; for less than one by narrower ones, of which the last is padded with zeros.

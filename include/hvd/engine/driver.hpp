@@ -197,7 +197,7 @@ class driver final : public waiting_room {
         const auto now = clock::now();
         const bool news = negotiation_.has_news();
         if (agreement_.under_way() || (news && now >= next_round_) || agreement_.called()) {
-          if (!round(until, end, only_queued)) break;
+          if (!take_round(until, end, only_queued)) break;
         } else {
           if (now >= until) break;
           if (pending_.spin()) continue;
@@ -229,7 +229,7 @@ class driver final : public waiting_room {
   // ---- a round ------------------------------------------------------------------------------------------------
 
   /// Takes part in a round; false if `until` or `end` (null: none) came first.
-  bool round(clock::time_point until, const completion* end, bool only_queued) {
+  bool take_round(clock::time_point until, const completion* end, bool only_queued) {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(pending_.next_look(std::min(until, clock::now() + std::chrono::milliseconds(100))),

@@ -41,8 +41,8 @@ class nccl_device {
   [[nodiscard]] int index() const noexcept { return group().device()->ordinal(); }
 
   /// Throws invalid_argument for addresses that are not this device's, on the rank that submits them; any thread.
-  void verify(const request& r) const { verify(*group().device(), r); }
-  static void verify(const cuda_device& device, const request& r) {
+  void check_request(const request& r) const { check_request(*group().device(), r); }
+  static void check_request(const cuda_device& device, const request& r) {
     if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
     const cuda_device::scope current(device);
     const std::string label = joined({"GPU ", device.ordinal(), ", tensor \"", r.name, "\""});
@@ -240,8 +240,8 @@ class NcclOnDemand {
     in_->device = std::make_shared<detail::cuda_device>(device);
     in_->index.store(in_->device->ordinal(), std::memory_order_release);
   }
-  void verify(const request& r) const {
-    if (index() >= 0) detail::nccl_device::verify(*in_->device, r);
+  void check_request(const request& r) const {
+    if (index() >= 0) detail::nccl_device::check_request(*in_->device, r);
   }
   /// By the thread that drives, before the first batch, at the same point of the order on all ranks.
   template <Bootstrap T>

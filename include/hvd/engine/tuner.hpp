@@ -205,7 +205,7 @@ inline std::vector<tuner::arm> tuner::candidates() const {
       }
       std::uint64_t mirrored = 0, scale = 1;  // the digits of n in this base, reversed, as a fraction
       for (std::uint64_t rest = n; rest != 0; rest /= base, scale *= base) mirrored = mirrored * base + rest % base;
-      at[i] = static_cast<std::size_t>(mirrored * tunables_[i].values.size() / scale);
+      at[i] = mirrored * tunables_[i].values.size() / scale;
     }
     if (std::none_of(found.begin(), found.end(), [&](const arm& a) { return a.at == at; })) found.push_back({at, {}});
   }

@@ -19,20 +19,20 @@ struct widened_float {
   using stored = float;
   using accumulated = double;
 
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void load(const std::byte* from, vec_t<double, Bytes>& v) noexcept {
     vec_t<float, Bytes / 2> narrow;
     get(from, narrow);
     v = __builtin_convertvector(narrow, vec_t<double, Bytes>);
   }
-  template <int Bytes>
+  template <std::size_t Bytes>
   [[gnu::always_inline]] static void store(std::byte* to, const vec_t<double, Bytes>& v) noexcept {
     const auto narrow = __builtin_convertvector(v, vec_t<float, Bytes / 2>);
     put(to, narrow);
   }
 };
 
-template <class From, class To, int Bytes>
+template <class From, class To, std::size_t Bytes>
 struct conversion_kernel {
   using scaled = vector_kernel<From, add, Bytes>;
   static_assert(std::is_same_v<typename From::accumulated, typename To::accumulated>);

@@ -224,12 +224,12 @@ class fused_arguments : public arguments {
     }
     return *this;
   }
-  /// Checks that tensor i has length(i) elements.
+  /// Checks that tensor i has length_of(i) elements.
   template <class Length>
-  fused_arguments& lengths(std::span<const fused> all, const char* what, const Length& length) {
+  fused_arguments& lengths(std::span<const fused> all, const char* what, const Length& length_of) {
     for (std::size_t i = 0; i != all.size(); ++i) {
-      if (all[i].count == length(i)) continue;
-      refuse({"tensor ", i, " has ", all[i].count, " elements; allowed: ", length(i), " (", what, ")"});
+      if (all[i].count == length_of(i)) continue;
+      refuse({"tensor ", i, " has ", all[i].count, " elements; allowed: ", length_of(i), " (", what, ")"});
     }
     return *this;
   }

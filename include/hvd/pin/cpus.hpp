@@ -88,8 +88,8 @@ inline core_shares share_cores(const topology& host, const std::vector<const gpu
   for (std::size_t rank = 0; rank != ranks; ++rank) {
     if (devices[rank] == nullptr || devices[rank]->numa_node < 0) continue;
     take(rank, missing[rank], [&](const auto& core) {
-      const auto& near = devices[rank]->cpus;
-      return std::binary_search(near.begin(), near.end(), core.front());
+      const auto& close_by = devices[rank]->cpus;
+      return std::binary_search(close_by.begin(), close_by.end(), core.front());
     });
   }
   for (std::size_t rank = 0; rank != ranks; ++rank) {

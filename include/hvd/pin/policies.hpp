@@ -132,10 +132,10 @@ struct numa_near {
     std::size_t most = 0;
     std::vector<const gpu*> nearest;
     for (const gpu& g : host.gpus) {
-      const std::size_t near = detail::common(g.cpus, host.cpu_ids).size();
-      if (near > most) nearest.clear();
-      most = std::max(most, near);
-      if (near == most) nearest.push_back(&g);
+      const std::size_t close_by = detail::common(g.cpus, host.cpu_ids).size();
+      if (close_by > most) nearest.clear();
+      most = std::max(most, close_by);
+      if (close_by == most) nearest.push_back(&g);
     }
     const gpu& mine = *nearest[static_cast<std::size_t>(where.local_rank) % nearest.size()];
     if (most == 0) return detail::on_gpu(mine, "by local rank: no GPU is known to be near to its CPUs");

@@ -15,19 +15,24 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
+inline timespec timespec_of(std::chrono::nanoseconds time) noexcept {
+  timespec t{};
+  t.tv_sec = time.count() / 1'000'000'000;
+  t.tv_nsec = time.count() % 1'000'000'000;
+  return t;
+}
+
 /// Sleeps until woken, for at most `limit`. Returns at once if the word no longer has the expected value. Works between
 /// processes. May return early.
 inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expected,
                        std::chrono::nanoseconds limit) noexcept {
-  const timespec t{static_cast<std::time_t>(limit.count() / 1'000'000'000),
-                   static_cast<long>(limit.count() % 1'000'000'000)};
+  const timespec t = timespec_of(limit);
   ::syscall(SYS_futex, &at, FUTEX_WAIT, expected, &t, nullptr, 0);
 }
 
 /// Sleeps: std::this_thread::sleep_for, without the rest of its header.
 inline void nap(std::chrono::microseconds time) noexcept {
-  const timespec t{static_cast<std::time_t>(time.count() / 1'000'000),
-                   static_cast<long>(time.count() % 1'000'000 * 1000)};
+  const timespec t = timespec_of(time);
   ::nanosleep(&t, nullptr);
 }
 

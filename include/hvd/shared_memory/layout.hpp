@@ -132,12 +132,12 @@ inline geometry make_geometry(int size, std::size_t staging) {
 /// A flag for each rank.
 class rank_set {
  public:
-  void add(int r) noexcept { words_[index(r)].fetch_or(bit(r)); }
-  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & bit(r)) != 0; }
+  void add(int r) noexcept { words_[index(r)].fetch_or(mask_of(r)); }
+  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & mask_of(r)) != 0; }
 
  private:
   static std::size_t index(int r) noexcept { return static_cast<std::size_t>(r) / 64; }
-  static std::uint64_t bit(int r) noexcept { return std::uint64_t{1} << r % 64; }
+  static std::uint64_t mask_of(int r) noexcept { return std::uint64_t{1} << r % 64; }
   std::array<word, max_ranks / 64> words_{};
 };
 

@@ -149,7 +149,7 @@ inline line_costs agree_on_line_costs(peer_memory& m, const line_costs& given) {
     if (m.rank() == 0) {
       const line_costs c = line_probe(m, peer, number).write();
       sums = {sums[0] + c.transfer, sums[1] + c.rewrite, sums[2] + c.touched};
-      known += c.known() ? 1 : 0;
+      known += c.known() ? 1U : 0U;
     }
     ++number;
   }

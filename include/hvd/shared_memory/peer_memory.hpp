@@ -350,7 +350,7 @@ class peer_memory {
     const abort_reader reader{operation_, label_, rank_, size_, waited_for, what, failure_.timeout.count()};
     if (abort_kind(reason) == error_kind::peer_lost) report_lost(abort_culprit(reason, size_), what);
     failed_.emplace(abort_kind(reason), abort_sentence(reason, reader), elsewhere ? -1 : abort_culprit(reason, size_));
-    throw error(*failed_);
+    throw *failed_;
   }
 
   group_header& header_;

@@ -12,7 +12,6 @@
 #include <hvd/shared_memory/fork_guard.hpp>
 #include <hvd/shared_memory/futex.hpp>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
@@ -26,7 +25,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -49,15 +47,6 @@ inline std::string segment_name(std::string_view job) {
 /// of a job can be found and removed.
 inline std::string part_name(std::string_view job_file, std::string_view kind, std::uint64_t nonce) {
   return joined({job_file.substr(0, job_file.find('.')), ".", kind, "-", hex(nonce)});
-}
-
-/// "1000 (anna)"; the number alone if the system has no name for it.
-inline std::string user_text(uid_t user) {
-  std::array<char, 1024> memory{};
-  struct passwd entry {};
-  struct passwd* found = nullptr;
-  ::getpwuid_r(user, &entry, memory.data(), memory.size(), &found);
-  return found != nullptr ? joined({user, " (", found->pw_name, ")"}) : joined({user});
 }
 
 class segment {
@@ -118,15 +107,14 @@ class segment {
       if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
       why = joined({path, ": ", std::strerror(errno)});
       struct stat st {};
-      if (::lstat(path.c_str(), &st) == 0) why += joined({" (it belongs to user ", user_text(st.st_uid), ")"});
+      if (::lstat(path.c_str(), &st) == 0) why += joined({" (it belongs to user ", st.st_uid, ")"});
       return std::nullopt;
     }
     struct stat st {};
     const bool known = ::fstat(fd, &st) == 0;
     if (!known || !S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 0077) != 0) {
-      why = joined({path, " was not made by hvd for this user (owner ", user_text(st.st_uid), ", mode ",
-                    st.st_mode >> 6 & 7, st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(),
-                    ", mode 600)"});
+      why = joined({path, " was not made by hvd for this user (owner ", st.st_uid, ", mode ", st.st_mode >> 6 & 7,
+                    st.st_mode >> 3 & 7, st.st_mode & 7, "; wanted owner ", ::geteuid(), ", mode 600)"});
     } else if (static_cast<std::size_t>(st.st_size) < least) {
       why = joined({path, " is truncated: ", st.st_size, " bytes"});
     } else {
@@ -205,12 +193,16 @@ class segment {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
+  [[nodiscard]] static std::uint64_t free_bytes(const struct statvfs& fs) noexcept {
+    const std::uint64_t blocks = fs.f_bavail;
+    return blocks * fs.f_frsize;
+  }
   /// The errno that says why `directory` cannot take `bytes` more; 0 if it can.
   static int trouble_in(const std::string& directory, std::size_t bytes) noexcept {
     struct statvfs fs {};
     if (::access(directory.c_str(), W_OK | X_OK) != 0 || ::statvfs(directory.c_str(), &fs) != 0) return errno;
     if (beyond_file_limit(bytes)) return EFBIG;
-    return fs.f_blocks == 0 || static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize >= bytes ? 0 : ENOSPC;
+    return fs.f_blocks == 0 || free_bytes(fs) >= bytes ? 0 : ENOSPC;
   }
 
   /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do. The reason is
@@ -223,7 +215,7 @@ class segment {
     struct statvfs fs {};
     std::string left;
     if (room && !limited && ::statvfs(directory.c_str(), &fs) == 0 && fs.f_blocks != 0) {
-      left = joined({" (", static_cast<std::uint64_t>(fs.f_bavail) * fs.f_frsize, " bytes free there)"});
+      left = joined({" (", free_bytes(fs), " bytes free there)"});
     }
     const char* const smaller = staging ? ", set memory_policy::staging_bytes lower," : "";
     const std::string remedy = limited ? joined({"; the limit on file sizes (ulimit -f) is lower: raise it",

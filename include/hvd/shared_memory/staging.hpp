@@ -41,8 +41,8 @@ struct staging_plan {
   [[nodiscard]] staging_place operator[](std::uint64_t k) const noexcept {
     const std::uint64_t i = place + k;
     if (i < lap) [[likely]]
-      return {turn, static_cast<std::size_t>(i) * room};
-    return {turn + i / lap, static_cast<std::size_t>(i % lap) * room};
+      return {turn, i * room};
+    return {turn + i / lap, i % lap * room};
   }
 };
 

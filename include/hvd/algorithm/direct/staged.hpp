@@ -96,7 +96,7 @@ struct staged_form {
   [[nodiscard]] bool sends(int r) const noexcept { return source >= 0 ? r == source : r != target; }
   [[nodiscard]] bool reads(int r) const noexcept { return target >= 0 ? r == target : r != source; }
   /// Blocks that a rank sends in a group of p.
-  [[nodiscard]] int slots(int p) const noexcept { return pairwise ? slot_count(p, own_slot) : 1; }
+  [[nodiscard]] int slots_in(int p) const noexcept { return pairwise ? slot_count(p, own_slot) : 1; }
   /// Every rank sends and reads.
   [[nodiscard]] bool symmetric() const noexcept { return source < 0 && target < 0; }
 
@@ -115,7 +115,7 @@ struct staged_form {
 /// Whether a form's blocks fit into a mailbox. (An exchange carries a signature of the call, no descriptor.)
 inline bool fits_mailbox(const staged_form& f, int p) noexcept {
   return f.count <= mailbox::capacity &&
-         f.count * f.element_bytes * static_cast<std::size_t>(f.slots(p)) <= mailbox::capacity;
+         f.count * f.element_bytes * static_cast<std::size_t>(f.slots_in(p)) <= mailbox::capacity;
 }
 
 /// True where data goes one way, each line has one reader, and touching pays.
@@ -130,7 +130,7 @@ inline bool shall_touch(const peer_memory& m, const staged_form& f) noexcept {
 template <class Form>
 void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   const std::size_t stride = f.count * f.element_bytes;
-  f.touches = stride * static_cast<std::size_t>(f.slots(m.size())) > mailbox::first_line && shall_touch(m, f);
+  f.touches = stride * static_cast<std::size_t>(f.slots_in(m.size())) > mailbox::first_line && shall_touch(m, f);
   m.begin(signature);
   if (f.sends(m.rank())) {
     std::byte* const to = m.payload();
@@ -157,9 +157,9 @@ template <class Form>
 class staged_run {
  public:
   staged_run(peer_memory& m, Form& f, std::size_t chunk_bytes, output how)
-      : m_(m), f_(f), how_(how), each_(even_part(m, f.count, chunk_bytes, f.slots(m.size()), f.element_bytes)),
+      : m_(m), f_(f), how_(how), each_(even_part(m, f.count, chunk_bytes, f.slots_in(m.size()), f.element_bytes)),
         stride_(round_up(each_ * f.element_bytes, cache_line)),
-        plan_(m.staging().plan(parts_in(f.count, each_), stride_ * static_cast<std::size_t>(f.slots(m.size())))) {
+        plan_(m.staging().plan(parts_in(f.count, each_), stride_ * static_cast<std::size_t>(f.slots_in(m.size())))) {
     f.touches = shall_touch(m, f);
   }
 

@@ -47,7 +47,8 @@ struct group_name {
 inline std::uint64_t process_identity() noexcept {
   struct stat space {};
   ::stat("/proc/self/ns/pid", &space);
-  return static_cast<std::uint64_t>(space.st_ino) << 32 | static_cast<std::uint32_t>(::getpid());
+  const std::uint64_t number = space.st_ino;
+  return number << 32 | static_cast<std::uint32_t>(::getpid());
 }
 
 /// A segment's geometry, from what no other process can change: its length, and the size that this rank was given.

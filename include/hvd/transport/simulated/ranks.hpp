@@ -171,7 +171,7 @@ class simulated_ranks {
 
   // ---- kernels that take virtual time --------------------------------------------------------------------------
 
-  /// A kernel that `charging<I>` replaces, and the bytes of one of its elements.
+  /// A kernel that `charging<Place>` replaces, and the bytes of one of its elements.
   struct priced {
     kernel fold;
     std::size_t unit;
@@ -185,11 +185,11 @@ class simulated_ranks {
     if (found == priced_.end() && priced_.size() != most_priced) return priced_.push_back(what), priced_.size() - 1;
     return static_cast<std::size_t>(found - priced_.begin());
   }
-  template <std::size_t I>
+  template <std::size_t Place>
   static void charging(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                        const scaling* scale) {
     simulated_ranks& here = *current();
-    const priced& what = here.priced_[I];
+    const priced& what = here.priced_[Place];
     if (here.payload()) what.fold(outs, nouts, ins, nins, count, scale);
     here.spend(static_cast<double>(count) * static_cast<double>(what.unit) * std::max(1, nins - 1) /
                here.net_.reduction_rate);
@@ -368,9 +368,9 @@ class simulated_ranks {
   std::string stuck_;     // the reason, when no rank can go on
 };
 
-template <std::size_t... I>
-constexpr std::array<kernel, sizeof...(I)> make_charging_kernels(std::index_sequence<I...> /*places*/) {
-  return {&simulated_ranks::charging<I>...};
+template <std::size_t... Place>
+constexpr std::array<kernel, sizeof...(Place)> make_charging_kernels(std::index_sequence<Place...> /*places*/) {
+  return {&simulated_ranks::charging<Place>...};
 }
 inline constexpr auto charging_kernels =
     make_charging_kernels(std::make_index_sequence<simulated_ranks::most_priced>());
