@@ -70,12 +70,12 @@ class Engine {
   [[nodiscard]] int size() const noexcept { return size_; }
 
   /// Submits, and returns at once; the tensors' memory belongs to the engine until the handle is done. Errors thrown
-  /// here, without any effect: invalid_argument for a name in flight, for an operation, type, shape or splits that can
-  /// never work, and for a process set that is unknown or that this rank is not in; unsupported for reduce_scatter with
-  /// adasum, and for memory of a device where the engine has none; aborted after shutdown. Errors of the handle:
-  /// mismatch, on all ranks, if they submit different things under one name; peer_lost, timeout or aborted if the group
-  /// has failed, for all that is in flight and all that is submitted later. With `wake` false no thread is woken,
-  /// because the caller is about to wait and then does the work itself.
+  /// here, without any effect: invalid_argument for a name that a handle holds, for an operation, type, shape or splits
+  /// that can never work, and for a process set that is unknown or that this rank is not in; unsupported for
+  /// reduce_scatter with adasum, and for memory of a device where the engine has none; aborted after shutdown. Errors
+  /// of the handle: mismatch, on all ranks, if they submit different things under one name; peer_lost, timeout or
+  /// aborted if the group has failed, for all that is in flight and all that is submitted later. With `wake` false no
+  /// thread is woken, because the caller is about to wait and then does the work itself.
   handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
   /// Submits and waits: the calling thread does the work where it can. Errors: as of `submit` and the handle.
   handle run(request r, int process_set = 0) {

@@ -437,6 +437,26 @@ static void engines(hvd_comm comm) {
   float kept = 1;
   OK(hvd_engine_allreduce(engine, "released", &kept, &kept, 1, HVD_FLOAT32, HVD_SUM, NULL, &h));
   OK(hvd_release(h));
+  /* a name is held until its handle was waited for, polled as done, or released */
+  float again = 1;
+  hvd_handle second = 0;
+  int done = 0;
+  OK(hvd_engine_allreduce(engine, "again", &again, &again, 1, HVD_FLOAT32, HVD_SUM, NULL, &h));
+  for (int i = 0; i < 10; ++i) {
+    REFUSED(hvd_engine_allreduce(engine, "again", &again, &again, 1, HVD_FLOAT32, HVD_SUM, NULL, &second),
+            HVD_INVALID_ARGUMENT, "was not waited for");
+  }
+  OK(hvd_release(h));
+  OK(hvd_engine_allreduce(engine, "again", &again, &again, 1, HVD_FLOAT32, HVD_SUM, NULL, &h));
+  while (!done) OK(hvd_poll(h, &done));
+  OK(hvd_engine_allreduce(engine, "again", &again, &again, 1, HVD_FLOAT32, HVD_SUM, NULL, &second));
+  OK(hvd_wait(second, -1));
+  CHECK(again == (float)(size * size * size));
+  OK(hvd_release(h));
+  OK(hvd_engine_allreduce(engine, "again", &again, &again, 1, HVD_FLOAT32, HVD_MAX, NULL, &h));
+  OK(hvd_wait(h, -1));
+  OK(hvd_release(h));
+  OK(hvd_release(second));
   hvd_handle last = 0;
   OK(hvd_engine_allgather(engine, "last", &kept, 0, HVD_FLOAT32, NULL, &last));
   OK(hvd_wait(last, -1));

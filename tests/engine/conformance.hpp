@@ -390,7 +390,8 @@ void conformance_refused_here() {
         require(!h.poll(), "done without the others");
         require(thrown([&] { engine.allreduce("x", std::span(&y, 1)); }) ==
                     "invalid_argument: allreduce \"x" + place +
-                        ": this name is in flight already; wait for it first, or give each tensor its own name",
+                        ": the operation that has this name was not waited for; wait for it first, or give each tensor "
+                        "its own name",
                 "a name twice in flight");
         require(thrown([&] { engine.barrier("x"); }).starts_with("invalid_argument: barrier \"x"), "a name twice");
         require(thrown([&] { (void)h.output(); }).starts_with("invalid_argument"), "an output before the end");
@@ -433,6 +434,109 @@ void conformance_refused_here() {
       require(thrown([&] { engine.remove_process_set(0); }).starts_with("invalid_argument"), "set 0 was removed");
       require(thrown([&] { engine.add_process_set({}); }).starts_with("invalid_argument"), "an empty process set");
       engine.barrier("end").wait();
+    });
+  }
+}
+
+/// Names that come again: all ranks are refused, or none, whether the operation before has ended or not.
+template <class Run>
+void conformance_names() {
+  for (const int size : Run::sizes) {
+    CAPTURE(size);
+    Run::run(size, [&](auto& comm) {
+      Engine engine(comm, options_for<Run>());
+      const int rank = comm.rank();
+      const auto refused = [](const auto& f) {
+        try {
+          f();
+        } catch (const error& e) {
+          return e.kind() == error_kind::invalid_argument &&
+                 detail::sentence(e).find("not waited for") != std::string::npos;
+        }
+        return false;
+      };
+      float x = 1.0f, y = 1.0f;
+      const auto submit = [&] { return engine.allreduce("x", std::span(&x, 1)); };
+      const auto all_right = [&](std::uint64_t steps) {  // and the ranks are in step
+        for (std::uint64_t step = 0; step != steps; ++step) {
+          std::vector<attempt> all;
+          for (std::size_t i = 0; i != 5; ++i) {
+            all.emplace_back(task{.name = "t" + std::to_string(i), .rows = 3, .seed = mix({step, i})}, rank, size);
+          }
+          run_shuffled(engine, all, step);
+        }
+      };
+      // Rank 0 comes last: the first one cannot have ended on the others.
+      if (rank == 0) comm.barrier();
+      handle h = submit();
+      for (int i = 0; i != 10; ++i) require(refused(submit), "a name that is held, in flight");
+      if (rank != 0) comm.barrier();
+      // After two operations in turn all before them have ended.
+      for (int i = 0; i != 2; ++i) engine.barrier().wait(long_enough);
+      require(engine.metrics().in_flight == 0, "in flight behind a barrier");
+      require(refused(submit), "a name that is held, and done");
+      handle copy = h;
+      h = {};
+      require(refused(submit), "a name that a copy holds");
+      require(refused([&] { engine.barrier("x"); }), "a name that another operation holds");
+      copy = {};
+      x = 1.0f;
+      h = submit();
+      h.wait(long_enough);
+      h = submit();
+      if (!Run::real_time) h.wait(long_enough);  // there nobody else drives
+      while (!h.poll()) std::this_thread::yield();
+      submit().wait(long_enough);
+      h = {};
+      require(x == static_cast<float>(size * size * size), "a wrong sum");
+      all_right(20);
+
+      // One rank waits and goes on, and the others do not: these are refused, and all goes on.
+      h = submit();
+      if (rank == 0) h.wait(long_enough);
+      if (rank != 0) require(refused(submit), "a name that is held, on some ranks");
+      if (rank != 0) h.wait(long_enough);
+      submit().wait(long_enough);
+
+      // Nobody holds these: each runs with its like, in the order of the program. Their shapes differ.
+      if (rank == 0) comm.barrier();
+      std::vector<std::vector<float>> dropped(40);
+      for (std::size_t i = 0; i != dropped.size(); ++i) {
+        dropped[i].assign(1 + i % 3, static_cast<float>(i));
+        engine.allreduce("dropped", dropped[i]);
+      }
+      h = engine.allreduce("dropped", std::span(&y, 1));
+      if (rank != 0) comm.barrier();
+      all_right(20);
+      h.wait(long_enough);
+      require(y == static_cast<float>(size), "a wrong sum");
+      for (std::size_t i = 0; i != dropped.size(); ++i) {
+        for (const float value : dropped[i])
+          require(value == static_cast<float>(i) * static_cast<float>(size), "a sum");
+      }
+      // A mismatch ends one of them.
+      std::vector<float> different(rank % 2 == 0 ? 1 : 2, 1.0f);
+      h = engine.allreduce("x", different);
+      h.let_go();
+      y = 1.0f;
+      const handle behind = engine.allreduce("x", std::span(&y, 1));
+      behind.wait(long_enough);
+      require(y == static_cast<float>(size), "a wrong sum behind a mismatch");
+      if (size > 1) require(attempt::failure_of(h).starts_with("mismatch: "), "no mismatch");
+
+      // Joins are held like names; what waits behind another one when its rank joins comes first.
+      const handle joined = engine.join();
+      require(refused([&] { engine.join(); }), "a join that is held");
+      joined.wait(long_enough);
+      std::vector<float> last(3, 1.0f);
+      if (rank != 0) {
+        for (float& value : last) engine.allreduce("last", std::span(&value, 1));
+      }
+      engine.join().wait(long_enough);
+      if (rank != 0) require(last == std::vector<float>(3, static_cast<float>(size - 1)), "a join came first");
+      all_right(2);
+      // Names that are used once, more than are remembered.
+      for (int i = 0; i != 200; ++i) engine.barrier("once " + std::to_string(i)).wait(long_enough);
     });
   }
 }

@@ -211,6 +211,29 @@ TEST_CASE("batches of a device overlap, and end in the order in which they were 
   }
 }
 
+TEST_CASE("a name whose operation is with a device is refused while a handle holds it, and then is not") {
+  on_devices(2, unfused(), true, [&](const rank& r) {
+    const device_memory a(four(1)), b(four(2)), c(four(3));
+    handle h = r.engine.submit(sum("again", a));
+    r.await_started(1);
+    bool refused = false;
+    try {
+      r.engine.submit(sum("again", b));
+    } catch (const error& e) {
+      refused = e.kind() == error_kind::invalid_argument;
+    }
+    require(refused, "a name that is held");
+    h = {};
+    r.engine.submit(sum("again", b));  // nobody waits for it
+    h = r.engine.submit(sum("again", c));
+    r.await_started(3);
+    require(!h.poll(), "done before the device has done it");
+    r.strings.gate.set();
+    h.wait(only_a_hang);
+    require(a.copy<float>() == four(2) && b.copy<float>() == four(4) && c.copy<float>() == four(6), "a wrong sum");
+  });
+}
+
 TEST_CASE("a wait ends with its batch, though the round that the thread takes part in goes on") {
   std::atomic<device_strings*> of_rank_0{nullptr};
   std::atomic<bool> ended{false}, opened{false};

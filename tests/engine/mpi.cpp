@@ -21,6 +21,7 @@ TEST_CASE("engine, MPI: another type on the wire") { conformance_wire<over_mpi>(
 TEST_CASE("engine, MPI: adasum") { conformance_adasum<over_mpi>(); }
 TEST_CASE("engine, MPI: shapes that change, priorities") { conformance_changes<over_mpi>(); }
 TEST_CASE("engine, MPI: callbacks") { conformance_callbacks<over_mpi>(); }
+TEST_CASE("engine, MPI: names that come again") { conformance_names<over_mpi>(); }
 TEST_CASE("engine, MPI: refused at once, limits of waits") { conformance_refused_here<over_mpi>(); }
 TEST_CASE("engine, MPI: mismatches") { conformance_mismatches<over_mpi>(); }
 TEST_CASE("engine, MPI: join") { conformance_join<over_mpi>(); }

@@ -563,6 +563,23 @@ TEST_CASE("engine negotiation: evicted after it was submitted and before it was 
   CHECK(ran == names{"a", "b"});
 }
 
+TEST_CASE("engine negotiation: of one name the n-th runs with the n-th of the others") {
+  ranks all(2, 2);
+  for (std::size_t length = 1; length != 6; ++length) all.add(0, asked("x", {length}));
+  CHECK(all.settle().ran.empty());
+  for (std::size_t length = 1; length != 3; ++length) all.add(1, asked("x", {length}));
+  CHECK(all.settle().ran == names{"x", "x"});
+  all.add(1, asked("x", {30}));  // the other rank has 3: both are refused, and what follows is not
+  all.add(1, asked("x", {4}));
+  ranks::outcome o = all.settle();
+  CHECK(o.refused.size() == 1);
+  CHECK(o.ran == names{"x"});
+  CHECK(all[1].idle());
+  all.add(1, asked("x", {5}));
+  CHECK(all.settle().ran == names{"x"});
+  CHECK(all[0].idle());
+}
+
 // ---- join -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("engine join: the last one, by all ranks, again and again") {
@@ -659,6 +676,22 @@ TEST_CASE("engine negotiation: words of a round that no rank can have said are a
   all.joined = 2;
   all.last_join = 5;
   CHECK_THROWS_AS(joined.learn(all.text()), hvd::error);
+}
+
+TEST_CASE("engine join: what waits behind another one of its name runs before the join ends") {
+  for (const bool other : {true, false}) {
+    CAPTURE(other);
+    ranks all(2);
+    for (std::size_t length = 1; length != 4; ++length) all.add(0, asked("x", {length}));
+    if (other) all.add(1, asked("y"));
+    all[0].join();
+    all[1].join();
+    const ranks::outcome o = all.settle();
+    CHECK(std::count(o.ran.begin(), o.ran.end(), "x") == 3);
+    CHECK(o.joined == 1);
+    CHECK(all[0].idle());
+    CHECK(all[1].idle());
+  }
 }
 
 TEST_CASE("engine join: a rank that has joined does not count twice") {

@@ -28,6 +28,7 @@ TEST_CASE("engine, processes: another type on the wire") { conformance_wire<proc
 TEST_CASE("engine, processes: adasum") { conformance_adasum<processes>(); }
 TEST_CASE("engine, processes: shapes that change, priorities") { conformance_changes<processes>(); }
 TEST_CASE("engine, processes: callbacks") { conformance_callbacks<processes>(); }
+TEST_CASE("engine, processes: names that come again") { conformance_names<processes>(); }
 TEST_CASE("engine, processes: refused at once, limits of waits") { conformance_refused_here<processes>(); }
 TEST_CASE("engine, processes: mismatches") { conformance_mismatches<processes>(); }
 TEST_CASE("engine, processes: join") { conformance_join<processes>(); }

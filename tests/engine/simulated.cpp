@@ -26,6 +26,7 @@ TEST_CASE("engine, simulated: another type on the wire") { conformance_wire<simu
 TEST_CASE("engine, simulated: adasum") { conformance_adasum<simulated>(); }
 TEST_CASE("engine, simulated: shapes that change, priorities") { conformance_changes<simulated>(); }
 TEST_CASE("engine, simulated: callbacks") { conformance_callbacks<simulated>(); }
+TEST_CASE("engine, simulated: names that come again") { conformance_names<simulated>(); }
 TEST_CASE("engine, simulated: refused at once, limits of waits") { conformance_refused_here<simulated>(); }
 TEST_CASE("engine, simulated: mismatches") { conformance_mismatches<simulated>(); }
 TEST_CASE("engine, simulated: join") { conformance_join<simulated>(); }

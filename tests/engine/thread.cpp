@@ -41,6 +41,7 @@ TEST_CASE("engine, threads: another type on the wire") { conformance_wire<thread
 TEST_CASE("engine, threads: adasum") { conformance_adasum<threads>(); }
 TEST_CASE("engine, threads: shapes that change, priorities") { conformance_changes<threads>(); }
 TEST_CASE("engine, threads: callbacks") { conformance_callbacks<threads>(); }
+TEST_CASE("engine, threads: names that come again") { conformance_names<threads>(); }
 TEST_CASE("engine, threads: refused at once, limits of waits") { conformance_refused_here<threads>(); }
 TEST_CASE("engine, threads: mismatches") { conformance_mismatches<threads>(); }
 TEST_CASE("engine, threads: join") { conformance_join<threads>(); }
@@ -63,6 +64,7 @@ TEST_CASE("engine, alone: all of it") {
   conformance_adasum<alone>();
   conformance_changes<alone>();
   conformance_callbacks<alone>();
+  conformance_names<alone>();
   conformance_join<alone>();
   conformance_process_sets<alone>();
   conformance_threads<alone>();

@@ -91,7 +91,7 @@ void hold_several(const auto& r) {
   r.has(b, r.total());
   r.has(c, r.total());
   r.has(d, r.total());
-  // A name that is not queued yet is in flight; one that is may come again.
+  // A name may come again when all of its work is queued, and a wait has told so.
   must(standin_gpu::get().hold(stream.get()));
   stream.fill(a, r.mine());
   const handle first = r.engine.submit(r.sum("again", a, stream.event()));

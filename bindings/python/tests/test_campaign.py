@@ -32,3 +32,8 @@ def test_killed_ranks() -> None:
 def test_launchers() -> None:
     """Launchers, guards, shells and ranks are killed, and nothing of a job outlives it."""
     run("launchers")
+
+
+def test_names() -> None:
+    """Names that are used again while their operations are in flight are refused on all ranks, or on none."""
+    run("names", "--rounds", "4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import signal
 from typing import Any
 
 import numpy as np
@@ -293,20 +294,75 @@ def test_mismatches(several_ranks: Any) -> None:
 
 
 def check_duplicate_name() -> None:
+    """Refused on all ranks, whether the first has ended or not; what comes after is as if nothing had been."""
     r, n = hvd.rank(), hvd.size()
+
+    def refused(call: Any, *arguments: Any, **more: Any) -> None:
+        with pytest.raises(ValueError, match="twice.*was not waited for; wait for it first"):
+            call(*arguments, name="twice", op=hvd.Sum, **more)
+
+    for call, what in ((hvd.allreduce_async, np.ones(2)), (hvd.grouped_allreduce_async, [np.ones(2), np.ones(3)])):
+        if r != 0:  # nobody else has come
+            hvd.barrier()
+        first = call(what, name="twice", op=hvd.Sum)
+        for _ in range(10):
+            refused(call, what)
+        if r == 0:
+            hvd.barrier()
+        for _ in range(2):  # behind which the first has ended
+            hvd.barrier()
+        refused(call, what)
+        for _ in range(100):
+            same(hvd.allreduce(np.ones(1), op=hvd.Sum), np.array([float(n)]))
+        while not hvd.poll(first):
+            pass
+        second = call(what, name="twice", op=hvd.Sum)
+        for handle in (second, first):
+            assert sum(map(np.sum, hvd.synchronize(handle))) == n * sum(map(np.sum, what))
+    # A rank that waits goes on; those that do not are refused, and go on when they have waited.
+    first = hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
     if r == 0:
-        first = hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
-        with pytest.raises(ValueError, match="twice"):
-            hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
-        hvd.barrier()
+        hvd.synchronize(first)
     else:
-        hvd.barrier()
-        first = hvd.allreduce_async(np.ones(2), name="twice", op=hvd.Sum)
-    same(hvd.synchronize(first), np.full(2, float(n)))
+        refused(hvd.allreduce_async, np.ones(2))
+        hvd.synchronize(first)
+    for i in range(20):
+        same(hvd.allreduce(np.full(2, i), name="twice", op=hvd.Sum), np.full(2, i * n))
+    with pytest.raises(ValueError, match="duplicate_name"):  # as Horovod's users try it
+        for _ in range(10):
+            hvd.allreduce_async(np.ones(2), name=f"duplicate_name {n}")
 
 
 def test_duplicate_name(several_ranks: Any) -> None:
     several_ranks.run(check_duplicate_name)
+
+
+class Interrupted(Exception):
+    """What a signal raises in a call that waits."""
+
+
+def check_interrupted() -> None:
+    """A call that a signal ends on one rank is in flight there, and the next one of its name comes behind it."""
+    r, n = hvd.rank(), hvd.size()
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    if r == 0:  # nobody else has come
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted):
+            hvd.allreduce_(np.full(2, 1.0), name="interrupted", op=hvd.Sum)
+        signal.signal(signal.SIGALRM, before)
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        same(hvd.allreduce(np.full(2, 1.0), name="interrupted", op=hvd.Sum), np.full(2, float(n)))
+    same(hvd.allreduce(np.full(3, 2.0), name="interrupted", op=hvd.Sum), np.full(3, 2.0 * n))
+
+
+def test_interrupted(several_ranks: Any) -> None:
+    several_ranks.run(check_interrupted)
 
 
 def check_any_order() -> None:

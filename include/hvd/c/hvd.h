@@ -170,7 +170,9 @@ typedef struct hvd_submit {
   int wire;        /* the type in which wider floating-point tensors travel; 0: their own */
 } hvd_submit;
 
-/* Each returns at once; the memory belongs to the engine until the handle is done. Every handle must be released. */
+/* Each returns at once; the memory belongs to the engine until the handle is done. Every handle must be released. A name
+ * can be submitted again when its handle was waited for, polled as done, or released: before that it is refused, on all
+ * ranks that make the same calls; after that it begins when the operation before it has ended. */
 HVD_API int hvd_engine_allreduce(hvd_engine engine, const char* name, const void* in, void* out, size_t count,
                                  int dtype, int op, const hvd_submit* how, hvd_handle* handle);
 HVD_API int hvd_engine_allreduce_list(hvd_engine engine, const char* name, const hvd_tensor* tensors, size_t n, int op,

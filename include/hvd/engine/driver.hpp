@@ -82,8 +82,8 @@ class driver final : public waiting_room {
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
   }
 
-  /// Takes a request whose arguments have been checked, or a command. Errors: invalid_argument if its name is in
-  /// flight. With `wake` false no thread is woken, because the caller waits at once.
+  /// Takes a request whose arguments have been checked, or a command. Errors: invalid_argument if its name is
+  /// held. With `wake` false no thread is woken, because the caller waits at once.
   template <class Request>
   std::shared_ptr<completion> submit(Request r, bool wake) {
     const auto what = std::make_shared<submission>(std::move(r));
@@ -318,7 +318,7 @@ class driver final : public waiting_room {
     s.what.keep.reset();
     s.end->finish(std::move(problem));
     [&]() noexcept {
-      if (done) done(handle(s.end, {}));
+      if (done) done(handle(s.end));
     }();
   }
 
@@ -363,11 +363,11 @@ class driver final : public waiting_room {
   /// The end of the driver: everything in flight ends with `why`.
   void stop(const error& why) {
     const submission_table::rest left = in_flight_.stop(why);
-    for (const auto& [name, s] : left.all) {
+    for (const auto& s : left.all) {
       observer_.count(*s, true);
       complete(*s, cause_.told(*s->end, why));
     }
-    if (left.join) left.join->finish(cause_.told(*left.join, why));
+    for (const auto& end : left.joins) end->finish(cause_.told(*end, why));
   }
 
   const engine_options opts_;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,8 @@ struct submission {
   std::optional<command> ask{};  ///< a command of the engine, of which `what` is the form that ranks compare
   std::shared_ptr<completion> end = std::make_shared<completion>();
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::size_t place = 0;    ///< in the submission_table
+  bool behind = false;      ///< submitted while another one of its name was in flight
   bool shown = false;       ///< in the timeline
   std::uint32_t track = 0;  ///< its number there
   int id = -1;              ///< in the signature cache; -1: other ranks do not know this signature yet
@@ -115,10 +118,16 @@ class negotiation {
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool joined() const noexcept { return joined_ != 0; }
 
+  /// Of one name the other ranks see the oldest submission; the next one follows when that has been taken. So the n-th
+  /// of a rank runs with the n-th of the others.
   void add(std::shared_ptr<submission> s) {
+    const auto [place, first] = pending_.try_emplace(s->what.name, s);
+    if (!first) {
+      behind_[s->what.name].push_back(std::move(s));
+      return;
+    }
     s->id = known_.find(s->what.name, s->sign);
     if (s->id >= 0) by_id_[static_cast<std::uint32_t>(s->id)] = s.get();
-    pending_.emplace(s->what.name, std::move(s));
     news_ = true;
   }
   void join() noexcept {
@@ -143,6 +152,7 @@ class negotiation {
     pending_.erase(found);
     if (s->id >= 0) by_id_.erase(static_cast<std::uint32_t>(s->id));
     std::erase(unknown_, s.get());
+    if (!behind_.empty()) follow(s->what.name);
     return s;
   }
 
@@ -163,7 +173,8 @@ class negotiation {
         return a->since != b->since ? a->since < b->since : a->what.name < b->what.name;
       });
     }
-    all[0] = (unknown_.empty() ? 0 : flag_unknown) | (joined() ? flag_joined : 0);
+    const bool more = !unknown_.empty() || (joined() && !behind_.empty());
+    all[0] = (more ? flag_unknown : 0) | (joined() ? flag_joined : 0);
     all[1] = joined() ? 0 : flag_joined;
     news_ = false;
     return all;
@@ -259,6 +270,16 @@ class negotiation {
   static constexpr std::uint64_t flag_unknown = 1, flag_joined = 2;
   static constexpr int rank_bits = 24;  // the lower bits of `joined_`; the others count rounds
 
+  /// The oldest one of a name has been taken.
+  void follow(const std::string& name) {
+    const auto found = behind_.find(name);
+    if (found == behind_.end()) return;
+    std::shared_ptr<submission> next = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) behind_.erase(found);
+    add(std::move(next));
+  }
+
   void remember(const announcement& a) {
     int id = known_.find(a.name, a.what);
     if (id < 0) {
@@ -308,7 +329,8 @@ class negotiation {
   int rank_;
   int size_;
   signature_cache known_;
-  std::unordered_map<std::string, std::shared_ptr<submission>> pending_;
+  std::unordered_map<std::string, std::shared_ptr<submission>> pending_;  // the oldest one of each name
+  std::unordered_map<std::string, std::deque<std::shared_ptr<submission>>> behind_;
   std::unordered_map<std::uint32_t, submission*> by_id_;
   std::vector<submission*> unknown_;   // of this round
   std::vector<std::string> disputed_;  // of this round: names that ranks use with different signatures

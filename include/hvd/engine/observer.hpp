@@ -85,8 +85,10 @@ class observer {
   }
   void cycle() noexcept { timeline_.cycle(); }
   /// All ranks have submitted it.
-  void ready(submission* s) noexcept {
-    if (s == nullptr || !s->shown) return;
+  void ready(submission* s) {
+    if (s == nullptr) return;
+    if (s->behind) submitted(*s);  // the one before has ended
+    if (!s->shown) return;
     timeline_.end(s->track);
     timeline_.begin(s->track, activities_of(s->what.kind, s->what.op).run);
     timeline_.begin(s->track, "QUEUE");

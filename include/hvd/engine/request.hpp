@@ -67,7 +67,7 @@ class handle;
 /// ranks of the process set have submitted one of this name.
 struct request {
   operation kind = operation::allreduce;  ///< allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
-  std::string name{};                     ///< unique among what this rank has in flight in the process set
+  std::string name{};                     ///< not one that a handle of the process set holds: see `handle`
   std::vector<tensor> tensors{};          ///< all of a group are ready, and run, together
   reduce_op op = reduce_op::sum;          ///< for allreduce and reduce_scatter
   double prescale = 1.0;                  ///< factor of every input
@@ -80,8 +80,9 @@ struct request {
   /// Of what is ready at the same time, higher ones run first. For a new name the value of the lowest rank counts.
   int priority = 0;
   std::shared_ptr<void> keep{};  ///< kept alive until the operation is done
-  std::function<void(const handle&)>
-      done{};  ///< called once, by the thread that ended the operation; must neither wait nor throw
+  /// Called once, by the thread that ended the operation; must neither wait nor throw. Its handle does not hold the
+  /// name; `poll` of it lets go of that, so that the callback can submit the name again.
+  std::function<void(const handle&)> done{};
 };
 
 /// What a call by name and buffer leaves at its defaults.
@@ -105,6 +106,16 @@ namespace detail {
 /// The end of one submission, shared between its handles and the engine.
 class completion {
  public:
+  /// Whether its name is taken: the program has a handle, and has not seen the end by it. A matter of the program's
+  /// order alone, and so the same on all ranks; whether the operation has ended is not.
+  [[nodiscard]] bool held() const noexcept { return !let_go_.load(std::memory_order_relaxed); }
+  void let_go() noexcept { let_go_.store(true, std::memory_order_relaxed); }
+  /// Another handle has it; the first one, which the engine returns, is counted already.
+  void hold() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
+  void drop() noexcept {
+    if (handles_.fetch_sub(1, std::memory_order_relaxed) == 1) let_go();
+  }
+
   [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
   /// Whether it has finished, or all of its work is queued on a device behind `event`.
   [[nodiscard]] bool queued() const noexcept { return state_.load(std::memory_order_acquire) != 0; }
@@ -160,7 +171,9 @@ class completion {
   }
 
  private:
-  std::atomic<std::uint32_t> state_{0};  // 2: queued on a device; 1: finished
+  std::atomic<std::uint32_t> state_{0};    // 2: queued on a device; 1: finished
+  std::atomic<std::uint32_t> handles_{1};  // that the program has
+  std::atomic<bool> let_go_{false};
   std::shared_ptr<void> event_;
   std::optional<error> problem_;
 };
@@ -181,18 +194,63 @@ class waiting_room {
   virtual void await(const completion& end, std::chrono::steady_clock::time_point until, bool only_queued) = 0;
 };
 
+/// A completion as a handle has it.
+class completion_share {
+ public:
+  completion_share() = default;
+  /// `holds`: whether it holds the name. That of a callback does not: when the callback returns is a matter of time.
+  completion_share(std::shared_ptr<completion> end, bool holds) noexcept : end_(std::move(end)), holds_(holds) {}
+  completion_share(const completion_share& other) noexcept : end_(other.end_), holds_(other.holds_) {
+    if (holds_ && end_) end_->hold();
+  }
+  completion_share(completion_share&&) noexcept = default;
+  completion_share& operator=(completion_share other) noexcept {
+    std::swap(end_, other.end_);
+    std::swap(holds_, other.holds_);
+    return *this;
+  }
+  ~completion_share() {
+    if (holds_ && end_) end_->drop();
+  }
+
+  void let_go() const noexcept {
+    if (end_) end_->let_go();
+  }
+  [[nodiscard]] explicit operator bool() const noexcept { return end_ != nullptr; }
+  completion* operator->() const noexcept { return end_.get(); }
+  completion& operator*() const noexcept { return *end_; }
+
+ private:
+  std::shared_ptr<completion> end_;
+  bool holds_ = false;
+};
+
 }  // namespace detail
 
 /// A submission in flight or done. Copies of a handle refer to the same submission; any thread may use them. They may
 /// outlive the engine, whose end also ends the submission.
+///
+/// A handle holds the name of its submission until a wait has returned or thrown what the operation ended with, until
+/// `poll` has returned true, or until the last copy is gone. Until then the name cannot be submitted again, also if the
+/// operation has ended meanwhile: so ranks that make the same calls are all refused, or none. Then it can, also while
+/// the operation is in flight: the next one of a name begins when the one before it has ended.
 class handle {
  public:
   handle() = default;
   handle(std::shared_ptr<detail::completion> end, std::weak_ptr<detail::waiting_room> where)
-      : end_(std::move(end)), where_(std::move(where)) {}
+      : end_(std::move(end), true), where_(std::move(where)) {}
+  /// For a callback: it does not hold the name, but may let go of it.
+  explicit handle(std::shared_ptr<detail::completion> end) : end_(std::move(end), false) {}
 
   /// Whether the operation is done, with or without an error. Cost: one load.
-  [[nodiscard]] bool poll() const noexcept { return end_ == nullptr || end_->finished(); }
+  [[nodiscard]] bool poll() const noexcept {
+    if (!end_) return true;
+    if (!end_->finished()) return false;
+    end_.let_go();
+    return true;
+  }
+  /// Lets go of the name, as if all copies were gone.
+  void let_go() const noexcept { end_.let_go(); }
 
   /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
   /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
@@ -203,25 +261,23 @@ class handle {
   void wait_queued(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, true); }
   /// The event for other streams to wait for (a cudaEvent_t or CUevent); it lives as long as a handle. Null for an
   /// operation on the host, and before `wait_queued` has returned.
-  [[nodiscard]] void* device_event() const noexcept {
-    return end_ != nullptr && end_->queued() ? end_->event().get() : nullptr;
-  }
+  [[nodiscard]] void* device_event() const noexcept { return end_ && end_->queued() ? end_->event().get() : nullptr; }
 
   /// The result of tensor `i`, after `wait`; on a device after `wait_queued`, and written behind `device_event`.
   /// Errors: invalid_argument before that, or for a tensor that is not there.
   [[nodiscard]] const result& output(std::size_t i = 0) const {
-    if (end_ == nullptr || !end_->queued() || i >= end_->results.size()) {
+    if (!end_ || !end_->queued() || i >= end_->results.size()) {
       detail::fail(error_kind::invalid_argument, {"output ", i, " of a handle that has ",
                                                   end_ && end_->queued() ? end_->results.size() : 0, " outputs yet"});
     }
     return end_->results[i];
   }
   /// Of a join that is done: the rank that joined last; -1 of anything else.
-  [[nodiscard]] int last_joined() const noexcept { return end_ != nullptr && end_->finished() ? end_->answer : -1; }
+  [[nodiscard]] int last_joined() const noexcept { return end_ && end_->finished() ? end_->answer : -1; }
 
  private:
   void await(std::optional<std::chrono::duration<double>> limit, bool only_queued) const {
-    if (end_ == nullptr) return;
+    if (!end_) return;
     if (!end_->reached(only_queued)) {
       using clock = std::chrono::steady_clock;
       const bool limited = limit && *limit < std::chrono::hours(24 * 365);
@@ -233,10 +289,11 @@ class handle {
                      {end_->label(), " is not done after ", limit->count(), " s; it stays in flight"});
       }
     }
+    end_.let_go();
     if (end_->finished() && end_->problem()) throw error(*end_->problem());
   }
 
-  std::shared_ptr<detail::completion> end_;
+  detail::completion_share end_;
   std::weak_ptr<detail::waiting_room> where_;
 };
 

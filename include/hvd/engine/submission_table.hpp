@@ -7,6 +7,8 @@
 #include <hvd/error.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,86 +23,109 @@ namespace hvd::inline HVD_ABI::detail {
 class submission_table {
  public:
   /// Adds a submission; returns the error that has stopped the driver, if one has. Errors: invalid_argument if its name
-  /// is in flight.
+  /// is held.
   std::optional<error> add(const std::shared_ptr<submission>& s, observer& shown) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return stopped_;
-    const auto [first, last] = all_.equal_range(s->what.name);
-    // What is queued on a device ends by itself, and needs its name no longer.
-    if (std::any_of(first, last, [](const auto& held) { return !held.second->end->queued(); })) {
-      fail(error_kind::invalid_argument, {s->end->label(), ": this name is in flight already; wait for it first, "
-                                                           "or give each tensor its own name"});
+    std::weak_ptr<completion>& newest = newest_[s->what.name];
+    if (const auto before = newest.lock()) {
+      if (before->held()) {
+        fail(error_kind::invalid_argument, {s->end->label(), ": the operation that has this name was not waited for; "
+                                                             "wait for it first, or give each tensor its own name"});
+      }
+      s->behind = !before->queued();
     }
-    all_.emplace(s->what.name, s);
-    shown.submitted(*s);
+    newest = s->end;
+    s->place = all_.size();
+    all_.push_back(s);
+    if (!s->behind) shown.submitted(*s);
     fresh_.push_back(s);
+    if (newest_.size() > most_names_) forget_names();
     return std::nullopt;
   }
   /// The same for a join.
   std::optional<error> join(const std::shared_ptr<completion>& end) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return stopped_;
-    if (joining_)
-      fail(error_kind::invalid_argument, {end->label(), ": a join is in flight already; wait for it first"});
-    joining_ = end;
+    if (const auto before = newest_join_.lock(); before && before->held())
+      fail(error_kind::invalid_argument, {end->label(), ": the join before was not waited for; wait for it first"});
+    newest_join_ = end;
+    joins_.push_back(end);
     return std::nullopt;
   }
 
   [[nodiscard]] bool any() {
     const std::lock_guard lock(mutex_);
-    return !stopped_ && (!all_.empty() || joining_ != nullptr);
+    return !stopped_ && (!all_.empty() || !joins_.empty());
   }
   /// Whether there is something that `take_fresh` would give to `n`.
   [[nodiscard]] bool has_fresh(const negotiation& n) {
     const std::lock_guard lock(mutex_);
-    return !fresh_.empty() || (joining_ != nullptr && !n.joined());
+    return !fresh_.empty() || (!joins_.empty() && !n.joined());
   }
   void take_fresh(negotiation& n) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
     for (auto& s : fresh_) n.add(std::move(s));
     fresh_.clear();
-    if (joining_ != nullptr && !n.joined()) n.join();
+    if (!joins_.empty() && !n.joined()) n.join();
   }
 
   void remove(const submission& s) {
     const std::lock_guard lock(mutex_);
-    const auto [first, last] = all_.equal_range(s.what.name);
-    const auto found = std::find_if(first, last, [&](const auto& held) { return held.second.get() == &s; });
-    if (found != last) all_.erase(found);
+    if (s.place >= all_.size() || all_[s.place].get() != &s) return;
+    std::swap(all_[s.place], all_.back());
+    all_[s.place]->place = s.place;
+    all_.pop_back();
   }
   /// All have joined.
   std::shared_ptr<completion> end_join(negotiation& n) {
     const std::lock_guard lock(mutex_);
     n.rejoin();
-    return std::exchange(joining_, nullptr);
+    std::shared_ptr<completion> end = std::move(joins_.front());
+    joins_.pop_front();
+    return end;
   }
 
   /// For the watch.
   [[nodiscard]] std::vector<pending_operation> snapshot() {
     const std::lock_guard lock(mutex_);
     std::vector<pending_operation> all;
-    for (const auto& [name, s] : all_) all.push_back({name, hvd::name(s->what.kind), 0, s->since});
+    for (const auto& s : all_) all.push_back({s->what.name, hvd::name(s->what.kind), 0, s->since});
     return all;
   }
 
   struct rest {
-    std::unordered_multimap<std::string, std::shared_ptr<submission>> all{};
-    std::shared_ptr<completion> join{};
+    std::vector<std::shared_ptr<submission>> all{};
+    std::deque<std::shared_ptr<completion>> joins{};
   };
   /// From now on nothing is added, because of `why` or what has stopped it before; returns what is left.
   rest stop(const error& why) {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
     fresh_.clear();
-    return {std::exchange(all_, {}), std::exchange(joining_, nullptr)};
+    newest_.clear();
+    return {std::exchange(all_, {}), std::exchange(joins_, {})};
   }
 
  private:
+  /// Names are often used once. So their number stays below twice the largest number that was held at a time.
+  void forget_names() {
+    std::erase_if(newest_, [](const auto& named) {
+      const auto end = named.second.lock();
+      return end == nullptr || !end->held();
+    });
+    most_names_ = std::max<std::size_t>(64, 2 * newest_.size());
+  }
+
   std::mutex mutex_;
-  std::unordered_multimap<std::string, std::shared_ptr<submission>> all_;
+  std::vector<std::shared_ptr<submission>> all_;
   std::vector<std::shared_ptr<submission>> fresh_;  // those that the thread that drives has not taken
-  std::shared_ptr<completion> joining_;
+  // The newest submission of each name, whether it has ended or not.
+  std::unordered_map<std::string, std::weak_ptr<completion>> newest_;
+  std::size_t most_names_ = 64;  // until the next look for those that are free
+  std::deque<std::shared_ptr<completion>> joins_;
+  std::weak_ptr<completion> newest_join_;
   std::optional<error> stopped_;
 };
 

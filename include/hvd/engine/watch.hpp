@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -140,8 +141,11 @@ class stall_watch {
                 suspect));
       stop_.store(1);
     } else if (asked_.empty() && now >= next_) {
-      while (mine.size() > message::most) mine.pop_back();
-      std::erase_if(mine, [&](const pending_operation& f) { return now - f.since < opts_.stall_warning; });
+      std::set<std::pair<int, std::uint64_t>> seen;  // of one name the oldest: the others wait for it
+      std::erase_if(mine, [&](const pending_operation& f) {
+        return now - f.since < opts_.stall_warning || !seen.emplace(f.set, text_hash(f.name)).second;
+      });
+      mine.resize(std::min(mine.size(), message::most));
       asked_ = std::move(mine);
       replies_.clear();
       ++number_;

@@ -97,10 +97,11 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
   }
 }
 
-/// `wire`: a dtype's number, or -1. `done`: None, or what `next_callback` returns when the operation has ended.
-hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensors, int op, double prescale,
-                   double postscale, int wire, int root, int priority, int process_set, nb::object keep, bool wake,
-                   std::optional<nb::object> done) {
+/// Sets `pending.handle`, here, because Ctrl-C may come before Python has stored a result. `wire`: a dtype's number, or
+/// -1. `done`: None, or what `next_callback` returns when the operation has ended.
+void submit(const job& j, nb::object pending, int kind, std::string name, nb::sequence tensors, int op, double prescale,
+            double postscale, int wire, int root, int priority, int process_set, nb::object keep, bool wake,
+            std::optional<nb::object> done) {
   released_objects::instance().drain();
   hvd::request r;
   r.kind = static_cast<hvd::operation>(kind);
@@ -120,12 +121,15 @@ hvd::handle submit(const job& j, int kind, std::string name, nb::sequence tensor
   if (done) {
     r.done = [function = keep_alive(*done)](const hvd::handle&) { callbacks::instance().add(function); };
   }
-  return j.run([&](session& s) { return s.submit(std::move(r), process_set, wake); });
+  static const nb::handle attribute(PyUnicode_InternFromString("handle"));  // made once: it takes longer than the rest
+  nb::setattr(pending, attribute,
+              nb::cast(j.run([&](session& s) { return s.submit(std::move(r), process_set, wake); })));
 }
 
 void define_handle(nb::module_& m) {
   nb::class_<hvd::handle>(m, "Handle")
       .def("poll", &hvd::handle::poll)
+      .def("let_go", &hvd::handle::let_go)
       .def("wait", &wait<&hvd::handle::wait>, nb::arg("limit") = nb::none())
       .def("wait_queued", &wait<&hvd::handle::wait_queued>, nb::arg("limit") = nb::none())
       .def("make_stream_wait",

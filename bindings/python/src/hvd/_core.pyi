@@ -41,6 +41,9 @@ class Handle:
     def wait(self, limit: float | None = None) -> None:
         """Waits without the GIL. Raises HorovodInternalError, KeyboardInterrupt, TimeoutError after ``limit`` s."""
 
+    def let_go(self) -> None:
+        """The name may be used again before the operation is done."""
+
     def wait_queued(self, limit: float | None = None) -> None:
         """As ``wait``; of an operation on a GPU, only until all of its work is queued there."""
 
@@ -71,6 +74,7 @@ class Job:
 
     def submit(
         self,
+        pending: object,
         kind: int,
         name: str,
         tensors: Sequence[Tensor],
@@ -85,8 +89,8 @@ class Job:
         wake: bool,
         done: Callable[[], object] | None = None,
         /,
-    ) -> Handle:
-        """Begins an operation. ``wire`` is the number of the dtype in which wider floating-point tensors
+    ) -> None:
+        """Begins an operation, and sets ``pending.handle``. ``wire`` is the number of the dtype in which wider floating-point tensors
         travel, or -1 for their own. ``keep`` is referenced until it is done. ``done`` is what ``next_callback``
         returns then. Without ``wake`` the caller waits at once, and its thread does the work. Raises
         ValueError.

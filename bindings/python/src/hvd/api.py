@@ -16,7 +16,7 @@ from hvd.core.adapter import T
 from hvd.core.blocking import Blocking
 from hvd.core.collectives import read_splits
 from hvd.core.compression import Compressor, NoneCompressor, compressed, compressed_group
-from hvd.core.handles import synchronize
+from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op, Reduction, ReduceOp, reduction
 
@@ -87,7 +87,7 @@ class Functions(Generic[Like, T]):
         """
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(tensor)]
-        result: T = synchronize(self._begin.allreduce(both, both, True, name, how, process_set, wake=False))
+        result: T = result_of(self._begin.allreduce(both, both, True, name, how, process_set, wake=False))
         return result
 
     def grouped_allreduce_async(
@@ -126,7 +126,7 @@ class Functions(Generic[Like, T]):
         """As ``grouped_allreduce``, without gradients; the results replace the inputs, which are returned."""
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(t) for t in tensors]
-        results: list[T] = synchronize(self._begin.allreduce(both, both, False, name, how, process_set, wake=False))
+        results: list[T] = result_of(self._begin.allreduce(both, both, False, name, how, process_set, wake=False))
         return results
 
     def allgather_async(
@@ -181,7 +181,7 @@ class Functions(Generic[Like, T]):
     ) -> T:
         """As ``broadcast``, without gradients; the result replaces the input, which is returned."""
         both = self._writable(tensor)
-        result: T = synchronize(self._begin.broadcast(both, both, root_rank, name, process_set, wake=False))
+        result: T = result_of(self._begin.broadcast(both, both, root_rank, name, process_set, wake=False))
         return result
 
     def alltoall_async(

@@ -451,7 +451,7 @@ def test_other_gradients_in_xla(several_ranks: Any) -> None:
 
 def check_interrupt(where: str, call: int) -> None:
     """Ctrl-C on the last rank: the step is made or ended before its next one, and the ranks stay in step."""
-    from hvd.core import step_gradients
+    from hvd.core import handles, step_gradients
     from hvd.tensorflow import gradients as module
 
     r, n = hvd.rank(), hvd.size()
@@ -463,12 +463,21 @@ def check_interrupt(where: str, call: int) -> None:
 
     assert step(1.0) == [n] * 4
     if r == n - 1:
-        target = step_gradients if where == "synchronize" else module.Part
+        target: Any = {"synchronize": step_gradients, "begin": module.Part, "current_job": handles.state}[where]
         real, calls = getattr(target, where), []
+
+        class Submits:
+            """The job, where Ctrl-C comes right after a submission."""
+
+            def submit(self, *arguments: Any) -> None:
+                real().submit(*arguments)
+                raise KeyboardInterrupt
 
         def interrupted(*arguments: Any, **more: Any) -> Any:
             calls.append(1)
             if len(calls) == call:
+                if where == "current_job":
+                    return Submits()
                 raise KeyboardInterrupt
             return real(*arguments, **more)
 
@@ -478,7 +487,7 @@ def check_interrupt(where: str, call: int) -> None:
                 step(2.0)
         finally:
             setattr(target, where, real)
-    elif where == "begin":
+    elif where in ("begin", "current_job"):
         with pytest.raises(hvd.HorovodInternalError, match=f"rank {n - 1} cannot make this step: .*broken off"):
             step(2.0)
     else:
@@ -488,7 +497,9 @@ def check_interrupt(where: str, call: int) -> None:
     assert not step_gradients._open
 
 
-@pytest.mark.parametrize(("where", "call"), [("synchronize", 1), ("synchronize", 3), ("begin", 2), ("begin", 3)])
+@pytest.mark.parametrize(("where", "call"), [
+    ("synchronize", 1), ("synchronize", 3), ("begin", 2), ("begin", 3), ("current_job", 3),
+])
 def test_interrupt(several_ranks: Any, where: str, call: int) -> None:
     several_ranks.run(check_interrupt, where=where, call=call)
 

@@ -212,14 +212,24 @@ def check_mismatch() -> None:
         hvd.allreduce(torch.ones(r + 1), name="shape")
     with pytest.raises(hvd.HorovodInternalError):
         hvd.allreduce(torch.ones(1, dtype=torch.float32 if r == 0 else torch.bfloat16), name="dtype")
-    first = hvd.allreduce_async_(torch.ones(2), name="once") if r == 0 else None
-    if r == 0:
-        with pytest.raises(ValueError):
+    first = hvd.allreduce_async_(torch.ones(2), name="once")
+    for _ in range(10):
+        with pytest.raises(ValueError, match="once.*was not waited for"):
             hvd.allreduce_async_(torch.ones(2), name="once")
-    hvd.barrier()
-    if first is None:
-        first = hvd.allreduce_async_(torch.ones(2), name="once")
     same(hvd.synchronize(first), torch.ones(2))
+    # Calls of several operations that failed hold none of their names.
+    rows, some = torch.ones(1, 2 + r).to_sparse(1), {"a": torch.ones(2 + r), "b": torch.ones(2)}
+    for _ in range(2):
+        with pytest.raises(hvd.HorovodInternalError, match="sparse mismatch.values.*do not agree"):
+            hvd.sparse_allreduce_async(rows, "sparse mismatch", hvd.Sum)()
+        with pytest.raises(hvd.HorovodInternalError, match='broadcast.a": ranks do not agree'):
+            hvd.broadcast_parameters(some, 0)
+    held = hvd.broadcast_async(torch.ones(2), 0, name="a")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broadcast.a.*was not waited for"):
+            hvd.broadcast_parameters({"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)}, 0)
+    hvd.synchronize(held)
+    hvd.broadcast_parameters({"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)}, 0)
     same(hvd.allreduce(torch.ones(1), op=hvd.Sum), torch.tensor([float(n)]))
 
 

@@ -15,14 +15,20 @@ from hvd.core.reduce_op import Reduction, Sum
 
 
 class _Pending:
-    """An operation in flight, the function that makes its result, and the stream that uses it, if it is on a GPU."""
+    """An operation in flight: its name and process set, the function that makes its result, and the stream that uses
+    it, if it is on a GPU. The engine sets ``handle``.
+    """
 
-    __slots__ = ("handle", "finish", "stream")
+    __slots__ = ("handle", "name", "process_set", "finish", "stream")
+
+    handle: _core.Handle
 
     def __init__(
-        self, handle: _core.Handle, finish: Callable[[_core.Handle], Any], stream: Callable[[], Stream | None] | None
+        self, name: str, process_set: int, finish: Callable[[_core.Handle], Any],
+        stream: Callable[[], Stream | None] | None,
     ) -> None:
-        self.handle = handle
+        self.name = name
+        self.process_set = process_set
         self.finish = finish
         self.stream = stream
 
@@ -99,15 +105,22 @@ def begin(
     Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
     ``Collectives``. ``done``: see ``core.callbacks``. ``stream()``: that which is current on the results' GPU when the
     operation is synchronized, and then waits for them; None for tensors on the host. Raises ValueError for what this
-    rank alone can see, TypeError for names and factors of other types.
+    rank alone can see and for a name whose last handle was neither synchronized nor polled as done, TypeError for names
+    and factors of other types. After Ctrl-C in here ``find`` tells whether it was submitted.
     """
     job = state.current_job()
     if done is not None:
         callbacks.start()
     name = _name(prefix, given, process_set)
+    number = next(_numbers)
+    _pending[number] = pending = _Pending(name, process_set, finish, stream)
     try:
-        handle = job.submit(kind, name, tensors, *how, root, priority, process_set, keep, wake, done)
-    except (TypeError, ValueError) as e:
+        job.submit(pending, kind, name, tensors, *how, root, priority, process_set, keep, wake, done)
+    except BaseException as e:
+        if hasattr(pending, "handle"):  # Ctrl-C: nobody will ask for it
+            pending.handle.let_go()
+            raise
+        _pending.pop(number, None)
         if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
             _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
         if isinstance(e, TypeError):
@@ -116,9 +129,16 @@ def begin(
                 f" postscale_factor={how.postscale!r:.40} numbers"
             ) from None
         raise
-    number = next(_numbers)
-    _pending[number] = _Pending(handle, finish, stream)
     return number
+
+
+def find(prefix: str, name: str, process_set: int) -> int | None:
+    """The handle of an operation that nobody has synchronized; None if there is none of this name."""
+    wanted = f"{prefix}.{name}"
+    for number, one in list(_pending.items()):
+        if one.name == wanted and one.process_set == process_set and hasattr(one, "handle"):
+            return number
+    return None
 
 
 def poll(handle: int) -> bool:
@@ -147,24 +167,52 @@ def synchronize(handle: int) -> Any:
         raise  # the operation is still in flight
     except BaseException:
         _pending.pop(handle, None)
+        pending.handle.let_go()  # a signal's own exception may come before the end
         raise
     _pending.pop(handle, None)
     return pending.finish(pending.handle)
 
 
+def result_of(handle: int) -> Any:
+    """As ``synchronize``, for a call that waits, whose handle nobody else has: after Ctrl-C the operation goes on, and
+    its name is free.
+    """
+    pending = _pending.pop(handle, None)
+    if pending is None:
+        state.refuse_forked()
+        return None
+    try:
+        pending.wait()
+    except BaseException:
+        pending.handle.let_go()
+        raise
+    return pending.finish(pending.handle)
+
+
 def synchronize_all(handles: Sequence[int], problem: Exception | None = None) -> list[Any]:
-    """The results of several operations. Raises ``problem``, or the first error, when all are done: nothing is in
-    flight then.
+    """The results of several operations, whose handles nobody else has. Raises ``problem``, or the first error, when
+    all are done: nothing is in flight then.
     """
     results = []
-    for handle in handles:
-        try:
-            results.append(synchronize(handle))
-        except Exception as e:
-            problem = problem or e
+    try:
+        for handle in handles:
+            try:
+                results.append(result_of(handle))
+            except Exception as e:
+                problem = problem or e
+    finally:  # after Ctrl-C there are others
+        for handle in handles:
+            drop(handle)
     if problem is not None:
         raise problem
     return results
+
+
+def drop(handle: int) -> None:
+    """Nobody will ask for the result: the operation goes on, and its name is free."""
+    pending = _pending.pop(handle, None)
+    if pending is not None:
+        pending.handle.let_go()
 
 
 def join() -> int:
@@ -173,7 +221,11 @@ def join() -> int:
     Returns the rank that joined last, on all ranks.
     """
     handle = state.current_job().join()
-    handle.wait()
+    try:
+        handle.wait()
+    except BaseException:
+        handle.let_go()
+        raise
     # Until now ranks have made different numbers of operations; from here on they make the same, so count anew.
     for key in [key for key in _unnamed if key[1] == 0]:
         del _unnamed[key]
@@ -183,4 +235,4 @@ def join() -> int:
 def barrier(process_set: ProcessSet) -> None:
     """Returns when all ranks of the set have called it."""
     number = number_of(process_set)
-    synchronize(begin(_core.operations["barrier"], "barrier", None, (), (), lambda _: None, number, wake=False))
+    result_of(begin(_core.operations["barrier"], "barrier", None, (), (), lambda _: None, number, wake=False))

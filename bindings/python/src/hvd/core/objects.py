@@ -13,7 +13,7 @@ from hvd import _core
 from hvd.core import state
 from hvd.core.adapter import Stream
 from hvd.core.collectives import Collectives
-from hvd.core.handles import synchronize
+from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.exceptions import HorovodInternalError
 
@@ -56,11 +56,11 @@ _collectives: Collectives[Array] = Collectives(_Arrays())
 
 
 def _broadcast(array: Array, root_rank: int, name: str, process_set: ProcessSet) -> Array:
-    return synchronize(_collectives.broadcast(array, array, root_rank, name, process_set, wake=False))
+    return result_of(_collectives.broadcast(array, array, root_rank, name, process_set, wake=False))
 
 
 def _allgather(array: Array, name: str, process_set: ProcessSet) -> Array:
-    return synchronize(_collectives.allgather([array], True, name, process_set, wake=False))
+    return result_of(_collectives.allgather([array], True, name, process_set, wake=False))
 
 
 def _dump(obj: Any) -> Array:

@@ -24,7 +24,7 @@ from hvd import _core
 from hvd.core import state
 from hvd.core.compression import Compressor, NoneCompressor
 from hvd.core.gradients import Groups, evenly
-from hvd.core.handles import begin, number_of, synchronize
+from hvd.core.handles import begin, find, number_of, synchronize
 from hvd.core.objects import allgather_object
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op, Reduction, ReduceOp, Sum
@@ -191,10 +191,10 @@ class Step:
 
     def _end(self, part: PartName, wake: bool) -> None:
         """Ends with an error what other ranks have submitted under this name."""
-        try:
-            self.handles.append(begin(_BARRIER, *part, (), (), _nothing, self._number, wake=wake))
-        except ValueError:  # it was submitted, and an interrupt came before its handle was noted
-            self.handles.append(0)  # no handle
+        earlier = find(*part, self._number)  # it was submitted, and an interrupt came before its handle was noted
+        self.handles.append(
+            begin(_BARRIER, *part, (), (), _nothing, self._number, wake=wake) if earlier is None else earlier
+        )
 
     def _explained(self) -> Exception | None:
         """What ranks tell each other after an error that all of them have. Ends all that is in flight. Collective."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvd.core import state
 from hvd.core.blocking import Blocking
 from hvd.core.collectives import read_splits
-from hvd.core.handles import synchronize
+from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 from hvd.tensorflow import xla
@@ -43,7 +43,7 @@ class TensorFlowBlocking(Blocking[Any]):
         """The gradients are reduced alike."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
-            results = synchronize(OPS.allreduce(arrays, None, single, name, how, process_set, wake=False))
+            results = result_of(OPS.allreduce(arrays, None, single, name, how, process_set, wake=False))
             return [results] if single else list(results)
 
         def backward(above: list[Any]) -> Any:
@@ -62,7 +62,7 @@ class TensorFlowBlocking(Blocking[Any]):
         """The gradients are this rank's parts of the sums of the gradients."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
-            results = synchronize(OPS.allgather(arrays, single, name, process_set, wake=False))
+            results = result_of(OPS.allgather(arrays, single, name, process_set, wake=False))
             return [results] if single else list(results)
 
         def backward(above: list[Any]) -> Any:
@@ -80,7 +80,7 @@ class TensorFlowBlocking(Blocking[Any]):
         """The gradient on the root is the sum of the gradients, elsewhere zero."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
-            return [synchronize(OPS.broadcast(arrays[0], None, root_rank, name, process_set, wake=False))]
+            return [result_of(OPS.broadcast(arrays[0], None, root_rank, name, process_set, wake=False))]
 
         def backward(above: list[Any]) -> Any:
             sums = self.allreduce(above, True, _named(None, "Gradient"), Reduction(Sum), process_set)
@@ -96,7 +96,7 @@ class TensorFlowBlocking(Blocking[Any]):
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
             rows = read_splits(arrays[1]) if len(arrays) > 1 else None
-            output, received = synchronize(OPS.alltoall(arrays[0], rows, name, process_set, wake=False))
+            output, received = result_of(OPS.alltoall(arrays[0], rows, name, process_set, wake=False))
             return [output, np.asarray(received, np.int32)]
 
         def forward(one: Any) -> list[Any]:
@@ -120,7 +120,7 @@ class TensorFlowBlocking(Blocking[Any]):
         """The gradients are the gathered gradients, for Sum times the number of ranks."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
-            results = synchronize(OPS.reducescatter(arrays, single, name, how, process_set, wake=False))
+            results = result_of(OPS.reducescatter(arrays, single, name, how, process_set, wake=False))
             return [results] if single else list(results)
 
         def backward(above: list[Any]) -> Any:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd import _core
 from hvd.core import state
 from hvd.core.compression import compressed_group
-from hvd.core.handles import begin, number_of, synchronize
+from hvd.core.handles import begin, number_of, result_of
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Average, Reduction, Sum
 from hvd.core.step_gradients import Described, PartName, Step, StepGradients, checksum_of, name_of, open_step
@@ -189,7 +189,7 @@ class Gradients(StepGradients):
         number = number_of(self.process_set)
         handle = begin(_core.operations["barrier"], "allreduce", self._in_xla(), (), (), lambda _: None, number)
         try:
-            synchronize(handle)
+            result_of(handle)
         finally:
             if refused is not None:
                 raise refused

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 from hvd.core import state
-from hvd.core.handles import synchronize
+from hvd.core.handles import synchronize_all
 from hvd.core.reduce_op import Adasum
 from hvd.torch.mpi_ops import allreduce_async_
 from hvd.torch.wrapper import Wrapper
@@ -31,12 +31,16 @@ class AdasumOptimizer(Wrapper):
         before = [p.detach().clone(memory_format=torch.contiguous_format) for _, p in named]
         loss = super().step(closure)
         begun = []
+        refused: Exception | None = None
         with torch.no_grad():
             for (name, p), start in zip(named, before):
                 sent, ctx = self._compression.compress((p.detach() - start).contiguous())
-                begun.append((allreduce_async_(sent, None, name, Adasum, process_set=self.process_set), sent, ctx))
-            for (_, p), start, (handle, sent, ctx) in zip(named, before, begun):
-                synchronize(handle)
+                try:
+                    begun.append((allreduce_async_(sent, None, name, Adasum, process_set=self.process_set), sent, ctx))
+                except Exception as e:  # other ranks wait for the rest
+                    refused = refused or e
+            synchronize_all([handle for handle, _, _ in begun], refused)
+            for (_, p), start, (_, sent, ctx) in zip(named, before, begun):
                 p.copy_(start.add_(self._compression.decompress(sent, ctx)))
         return loss
 

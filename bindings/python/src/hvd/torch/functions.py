@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from hvd.core import state
-from hvd.core.handles import synchronize
+from hvd.core.handles import synchronize_all
 from hvd.core.objects import allgather_object, broadcast_object  # noqa: F401
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.torch.adapter import OPS
@@ -43,12 +43,16 @@ def broadcast_parameters(
 def _broadcast(named: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
     """Broadcasts all at once; tensors that are not contiguous go through a copy."""
     begun = []
+    refused: Exception | None = None
     for name, tensor in named:
         tensor = tensor.detach()
         whole = tensor.contiguous()
-        begun.append((OPS.broadcast(whole, whole, root_rank, name, process_set, wake=False), tensor, whole))
-    for handle, tensor, whole in begun:
-        synchronize(handle)
+        try:
+            begun.append((OPS.broadcast(whole, whole, root_rank, name, process_set, wake=False), tensor, whole))
+        except Exception as e:  # other ranks wait for the rest
+            refused = refused or e
+    synchronize_all([handle for handle, _, _ in begun], refused)
+    for _, tensor, whole in begun:
         if whole is not tensor:
             tensor.copy_(whole)
 

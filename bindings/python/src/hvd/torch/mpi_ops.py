@@ -20,7 +20,7 @@ from hvd.core.built import (  # noqa: F401
     ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
     mpi_threads_supported, nccl_built, rocm_built,
 )
-from hvd.core.handles import poll, synchronize  # noqa: F401
+from hvd.core.handles import drop, poll, synchronize  # noqa: F401
 from hvd.core.job import (  # noqa: F401
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
@@ -84,10 +84,18 @@ def sparse_allreduce_async(
     indices = tensor._indices().t().contiguous()
     values = tensor._values().contiguous()
     first = allgather_async(indices, None if name is None else f"{name}.indices", process_set)
-    second = allgather_async(values, None if name is None else f"{name}.values", process_set)
+    try:
+        second = allgather_async(values, None if name is None else f"{name}.values", process_set)
+    except Exception:
+        drop(first)
+        raise
 
     def finish() -> Tensor:
-        all_values = synchronize(second)
+        try:
+            all_values = synchronize(second)
+        except Exception:
+            synchronize(first)  # nothing is in flight then
+            raise
         if op == Average:
             all_values = all_values / (process_set.size() or 1)
         all_indices = synchronize(first).t()

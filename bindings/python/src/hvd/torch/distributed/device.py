@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -54,6 +55,12 @@ def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]
         raise ValueError(f"hvd: {what}: NCCL reduces no tensors of {dtype}; pass x.int(), or x.cpu()")
     found = _OPS[number]
     return (_OF_TRUTH.get(found, found) if dtype is torch.bool else found), factor
+
+
+def _handle_of(job: _core.Job, call: Any) -> _core.Handle:
+    begun: Any = SimpleNamespace()
+    job.submit(begun, *call)
+    return begun.handle  # type: ignore[no-any-return]
 
 
 def _place(what: str, *tensors: Tensor) -> Stream:
@@ -138,7 +145,7 @@ class Device:
         name = f"{what}.{next(self._numbers)}"
         call = (kind, name, (described,), op, factor, 1.0, -1, root, 0, 0, held, asynchronous, None)
         try:
-            handle = self._first(call) if self._job is None else self._job.submit(*call)
+            handle = self._first(call) if self._job is None else _handle_of(self._job, call)
         except HorovodInternalError as e:
             raise self.problem(e, what) from e
         while self._in_flight and self._in_flight[0].poll():
@@ -154,7 +161,7 @@ class Device:
         handle: _core.Handle | None = None
         own: Exception | None = None
         try:
-            handle = job.submit(*call)
+            handle = _handle_of(job, call)
         except Exception as e:
             own = e
         try:
