@@ -11,7 +11,9 @@ from hvd.core import state
 from hvd.core.objects import broadcast_object
 from hvd.elastic import ObjectState
 from hvd.torch.elastic.sampler import ElasticSampler
-from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvd.torch.functions import (
+    broadcast_optimizer_state, broadcast_parameters, load_optimizer_state, optimizer_state,
+)
 
 
 class StateHandler:
@@ -52,11 +54,19 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """An optimizer: rank 0's state."""
+    """An optimizer: rank 0's state. Its tensors keep their types, which ``load_state_dict`` alone would not do."""
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
         super().__init__(value)
         self.save()
+
+    def save(self) -> None:
+        """See StateHandler."""
+        self._saved = copy.deepcopy(optimizer_state(self.value))
+
+    def restore(self) -> None:
+        """See StateHandler."""
+        load_optimizer_state(self.value, *copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         """See StateHandler."""
