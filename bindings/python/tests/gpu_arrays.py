@@ -114,6 +114,9 @@ class ArrayAdapter:
     def is_at(self, tensor: DeviceArray, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.address == address and tensor.shape == shape
 
+    def mark_written(self, tensors: Sequence[DeviceArray]) -> None:
+        pass
+
     def empty_like(self, tensor: DeviceArray) -> DeviceArray:
         return DeviceArray(tensor.device, tensor.stream, tensor.shape, tensor.dtype)
 

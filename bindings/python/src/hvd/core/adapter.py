@@ -46,6 +46,9 @@ class Adapter(Protocol[T]):
     def is_at(self, tensor: T, address: int, shape: Shape) -> bool:
         """Whether the tensor still has this memory and this shape."""
 
+    def mark_written(self, tensors: Sequence[T]) -> None:
+        """Tells the framework that these tensors are being written to, which it cannot see."""
+
     def empty_like(self, tensor: T) -> T:
         """Memory for a result like ``tensor``."""
 

@@ -121,10 +121,13 @@ class Collectives(Generic[T]):
         result: Any = results[0] if single else results
         keep = self._hold(tensors, exposed), results
         finish = (lambda _: result) if outputs is None or not exposed else self._in_place(results, described, result)
-        return begin(
+        begun = begin(
             _ALLREDUCE, "allreduce" if single else "grouped_allreduce", name, described, keep, finish, number, how,
             0, priority, wake, stream=self._stream(results, described),
         )
+        if outputs is not None:
+            self.adapter.mark_written(results)
+        return begun
 
     def allgather(
         self, tensors: Sequence[T], single: bool, name: str | None, process_set: ProcessSet, wake: bool = True,
@@ -152,10 +155,13 @@ class Collectives(Generic[T]):
         described, (result,) = self._with_outputs([tensor], None if output is None else [output])
         keep = self._hold([tensor], exposed), result
         finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)
-        return begin(
+        begun = begin(
             _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake,
             stream=self._stream([result], described),
         )
+        if output is not None:
+            self.adapter.mark_written([result])
+        return begun
 
     def alltoall(
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet,

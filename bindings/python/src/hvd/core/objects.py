@@ -42,6 +42,9 @@ class _Arrays:
     def is_at(self, tensor: Array, address: int, shape: tuple[int, ...]) -> bool:
         return True
 
+    def mark_written(self, tensors: Sequence[Array]) -> None:
+        pass
+
     def empty_like(self, tensor: Array) -> Array:
         return type(tensor)()
 

@@ -74,6 +74,9 @@ class NumPyAdapter:
     def is_at(self, tensor: Array, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.shape == shape and tensor.ctypes.data == address
 
+    def mark_written(self, tensors: Sequence[Array]) -> None:
+        pass
+
     def empty_like(self, tensor: Array) -> Array:
         return np.empty(tensor.shape, tensor.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import torch
 from torch.utils import dlpack
@@ -41,6 +41,34 @@ def current_stream(tensor: torch.Tensor) -> Stream | None:
         return None
     device: int = tensor.device.index
     return device, _raw_stream(device)
+
+
+def _version_raiser() -> Callable[[Sequence[torch.Tensor]], None]:
+    """A function that raises the version counters of tensors, as PyTorch's own in-place operations do: then a backward
+    pass that needs what they were raises RuntimeError. Tensors of the inference mode have no counter.
+    """
+    of_graph: Any = torch.autograd.graph
+    of_several = getattr(of_graph, "increment_version", _write_nothing)
+    try:
+        of_several([torch.empty(0, device="cpu")])
+        return cast(Callable[[Sequence[torch.Tensor]], None], of_several)
+    except (AttributeError, TypeError):  # older PyTorchs: it takes one tensor, or is not there
+        of_one: Callable[[torch.Tensor], None] = of_several
+
+    def one_by_one(tensors: Sequence[torch.Tensor]) -> None:
+        for t in tensors:
+            if not t.is_inference():
+                of_one(t)
+
+    return one_by_one
+
+
+def _write_nothing(tensor: torch.Tensor) -> None:
+    """An in-place operation on no element; ``tensor`` is contiguous."""
+    tensor.detach().view(-1)[:0].zero_()
+
+
+_raise_versions = _version_raiser()
 
 
 class _Torch:
@@ -81,6 +109,9 @@ class _Torch:
 
     def is_at(self, tensor: torch.Tensor, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.data_ptr() == address and tensor.shape == shape
+
+    def mark_written(self, tensors: Sequence[torch.Tensor]) -> None:
+        _raise_versions(tensors)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

@@ -108,8 +108,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
     """Averages gradients of concatenations over ranks, and returns the rows that this rank contributed."""
     averaged = BLOCKING.allreduce([g.contiguous() for g in grads], False, None, Reduction(Average), process_set)
-    own = torch.tensor([rows], dtype=torch.int64, device="cpu")
-    counts = _PLAIN.allgather((own,), True, None, process_set)
+    counts = _PLAIN.allgather((torch.tensor([rows], dtype=torch.int64, device="cpu"),), True, None, process_set)
     before = counts[: process_set.rank() or 0].sum(0).tolist()
     return [g.narrow(0, start, n) for g, start, n in zip(averaged, before, rows)]
 

@@ -99,7 +99,6 @@ def sparse_allreduce_async(
         if op == Average:
             all_values = all_values / (process_set.size() or 1)
         all_indices = synchronize(first).t()
-        total = torch.sparse_coo_tensor(all_indices, all_values, tensor.size(), device=tensor.device)
-        return total.coalesce()
+        return torch.sparse_coo_tensor(all_indices, all_values, tensor.size(), device=tensor.device).coalesce()
 
     return finish
