@@ -496,12 +496,17 @@ def check_what_is_enabled() -> None:
 
 
 def test_what_is_built(ranks: Any) -> None:
-    """Shared memory stands for Gloo. What the report of the installation says is what scripts are told."""
+    """Shared memory stands for Gloo. The report of the installation has what scripts are told, and what is there."""
     assert hvd.gloo_built() is True and not hvd.gloo_enabled() and not hvd.mpi_enabled()
     commands = [["hvd"], ["hvd.launcher.main", "--check-build"]]
+    missing = {**os.environ, "HVD_CUDA_LIBRARY": "/nowhere/libcuda.so"}
     for command in commands:
-        report = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=60).stdout
-        for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("CUDA", hvd.cuda_built())):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, timeout=60, env=missing
+        )
+        report = done.stdout
+        assert "    [ ] CUDA (no driver: /nowhere/libcuda.so: " in report, report
+        for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("NCCL", hvd.nccl_built())):
             assert f"    [{'X' if built else ' '}] {name}" in report, report
     ranks.run(check_what_is_enabled)
 
@@ -525,15 +530,19 @@ def test_thread_affinity() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     chosen = [cpus[0], cpus[-1]]
     code = """
-        import hvd, numpy as np, os
+        import contextlib, hvd, numpy as np, os
         def threads():
-            return {int(t): sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
+            found = {}
+            for thread in map(int, os.listdir("/proc/self/task")):
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    found[thread] = sorted(os.sched_getaffinity(thread))
+            return found
         before = threads()
         hvd.init()
         hvd.add_process_set([0])
         after = threads()
         new = {str(cpus) for thread, cpus in after.items() if thread not in before}
-        print(new, all(after[thread] == cpus for thread, cpus in before.items()), hvd.allreduce(np.ones(1))[0])
+        print(new, all(after.get(t, cpus) == cpus for t, cpus in before.items()), hvd.allreduce(np.ones(1))[0])
     """
     results = end_ranks(start_ranks(2, code, HOROVOD_THREAD_AFFINITY=f"{chosen[0]}, {chosen[1]}"))
     assert [r[:2] for r in results] == [(0, f"{{'[{cpu}]'}} True 1.0\n") for cpu in chosen], results

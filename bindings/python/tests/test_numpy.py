@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 import signal
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hvd
+from hvd.core import collectives
 
 NUMBERS = ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
 COMPLEX = ["complex64", "complex128"]
@@ -42,6 +44,29 @@ def check_allreduce(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", NUMBERS + COMPLEX)
 def test_allreduce(ranks: Any, dtype: str) -> None:
     ranks.run(check_allreduce, dtype=dtype)
+
+
+def check_mean_of_small_integers() -> None:
+    """Sums wrap, as in C++; the first mean of each type warns, and only that."""
+    n = hvd.size()
+    collectives._warned.clear()
+    mine = np.full(2, 200, np.uint8)
+    both = [np.full(2, 100, np.int16), np.full(2, 100, np.int8)]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        hvd.allreduce(mine, op=hvd.Sum), hvd.allreduce(mine, op=hvd.Max), hvd.allreduce(np.full(2, 7, np.int32))
+        assert not seen
+        for _ in range(2):
+            same(hvd.allreduce(mine), np.full(2, 200 * n % 256 // n, np.uint8))
+            hvd.reducescatter(mine), hvd.grouped_allreduce(both)
+    types = ["uint8", "int16", "int8"]
+    assert [str(w.message)[: len(f"hvd: Average of {t} sums")] for w, t in zip(seen, types)] == [
+        f"hvd: Average of {t} sums" for t in types
+    ] and len(seen) == 3
+
+
+def test_mean_of_small_integers(ranks: Any) -> None:
+    ranks.run(check_mean_of_small_integers)
 
 
 def check_allreduce_bool() -> None:
@@ -219,7 +244,9 @@ def check_refusals() -> None:
     for wrong in (0, None, [0]):
         with pytest.raises(ValueError, match="allowed: a ProcessSet"):
             hvd.allreduce(np.ones(1), process_set=wrong)
-    for arguments in ({"name": "\udc80"}, {"prescale_factor": "2"}, {"postscale_factor": None}):
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        hvd.allreduce(np.ones(1), name="\udc80")
+    for arguments in ({"prescale_factor": "2"}, {"postscale_factor": None}):
         with pytest.raises(TypeError, match="^hvd: 'allreduce.*postscale_factor=.* numbers$"):
             hvd.allreduce(np.ones(1), **arguments)
     same(hvd.allreduce(np.ones(1), op=hvd.Sum), np.array([float(n)]))

@@ -56,7 +56,8 @@ class Functions(Generic[Like, T]):
         postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> T:
         """Reduces tensors of one shape elementwise over ranks by ``op`` (default: Average). Returns a new tensor. Has a
-        gradient where the framework records them.
+        gradient where the framework records them. Sums of integers wrap in their type, and so does the sum of which
+        Average is a part: a warning is given, once, for integers of 8 and 16 bits.
 
         Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average``
         is an older form of ``op``: True for Average, False for Sum.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -16,6 +17,28 @@ def _version_of(package: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             pass
     return ""
+
+
+def _gpus() -> tuple[int, str]:
+    """The number of GPUs that the CUDA driver has in this process, and a note on both."""
+    library = os.environ.get("HVD_CUDA_LIBRARY") or "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(library)
+        number, version = ctypes.c_int(), ctypes.c_int()
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number))
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    except (AttributeError, OSError) as e:
+        return 0, f"(no driver: {e})"
+    if failed:
+        return 0, f"(no GPU: the driver {library} gives error {failed})"
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return number.value, f"({number.value} of them, driver for CUDA {cuda})"
+
+
+def _nccl(version: int) -> str:
+    if version == 0:
+        return f"({os.environ.get('HVD_NCCL_LIBRARY') or 'libnccl.so.2'} is not found; for GPUs)"
+    return f"({version // 10000}.{version // 100 % 100}.{version % 100}, for GPUs)"
 
 
 def check_build() -> str:
@@ -40,6 +63,7 @@ def check_build() -> str:
             mpi = f"({_core_mpi.library()})"
         except ImportError as e:
             mpi = f"(built, but cannot be loaded: {e})"
+    gpus, gpus_note = _gpus()
     launchers = [name for name in ("mpiexec.hydra", "mpiexec.mpich", "mpirun.openmpi", "srun") if shutil.which(name)]
     lines = [
         f"hvd {_core.version}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} CPUs",
@@ -50,6 +74,7 @@ def check_build() -> str:
         "Available transports:",
         mark("shared memory", built.gloo_built(), free or f"(there is no folder {shm})"),
         mark("MPI", built.mpi_built(), mpi),
+        mark("NCCL", built.nccl_built(), _nccl(built.nccl_built())),
         "",
         "Available launchers:",
         mark("hvdrun", importlib.util.find_spec("hvd.launcher")),
@@ -57,6 +82,6 @@ def check_build() -> str:
         "",
         "Available devices:",
         mark("CPU", True, f"({platform.machine()})"),
-        mark("CUDA", built.cuda_built()),
+        mark("CUDA", gpus, gpus_note),
     ]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ pytest.importorskip("torch.nn")  # a part: this folder has the name of the packa
 import torch  # noqa: E402
 
 import hvd.torch as hvd  # noqa: E402
+from hvd.torch.shared import empty, share_  # noqa: E402
 
 NUMBERS = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 MOVED = [*NUMBERS, "bool", "complex64"]
@@ -178,6 +179,73 @@ def check_sparse() -> None:
 
 def test_sparse(ranks: Any) -> None:
     ranks.run(check_sparse)
+
+
+def check_version() -> None:
+    """As after PyTorch's own in-place operations: a backward pass that needs the old values raises."""
+    functions: dict[str, Any] = {
+        "allreduce_": hvd.allreduce_, "broadcast_": lambda x: hvd.broadcast_(x, 0),
+        "grouped_allreduce_": lambda x: hvd.grouped_allreduce_([x]),
+        "allreduce_async_": lambda x: hvd.synchronize(hvd.allreduce_async_(x)),
+        "grouped_allreduce_async_": lambda x: hvd.synchronize(hvd.grouped_allreduce_async_([x])),
+        "broadcast_async_": lambda x: hvd.synchronize(hvd.broadcast_async_(x, 0)),
+        "broadcast_parameters": lambda x: hvd.broadcast_parameters([x], 0),
+        "expanded": lambda x: hvd.broadcast_parameters([x[:1].expand(2)], 0),
+    }
+    for name, function in functions.items():
+        w = torch.ones(2, requires_grad=True)
+        v = w * 1
+        u = (v * v).sum()
+        before = v._version
+        function(v.detach())
+        assert v._version > before, name
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            u.backward()
+    # What is only read, or new, is not concerned.
+    x = torch.ones(2)
+    hvd.allreduce(x), hvd.allgather(x), hvd.broadcast(x, 0), hvd.alltoall(torch.ones(hvd.size()))
+    assert x._version == 0
+    with pytest.raises(ValueError, match="surrogate"):
+        hvd.allreduce_(x, name="a\udc80")
+    assert x._version == 0
+    with torch.inference_mode():
+        without = torch.ones(2)
+    same(hvd.allreduce_(without, op=hvd.Sum), torch.full((2,), float(hvd.size())))
+    hvd.broadcast_parameters([without], 0)
+    # The same in an older PyTorch.
+    from hvd.torch import adapter
+
+    adapter._write_nothing(x), adapter._write_nothing(torch.tensor(1.0)), adapter._write_nothing(torch.ones(0))
+    assert x._version == 1 and x.tolist() == [1, 1]
+
+
+def test_version(ranks: Any) -> None:
+    ranks.run(check_version)
+
+
+def check_default_device() -> None:
+    """hvd's own tensors are where the program's are, whatever the default device is."""
+    n = hvd.size()
+    mine = torch.arange(2.0 * n)
+    sparse = torch.eye(2).to_sparse()
+    torch.set_default_device("meta")
+    try:
+        output, received = hvd.alltoall(mine, splits=[2] * n)
+        assert output.is_cpu and received.is_cpu and received.tolist() == [2] * n
+        for function in (hvd.allgather, lambda x: hvd.alltoall(x, splits=[2] * n)[0]):
+            x = mine.clone().requires_grad_()
+            function(x).sum().backward()
+            assert x.grad.is_cpu and x.grad.tolist() == [1.0] * (2 * n)
+        assert hvd.sparse_allreduce_async(sparse, "s", hvd.Average)().to_dense().tolist() == [[1, 0], [0, 1]]
+        made = empty(2000, dtype=torch.float32)
+        assert made.is_cpu and empty(0, dtype=torch.float32).is_cpu
+        share_(torch.nn.Linear(2, 2, device="cpu"))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_default_device(ranks: Any) -> None:
+    ranks.run(check_default_device)
 
 
 def check_refusals() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any, Callable, Generic
 
@@ -19,6 +20,11 @@ _ALLGATHER = _core.operations["allgather"]
 _BROADCAST = _core.operations["broadcast"]
 _REDUCE_SCATTER = _core.operations["reduce_scatter"]
 _ALLTOALL = _core.operations["alltoall"]
+_SMALL = {
+    _core.dtypes[name]: (name, most)
+    for name, most in (("int8", 127), ("uint8", 255), ("int16", 32767), ("uint16", 65535))
+}
+_warned: set[int] = set()
 
 
 def _described(
@@ -27,6 +33,21 @@ def _described(
     if stream is not None:
         return address, output, dtype, shape, splits, *stream
     return (address, output, dtype, shape) if splits is None else (address, output, dtype, shape, splits)
+
+
+def check_average(how: Reduction, dtype: int) -> None:
+    """Warns, once for each type of 8 or 16 bits, of the mean of integers, which is that of a sum that wraps. They do
+    not travel in a wider type instead: ranks whose types differ would no longer get an error.
+    """
+    if how.op is not Average or dtype not in _SMALL or dtype in _warned:
+        return
+    _warned.add(dtype)
+    name, most = _SMALL[dtype]
+    warnings.warn(
+        f"hvd: Average of {name} sums in {name}: the mean is wrong if the sum over the ranks exceeds {most}; convert the"
+        " tensors to int64 or a floating-point type before, and the result back",
+        stacklevel=4,
+    )
 
 
 class Collectives(Generic[T]):
@@ -118,6 +139,8 @@ class Collectives(Generic[T]):
         """Reduces elementwise over ranks; ``outputs`` may be ``tensors``, or None for new ones."""
         number = number_of(process_set)
         described, results = self._with_outputs(tensors, outputs)
+        for one in described:
+            check_average(how, one[2])
         result: Any = results[0] if single else results
         keep = self._hold(tensors, exposed), results
         finish = (lambda _: result) if outputs is None or not exposed else self._in_place(results, described, result)
@@ -202,6 +225,8 @@ class Collectives(Generic[T]):
         if op not in (Average, Sum):
             raise HorovodInternalError(f"hvd: reducescatter with op={op.name}; allowed: Average, Sum")
         described = self._plain(tensors)
+        for one in described:
+            check_average(how, one[2])
         results = self._results(tensors)
         return begin(
             _REDUCE_SCATTER, "reducescatter" if single else "grouped_reducescatter", name, described,

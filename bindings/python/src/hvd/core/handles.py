@@ -74,6 +74,14 @@ def _name(prefix: str, name: str | None, process_set: int) -> str:
     return f"{prefix}.noname.{count}"
 
 
+def _is_unicode(name: object) -> bool:
+    try:
+        f"{name}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def number_of(process_set: ProcessSet) -> int:
     """The number of a set that the job knows. Raises ValueError for any other, and for what is no set."""
     try:
@@ -124,6 +132,11 @@ def begin(
         if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
             _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
         if isinstance(e, TypeError):
+            if given is not None and not _is_unicode(given):
+                raise ValueError(
+                    f"hvd: the name {name!r:.200} has a character that is half of a surrogate pair and no text in"
+                    " Unicode; pass name.encode(errors='replace').decode()"
+                ) from None
             raise TypeError(
                 f"hvd: {name!r:.80}: a name has to be text, prescale_factor={how.prescale!r:.40} and"
                 f" postscale_factor={how.postscale!r:.40} numbers"

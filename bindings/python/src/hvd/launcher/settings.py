@@ -183,7 +183,7 @@ GROUPS: dict[str, list[Setting]] = {
         ),
         Setting(
             "num-nccl-streams", whole, "of each GPU", "HOROVOD_NUM_NCCL_STREAMS", "library_options.num_nccl_streams",
-            "NCCL is not in this version",
+            "hvd makes the streams that it needs on each GPU",
         ),
         Setting(
             "thread-affinity", core_list, "a CPU for the communication of each local rank, as in 0,4",

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from hvd import _core
 from hvd.core import state
+from hvd.core.collectives import check_average
 from hvd.core.handles import number_of
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
@@ -91,6 +92,8 @@ def allreduce(
     """
     state.current_job()
     number = number_of(process_set)
+    for tensor, how in zip(tensors, hows):
+        check_average(how, _core.dtypes.get(tensor.dtype.name, -1))
     return _call(tensors, [f"allreduce.{_counted() if name is None else name}" for name in names], hows, number)
 
 

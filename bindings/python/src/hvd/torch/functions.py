@@ -57,7 +57,7 @@ def _broadcast(named: Named, root_rank: int, process_set: ProcessSet, problem: E
     for i, tensor in enumerate(tensors):
         name = named[i][0] or f"tensor {i}"
         try:
-            whole.append(tensor.contiguous())
+            whole.append(tensor.contiguous() if tensor.layout is torch.strided else tensor)
             OPS.adapter.describe(whole[-1], True)
             if _may_overlap(tensor):
                 shared[name] = tensor.stride()
