@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Holds the levels of include/hvd: no header includes what lies above it, nor a neighbour on its level.
 
-Besides: the length of headers, what examples include, which rooms of bench/ know each other, and that no header or test is
-left out of the build.
+Besides: the length of headers, what examples include, which rooms of bench/ know each other, that no header or test is
+left out of the build, and that descriptors come from hvd/detail/descriptor.hpp alone.
 
 usage: layering.py [ROOT]        check the tree at ROOT (default: the one that this file is in)
        layering.py --self-test   check that deliberate mistakes in a temporary tree are found
@@ -65,6 +65,14 @@ ROOMS = {
     "tensor_parallelism": ("support", "training"),
     "timelines": ("support", "training"),
 }
+
+# Calls that give the lowest free number to what they open, which may be that of a standard stream. Directories that are
+# read and closed at once (opendir) do no harm.
+DESCRIPTORS = re.compile(
+    r"(?<!\w)::open\(|\b(openat|creat|f(re)?open|tmpfile|dup[23]?|memfd_create|shm_open|mko?s?temps?|socket(pair)?|accept4?"
+    r"|recvmsg|epoll_create1?|eventfd|pipe2?|inotify_init1?|timerfd_create|signalfd|pidfd_open)\(|\bF_DUPFD|\b[io]?fstream\b"
+)
+DESCRIPTOR_HEADER = "detail/descriptor.hpp"
 
 # Files that are not there, with which version.hpp ends a compilation that can only fail.
 NOT_THERE = ("hvd_needs_cpp20", "hvd_needs_exceptions", "hvd_needs_names")
@@ -155,6 +163,7 @@ class Check:
 
     def run(self):
         self.check_headers()
+        self.check_descriptors()
         self.check_examples()
         self.check_bench()
         self.check_tests()
@@ -263,6 +272,16 @@ class Check:
         for header in graph:
             if header not in done:
                 visit(header, [header])
+
+    def check_descriptors(self):
+        for folder in ("include/hvd", "c", "bindings/python/src/extension"):
+            for path in sorted((self.root / folder).rglob("*.[hc]pp")):
+                if path.as_posix().endswith(f"hvd/{DESCRIPTOR_HEADER}"):
+                    continue
+                text = COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), path.read_text())
+                for line, code in enumerate(text.splitlines(), 1):
+                    if found := DESCRIPTORS.search(code.partition("//")[0]):
+                        self.say(path, line, f"{found[0]} may return 0, 1 or 2; use <hvd/{DESCRIPTOR_HEADER}>.")
 
     def check_examples(self):
         base = self.root / "examples"
@@ -383,6 +402,8 @@ def self_test():
         ("tests/unlisted.cpp", 'TEST_CASE("x") {}\n', "unlisted.cpp:1: the test is never run"),
         ("examples/x/own.hpp", '#include "../../tests/support/skip.hpp"\n', "own.hpp:1: \"../../tests/support/skip.hpp\" is not"),
         ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a part; an example"),
+        ("include/hvd/buffer.hpp", "// ::open(\nint fd = ::open(path, 0);\n", "buffer.hpp:2: ::open( may return 0, 1 or 2"),
+        ("include/hvd/dtype.hpp", "int fd = ::fcntl(0, F_DUPFD_CLOEXEC, 0);\n", "dtype.hpp:1: F_DUPFD may return 0, 1 or 2"),
         ("bench/job.hpp", "#include <bench/cases/fused.hpp>\n", "job.hpp:1: bench/ knows nothing of bench/cases; allowed: none"),
         ("bench/job.hpp", "#include <bench/job.hpp>\n", "job.hpp:1: includes form a cycle"),
         ("bench/cases/fused.hpp", "#include <bench/rank/place.hpp>\n", "bench/cases knows nothing of bench/rank"),

@@ -4,6 +4,7 @@
 #include <hvd/call.hpp>
 #include <hvd/collective/front_door.hpp>
 #include <hvd/config.hpp>
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
@@ -298,7 +299,7 @@ class Hierarchical {
       std::uint64_t user = ::geteuid();
       bool operator==(const identity&) const = default;
     } mine;
-    const int fd = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    const int fd = detail::open_descriptor("/proc/sys/kernel/random/boot_id", O_RDONLY);
     if (fd >= 0) {
       if (::read(fd, mine.kernel.data(), mine.kernel.size()) < 0) mine.kernel = {};
       ::close(fd);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/config/parse.hpp>
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 
@@ -86,7 +87,7 @@ inline std::string launcher_process(bool or_parent) {
   std::string first;
   for (long pid = ::getppid(); pid > 1;) {
     std::string text(1024, '\0');
-    const int fd = ::open(joined({"/proc/", pid, "/stat"}).c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = open_descriptor(joined({"/proc/", pid, "/stat"}).c_str(), O_RDONLY);
     const ssize_t n = fd < 0 ? -1 : ::read(fd, text.data(), text.size());
     if (fd >= 0) ::close(fd);
     text.resize(n < 0 ? 0 : static_cast<std::size_t>(n));

@@ -3,6 +3,7 @@
 
 #include <hvd/algorithm/automatic.hpp>
 #include <hvd/collective/front_door.hpp>
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/inform.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/tuner.hpp>
@@ -19,6 +20,9 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -43,8 +47,10 @@ class autotuner {
                                  .budget = std::max(opts.autotune_samples, 6) * 6,
                                  .candidates = std::clamp(opts.autotune_samples / 2, 2, 8)}) {
     if (opts.autotune_log.empty() || comm.rank() != 0) return;
-    log_.reset(std::fopen(opts.autotune_log.c_str(), "we"));
+    const int fd = open_descriptor(opts.autotune_log.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0666);
+    if (fd >= 0) log_.reset(::fdopen(fd, "w"));
     if (log_ == nullptr) {
+      if (fd >= 0) ::close(fd);
       fail(error_kind::invalid_argument, {assignment("HOROVOD_AUTOTUNE_LOG", opts.autotune_log), " cannot be written: ",
                                           std::strerror(errno), "; give a file in a directory that is there"});
     }

@@ -1,6 +1,7 @@
 // hvd/shared_memory/lost_ranks.hpp: tells hvdrun which rank this one has lost, so that it names the rank that failed.
 #pragma once
 
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/version.hpp>
 
 #include <array>
@@ -40,7 +41,7 @@ class lost_ranks {
     if (!std::string_view(text).starts_with("/memfd:hvd-lost-ranks")) return;  // not the file of hvdrun
     const int n = std::snprintf(text, sizeof text, "peer_lost %u %u %s\n", lost - 1, own_ - 1, phase);
     const auto length = static_cast<std::size_t>(n);
-    const int fd = length < sizeof text ? ::open(path_.data(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+    const int fd = length < sizeof text ? open_descriptor(path_.data(), O_WRONLY | O_APPEND) : -1;
     if (fd < 0) return;
     [[maybe_unused]] const ssize_t written = ::write(fd, text, length);
     ::close(fd);

@@ -6,6 +6,7 @@
 // named, by device and number, so that nothing else is mapped: not the file of a process in another PID namespace.
 #pragma once
 
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
@@ -73,7 +74,7 @@ class peer_files {
     if (base_ == nullptr || d.descriptor < 0) return false;
     const fork_guard::pause no_fork;
     const std::string path = joined({"/proc/", d.process, "/fd/", d.descriptor});
-    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    const int fd = open_descriptor(path.c_str(), O_RDWR | O_NONBLOCK);
     if (fd < 0) return false;
     struct stat st {};
     const bool meant = ::fstat(fd, &st) == 0 && st.st_dev == d.device && st.st_ino == d.inode &&

@@ -6,12 +6,14 @@
 // found under a name is stale.
 #pragma once
 
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
 #include <hvd/shared_memory/futex.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
@@ -49,6 +51,27 @@ inline std::string part_name(std::string_view job_file, std::string_view kind, s
   return joined({job_file.substr(0, job_file.find('.')), ".", kind, "-", hex(nonce)});
 }
 
+/// Calls allocate(at, bytes), which returns an errno, for the whole range, or for parts of it. Older kernels undo an
+/// allocation in memory that a signal interrupts: with a profiler's timer a large one would never end. So each
+/// interruption halves what is asked for at once, down to what is cleared between two ticks of any timer.
+template <class F>
+int allocate_despite_signals(off_t at, off_t bytes, F&& allocate) {
+  constexpr off_t least = off_t{64} << 10;
+  for (off_t part = bytes; bytes > 0;) {
+    part = std::min(part, bytes);
+    const int failed = allocate(at, part);
+    if (failed == EINTR) {
+      part = std::max(part / 2, least);
+    } else if (failed != 0) {
+      return failed;
+    } else {
+      at += part;
+      bytes -= part;
+    }
+  }
+  return 0;
+}
+
 class segment {
  public:
   /// The creator's lock byte; rank r locks byte r.
@@ -73,7 +96,7 @@ class segment {
       refuse({"cannot make shared memory in ", directory}, bytes, directory, staging);
     }
     const fork_guard::pause no_fork;
-    const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    const int fd = open_descriptor(directory.c_str(), O_TMPFILE | O_RDWR, 0600);
     if (fd < 0) refuse({"cannot make shared memory in ", directory}, bytes, directory, staging);
     if (::fchmod(fd, 0600) != 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
       const int why = errno;
@@ -102,7 +125,7 @@ class segment {
                                      std::string& why, bool staging = false) {
     const std::string path = joined({directory, "/", name});
     const fork_guard::pause no_fork;
-    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int fd = open_descriptor(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
       why = joined({path, ": ", std::strerror(errno)});
@@ -129,12 +152,9 @@ class segment {
   /// Backs a part with memory, so that touching it cannot fail later (a full file system would be SIGBUS).
   void reserve(std::size_t offset, std::size_t bytes) const {
     if (bytes == 0) return;
-    int failed = 0;
-    do {
-      failed = ::posix_fallocate(fd(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
-    } while (failed == EINTR);
-    if (failed == 0) return;
-    errno = failed;
+    errno = allocate_despite_signals(static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                     [&](off_t at, off_t part) { return ::posix_fallocate(fd(), at, part); });
+    if (errno == 0) return;
     const std::string directory = path_.substr(0, path_.rfind('/'));
     refuse({"cannot reserve shared memory in ", directory}, bytes, directory, staging_);
   }
@@ -174,7 +194,7 @@ class segment {
   /// Calls `forgotten(context)` in a forked child.
   void on_fork(void (*forgotten)(void*), void* context) {
     const fork_guard::pause no_fork;
-    const int own = ::fcntl(fd(), F_DUPFD_CLOEXEC, 0);  // the same open file description, so the same locks
+    const int own = duplicate_descriptor(fd());  // the same open file description, so the same locks
     if (own < 0) fail(error_kind::system, {"cannot duplicate a descriptor: ", std::strerror(errno)});
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
   }
@@ -262,7 +282,7 @@ class segment {
            named.st_dev == own.st_dev;
   }
   static void sweep_one(const std::string& path) noexcept {
-    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int fd = open_descriptor(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) return;
     struct stat st {};
     struct flock any = byte_lock(F_WRLCK, 0);

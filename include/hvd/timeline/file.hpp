@@ -13,6 +13,7 @@
 // that trains.
 #pragma once
 
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -130,7 +131,7 @@ class timeline_file {
     // below decides.
     struct stat status {};
     if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) refuse_kind();
-    const int fd = ::open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
+    const int fd = open_descriptor(path_.c_str(), O_CREAT | O_RDWR | O_NOCTTY | O_NONBLOCK, 0666);
     if (fd < 0) {
       const int why = errno;
       constexpr std::array of_the_path = {ENOENT, ENOTDIR, EISDIR, EACCES, EPERM, EROFS, ENAMETOOLONG, ELOOP, ENXIO};

@@ -1,6 +1,7 @@
 // hvd/topology/files.hpp: the small files below /proc and /sys.
 #pragma once
 
+#include <hvd/detail/descriptor.hpp>
 #include <hvd/error.hpp>
 #include <hvd/topology/cpu_list.hpp>
 
@@ -23,7 +24,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// A small file's text without the line's end; empty if it cannot be read.
 inline std::string read_text(std::initializer_list<piece> path) {
   std::string text;
-  const int fd = ::open(joined(path).c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open_descriptor(joined(path).c_str(), O_RDONLY);
   if (fd < 0) return text;
   char part[4096];
   for (;;) {

@@ -3,6 +3,8 @@
 
 #include "lines.hpp"
 
+#include <hvd/detail/descriptor.hpp>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -14,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,7 +36,7 @@ struct block {
 /// A descriptor of its own.
 class descriptor {
  public:
-  explicit descriptor(int fd) : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+  explicit descriptor(int fd) : fd_(hvd::detail::duplicate_descriptor(fd)) {
     if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot duplicate the file descriptor");
   }
   descriptor(descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}

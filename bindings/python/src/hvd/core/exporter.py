@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from hvd.core import state
+from hvd.descriptors import above_streams
 from hvd.exceptions import HorovodInternalError
 
 PERIOD = 5.0  # seconds between two writes of the file
@@ -94,6 +95,7 @@ class Exporter:
 
         registry = self.registry()
 
+        @above_streams()
         def write() -> None:
             write_to_textfile(str(path), registry)
 
@@ -140,11 +142,15 @@ class Exporter:
         sockets = tornado.netutil.bind_sockets(port, ADDRESS)
         application = tornado.web.Application([("/metrics", Metrics)], log_function=lambda handler: None)
 
+        @above_streams()
+        def serve_on() -> None:
+            asyncio.run(work())
+
         async def work() -> None:
             tornado.httpserver.HTTPServer(application).add_sockets(sockets)
             await asyncio.Event().wait()
 
-        threading.Thread(target=lambda: asyncio.run(work()), name="hvd-metrics", daemon=True).start()
+        threading.Thread(target=serve_on, name="hvd-metrics", daemon=True).start()
         bound: int = sockets[0].getsockname()[1]
         return bound
 
@@ -155,6 +161,7 @@ def file_of(path: str, rank: int) -> Path:
     return whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
 
 
+@above_streams()
 def start(rank: int, local_rank: int, read: Callable[[], dict[str, Any]]) -> None:
     """Begins what HVD_METRICS asks for, once in a process. What cannot work is told and harms no training.
 

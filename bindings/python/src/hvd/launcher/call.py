@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hvd.descriptors import above_streams
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.local import run_local
 from hvd.launcher.mpi import Results, run_mpi
@@ -25,6 +26,7 @@ from hvd.remote.program import check_arguments, worker_environment, write_progra
 from hvd.remote.results import from_host, results_of
 
 
+@above_streams()
 def call_on_ranks(
     np: int,
     call: functools.partial[Any],
@@ -69,6 +71,7 @@ def call_on_ranks(
         return results_of(results, failed, every)
 
 
+@above_streams()
 def call_on_hosts(
     call: functools.partial[Any],
     python: Sequence[str],

@@ -77,7 +77,9 @@ def _is_terminal(file: Any) -> bool:
         return False
 
 
-def _write(file: TextIO, text: str) -> None:
+def _write(file: TextIO | None, text: str) -> None:
+    if file is None:  # the process has no such stream
+        return
     try:
         file.write(text)
     except UnicodeEncodeError:
@@ -92,7 +94,7 @@ class Speech:
     def __init__(self, name: str) -> None:
         self.name = name
         self._console: Any = None
-        if sys.stderr.isatty():
+        if _is_terminal(sys.stderr):
             with contextlib.suppress(ImportError):
                 from rich.console import Console
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
 
+from hvd.descriptors import above_streams
 from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
@@ -24,6 +25,7 @@ from hvd.remote.errors import RankFailed
 MOST_RANKS = 1024
 
 
+@above_streams()
 def run_local(
     command: Sequence[str | os.PathLike[str]],
     np: int,

@@ -16,12 +16,13 @@ from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
 from hvd.launcher.signals import PASSED, SIGNALS
+from hvd.launcher.supervisor.processes import open_streams
 from hvd.remote.errors import RankFailed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvdrun; returns its exit code."""
-    open_streams()
+    use_streams()
     code = 0
     try:
         try:
@@ -50,13 +51,10 @@ def discard(*streams: TextIO) -> None:
         os.dup2(null, stream.fileno())
 
 
-def open_streams() -> None:
-    """Opens standard streams that are closed: no pipe of the job gets their numbers, and no code has to check them."""
+def use_streams() -> None:
+    """Makes the standard streams fit for any text; those that were closed are /dev/null."""
+    open_streams()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):

@@ -10,6 +10,7 @@ import os
 import socket
 from typing import Optional
 
+from hvd.descriptors import above_streams
 from hvd.remote.files import file_in_memory
 
 CHANNEL = "HVD_RUNNER_CHANNEL"  # the variable with the descriptor of the rank's end
@@ -23,6 +24,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
+@above_streams()
 def tell(kind: str, data: bytes) -> bool:
     """Sends a message from a rank; False where there is no channel, or nobody at its end."""
     number = os.environ.get(CHANNEL, "")

@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
+from hvd.descriptors import above_streams
 from hvd.remote import channel
 
 CHECKPOINT = "HVD_RUNNER_CHECKPOINT"  # the variable with the descriptor of the file with the last one
@@ -21,6 +22,7 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._path = None if path is None else os.fspath(path)
 
+    @above_streams()
     def load(self) -> Any:
         """What was committed last, on every rank; None at the first start."""
         number = os.environ.get(CHECKPOINT, "")
@@ -30,6 +32,7 @@ class Checkpoint:
         with open(source, "rb") as file:
             return pickle.load(file)
 
+    @above_streams()
     def commit(self, state: Any) -> None:
         """Keeps `state`, which is pickled, instead of what was committed before; on ranks other than 0 does nothing.
 

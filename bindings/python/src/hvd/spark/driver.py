@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
+from hvd.descriptors import above_streams
 from hvd.launcher.call import default_start_timeout
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.job import GRACE
@@ -225,6 +226,7 @@ def _without_spark_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+@above_streams()
 def call_on_tasks(
     call: functools.partial[Any],
     np: int | None,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from hvd.descriptors import above_streams
 from hvd.launcher.command import Program
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.job import GRACE, Job
@@ -59,7 +60,7 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
     if sentence := torchrun.remove_outer(environ):
         print(f"hvd.spark: {sentence}", file=sys.stderr, flush=True)
     directory = environ.get("HVD_SHM_DIR") or "/dev/shm"
-    with contextlib.ExitStack() as stack:
+    with above_streams(), contextlib.ExitStack() as stack:
         to_driver = _link_to_driver(order, secret, stack) if rank == 0 else None
         hub = None
         if rank == 0:

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hvd.descriptors import above_streams
 from hvd.remote.program import worker_environment
 from hvd.timeline.listening import address, listen
 
@@ -44,6 +45,7 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, because the destructor of 
 class Live:
     """The server of a job's page. `address` is where the page is, `stays` for how many seconds after the job."""
 
+    @above_streams()
     def __init__(
         self, path: str | os.PathLike[str], environ: Mapping[str, str], *, host: str = "127.0.0.1", port: int = 0,
         note: str = "",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd.command_line import Parser
+from hvd.descriptors import above_streams
 from hvd.timeline.listening import address, listen
 from hvd.timeline.sources import BadTimeline, Found, find, open_index
 
@@ -64,6 +65,7 @@ def make_parser() -> Parser:
     return parser
 
 
+@above_streams()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs hvd-timeline; returns its exit code."""
     chosen = make_parser().parse_args(arguments)

@@ -12,11 +12,12 @@ if not __package__:  # a package without hvd around it, which would import more 
     __package__ = "supervisor"
 
 from .guard import Guard
-from .processes import sweep
+from .processes import open_streams, sweep
 
 
 def main() -> None:
     """Reads what to start, and guards it."""
+    open_streams()
     if sys.argv[1] == "rank":
         from .rank import OPTIONS, keep_rank
 

@@ -13,6 +13,15 @@ KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which ends a process that waits fo
 prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
+def open_streams() -> None:
+    """Opens standard streams that are closed: no file or pipe of the job gets their numbers, and no code has to check
+    them.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest number that is free
+        pass
+    os.close(number)
+
+
 def parents() -> dict[int, int]:
     """The parent of each process that can be seen."""
     found = {}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hvd import _core
+from hvd.descriptors import above_streams
 
 _Storage: Any = torch.UntypedStorage
 
@@ -49,7 +50,8 @@ def _descriptor(storage: torch.UntypedStorage) -> int:
         # A page without memory behind it would end the process when it is touched.
         if not storage.is_shared() and where.f_bavail * where.f_frsize < storage.nbytes() + (32 << 20):
             return -1
-        descriptor, size = storage._share_fd_cpu_()
+        with above_streams():
+            descriptor, size = storage._share_fd_cpu_()
     except (RuntimeError, OSError):
         return -1
     return int(descriptor) if size >= storage.nbytes() else -1
