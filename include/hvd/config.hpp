@@ -7,7 +7,6 @@
 #include <hvd/version.hpp>
 
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,11 +16,11 @@ namespace hvd::inline HVD_ABI {
 /// The settings from the environment. The defaults are those of a process that no launcher has started: alone.
 ///
 /// Its place comes from HOROVOD_RANK, HOROVOD_SIZE and their companions, which hvdrun sets, else from the variables of
-/// torchrun, MPICH's or Intel MPI's mpiexec, Open MPI's, or srun. Members: `rank` and `size` in the job, `local_rank`
-/// and `local_size` on this host, `cross_rank` and `cross_size` among the processes of the same local rank on all
-/// hosts; `job`, HVD_JOB, or the launcher's name where that is known; `launch`, HVD_LAUNCH or what the launcher reports
-/// of itself, equal on all ranks of one launch and different in another one of the same job; `launcher`, "none" if
-/// nothing says that a launcher has started this process.
+/// torchrun, MPICH's or Intel MPI's mpiexec, Open MPI's, MVAPICH2's mpirun_rsh, jsrun or srun. Members: `rank` and
+/// `size` in the job, `local_rank` and `local_size` on this host, `cross_rank` and `cross_size` among the processes of
+/// the same local rank on all hosts; `job`, HVD_JOB, or the launcher's name where that is known; `launch`, HVD_LAUNCH
+/// or what the launcher reports of itself, equal on all ranks of one launch and different in another one of the same
+/// job; `launcher`, "none" if nothing says that a launcher has started this process.
 struct config : detail::place {
   /// A function object that returns the value of a variable, or nothing if it is not set; by reference.
   using lookup = detail::variable_lookup;
@@ -35,12 +34,7 @@ struct config : detail::place {
   /// Reads this process's environment. Rank and size must both be set or both not, for the job, the host and across
   /// hosts. Without the local pair the job is on one host. Without the cross pair hosts are taken to have equal numbers
   /// of consecutive ranks, if that fits. An invalid_argument error names the variable, its value and what is allowed.
-  static config from_environment() {
-    return from_environment([](const char* name) -> std::optional<std::string> {
-      const char* value = std::getenv(name);
-      return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-    });
-  }
+  static config from_environment() { return from_environment(detail::variable_of_environment); }
 
   /// The same from any source of variables.
   static config from_environment(const lookup& variable);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <cstdlib>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -120,6 +121,12 @@ namespace detail {
 
 /// A function object that returns the value of a variable, or nothing if it is not set.
 using variable_lookup = function_ref<std::optional<std::string>(const char* name)>;
+
+/// That of this process.
+inline std::optional<std::string> variable_of_environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
 
 }  // namespace detail
 

@@ -58,6 +58,20 @@ inline constexpr launcher launchers[] = {
      "OMPI_COMM_WORLD_LOCAL_SIZE",
      {"PMIX_NAMESPACE"},
      false},
+    {"MVAPICH",
+     "MV2_COMM_WORLD_RANK",
+     "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE",
+     {},
+     false},
+    {"JSM",
+     "JSM_NAMESPACE_RANK",
+     "JSM_NAMESPACE_SIZE",
+     "JSM_NAMESPACE_LOCAL_RANK",
+     "JSM_NAMESPACE_LOCAL_SIZE",
+     {"PMIX_NAMESPACE"},
+     false},
     {"SLURM",
      "SLURM_PROCID",
      "SLURM_STEP_NUM_TASKS",  // not set for the script of a batch job, which is no rank
@@ -104,7 +118,8 @@ inline std::string launcher_process(bool or_parent) {
     }
     const std::string_view name(text.data() + open + 1, close - open - 1);
     const std::string identity = joined({std::string_view(host), " ", pid, " ", start});
-    for (const std::string_view known : {"hydra_", "mpiexec", "mpirun", "prterun", "prted", "orted", "slurmstepd"}) {
+    for (const std::string_view known :
+         {"hydra_", "mpiexec", "mpirun", "mpispawn", "prterun", "prted", "orted", "slurmstepd"}) {
       if (name.starts_with(known)) return identity;
     }
     if (first.empty()) first = identity;
@@ -281,6 +296,37 @@ inline place find_place(const variable_lookup& variable) {
   if (const auto value = variable("HVD_JOB")) p.job = parse_job("HVD_JOB", *value);
   if (!given_launch.empty()) p.launch = given_launch;
   return p;
+}
+
+/// Variables by which further launchers number processes, without those that a job needs; and of Slurm's, with which a
+/// process may be no rank. (SLURM_NTASKS says nothing: the script of a batch job has it too, and is one process.)
+struct unknown_launcher {
+  const char *rank, *size;  ///< size: null if there is no such variable
+};
+inline constexpr unknown_launcher unknown_launchers[] = {{"PMIX_RANK", nullptr},
+                                                         {"PALS_RANKID", nullptr},
+                                                         {"ALPS_APP_PE", nullptr},
+                                                         {"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+                                                         {"SLURM_PROCID", nullptr}};
+
+/// A warning if this process is a job of one, and a variable shows that its launcher has started others; else empty.
+inline std::string lone_rank_warning(const place& p, const variable_lookup& variable) {
+  if (p.launcher != "none") return {};
+  const auto beyond = [&](const char* name, long most) -> std::string {
+    const auto value = name != nullptr ? variable(name) : std::nullopt;
+    if (!value || std::strtol(value->c_str(), nullptr, 10) <= most) return {};
+    return joined(
+        {assignment(name, *value),
+         ": a launcher that hvd does not know has started several processes, and each of them is a job of its "
+         "own; start them by hvdrun or a launcher that hvd knows, or set HVD_JOB and HOROVOD_RANK, "
+         "HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE on each (HOROVOD_RANK=0 and HOROVOD_SIZE=1 "
+         "if it is meant to be alone)"});
+  };
+  for (const unknown_launcher& l : unknown_launchers) {
+    if (std::string text = beyond(l.rank, 0); !text.empty()) return text;
+    if (std::string text = beyond(l.size, 1); !text.empty()) return text;
+  }
+  return {};
 }
 
 /// The name of the job's group on this host: "job@launch", or the job alone where the launch is unknown.

@@ -30,7 +30,7 @@ struct engine_options {
   bool groups_alone = false;  ///< HOROVOD_DISABLE_GROUP_FUSION: a group is fused with nothing else
 
   bool watch = true;            ///< not HOROVOD_STALL_CHECK_DISABLE
-  seconds stall_warning{60.0};  ///< HOROVOD_STALL_CHECK_TIME_SECONDS
+  seconds stall_warning{60.0};  ///< HOROVOD_STALL_CHECK_TIME_SECONDS; infinity: never
   seconds stall_shutdown{0.0};  ///< HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0: never
   /// Called with the watch's reports, on its thread; if empty, they go to standard error.
   std::function<void(const std::string&)> report{};
@@ -51,12 +51,7 @@ struct engine_options {
   bool thread = true;
 
   /// Reads the variables above. invalid_argument names variable, value and what is allowed.
-  static engine_options from_environment() {
-    return from_environment([](const char* name) -> std::optional<std::string> {
-      const char* value = std::getenv(name);
-      return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-    });
-  }
+  static engine_options from_environment() { return from_environment(detail::variable_of_environment); }
   /// The same from any source of variables.
   static engine_options from_environment(const config::lookup& variable) {
     engine_options o;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/detail/deadline.hpp>
 #include <hvd/dynamic_op.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -254,7 +256,8 @@ class handle {
 
   /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
   /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
-  /// the operation stays in flight.
+  /// the operation stays in flight. A limit that is negative is over at once; an infinite one, or one of more than a
+  /// hundred years, is no limit; one that is not a number is an error (invalid_argument).
   void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, false); }
   /// As `wait`, but of an operation on a device also returns when all of its work is queued there: then `device_event`
   /// is the event behind which the outputs are written, and what fails later is not known yet.
@@ -279,10 +282,11 @@ class handle {
   void await(std::optional<std::chrono::duration<double>> limit, bool only_queued) const {
     if (!end_) return;
     if (!end_->reached(only_queued)) {
-      using clock = std::chrono::steady_clock;
-      const bool limited = limit && *limit < std::chrono::hours(24 * 365);
-      const auto until =
-          limited ? clock::now() + std::chrono::duration_cast<clock::duration>(*limit) : clock::time_point::max();
+      if (limit && std::isnan(limit->count())) {
+        detail::fail(error_kind::invalid_argument,
+                     {end_->label(), " is awaited for a time that is no number; pass seconds, or no limit"});
+      }
+      const auto until = limit ? detail::deadline_after(*limit) : std::chrono::steady_clock::time_point::max();
       if (const auto room = where_.lock()) room->await(*end_, until, only_queued);
       if (!end_->reached(only_queued)) {
         detail::fail(error_kind::timeout,

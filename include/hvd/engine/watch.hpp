@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/detail/deadline.hpp>
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
@@ -69,8 +70,11 @@ class stall_watch {
   using clock = std::chrono::steady_clock;
 
   stall_watch(T comm, const engine_options& opts, watched what)
-      : comm_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())),
-        thread_([this] { serve(); }) {}
+      : comm_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())) {
+    check_limit("engine_options::stall_warning", opts_.stall_warning);
+    check_limit("engine_options::stall_shutdown", opts_.stall_shutdown);
+    thread_ = std::thread([this] { serve(); });
+  }
   stall_watch(const stall_watch&) = delete;
   stall_watch& operator=(const stall_watch&) = delete;
   ~stall_watch() {
@@ -157,7 +161,7 @@ class stall_watch {
       if (report_due) tell(report(age));
       suspect_ = find_suspect();
       asked_.clear();
-      next_ = now + std::chrono::duration_cast<clock::duration>(opts_.stall_warning);
+      next_ = deadline_after(opts_.stall_warning);
     }
   }
   static double tenths(double seconds) noexcept {

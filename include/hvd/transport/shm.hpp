@@ -13,6 +13,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -71,6 +72,10 @@ class ShmTransport : public detail::peer_communicator {
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     detail::refuse_nameless(c);
+    // Once in a process.
+    static const std::string warning = detail::lone_rank_warning(c, detail::variable_of_environment);
+    static const int printed = warning.empty() ? 0 : std::fprintf(stderr, "hvd: warning: %s\n", warning.c_str());
+    static_cast<void>(printed);
     if (c.launcher == "none" && !c.job.empty()) {
       detail::fail(error_kind::invalid_argument,
                    {detail::assignment("HVD_JOB", c.job),

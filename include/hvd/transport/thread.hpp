@@ -1,6 +1,7 @@
 // hvd/transport/thread.hpp: ranks as threads of one process.
 #pragma once
 
+#include <hvd/detail/deadline.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/agree.hpp>
 #include <hvd/shared_memory/peer_communicator.hpp>
@@ -37,6 +38,7 @@ class ThreadTransport : public detail::peer_communicator {
     explicit group(int size, const options& opts = {})
         : options_(opts), geometry_(detail::make_geometry(size, opts.memory.staging_bytes)),
           memory_(detail::group_bytes(size, geometry_)), handed_(static_cast<std::size_t>(size)) {
+      detail::check_limit("failure_policy::timeout", opts.failure.timeout);
       auto* const h = new (memory_.data) detail::group_header;
       h->size = size;
       h->windows = geometry_;

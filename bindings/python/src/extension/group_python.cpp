@@ -5,12 +5,14 @@
 #include "memory.hpp"
 #include "metrics.hpp"
 
+#include <hvd/detail/deadline.hpp>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -86,6 +88,7 @@ struct pending_object {
 };
 
 bool wait(const pending_object& p, std::optional<double> limit) {
+  if (limit && std::isnan(*limit)) throw nb::value_error("hvd: the time limit of a wait is not a number of seconds");
   const bool done = without_gil([&] {
     return p.of->wait(*p.what, limit ? std::optional(seconds(*limit)) : std::nullopt, &interrupted_by_signal);
   });
@@ -134,7 +137,7 @@ pending_object post(const group_object& g, bool sends, std::uintptr_t data, std:
   p->message->bytes = bytes;
   p->message->peer = peer;
   p->message->tag = tag;
-  if (timeout > 0) p->message->deadline = clock::now() + std::chrono::duration_cast<clock::duration>(seconds(timeout));
+  if (timeout > 0) p->message->deadline = hvd::detail::deadline_after(seconds(timeout));
   if (keep) p->keep = keep_alive(*keep);
   return {to, without_gil([&] { return to->post(p, at_once); })};
 }

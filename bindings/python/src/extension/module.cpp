@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,6 +62,7 @@ nb::tuple to_tuple(const std::vector<std::size_t>& lengths) {
 template <void (hvd::handle::*await)(std::optional<seconds>) const>
 void wait(const hvd::handle& h, std::optional<double> limit) {
   using clock = std::chrono::steady_clock;
+  if (limit && std::isnan(*limit)) throw nb::value_error("hvd: the time limit of a wait is not a number of seconds");
   constexpr seconds slice(0.1);
   const clock::time_point started = clock::now();
   while (true) {
@@ -149,15 +151,22 @@ void define_handle(nb::module_& m) {
       .def("last_joined", &hvd::handle::last_joined);
 }
 
+/// A variable of a dictionary; it may be no text: Python escapes its bytes.
+std::optional<std::string> variable_of(const nb::dict& environment, const char* name) {
+  const nb::object value = environment.attr("get")(name);
+  if (value.is_none()) return std::nullopt;
+  const nb::object bytes = value.attr("encode")("utf-8", "surrogateescape");
+  return std::string(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+}
+
+std::string lone_rank_warning(const nb::dict& environment) {
+  const auto variable = [&](const char* name) { return variable_of(environment, name); };
+  return hvd::detail::lone_rank_warning(hvd::detail::find_place(variable), variable);
+}
+
 /// The fields of hvd.core.placement.Place.
 nb::tuple find_place(const nb::dict& environment) {
-  const auto variable = [&](const char* name) -> std::optional<std::string> {
-    const nb::object value = environment.attr("get")(name);
-    if (value.is_none()) return std::nullopt;
-    // A variable may be no text: Python escapes its bytes.
-    const nb::object bytes = value.attr("encode")("utf-8", "surrogateescape");
-    return std::string(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
-  };
+  const auto variable = [&](const char* name) { return variable_of(environment, name); };
   const hvd::detail::place p = hvd::detail::find_place(variable);
   hvd::detail::refuse_nameless(p);
   return nb::make_tuple(p.rank, p.size, p.local_rank, p.local_size, p.cross_rank, p.cross_size,
@@ -209,6 +218,7 @@ void define_job(nb::module_& m) {
     framework_devices::forget();
   });
   m.def("find_place", &find_place);
+  m.def("lone_rank_warning", &lone_rank_warning);
   m.def("nccl_version", [] {
     const hvd::detail::nccl_search& found = hvd::detail::nccl_search::result();
     return found.usable ? found.version : 0;

@@ -213,6 +213,9 @@ def nccl_version() -> int:
 def find_place(environment: dict[str, str], /) -> tuple[int, int, int, int, int, int, str, str]:
     """The fields of ``hvd.core.placement.Place``."""
 
+def lone_rank_warning(environment: dict[str, str], /) -> str:
+    """A sentence if a launcher that is not known has started several processes, each a job of one; else empty."""
+
 class Pin:
     """The calling thread, pinned until ``restore``; ``hvd.core.pinning`` describes the policies."""
 

@@ -1,6 +1,7 @@
 // hvd/transport/shm/group.hpp: how processes come together in a segment, and how they leave it.
 #pragma once
 
+#include <hvd/detail/deadline.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/agree.hpp>
@@ -40,7 +41,9 @@ class shm_group {
     if (size < 1 || size > max_ranks) refuse({"size ", size, " is out of range; allowed: 1 to 4096"});
     if (rank < 0 || rank >= size) refuse({"rank ", rank, " is out of range; allowed: 0 to ", size - 1});
     if (name_.job.empty()) refuse({"the job has no name; allowed: any text, the same on all ranks"});
-    deadline_ = clock::now() + std::chrono::duration_cast<clock::duration>(limit_.time);
+    check_limit("failure_policy::timeout", opts.failure.timeout);
+    check_limit("failure_policy::start_timeout", opts.failure.start_timeout);
+    deadline_ = deadline_after(limit_.time);
     try {
       segment_.emplace(group_finder{name_, rank, size, nonce, opts_, lost, limit_, deadline_}.find(creator_));
       join(rank, lost);

@@ -46,6 +46,8 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
             with native.threads_moved_to(state.engine_cpu):
                 now.job, now.place, now.homogeneous, now.over_mpi = connect.join(comm, launch)
                 now.forked, now.launch = False, launch
+            if not now.over_mpi:
+                placement.warn_of_lone_rank()
             now.job.publish()
             sets.begin(given)
             exporter.start(now.place.rank, now.place.local_rank, metrics.metrics)

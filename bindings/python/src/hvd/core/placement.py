@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,7 +30,7 @@ class Place:
 
 def find_place(environment: Mapping[str, str] | None = None) -> Place:
     """As C++ programs find it (hvd/config/place.hpp): from HOROVOD_RANK and its companions, which hvdrun sets, else from
-    the variables of torchrun, mpiexec or srun; else a job of one.
+    the variables of torchrun, mpiexec, jsrun or srun; else a job of one.
 
     Raises ValueError for variables that contradict each other or are no numbers, and where several ranks have no name
     under which to meet.
@@ -36,3 +38,12 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     from hvd import _core
 
     return Place(*_core.find_place(dict(os.environ if environment is None else environment)))
+
+
+@functools.cache
+def warn_of_lone_rank() -> None:
+    """Warns, once in a process, if an unknown launcher has started several processes of which each is a job of one."""
+    from hvd import _core
+
+    if warning := _core.lone_rank_warning(dict(os.environ)):
+        print(f"hvd: warning: {warning}", file=sys.stderr, flush=True)
