@@ -259,6 +259,25 @@ TEST_CASE("config: without HOROVOD_RANK the place is what a launcher says") {
   CHECK(place(open_mpi) == six{0, 2, 0, 2, 0, 1});
   CHECK(told(open_mpi) == "OMPI ompi 16");
 
+  CHECK(place({{"MV2_COMM_WORLD_RANK", "3"},
+               {"MV2_COMM_WORLD_SIZE", "4"},
+               {"MV2_COMM_WORLD_LOCAL_RANK", "1"},
+               {"MV2_COMM_WORLD_LOCAL_SIZE", "2"}}) == six{3, 4, 1, 2, 1, 2});
+  CHECK(told({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}}) == "MVAPICH mvapich 16");
+  const variables jsrun{{"JSM_NAMESPACE_RANK", "3"},
+                        {"JSM_NAMESPACE_SIZE", "4"},
+                        {"JSM_NAMESPACE_LOCAL_RANK", "1"},
+                        {"JSM_NAMESPACE_LOCAL_SIZE", "2"},
+                        {"PMIX_NAMESPACE", "1"}};
+  CHECK(place(jsrun) == six{3, 4, 1, 2, 1, 2});
+  CHECK(told(jsrun) == "JSM jsm 16");
+
+  // hvdrun sets torchrun's variables too; the launch is its own.
+  variables of_hvdrun = torch;
+  of_hvdrun.insert({{"HOROVOD_RANK", "3"}, {"HOROVOD_SIZE", "4"}, {"HVD_JOB", "j"}, {"HVD_LAUNCH", "17"}});
+  CHECK(told(of_hvdrun) == "HOROVOD j 2");
+  CHECK(read(of_hvdrun).launch == "17");
+
   // hvdrun's variables count before all others.
   variables both = mpich;
   both.insert({{"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}});
@@ -309,6 +328,27 @@ TEST_CASE("config: a message shows any value on one short line") {
   const doctest::String message = complaint_of(placed(std::string(100'000, '7').c_str(), "4"));
   CHECK(message.size() < 250);
   CHECK(message == has("7...7"));
+}
+
+TEST_CASE("config: a process that an unknown launcher has started as one of several is warned of") {
+  const auto warning = [](const variables& set) {
+    const std::string text =
+        hvd::detail::lone_rank_warning(read(set), [&](const char* name) -> std::optional<std::string> {
+          const auto found = set.find(name);
+          return found == set.end() ? std::nullopt : std::optional<std::string>(found->second);
+        });
+    return doctest::String(text.c_str());
+  };
+  CHECK(warning({{"PMIX_RANK", "1"}}) == has("PMIX_RANK=\"1\": a launcher that hvd does not know"));
+  CHECK(warning({{"ALPS_APP_PE", "3"}}) == has("start them by hvdrun"));
+  CHECK(warning({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "2"}}) == has("FLUX_JOB_SIZE=\"2\""));
+  CHECK(warning({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}) == has("SLURM_PROCID=\"1\""));
+  CHECK(warning({}) == "");
+  CHECK(warning({{"PMIX_RANK", "0"}, {"ALPS_APP_PE", "0"}}) == "");
+  CHECK(warning({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "1"}}) == "");
+  CHECK(warning({{"SLURM_JOB_ID", "5"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}) == "");  // a batch script
+  CHECK(warning({{"PMIX_RANK", "1"}, {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}}) == "");
+  CHECK(warning({{"PMIX_RANK", "1"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}) == "");
 }
 
 TEST_CASE("config: from_environment reads this process's environment") {

@@ -2,6 +2,7 @@
 
 #include <hvd/allreduce.hpp>
 #include <hvd/barrier.hpp>
+#include <hvd/engine.hpp>
 
 #include "support/processes.hpp"
 #include "support/refusals.hpp"
@@ -11,12 +12,14 @@
 
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -64,6 +67,61 @@ std::string errors_of(F&& f) {
   for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text += static_cast<char>(c);
   std::fclose(file);
   return text;
+}
+
+// ---- all starts -----------------------------------------------------------------------------------------------------
+
+TEST_CASE("in a process without standard streams no file of hvd gets their numbers") {
+  const private_directory d;
+  children one(1);
+  one.start(0, [&](report&) {
+    for (const int stream : {0, 1, 2}) ::close(stream);
+    const int code = hvd::fork_run(
+        2,
+        [&](hvd::ShmTransport& comm) {
+          auto half = comm.split(0, comm.rank());
+          const auto memory = comm.alloc_shared<float>(1000);
+          hvd::engine_options opts;
+          opts.timeline = d.path() + "/timeline.json";
+          opts.autotune = true;
+          opts.autotune_log = d.path() + "/log";
+          const hvd::Engine engine(comm, opts);
+          for (const int stream : {0, 1, 2}) require(::fcntl(stream, F_GETFD) == -1, std::to_string(stream));
+        },
+        options_in(d));
+    require(code == 0, std::to_string(code));
+  });
+  REQUIRE(one.wait(60.0));
+  CAPTURE(one[0].text());
+  CHECK(one.status(0) == 0);
+}
+
+TEST_CASE("a limit beyond the clock is none; one that is negative or no number is refused") {
+  using limits = std::numeric_limits<double>;
+  const private_directory d;
+  hvd::sharing_options o = options_in(d);
+  for (const double seconds : {9.3e9, 1e300, limits::infinity()}) {
+    o.failure.timeout = o.failure.start_timeout = std::chrono::duration<double>(seconds);
+    const int code = hvd::fork_run(
+        2,
+        [](hvd::ShmTransport& comm) {
+          pause_for(comm.rank() == 1 ? 0.1 : 0.0);
+          auto half = comm.split(0, comm.rank());
+          hvd::barrier(half);
+        },
+        o);
+    CHECK(code == 0);
+    CHECK(hvd::detail::deadline_after(o.failure.timeout) == std::chrono::steady_clock::time_point::max());
+  }
+  for (const double seconds : {-1.0, limits::quiet_NaN()}) {
+    o.failure.start_timeout = std::chrono::duration<double>(seconds);
+    CHECK(kind_of([&] { hvd::ShmTransport("limits", 0, 1, o); }) == error_kind::invalid_argument);
+    o.failure.timeout = o.failure.start_timeout;
+    CHECK(kind_of([&] {
+            hvd::thread_run(
+                1, [](hvd::ThreadTransport&) {}, o);
+          }) == error_kind::invalid_argument);
+  }
 }
 
 // ---- fork_run -------------------------------------------------------------------------------------------------------

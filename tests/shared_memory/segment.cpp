@@ -11,6 +11,8 @@
 
 #include <fstream>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -239,6 +241,35 @@ TEST_CASE("beyond the limit on file sizes: that limit is named, and no larger di
   REQUIRE(one.wait(20.0));
   CAPTURE(one[0].text());
   CHECK(one.status(0) == 0);
+}
+
+TEST_CASE("memory that signals interrupt is reserved in parts, each as large as comes through") {
+  constexpr off_t kib = 1024, mib = 1024 * kib;
+  std::vector<std::pair<off_t, off_t>> done;
+  int interruptions = 0;
+  const auto up_to = [&](off_t most) {
+    return [&, most](off_t at, off_t bytes) {
+      if (bytes > most) return ++interruptions, EINTR;
+      done.emplace_back(at, bytes);
+      return 0;
+    };
+  };
+  CHECK(hvd::detail::allocate_despite_signals(4096, 5 * mib, up_to(8 * mib)) == 0);
+  CHECK(done == std::vector<std::pair<off_t, off_t>>{{4096, 5 * mib}});
+  CHECK(interruptions == 0);
+  done.clear();
+  CHECK(hvd::detail::allocate_despite_signals(4096, 5 * mib, up_to(2 * mib)) == 0);
+  CHECK(interruptions == 2);
+  CHECK(done == std::vector<std::pair<off_t, off_t>>{{4096, 1280 * kib},
+                                                     {4096 + 1280 * kib, 1280 * kib},
+                                                     {4096 + 2560 * kib, 1280 * kib},
+                                                     {4096 + 3840 * kib, 1280 * kib}});
+  done.clear();
+  interruptions = 0;
+  CHECK(hvd::detail::allocate_despite_signals(0, mib, up_to(64 * kib)) == 0);
+  CHECK(interruptions == 4);
+  CHECK(done.size() == 16);
+  CHECK(hvd::detail::allocate_despite_signals(0, mib, [](off_t, off_t) { return ENOSPC; }) == ENOSPC);
 }
 
 TEST_CASE("open refuses what is too short") {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hvd.core.placement import Place, find_place
+from hvd.core.placement import Place, find_place, warn_of_lone_rank
 
 
 def place_of(**variables: Any) -> Place:
@@ -152,3 +152,12 @@ def test_name_of_a_launch_is_that_of_the_launcher() -> None:
 
     first, second = start(), start()
     assert first[0] == first[1] and second[0] == second[1] and first[0] != second[0]
+
+
+def test_a_lone_rank_is_warned_of_once(monkeypatch: Any, capfd: Any) -> None:
+    for name, value, warned in (("PMIX_RANK", "0", 0), ("ALPS_APP_PE", "3", 1)):
+        monkeypatch.setenv(name, value)
+        warn_of_lone_rank.cache_clear()
+        for _ in range(2):
+            warn_of_lone_rank()
+        assert capfd.readouterr().err.count(f'hvd: warning: {name}="{value}": a launcher that hvd does not') == warned

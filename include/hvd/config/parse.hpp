@@ -123,10 +123,10 @@ namespace detail {
 using variable_lookup = function_ref<std::optional<std::string>(const char* name)>;
 
 /// That of this process.
-inline std::optional<std::string> variable_of_environment(const char* name) {
+inline constexpr auto variable_of_environment = [](const char* name) -> std::optional<std::string> {
   const char* const value = std::getenv(name);
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
+};
 
 }  // namespace detail
 

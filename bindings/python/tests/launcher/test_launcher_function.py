@@ -6,6 +6,8 @@ import inspect
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -116,3 +118,30 @@ def test_the_signature_is_horovod_s():
     parameters = inspect.signature(run).parameters
     assert list(parameters) == names
     assert parameters["num_proc"].default == 1 and parameters["args"].default == ()
+
+
+def test_a_process_without_standard_streams(tmp_path):
+    """Also no descriptor that hvd keeps gets their numbers."""
+    script = (
+        "import os, hvd\n"
+        "from hvd.descriptors import above_streams\n"
+        "def closed():\n"
+        "    return [number for number in range(3) if not os.path.lexists(f'/proc/self/fd/{number}')]\n"
+        "def call():\n"
+        "    hvd.init()\n"
+        "    return hvd.rank(), closed()\n"
+        "if __name__ == '__main__':\n"
+        "    with above_streams():\n"
+        "        pipe = os.pipe()\n"
+        "    assert min(pipe) > 2 and closed() == [0, 1, 2]\n"
+        "    hvd.init()\n"
+        "    hvd.start_timeline('timeline.json')\n"
+        "    assert closed() == [0, 1, 2]\n"
+        "    assert hvd.run(call, np=2) == [(0, []), (1, [])]\n"
+        "    assert closed() == [0, 1, 2]\n"
+        "    open('done', 'w').close()\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, script], cwd=tmp_path, env=environ, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "done").exists()

@@ -174,3 +174,13 @@ def test_hosts_without_an_mpi(script: Path, tmp_path: Path) -> None:
         assert rank.returncode != 0
         assert "DistBackendError" in text and "several hosts" in text, text
         assert "start the ranks with hvdrun -H or mpiexec" in text or "built without MPI" in text, text
+
+
+def test_a_tensor_is_never_a_standard_stream():
+    """What the program prints without standard error would go into the tensor."""
+    code = (
+        "import torch; from hvd.torch.distributed import storages;"
+        "raise SystemExit(storages._descriptor(torch.empty(5000, device='cpu').untyped_storage()) < 3)"
+    )
+    command = f'exec {sys.executable} -c "$0" <&- 2>&-'
+    assert subprocess.run(["sh", "-c", command, code], timeout=120).returncode == 0
