@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -402,6 +403,8 @@ void conformance_refused_here() {
           require(thrown([&] { h.wait(std::chrono::seconds(0)); }).starts_with("timeout"), "a wait of no time");
           require(thrown([&] { h.wait(std::chrono::seconds(-1)); }).starts_with("timeout"),
                   "a wait of less than no time");
+          require(thrown([&] { h.wait(std::chrono::duration<double>(std::nan(""))); }).starts_with("invalid_argument"),
+                  "a wait of a time that is no number");
           require(!h.poll(), "done without the others");
         }
         comm.barrier();

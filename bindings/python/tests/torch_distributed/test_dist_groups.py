@@ -781,3 +781,23 @@ def test_exit(how: str) -> None:
         processes = ranks.processes
         assert ranks.stop() == [0, 0, 0]
         assert not [name for p in processes for name in os.listdir("/dev/shm") if name.startswith(f"torch_{p}_")]
+
+
+def check_long_limits(r: int, n: int) -> None:
+    """Nanoseconds in 64 bits end after 292 years; that is no limit and not one that is over."""
+    for limit in (timedelta(days=110_000), timedelta.max):
+        group = dist.new_group(list(range(n)), backend="hvd", timeout=limit)
+        x = torch.full((3,), float(r))
+        assert dist.all_reduce(x, group=group, async_op=True).wait(limit)
+        assert x.tolist() == [n * (n - 1) / 2] * 3
+        if n > 1 and r == 0:
+            time.sleep(0.05)
+            dist.send(x, 1, group=group)
+        elif r == 1:
+            dist.recv(x, 0, group=group)
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+
+
+def test_long_limits(ranks: Ranks) -> None:
+    ranks.run(check_long_limits)

@@ -28,6 +28,8 @@ Tensor = torch.Tensor
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 _Base: Any = dist.ProcessGroup
 
+_LONGEST, _FOR_EVER = 1e9, 1e13  # seconds; a timedelta has no room for 1e14
+
 # Groups that have not been left, to leave them when the process ends or forks.
 _alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -35,6 +37,12 @@ _alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 @functools.lru_cache(maxsize=None)
 def _has_gpus() -> bool:
     return torch.cuda.is_available()
+
+
+def _seconds(timeout: timedelta) -> float:
+    """A time limit; PyTorch's own conversion of one beyond 292,000 years, such as timedelta.max, is far below zero."""
+    seconds = timeout.total_seconds()
+    return _FOR_EVER if seconds < -_LONGEST else seconds
 
 
 class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
@@ -50,7 +58,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         self._names = ["", ""]
         self._of_all = not global_ranks
         ranks = list(global_ranks) or list(range(size))
-        self.join(store, rank, size, timeout.total_seconds(), ranks)
+        self.join(store, rank, size, _seconds(timeout), ranks)
         _alive.add(self)
         if self._of_all:
             steps.watch(rank, size)
@@ -103,7 +111,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For all operations that begin from now on."""
-        self._seconds = timeout.total_seconds()
+        self._seconds = _seconds(timeout)
 
     _set_default_timeout = set_timeout
 
