@@ -8,7 +8,7 @@
 #include <hvd/dtype.hpp>
 #include <hvd/op.hpp>
 
-#include <support/require.hpp>
+#include "require.hpp"  // also found from bench, which has another root
 
 #include <bit>
 #include <cmath>
