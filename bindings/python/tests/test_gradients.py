@@ -132,6 +132,19 @@ def test_what_no_pass_has_reached_is_begun_by_finish() -> None:
     assert recorder.events == ["group a of a c", "begin b", "finish group a", "finish b"]
 
 
+def test_what_is_frozen_after_the_backward_pass_takes_part() -> None:
+    """On other ranks its gradient may be in flight."""
+    gradients, recorder = make("a b c d", groups=[["a", "b"]])
+    recorder.frozen = {"d"}
+    backward(gradients, recorder, "a")
+    recorder.frozen = {"b", "c", "d"}
+    gradients.finish(1)
+    assert recorder.events == ["group a of a b", "begin c", "finish group a", "finish c"]
+    recorder.events = []
+    gradients.finish(1)
+    assert recorder.events == ["group a of a", "finish group a"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("it"), ValueError("it"), TypeError("it")])
 @pytest.mark.parametrize("fails", ["group a of a b", "finish group a", "begin c", "finish c"])
 def test_a_failure_leaves_nothing_unfinished(error: Exception, fails: str) -> None:

@@ -829,3 +829,110 @@ def check_join(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["plain", "unnamed", "groups", "buckets", "passes"])
 def test_join(several_ranks: Any, variant: str) -> None:
     several_ranks.run(check_join, variant=variant)
+
+
+# --- What ranks do does not depend on what one of them has seen -------------------------------------------------------
+
+
+def check_unused_on_one_rank(groups: Any, keep: bool) -> None:
+    """A gradient that lies in its bucket on one rank and elsewhere on others, of every order of dimensions."""
+    r, n = hvd.rank(), hvd.size()
+    parameters = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(3, 2).t())]
+    parameters.append(torch.nn.Parameter(torch.zeros(2, 6)[:, ::2]))  # copied, and never in the bucket
+    named = [(f"p{i}", p) for i, p in enumerate(parameters)]
+    with pytest.warns(UserWarning, match=r"copied: p2 \(its elements do not lie side by side\)"):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0), named, op=hvd.Sum, gradient_as_bucket_view=True, groups=groups
+        )
+    expected = torch.arange(6.0).view(2, 3)
+    steps = 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=not keep)
+            if step != 1 or r != 0:
+                sum((p * expected).sum() for p in parameters).backward()
+            if step == 2:  # changes nothing of what is sent
+                parameters[1].data = parameters[1].data.contiguous()
+            optimizer.step()
+    for p in parameters:
+        assert torch.equal(p, -expected * (steps * n - 1))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("groups", [None, 1])
+def test_unused_on_one_rank(several_ranks: Any, groups: Any, keep: bool) -> None:
+    several_ranks.run(check_unused_on_one_rank, groups=groups, keep=keep)
+
+
+def check_sparse_from_the_first_step(as_dense: bool, groups: Any) -> None:
+    """No rank looks a row up, then the last rank alone, then all; then one has a dense gradient."""
+    r, n = hvd.rank(), hvd.size()
+    for _ in range(2):  # in the next job again
+        table, other = torch.nn.Embedding(n, 2, sparse=True), torch.nn.Parameter(torch.zeros(2))
+        start = table.weight.detach().clone()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([table.weight, other], lr=1.0), [("e", table.weight), ("o", other)], op=hvd.Sum,
+            sparse_as_dense=as_dense, groups=groups,
+        )
+        for step in range(4):
+            if step == 2:
+                hvd.shutdown()
+                hvd.init()
+            optimizer.zero_grad()
+            x = other.sum()
+            if step > 0 and (step > 1 or r == n - 1):
+                x = x + (table.weight[r] if step == 3 and r == 0 else table(torch.tensor(r))).sum()
+            x.backward()
+            optimizer.step()
+            assert as_dense or table.weight.grad.is_sparse == (step > 0)
+        expected = torch.full((n, 2), 2.0)
+        expected[n - 1] = 3.0
+        torch.testing.assert_close(start - table.weight.detach(), expected)
+        assert other.tolist() == [-4.0 * n] * 2
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_sparse_from_the_first_step(several_ranks: Any, as_dense: bool, groups: Any) -> None:
+    several_ranks.run(check_sparse_from_the_first_step, as_dense=as_dense, groups=groups)
+
+
+def check_sparse_and_dense(groups: Any) -> None:
+    """Rank 0 has a sparse gradient, the last one a dense one, others none: an error on all, and the job goes on."""
+    r, n = hvd.rank(), hvd.size()
+
+    def train(optimizer: Any, dense: bool) -> None:
+        optimizer.zero_grad()
+        x = o.sum() + f(torch.tensor(0)).sum()
+        if r == 0:
+            x = x + e(torch.tensor(0)).sum()
+        elif r == n - 1:
+            x = x + (e.weight[1] if dense else e(torch.tensor(1))).sum()
+        x.backward()
+        optimizer.step()
+
+    for as_dense in (False, True):
+        e, f, o = *(torch.nn.Embedding(2, 3, sparse=True) for _ in range(2)), torch.nn.Parameter(torch.zeros(2))
+        start = e.weight.detach().clone()
+        parameters = [e.weight, f.weight, o]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=1.0), list(zip("efo", parameters)), op=hvd.Sum, sparse_as_dense=as_dense,
+            groups=groups,
+        )
+        if as_dense:
+            train(optimizer, True)
+        else:
+            here = "sparse_dim=1" if r == 0 else "a dense one" if r == n - 1 else "no gradient"
+            for _ in range(2):
+                with pytest.raises(hvd.HorovodInternalError, match=f"of e is .* rank {r} has {here}. Pass sparse_as_dense=True"):
+                    train(optimizer, True)
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+            train(optimizer, False)
+            assert e.weight.grad.is_sparse
+        torch.testing.assert_close(start - e.weight.detach(), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+def test_sparse_and_dense(several_ranks: Any, groups: Any) -> None:
+    several_ranks.run(check_sparse_and_dense, groups=groups)

@@ -28,6 +28,7 @@ class Slot:
         self.parameter = parameter
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
+        self.live = False  # whether it was not frozen when the first gradient of the step arrived
         self.group: Group[Any] | None = None
         self.finish: Callable[[], None] | None = None  # waits for the reduction that was begun
 
@@ -100,6 +101,7 @@ class Gradients(Generic[S]):
         self._collected_bytes = 0
         for slot in self.slots.values():
             slot.finish = None
+            slot.live = False
             slot.remaining = passes
 
     def set_passes(self, passes: int) -> None:
@@ -118,7 +120,10 @@ class Gradients(Generic[S]):
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase"
                 " backward_passes_per_step to accumulate gradients locally."
             )
-        self.touched = True
+        if not self.touched:
+            self.touched = True
+            for one in self.slots.values():
+                one.live = self._reducer.is_live(one)
         slot.remaining -= 1
         if slot.remaining > 0:
             return
@@ -164,9 +169,14 @@ class Gradients(Generic[S]):
         self._wait()
         self.reset(passes)
 
+    def _is_live(self, slot: S) -> bool:
+        """Whether its gradient is reduced in this step. A parameter that is frozen after the backward pass takes part:
+        on other ranks its gradient may be in flight.
+        """
+        return slot.live or self._reducer.is_live(slot)
+
     def _live(self, group: Group[S]) -> list[S]:
-        """The slots whose parameters have not been frozen since."""
-        return [slot for slot in group.slots if self._reducer.is_live(slot)]
+        return [slot for slot in group.slots if self._is_live(slot)]
 
     def _begin_group(self, group: Group[S]) -> None:
         slots = self._live(group)
@@ -179,7 +189,7 @@ class Gradients(Generic[S]):
         problem: Exception | None = None
         tried: list[Group[S]] = []
         for slot in self.slots.values():
-            if slot.finish is not None or not self._reducer.is_live(slot) or slot.group in tried:
+            if slot.finish is not None or not self._is_live(slot) or slot.group in tried:
                 continue
             try:
                 if slot.group is None:

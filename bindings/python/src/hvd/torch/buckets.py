@@ -72,8 +72,10 @@ class TorchBuckets:
         for device, of_device in candidates.items():
             self._buckets[device] = Buckets(of_device, partial(_allocate, device), _view)
 
-    def place(self, p: torch.Tensor, name: str) -> torch.Tensor | None:
-        """Moves p.grad, which is dense or None, to its place, and returns it, flat; None if it does not lie there."""
+    def place(self, p: torch.Tensor, name: str, flat: bool) -> torch.Tensor | None:
+        """Moves p.grad, which is dense or None, to its place, and returns it, ``flat`` or in its shape; None if it does
+        not lie there.
+        """
         buckets = self._buckets.get(p.device)
         place = None if buckets is None else buckets.view(p)
         if buckets is None or place is None:
@@ -86,4 +88,4 @@ class TorchBuckets:
             place.shaped.copy_(p.grad)
         buckets.use(p)
         p.grad = place.shaped
-        return place.flat
+        return place.flat if flat else place.shaped

@@ -64,13 +64,23 @@ class _DistributedOptimizer(Wrapper):
         """Whether there are other ranks to reduce with; determined anew when the process has joined another job."""
         job = state.current_job()
         if job is not self._job:
-            self._job = job
-            ranks = self.process_set.ranks or []
-            self._active = len(ranks) > 1 and state.rank() in ranks
-            self._reducer.buckets = None  # they were the other job's
-            self._gradients.bytes_together = bytes_together() if self._active else 0
-            self._gradients.reset(self.backward_passes_per_step)
+            self._enter(job)
         return self._active
+
+    def _enter(self, job: Any) -> None:
+        """Forgets what was in flight in another job than this one, which is None outside of a job."""
+        self._job = job
+        ranks = self.process_set.ranks or []
+        self._active = job is not None and len(ranks) > 1 and state.rank() in ranks
+        self._reducer.buckets = None  # they were the other job's
+        self._gradients.bytes_together = bytes_together() if self._active else 0
+        for slot in self._gradients.slots.values():
+            slot.agreed = slot.known
+        self._gradients.reset(self.backward_passes_per_step)
+
+    def _look_for_job(self) -> None:
+        if state.STATE.job is not self._job:
+            self._enter(state.STATE.job)
 
     def synchronize(self) -> None:
         """Waits until the gradients are reduced; those that no backward pass reached on this rank count as zero.
@@ -135,16 +145,22 @@ class _DistributedOptimizer(Wrapper):
         self._look_for_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
+        """As the optimizer's own, and counts backward passes from 0 again. Raises AssertionError while gradients are
+        being reduced.
+        """
+        self._look_for_job()
         if self._gradients.in_flight():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
                 " optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         super().zero_grad(set_to_none)
+        if self._gradients.touched:
+            self._gradients.reset(self.backward_passes_per_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the optimizer's own; reductions in flight are waited for and dropped."""
+        self._look_for_job()
         self._gradients.drop(self.backward_passes_per_step)
         self._synchronized = False
         super().load_state_dict(state_dict)
@@ -175,7 +191,8 @@ def DistributedOptimizer(
       after.
     * ``groups``: lists of parameters that are reduced together, or into how many such groups to divide all parameters;
       ``num_groups`` is an older form.
-    * ``sparse_as_dense``: makes sparse gradients dense before the reduction.
+    * ``sparse_as_dense``: makes sparse gradients dense before the reduction. A gradient that is sparse on some ranks and
+      dense on others is an error otherwise.
     * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, or on a GPU in memory that
       NCCL has registered. They are reduced there, and not copied as long as they stay there: call
       ``zero_grad(set_to_none=False)``. A warning is given, once, where a gradient cannot lie there or was removed
