@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 import warnings
 from typing import Any
@@ -936,3 +937,112 @@ def check_sparse_and_dense(groups: Any) -> None:
 @pytest.mark.parametrize("groups", [None, 1])
 def test_sparse_and_dense(several_ranks: Any, groups: Any) -> None:
     several_ranks.run(check_sparse_and_dense, groups=groups)
+
+
+# --- Closures ---------------------------------------------------------------------------------------------------------
+
+
+def check_line_search(op: str) -> None:
+    """The closure is called as often, and the steps are the same, as in one process with all data."""
+    r, n = hvd.rank(), hvd.size()
+    batches = torch.randn(n, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    targets = batches.sum(2) * (1 + torch.arange(n)).view(n, 1)
+    weights, calls = [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)], [0, 0]
+
+    def train(i: int, optimizer: Any, rows: Any, target: Any, factor: int = 1) -> None:
+        def closure() -> Any:
+            calls[i] += 1
+            optimizer.zero_grad()
+            loss = (rows @ weights[i] - target).pow(4).mean() * factor
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    alone, inner = (torch.optim.LBFGS([w], max_iter=5, line_search_fn="strong_wolfe") for w in weights)
+    train(0, alone, batches, targets, n if op == "Sum" else 1)
+    train(1, hvd.DistributedOptimizer(inner, [("w", weights[1])], op=getattr(hvd, op)), batches[r], targets[r])
+    assert calls[0] == calls[1] > 10
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=1e-9)
+    assert all(w == weights[1].tolist() for w in hvd.allgather_object(weights[1].tolist()))
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_line_search(several_ranks: Any, op: str) -> None:
+    several_ranks.run(check_line_search, op=op)
+
+
+def check_closures() -> None:
+    """What a closure returns, and gradients that one rank's call alone makes."""
+    r, n = hvd.rank(), hvd.size()
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
+    mean = (n + 1) / 2
+
+    def call(loss: Any, backward: bool = True) -> Any:
+        def closure() -> Any:
+            optimizer.zero_grad()
+            if backward:
+                p.sum().backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    assert call(r + 1.0) == n * mean
+    optimizer.op = hvd.Average
+    for loss in (torch.tensor(r + 1.0), torch.tensor([r + 1], dtype=torch.float64)):
+        result = call(loss)
+        assert torch.equal(result, torch.full_like(loss, mean)) and result.dtype == loss.dtype
+    assert call("text") == "text" and call(None) is None
+    assert math.isnan(call(math.nan if r == 0 else 1.0)) and call(math.inf if r == 0 else 1.0) == math.inf
+    assert p.tolist() == [-n - 6.0] * 2
+    call(0.0, backward=r == 0)
+    torch.testing.assert_close(p.detach(), torch.full((2,), -n - 6 - 1 / n))
+    p.sum().backward() if r == 0 else None  # before the step
+    call(0.0, backward=False)
+    assert p.grad is None
+    if r < n - 1:  # those that have joined add zeros
+        call(1.0)
+    hvd.join()
+
+
+def test_closures(several_ranks: Any) -> None:
+    several_ranks.run(check_closures)
+
+
+def check_number_of_calls() -> None:
+    """Ranks that call their closures different numbers of times: an error on all, and the optimizer goes on."""
+    r, n = hvd.rank(), hvd.size()
+    often = 1
+
+    class Often(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for _ in range(often):
+                loss = closure()
+            super().step()
+            return loss
+
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(Often([p], lr=1.0), [("p", p)], op=hvd.Sum)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        p.sum().backward()
+        return 1.0
+
+    for often in (2, 2 + (r == 0), 1):
+        if often == 1 or (often, r) == (2, 0) or p.grad is None:
+            assert optimizer.step(closure) == n
+        else:
+            where = f"has called the closure of a step, while {n - 1}" if r == 0 else "begins or ends a step, while 1"
+            with pytest.raises(hvd.HorovodInternalError, match=f"rank {r} {where} of {n} ranks"):
+                optimizer.step(closure)
+            assert p.grad is None
+            p.data.fill_(-n)
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
+    assert p.tolist() == [-2.0 * n] * 2
+
+
+def test_number_of_calls(several_ranks: Any) -> None:
+    several_ranks.run(check_number_of_calls)

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
+from numbers import Real
 from typing import Any, Callable
 
 import torch
@@ -14,8 +15,11 @@ from hvd.core import state
 from hvd.core.buckets import bytes_together
 from hvd.core.compression import Compressor
 from hvd.core.gradients import Gradients, Groups
+from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet, global_process_set
-from hvd.core.reduce_op import Adasum, Average, Op, ReduceOp
+from hvd.core.reduce_op import Adasum, Average, Op, Reduction, ReduceOp, Sum
+from hvd.exceptions import HorovodInternalError
+from hvd.torch.adapter import OPS
 from hvd.torch.adasum_optimizer import AdasumOptimizer
 from hvd.torch.buckets import TorchBuckets
 from hvd.torch.compression import Compression
@@ -109,12 +113,16 @@ class _DistributedOptimizer(Wrapper):
         self._gradients.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As the optimizer's own, on reduced gradients; those of a closure are reduced after each call."""
+        """As the optimizer's own, on reduced gradients. Those of a closure are reduced after each call, and so is its
+        loss: it is averaged, or added with ``op=Sum``, so that the optimizer decides the same on all ranks. Raises
+        HorovodInternalError on all ranks if they call their closures different numbers of times.
+        """
         self._hvd_stepped()
         if not self._should_synchronize:
             self._synchronized = False
             return super().step(closure)
-        if closure is None or self._gradients.touched:
+        together = closure is not None and self._is_active()
+        if closure is None or (together and self._confer(outside=True)[0]):
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after"
@@ -130,14 +138,50 @@ class _DistributedOptimizer(Wrapper):
         def reduced() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            if self._gradients.touched:
-                self.synchronize()
-                self._synchronized = False
-            return loss
+            return self._reduced(loss) if together else loss
 
-        return super().step(reduced)
+        result = super().step(reduced)
+        if together:
+            self._confer(outside=True)
+        return result
 
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
+
+    def _reduced(self, loss: Any) -> Any:
+        """The loss of a closure, reduced as its gradients are; what is no number stays."""
+        number = loss.numel() == 1 if isinstance(loss, torch.Tensor) else isinstance(loss, Real)
+        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        touched, total = self._confer(outside=False, loss=float(value) if number else 0.0)
+        if touched:
+            self.synchronize()
+            self._synchronized = False
+        if not number:
+            return loss
+        mean = total if self.op == Sum else total / (self.process_set.size() or 1)
+        return torch.full_like(value, mean) if isinstance(loss, torch.Tensor) else mean
+
+    def _confer(self, outside: bool, loss: float = 0.0) -> tuple[bool, float]:
+        """Whether a rank has gradients that are not reduced, and the sum of the losses. Collective: called at the
+        beginning and at the end of a step with a closure (``outside``), and after each call of the closure.
+        """
+        sums = torch.tensor([1, outside, self._gradients.touched, loss], dtype=torch.float64, device="cpu")
+        name = self._hvd_name("closure")
+        result_of(OPS.allreduce((sums,), (sums,), True, name, Reduction(Sum), self.process_set, wake=False))
+        ranks, outsiders, touched, total = sums.tolist()  # those that have joined add zeros
+        if not 0 < outsiders < ranks:
+            return touched > 0, total
+        if touched:
+            with contextlib.suppress(Exception):
+                self.synchronize()
+            self._synchronized = False
+        super().zero_grad()  # they come from different calls
+        raise HorovodInternalError(
+            f"hvd: rank {state.rank()} {'begins or ends a step' if outside else 'has called the closure of a step'}, while"
+            f" {int(ranks - outsiders if outside else outsiders)} of {self.process_set.size()} ranks"
+            f" {'have called theirs' if outside else 'begin or end one'}; ranks have to call their closures equally often:"
+            " give them the same parameters (hvd.broadcast_parameters) and the same options of the optimizer",
+            "mismatch",
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced as well."""
