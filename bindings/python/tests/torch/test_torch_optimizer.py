@@ -926,7 +926,8 @@ def check_sparse_and_dense(groups: Any) -> None:
         else:
             here = "sparse_dim=1" if r == 0 else "a dense one" if r == n - 1 else "no gradient"
             for _ in range(2):
-                with pytest.raises(hvd.HorovodInternalError, match=f"of e is .* rank {r} has {here}. Pass sparse_as_dense=True"):
+                text = f"of e is .* rank {r} has {here}. Pass sparse_as_dense=True"
+                with pytest.raises(hvd.HorovodInternalError, match=text):
                     train(optimizer, True)
                 assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
             train(optimizer, False)
@@ -1046,3 +1047,114 @@ def check_number_of_calls() -> None:
 
 def test_number_of_calls(several_ranks: Any) -> None:
     several_ranks.run(check_number_of_calls)
+
+
+# --- Names, passes and jobs -------------------------------------------------------------------------------------------
+
+
+def check_two_without_names(op: str) -> None:
+    """Their gradients are in flight at once; names are unique, and the same on all ranks."""
+    n = hvd.size()
+    networks = [torch.nn.Linear(2, 2, bias=False) for _ in range(2)]
+    with torch.no_grad():
+        for net in networks:
+            net.weight.copy_(torch.eye(2))
+    first, second = (torch.optim.SGD([{"params": net.parameters()}], lr=0.5) for net in networks)
+    optimizers = [hvd.DistributedOptimizer(one, op=getattr(hvd, op)) for one in (first, second)]
+    bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    optimizers[1].add_param_group({"params": [bias]})
+    names = [one._parameter_names for one in optimizers]
+    assert [list(one) for one in names] == [[networks[0].weight], [networks[1].weight, bias]]
+    every = [*names[0].values(), *names[1].values()]
+    assert len(set(every)) == 3 and all(theirs == every for theirs in hvd.allgather_object(every))
+    assert copy.deepcopy(optimizers[1])._parameter_names.keys() != names[1].keys()
+    assert [*copy.deepcopy(optimizers[1])._parameter_names.values()] == every[1:]
+    (networks[1](networks[0](torch.ones(1, 2)))).sum().backward()
+    for one in optimizers:
+        one.step()
+    factor = n if op == "Sum" else 1
+    assert all(net.weight.tolist() == (torch.eye(2) - 0.5 * factor).tolist() for net in networks)
+    named = hvd.DistributedOptimizer(first, [("w", networks[0].weight)], op=getattr(hvd, op))
+    assert named._parameter_names == {networks[0].weight: "w"}
+
+
+@pytest.mark.parametrize("op", ["Sum", "Adasum"])
+def test_two_without_names(several_ranks: Any, op: str) -> None:
+    several_ranks.run(check_two_without_names, op=op)
+
+
+def check_two_with_the_same_names() -> None:
+    """An error on all ranks while both reduce; one after the other they may."""
+    n = hvd.size()
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    inner = [torch.optim.SGD([p], lr=1.0) for p in parameters]
+    optimizers = [hvd.DistributedOptimizer(one, [("p", p)], op=hvd.Sum) for one, p in zip(inner, parameters)]
+    with pytest.raises(ValueError, match='"allreduce.p"'):
+        (parameters[0].sum() + parameters[1].sum()).backward()
+    for one in optimizers:
+        one.load_state_dict(one.state_dict())  # waits for what is in flight
+    for p, one in zip(parameters, optimizers):
+        one.zero_grad()
+        p.sum().backward()
+        one.step()
+        assert p.tolist() == [1.0 - n] * 2
+
+
+def test_two_with_the_same_names(several_ranks: Any) -> None:
+    several_ranks.run(check_two_with_the_same_names)
+
+
+def check_dropped_passes(groups: Any) -> None:
+    n = hvd.size()
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([a, b], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(
+        inner, [("a", a), ("b", b)], op=hvd.Sum, backward_passes_per_step=2, groups=groups
+    )
+    for _ in range(2):
+        for i in range(3):  # the end of an epoch leaves a pass
+            (a + b).sum().backward()
+            if i == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+    assert a.item() == b.item() == -4.0 * n
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+def test_dropped_passes(several_ranks: Any, groups: Any) -> None:
+    several_ranks.run(check_dropped_passes, groups=groups)
+
+
+def check_in_flight_in_another_job(then: str) -> None:
+    """What was in flight when the job ended is forgotten, outside of a job, too."""
+    n = hvd.size()
+    for groups in (None, 1):
+        p, q = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([p, q], lr=1.0), [("p", p), ("q", q)], op=hvd.Sum, groups=groups
+        )
+        (p.sum() + q.sum()).backward()
+        hvd.shutdown()
+        p.grad, q.grad = torch.ones(2), torch.ones(2)  # the former may have been reduced
+        if then == "outside":
+            optimizer.zero_grad()
+            optimizer.load_state_dict(optimizer.state_dict())
+        hvd.init()
+        if then == "load_state_dict":
+            optimizer.load_state_dict(optimizer.state_dict())
+        elif then == "step":
+            optimizer.step()
+        elif then == "closure":
+            assert optimizer.step(lambda: 2.0) == 2.0 * n
+        if then != "backward":
+            optimizer.zero_grad()
+        (p.sum() + q.sum()).backward()
+        optimizer.step()
+        expected = {"step": 2.0 * n, "closure": n + 1.0, "backward": 2.0 * n}.get(then, float(n))
+        assert p.tolist() == q.tolist() == [-expected] * 2
+
+
+@pytest.mark.parametrize("then", ["zero_grad", "outside", "step", "closure", "load_state_dict", "backward"])
+def test_in_flight_in_another_job(several_ranks: Any, then: str) -> None:
+    several_ranks.run(check_in_flight_in_another_job, then=then)

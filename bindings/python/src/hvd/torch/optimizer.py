@@ -176,10 +176,10 @@ class _DistributedOptimizer(Wrapper):
             self._synchronized = False
         super().zero_grad()  # they come from different calls
         raise HorovodInternalError(
-            f"hvd: rank {state.rank()} {'begins or ends a step' if outside else 'has called the closure of a step'}, while"
-            f" {int(ranks - outsiders if outside else outsiders)} of {self.process_set.size()} ranks"
-            f" {'have called theirs' if outside else 'begin or end one'}; ranks have to call their closures equally often:"
-            " give them the same parameters (hvd.broadcast_parameters) and the same options of the optimizer",
+            f"hvd: rank {state.rank()} {'begins or ends a step' if outside else 'has called the closure of a step'},"
+            f" while {int(ranks - outsiders if outside else outsiders)} of {self.process_set.size()} ranks"
+            f" {'have called theirs' if outside else 'begin or end one'}; ranks have to call their closures equally"
+            " often: give them the same parameters (hvd.broadcast_parameters) and the same options of the optimizer",
             "mismatch",
         )
 
@@ -227,7 +227,8 @@ def DistributedOptimizer(
 
     Gradients are reduced while the backward pass still runs; ``step`` waits for all.
 
-    * ``named_parameters``: ``model.named_parameters()``. With names, ranks may get their gradients in any order.
+    * ``named_parameters``: ``model.named_parameters()``. Optimizers whose gradients are reduced at the same time need
+      different names. Without names, ranks have to make their optimizers in the same order.
     * ``compression``: how gradients are compressed for sending.
     * ``backward_passes_per_step``: how many passes add to a gradient before it is reduced.
     * ``op``: Average, Sum, Adasum and so on. Adasum combines the changes that each rank's own step makes.
@@ -235,8 +236,8 @@ def DistributedOptimizer(
       after.
     * ``groups``: lists of parameters that are reduced together, or into how many such groups to divide all parameters;
       ``num_groups`` is an older form.
-    * ``sparse_as_dense``: makes sparse gradients dense before the reduction. A gradient that is sparse on some ranks and
-      dense on others is an error otherwise.
+    * ``sparse_as_dense``: makes sparse gradients dense before the reduction. A gradient that is sparse on some ranks
+      and dense on others is an error otherwise.
     * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, or on a GPU in memory that
       NCCL has registered. They are reduced there, and not copied as long as they stay there: call
       ``zero_grad(set_to_none=False)``. A warning is given, once, where a gradient cannot lie there or was removed
@@ -274,7 +275,7 @@ def DistributedOptimizer(
     settings = {
         "_compression": compression, "backward_passes_per_step": backward_passes_per_step, "op": op,
         "gradient_predivide_factor": gradient_predivide_factor, "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
+        "process_set": process_set, "_hvd_number": None,
     }
     return _wrap(optimizer, named, settings, groups, size > 1, gradient_as_bucket_view)
 

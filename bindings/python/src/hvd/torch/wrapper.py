@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -11,6 +12,11 @@ from hvd.core.compression import Compressor
 from hvd.core.metrics import mark_step_of_optimizer
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import ReduceOp
+
+
+# Process set -> how many optimizers of it have made up names. Over several jobs: an optimizer of an earlier one may be
+# used in the next.
+_made_up: Counter[int | None] = Counter()
 
 
 def _of_inner(name: str, what: str) -> Any:
@@ -42,6 +48,7 @@ class Wrapper(torch.optim.Optimizer):
     sparse_as_dense: bool
     process_set: ProcessSet
     _compression: type[Compressor]
+    _hvd_number: int | None = None  # distinguishes names that were made up; copies, which take turns, share it
 
     def _hvd_wrap(
         self, inner: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], settings: dict[str, Any],
@@ -57,14 +64,32 @@ class Wrapper(torch.optim.Optimizer):
         self._hvd_settings = tuple(settings)
         self.__dict__.update(settings)
         self._hvd_names = {id(p): name for name, p in named}
+        list(self._all_parameters())  # makes up names now: ranks make their optimizers in the same order
+
+    def _all_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        everything = [p for group in self.param_groups for p in group["params"]]
+        for i, p in enumerate(everything):
+            name = self._hvd_names.get(id(p))
+            if not name:
+                if self._hvd_number is None:
+                    self._hvd_number = _made_up[self.process_set.process_set_id]
+                    _made_up[self.process_set.process_set_id] += 1
+                # With its prefix "allreduce.allreduce.noname.0.0": not "allreduce.noname.1", the first without a name.
+                name = f"allreduce.noname.{self._hvd_number}.{i}"
+            yield name, p
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names of all parameters, the same on all ranks. Programs written for Horovod read it."""
+        return {p: name for name, p in self._all_parameters()}
 
     def _hvd_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that have gradients now, with names that are the same on all ranks."""
-        everything = [p for group in self.param_groups for p in group["params"]]
-        for i, p in enumerate(everything):
-            if p.requires_grad:
-                # With its prefix "allreduce.allreduce.noname.0": not "allreduce.noname.1", the first without a name.
-                yield self._hvd_names.get(id(p)) or f"allreduce.noname.{i}", p
+        return ((name, p) for name, p in self._all_parameters() if p.requires_grad)
+
+    def _hvd_name(self, what: str) -> str:
+        """The name of an operation that ranks do between the reductions of gradients."""
+        return f"{next(self._all_parameters())[0]}.hvd_{what}"
 
     def _hvd_stepped(self) -> None:
         """Marks the inner optimizer as stepped, or its scheduler would warn, and the end of the step before."""
