@@ -36,6 +36,7 @@ def rank(engine: dict[str, list[float]], **tables: dict[str, list[float]]) -> di
     }
 
 
+@pytest.mark.alone  # it measures, with a deadline
 def test_all_of_it(bench: ModuleType, tmp_path: Path) -> None:
     """Two ranks train tiny models in all ways that are there, to the same bits; calls and imports are timed."""
     done = PROGRAM.run("--tiny", "--rounds", 3, "--warmup", 1, "--output", tmp_path)

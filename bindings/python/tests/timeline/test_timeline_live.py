@@ -211,6 +211,7 @@ def test_ctrl_c_and_a_launcher_that_is_killed(tmp_path: Path) -> None:
     until(run.gone)
 
 
+@pytest.mark.alone  # the job ends some seconds after it has begun
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     run = Run(tmp_path, program=("80", "0.03"))
     until(lambda: api(run.address, "answers")["operations"] > 0)

@@ -137,6 +137,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.alone
 def test_new_events_show_within_two_seconds(driver: Any, tmp_path: Path) -> None:
     writer = Writer(tmp_path / "job.json")
     with serving(tmp_path) as address:
