@@ -48,7 +48,7 @@ def _version_raiser() -> Callable[[Sequence[torch.Tensor]], None]:
     pass that needs what they were raises RuntimeError. Tensors of the inference mode have no counter.
     """
     of_graph: Any = torch.autograd.graph
-    of_several = getattr(of_graph, "increment_version", _write_nothing)
+    of_several: Any = getattr(of_graph, "increment_version", _write_nothing)
     try:
         of_several([torch.empty(0, device="cpu")])
         return cast(Callable[[Sequence[torch.Tensor]], None], of_several)

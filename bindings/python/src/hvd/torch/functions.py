@@ -36,7 +36,7 @@ def broadcast_parameters(
     named: Named
     if isinstance(params, dict):
         # By their text: keys of several types have no order of their own.
-        named = sorted(((str(key), p) for key, p in params.items() if isinstance(p, torch.Tensor)), key=lambda n: n[0])
+        named = sorted(((str(key), p) for key, p in params.items() if isinstance(p, torch.Tensor)), key=lambda n: n[0] or "")
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [p if isinstance(p, tuple) else (None, p) for p in params]
         for _, p in named:
