@@ -783,8 +783,9 @@ def test_exit(how: str) -> None:
         assert not [name for p in processes for name in os.listdir("/dev/shm") if name.startswith(f"torch_{p}_")]
 
 
-def check_long_limits(r: int, n: int) -> None:
-    """Nanoseconds in 64 bits end after 292 years; that is no limit and not one that is over."""
+def check_long_limits() -> None:
+    """Nanoseconds in 64 bits end after 292 years; a longer limit is none, and not one that is over."""
+    r, n = place()
     for limit in (timedelta(days=110_000), timedelta.max):
         group = dist.new_group(list(range(n)), backend="hvd", timeout=limit)
         x = torch.full((3,), float(r))
