@@ -68,7 +68,7 @@ inline copy_choice choose_copy(dtype from, dtype to, bool scales) {
 /// copy_parameters::most. A part with more tiles than a grid can have is divided among launches.
 template <class Launch>
 void plan_copies(std::span<const device_part> parts, copy_choice choice, copy_parameters& p, const Launch& launch,
-                 std::uint32_t most_tiles = std::numeric_limits<std::int32_t>::max()) {
+                 std::uint32_t most_tiles = std::uint32_t{std::numeric_limits<std::int32_t>::max()}) {
   const copy_kernel& which = copy_kernels[choice.kernel];
   std::uint32_t tiles = 0;
   p.parts = 0;

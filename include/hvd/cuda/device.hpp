@@ -19,6 +19,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
+inline cu_pointer to_device(const void* address) noexcept { return reinterpret_cast<std::uintptr_t>(address); }
+
 /// A GPU and its primary context, which this object retains: the context that the CUDA runtime and PyTorch use too.
 class cuda_device {
  public:
@@ -78,7 +80,7 @@ class cuda_device {
 
   /// The GPU whose memory an address is; -1 for memory of the host. Errors: system, for a driver that has failed.
   [[nodiscard]] int owner_of(const void* address) const {
-    const auto pointer = static_cast<cu_pointer>(reinterpret_cast<std::uintptr_t>(address));
+    const cu_pointer pointer = to_device(address);
     unsigned type = 0;
     int ordinal = -1;
     const cu_result code = driver_.pointer_attribute(&type, cu_pointer_memory_type, pointer);
@@ -96,10 +98,6 @@ class cuda_device {
   std::string uuid_, pci_;
   cu_context context_ = nullptr;
 };
-
-inline cu_pointer to_device(const void* address) noexcept {
-  return static_cast<cu_pointer>(reinterpret_cast<std::uintptr_t>(address));
-}
 
 /// A stream of its own, which does not wait for the default stream. Made and destroyed within a scope of its device.
 class cuda_stream {
@@ -204,7 +202,7 @@ inline std::shared_ptr<std::byte> cuda_memory(std::shared_ptr<cuda_device> devic
                                  " are free; lower the fusion threshold (HOROVOD_FUSION_THRESHOLD) or the batch size"});
   }
   driver.check(code, "cuMemAlloc");
-  return {reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address)), [device](std::byte* p) {
+  return {reinterpret_cast<std::byte*>(address), [device](std::byte* p) {
             try {
               const cuda_device::scope scope(*device);
               device->driver().free(to_device(p));
