@@ -102,6 +102,33 @@ def test_state(keras_ranks: Any) -> None:
     keras_ranks.run(check_state)
 
 
+def check_types_of_state(kind: str) -> None:
+    """Values and types are those of rank 0, and come back bit for bit."""
+    r = hvd.rank()
+    keras.utils.set_random_seed(r)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, dtype=kind)])
+    optimizer = keras.optimizers.Adam(0.1)
+    state = hvd.elastic.KerasState(model, optimizer)
+    for _ in range(r + 1):
+        optimizer.apply([keras.ops.ones_like(v) / 3 for v in model.trainable_variables])
+    kept = [*model.weights, *optimizer.variables]
+    types = [v.dtype for v in kept]
+    first = hvd.broadcast_object([keras.ops.convert_to_numpy(keras.ops.cast(v, "float64")) for v in kept], 0)
+    state.sync()
+    for again in (False, True):
+        if again:
+            optimizer.apply([keras.ops.ones_like(v) for v in model.trainable_variables])
+            state.restore()
+        mine = [keras.ops.convert_to_numpy(keras.ops.cast(v, "float64")) for v in kept]
+        assert all(np.array_equal(a, b) for a, b in zip(mine, first)) and [v.dtype for v in kept] == types
+    assert types[0] == kind
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_types_of_state(several_keras_ranks: Any, kind: str) -> None:
+    several_keras_ranks.run(check_types_of_state, kind=kind)
+
+
 def check_tensorflow_state(session: bool) -> None:
     import tensorflow as tf
 

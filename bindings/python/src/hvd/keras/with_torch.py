@@ -28,8 +28,9 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
 
 
 def array(variable: Any) -> npt.NDArray[Any]:
-    """A copy of the values of one of Keras's variables."""
-    return np.array(variable.value.detach().cpu())
+    """A copy of the values of one of Keras's variables; of bfloat16, which NumPy does not have, in float32."""
+    values = variable.value.detach().cpu()
+    return np.array(values.float() if values.dtype is torch.bfloat16 else values)
 
 
 def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
