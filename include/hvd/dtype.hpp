@@ -228,9 +228,9 @@ inline constexpr dtype dtype_of<decltype(0.0bf16)> = dtype::bfloat16;
 /// another rank; no array and no class with a const member, because elements are assigned; not volatile, because they
 /// are copied by memcpy.
 template <class T>
-concept Element =
-    std::is_object_v<T> && std::is_trivially_copyable_v<T> && std::is_move_assignable_v<T> && !std::is_array_v<T> &&
-    !std::is_pointer_v<T> && !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> && !std::is_volatile_v<T>;
+concept Element = std::is_object_v<T> && std::is_trivially_copyable_v<T> &&
+                  std::is_move_assignable_v<std::remove_const_t<T>> && !std::is_array_v<T> && !std::is_pointer_v<T> &&
+                  !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> && !std::is_volatile_v<T>;
 
 }  // namespace hvd::inline HVD_ABI
 
