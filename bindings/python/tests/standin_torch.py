@@ -53,6 +53,7 @@ class _Storage:
             self.address, self.owner = foreign
         raw = (ctypes.c_uint8 * max(size, 1)).from_address(gpu().host(self.address))
         self.host = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()  # for works
+        self._cdata = id(self)
 
     def resizable(self) -> bool:
         """As PyTorch's."""
@@ -489,6 +490,16 @@ def _set_device(device: Any) -> None:
     _device = _index(device)
 
 
+@contextmanager
+def _on_device(device: Any) -> Iterator[None]:
+    before = _device
+    _set_device(device)
+    try:
+        yield
+    finally:
+        _set_device(before)
+
+
 def _from_dlpack(producer: Any, **options: Any) -> torch.Tensor:
     if isinstance(producer, torch.Tensor) or producer.__dlpack_device__()[0] != 2:
         return _real_from_dlpack(producer, **options)
@@ -513,7 +524,7 @@ def install() -> None:
     cuda.device_count = lambda: gpu().devices
     cuda.current_device = lambda: _device
     cuda.get_device_capability = lambda device=None: (8, 0)
-    cuda.set_device = _set_device
+    cuda.set_device, cuda.device = _set_device, _on_device
     cuda.current_stream = _current_stream
     cuda.default_stream = lambda device=None: Stream(_index(device), handle=0)
     cuda.stream = _stream

@@ -37,22 +37,22 @@ def test_options(features: Ranks, name: str) -> None:
     features.run(check_options, name=name)
 
 
-def check_join(divide: bool) -> None:
+def check_join_of_ranks_that_are_left(divide: bool) -> None:
     """Ranks end after different numbers of steps."""
 
     def program() -> Any:
         model = DDP(network())
         with Join([model], divide_by_initial_world_size=divide):
-            for _ in range(2 + place()[0]):
-                model(batch()[0]).sum().backward()
+            for step in range(2 + place()[0]):
+                model(batch(step)[0]).sum().backward()
         return weights(model), [p.grad for p in model.parameters()]
 
     both(program)
 
 
 @pytest.mark.parametrize("divide", [False, True])
-def test_join(features: Ranks, divide: bool) -> None:
-    features.run(check_join, divide=divide)
+def test_join_of_ranks_that_are_left(features: Ranks, divide: bool) -> None:
+    features.run(check_join_of_ranks_that_are_left, divide=divide)
 
 
 class Branches(nn.Module):

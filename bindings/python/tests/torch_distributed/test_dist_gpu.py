@@ -18,6 +18,7 @@ pytest.importorskip("torch.distributed")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
 from dist_ranks import Ranks, folder, join, place, same  # noqa: E402
 from standin_gpu import WHERE, find_libraries  # noqa: E402
 from test_dist_starts import free_port, mpiexec, on_hosts, run  # noqa: E402
@@ -548,6 +549,22 @@ def check_futures() -> None:
         swapped = torch.empty(size, device=device)
         work = dist.all_to_all_single(swapped, torch.full((size,), float(rank), device=device), async_op=True)
         assert work.get_future().wait()[0].tolist() == [float(r) for r in range(size)]
+
+
+def check_registered_works() -> None:
+    """Those of GPUs are in PyTorch's registry; ``wait_tensor`` itself does not know the stand-in's tensors."""
+    device = begin()
+    entries: Any = torch._C._distributed_c10d._get_work_registry_size
+    with NoMistakes(), functional.allow_inflight_collective_as_graph_input_ctx():
+        before, x = entries(), torch.ones(10, device=device)
+        work = dist.all_reduce(x, async_op=True)
+        assert entries() == before + 1
+        work.wait()
+        assert x.tolist() == [float(place()[1])] * 10
+
+
+def test_registered_works(two_gpus: Ranks) -> None:
+    two_gpus.run(check_registered_works)
 
 
 def test_futures(gpu_ranks: Ranks) -> None:

@@ -22,6 +22,9 @@ pytest.importorskip("torch.distributed")
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from dist_ranks import Ranks, join, place, same  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+import hvd.torch.distributed  # noqa: E402
 
 
 def usable(group: Any = None) -> None:
@@ -206,6 +209,15 @@ def check_other_devices() -> None:
                 lambda: dist.all_to_all_single(torch.ones(n, device="meta"), one),
                 lambda: dist.all_gather([torch.ones(n, device="meta") for _ in range(n)], one),
             )  # fmt: skip
+    with FakeTensorMode():
+        fake, fakes = torch.ones(n), [torch.ones(n) for _ in range(n)]
+        refused(
+            "hvd: the tensor is a FakeTensor, which has no memory; allowed: ", lambda: dist.all_reduce(fake),
+            lambda: dist.all_reduce(torch.ones(2000)), lambda: dist.all_reduce(torch.ones(5, 5)[:, 0]),
+            lambda: hvd.torch.distributed.inference_all_reduce(fake), lambda: dist.broadcast(fake, 0, async_op=True),
+            lambda: dist.all_gather(fakes, fake), lambda: dist.all_to_all(fakes, fakes),
+            lambda: dist.group.WORLD.send([fake], 0, 0), lambda: dist.group.WORLD.recv([fake], 0, 0),
+        )  # fmt: skip
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
         words = r"hvd: all_reduce: sparse tensors can be summed, and .* was asked"
         refused(words, lambda: dist.all_reduce(torch.eye(n).to_sparse(), op))

@@ -69,6 +69,8 @@ class Collectives(Operations):
             if may_share and asynchronous and finish is None:
                 descriptor = storages.descriptor(tensor)
             address = storages.address(target) if storages.known else target.data_ptr()
+        if not address:
+            flat.without_memory(target)
         self._sequence += 1
         try:
             if not asynchronous:
@@ -281,7 +283,7 @@ class Collectives(Operations):
         gathered, finish = flat.gathering(targets, source)
         unit = source.itemsize
         return self._start(
-            "all_to_all", _ALLTOALL, source.data_ptr(), gathered.data_ptr(), 0, _BYTES, (targets,), (source, gathered),
+            "all_to_all", _ALLTOALL, self._address(source), self._address(gathered), 0, _BYTES, (targets,), (source, gathered),
             goes_on(opts), finish, send=[t.nbytes for t in sources],
             recv=[t.numel() * unit for t in targets],
         )  # fmt: skip

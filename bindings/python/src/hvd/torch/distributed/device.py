@@ -25,7 +25,7 @@ from hvd.core.native import interruptible
 from hvd.core.reduce_op import Average, Max, Min, Product, ReduceOp, Sum
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import OPS, current_stream
-from hvd.torch.distributed import flat
+from hvd.torch.distributed import flat, registry
 from hvd.torch.distributed.device_work import DEVICE_WORK, DeviceWork
 from hvd.torch.distributed.operations import Operations
 from hvd.torch.distributed.reductions import number_of
@@ -189,6 +189,8 @@ class Device:
         if not asynchronous:
             work.wait()
             return None
+        if registry.is_used():
+            registry.add(work, results)
         if group._coalesced is not None:
             group._coalesced.append(work)
         return work
@@ -335,10 +337,9 @@ class Device:
                     raise HorovodInternalError(f"rank {rank} sends {found} bytes, not {expected}", "mismatch", rank)
             if total != 0:
                 data = dlpack.from_dlpack(handle.output(0, place[0])[0].array())
-                with torch.inference_mode():
-                    for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
-                        if target.numel() != 0:
-                            target.copy_(part.view(target.dtype).view(target.shape))
+                for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
+                    if target.numel() != 0:
+                        flat.store(part.view(target.dtype).view(target.shape), target)
             size = max(total, _LEAST_KEPT)
             self._kept.append((torch.cuda.current_stream(place[0]).record_event(), handle, size))
             self._kept_bytes += size

@@ -14,6 +14,7 @@ from hvd import _core
 from hvd.core.adapter import Stream
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.distributed.held_work import WORK, HeldWork
+from hvd.torch.distributed.modes import Modes
 from hvd.torch.distributed.work import Callers, Work
 
 
@@ -67,20 +68,25 @@ class DeviceWork(Work):
             stream = torch.cuda.current_stream(self._device)
             if self._called_on is None:
                 self._make_wait(stream)
-                return True
-            with self._lock:
-                if self._finish is not None:
-                    self._make_wait(self._called_on)
-                    with torch.cuda.stream(self._called_on):
-                        self._finish()
-                    self._finished = self._called_on.record_event()
-                    self._finish = None
-            stream.wait_event(self._finished)
-            return True
+            else:
+                self._finish_on(stream)
         except HorovodInternalError as e:
             self._problem = self._problem_of(e, self._what)
             raise self._problem from e
+        if self._entries:
+            self._entries.remove()
+        return True
 
+    def _finish_on(self, stream: Any) -> None:
+        """Copies if that is still to do, and makes the stream wait for it."""
+        with self._lock:
+            if self._finish is not None:
+                self._make_wait(self._called_on)
+                with torch.cuda.stream(self._called_on):
+                    self._finish()
+                self._finished = self._called_on.record_event()
+                self._finish = None
+        stream.wait_event(self._finished)
     def _make_wait(self, stream: Any) -> None:
         for one in self._handles:
             one.make_stream_wait(self._device, stream.cuda_stream)
@@ -156,8 +162,10 @@ def _future_of(work: DeviceWork) -> Any:
             work._await_queued(None)
         except Exception:  # `outcome` raises it again
             pass
-        started.set_result(None)
+        with torch.cuda.device(work._device):
+            run(started.set_result, None)
 
+    run = Modes().run
     future = started.then(outcome)
     _waiters.call(start)
     return future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +51,16 @@ def packed(tensor: Tensor, what: str) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def without_memory(tensor: Tensor) -> int:
+    """The address of a tensor that PyTorch gives none: 0. Raises ValueError if the tensor has elements all the same."""
+    if tensor.numel() == 0:
+        return 0
+    raise ValueError(
+        f"hvd: the tensor is a {type(tensor).__name__}, which has no memory; allowed: tensors with data (for dry runs with"
+        ' FakeTensorMode use backend "fake")'
+    )
+
+
 def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[Tensor, int, int]:
     """A contiguous tensor for a reduction, the number of its type, and how many numbers it has. ``copy``: one of its
     own, unless the tensor is contiguous and of a type that hvd reduces.
@@ -66,16 +77,19 @@ def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[T
     )
 
 
+def store(source: Tensor, target: Tensor) -> None:
+    """Copies a result to its place, in whatever mode the waiting thread is."""
+    # Tensors of inference mode can be written in that mode only, and subclasses of tensors have no views in it.
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        target.copy_(source)
+
+
 def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
     """What stores a result in the tensor that it is for; None where it is there already."""
     if source is target:
         return None
 
-    def finish() -> None:
-        with torch.inference_mode():
-            target.copy_(source)
-
-    return finish
+    return functools.partial(store, source, target)
 
 
 def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0) -> Tensor:
@@ -87,7 +101,9 @@ def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0
         all = torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
         apart = output is None or not _overlap(all, output) or output.data_ptr() == tensors[own].data_ptr()
         return all if apart else all.clone()
-    return torch.cat([packed(t, "a list").reshape(-1) for t in tensors])
+    parts = [packed(t, "a list").reshape(-1) for t in tensors]
+    with torch.autocast(parts[0].device.type, enabled=False):  # in which `cat` takes some types only
+        return torch.cat(parts)
 
 
 def gathering(
@@ -108,9 +124,8 @@ def gathering(
     made = torch.empty(total, dtype=like.dtype, device=like.device)
 
     def finish() -> None:
-        with torch.inference_mode():
-            for target, part in zip(targets, torch.split(made, [t.numel() for t in targets])):
-                target.copy_(part.view(target.shape))
+        for target, part in zip(targets, torch.split(made, [t.numel() for t in targets])):
+            store(part.view(target.shape), target)
 
     return made, finish
 

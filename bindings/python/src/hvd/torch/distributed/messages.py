@@ -27,9 +27,10 @@ class Messages(Operations):
                 raise ValueError(f"hvd: {what}: messages are for tensors on the CPU: pass x.cpu(), and copy what comes")
             packed = flat.packed(tensor, what)
             finish = None if sends else flat.copying_back(packed, tensor)
+        address = packed.data_ptr() or flat.without_memory(packed)
         try:
             pending = self._group.post(
-                sends, packed.data_ptr(), packed.nbytes, peer, tag, seconds, packed, at_once
+                sends, address, packed.nbytes, peer, tag, seconds, packed, at_once
             )
         except HorovodInternalError as e:
             raise self.problem(e, what) from e

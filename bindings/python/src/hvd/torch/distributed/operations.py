@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hvd import _core
 from hvd.exceptions import HorovodInternalError
-from hvd.torch.distributed import errors
+from hvd.torch.distributed import errors, flat, registry
 from hvd.torch.distributed.held_work import WORK
 from hvd.torch.distributed.meeting import meet
 from hvd.torch.distributed.storages import LEAST_SHARED, Storages
@@ -56,13 +56,17 @@ class Operations:
 
     def _address(self, tensor: Tensor) -> int:
         if self._storages.known and tensor.nbytes >= LEAST_SHARED:
-            return self._storages.address(tensor)
-        return tensor.data_ptr()
+            address = self._storages.address(tensor)
+        else:
+            address = tensor.data_ptr()
+        return address or flat.without_memory(tensor)
 
     def _work(
         self, what: str, pending: Sequence[_core.Pending], results: Sequence[Any], finish: Callable[[], None] | None
     ) -> Work:
         work = WORK(self.problem, what, pending, results, finish)
+        if registry.is_used():
+            registry.add(work, results)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch.distributed import distributed_c10d
 from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
-from hvd.torch.distributed.work import for_cpp
 
 _of_pytorch: Any = distributed_c10d.monitored_barrier
 _kernels: Any = torch.library
 _library = _kernels.Library("_c10d_functional", "IMPL")
 _set_handle_of_pytorch: Any = c10d.Reducer._set_forward_pass_work_handle
+_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of reducers
 _shutdown_of_pytorch: Any = getattr(distributed_c10d, "_shutdown_backend", None)
 
 
@@ -48,15 +49,17 @@ def _all_gather_into(input: torch.Tensor, size: int, name: str, *, out: torch.Te
     work = group.all_gather_single(out, input)
     assert work is not None
     if hasattr(c10d, "_register_work"):
-        c10d._register_work(out, for_cpp(work))
+        c10d._register_work(out, work)
     else:
         work.wait()
     return out
 
 
 def _set_forward_pass_work_handle(reducer: Any, work: Any, divide_by_initial_world_size: bool) -> None:
-    # DDP's reducer waits for it in the backward pass, when Python has forgotten it.
-    _set_handle_of_pytorch(reducer, for_cpp(work), divide_by_initial_world_size)
+    # DDP's reducer waits for it in the backward pass, when Python has forgotten it. What C++ then holds could not wait: the
+    # one place of PyTorch where that is so.
+    _handles[reducer] = work
+    _set_handle_of_pytorch(reducer, work, divide_by_initial_world_size)
 
 
 def _shutdown_backend(group: Any) -> None:

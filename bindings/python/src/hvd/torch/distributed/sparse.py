@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvd.torch.distributed.flat import store
 from hvd.torch.distributed.reductions import AVERAGE, adds, name_of, number_of
 
 Tensor = torch.Tensor
@@ -25,12 +26,13 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     values = [torch.empty((int(n), *mine.values().shape[1:]), dtype=mine.dtype, device="cpu") for n in counts]
     gather(indices, mine.indices())
     gather(values, mine.values())
-    total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape, device="cpu").coalesce()
+    with torch.autocast("cpu", enabled=False):  # in which `cat` takes some types only
+        joined = torch.cat(indices, 1), torch.cat(values)
+    total = torch.sparse_coo_tensor(*joined, tensor.shape, device="cpu").coalesce()
     number, factor = number_of(op)
     if number == AVERAGE:
         whole = not (tensor.is_floating_point() or tensor.is_complex())
         total = torch.div(total, size, rounding_mode="trunc" if whole else None)
     elif factor != 1:
         total = total * factor
-    with torch.inference_mode():
-        tensor.copy_(total)
+    store(total, tensor)

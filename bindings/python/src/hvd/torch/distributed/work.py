@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -14,14 +14,10 @@ import torch
 
 from hvd import _core
 from hvd.exceptions import HorovodInternalError
-
+from hvd.torch.distributed.modes import Modes
 
 _NO_LIMIT = timedelta(0)
-_c10d: Any = torch._C._distributed_c10d
 _Base: Any = torch.distributed.Work
-# Whether to register works for `wait_tensor`, as programs ask for that begin a collective outside a compiled function and
-# wait for it inside. Never in versions of PyTorch that do not know it.
-_registers: Callable[[], bool] = getattr(_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
 
 
 class Work(_Base):  # type: ignore[misc]
@@ -48,16 +44,12 @@ class Work(_Base):  # type: ignore[misc]
         self._finish = finish
         if finish is not None:
             self._lock = threading.Lock()
-        if _registers():
-            self._registered = list(_tensors_of(results))
-            for tensor in self._registered:
-                _c10d._register_work(tensor, for_cpp(self))
 
     # What most works never have is set where it is needed: a work is made for each small operation.
     _lock: Any = threading.Lock()  # held while `finish` runs
     _problem: BaseException | None = None
     _future: Any = None
-    _registered: Sequence[torch.Tensor] = ()
+    _entries: Any = None  # in PyTorch's registry of works: see `registry`
 
     def _complete(self, limit: float | None) -> bool:
         """Waits; False where it is not done after ``limit`` seconds. Raises what it ended with."""
@@ -73,20 +65,14 @@ class Work(_Base):  # type: ignore[misc]
                 if self._finish is not None:
                     self._finish()
                     self._finish = None
+        if self._entries:
+            self._entries.remove()
         return True
-
-    def _unregister(self) -> None:
-        """After the program itself has waited: nobody else will."""
-        tensors, self._registered = self._registered, ()
-        for tensor in tensors:
-            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Returns True when the results are there. Raises DistBackendError where the operation failed, and where it is
         not done after ``timeout``; the operation goes on then.
         """
-        if self._registered:
-            self._unregister()
         if not timeout:
             return self._complete(None)
         seconds = timeout.total_seconds()
@@ -97,6 +83,11 @@ class Work(_Base):  # type: ignore[misc]
         return True
 
     synchronize = wait
+
+    def boxed(self) -> Any:
+        """A ``torch.ScriptObject`` for C++. It is waited for as this is, which it keeps alive."""
+        made = getattr(torch._C._distributed_c10d, "PythonCallbackWork", None)
+        return super().boxed() if made is None else made(self.wait).boxed()
 
     def is_completed(self) -> bool:
         """Whether it has ended, successfully or not."""
@@ -127,8 +118,8 @@ class Work(_Base):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the list of tensors. Its callbacks run in threads of their own and may wait for
-        other operations.
+        """A ``torch.futures.Future`` of the list of tensors. Its callbacks run in threads of their own, in the modes of the
+        thread that calls this (such as ``inference_mode``), and may wait for other operations.
         """
         asked_by_cpp = sys._getframe(1).f_code.co_name == "_engine_run_backward"
         if asked_by_cpp and self._what == "all_reduce" and self._results[0].dtype is torch.float16:
@@ -140,21 +131,6 @@ class Work(_Base):  # type: ignore[misc]
             if self._future is None:
                 self._future = _future_of(self)
             return self._future
-
-
-def for_cpp(work: Any) -> Any:
-    """The work in a form that C++ may keep, which waits for its future. A ``Work`` loses its part in Python when Python
-    has forgotten it, and the part in C++ then never completes.
-    """
-    return _c10d._create_work_from_future(work.get_future()) if isinstance(work, Work) else work
-
-
-def _tensors_of(results: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for one in results:
-        if isinstance(one, torch.Tensor):
-            yield one
-        else:
-            yield from _tensors_of(one)
 
 
 def _future_of(work: Work) -> Any:
@@ -173,9 +149,10 @@ def _future_of(work: Work) -> Any:
 
     def one_has_ended() -> None:
         if next(left) == 0:
-            started.set_result(None)
+            run(started.set_result, None)
 
     _callers.start()
+    run = Modes().run
     for one in work._pending:
         one.then(one_has_ended)
     return future
