@@ -333,7 +333,7 @@ def test_without_a_driver_a_tensor_on_a_gpu_is_refused(tmp_path: Path) -> None:
         "hvd.init()\n"
         "from hvd.core import state\n"
         "try:\n"
-        "    state.current_job().submit(None, _core.operations['allreduce'], 'x',"
+        "    state.current_job().submit(type('Pending', (), {})(), _core.operations['allreduce'], 'x',"
         " [(4096, 4096, _core.dtypes['float32'], (1,), None, 0, 0)], 1, 1.0, 1.0, -1, 0, 0, 0, (), True, None)\n"
         "except ValueError as e:\n"
         "    print(e)\n"

@@ -26,7 +26,6 @@ from hvd.remote.program import check_arguments, worker_environment, write_progra
 from hvd.remote.results import from_host, results_of
 
 
-@above_streams()
 def call_on_ranks(
     np: int,
     call: functools.partial[Any],
@@ -47,7 +46,7 @@ def call_on_ranks(
     check_arguments(call)
     if not python and not sys.executable:
         raise RuntimeError("sys.executable is empty, so no process can be started: set it to the path of Python")
-    with contextlib.ExitStack() as stack:
+    with above_streams(), contextlib.ExitStack() as stack:
         program = stack.enter_context(file_in_memory("hvd-program"))
         results = [stack.enter_context(file_in_memory(f"hvd-result-{rank}")) for rank in range(np)]
         write_program(program, call, np, every)
@@ -71,7 +70,6 @@ def call_on_ranks(
         return results_of(results, failed, every)
 
 
-@above_streams()
 def call_on_hosts(
     call: functools.partial[Any],
     python: Sequence[str],
@@ -91,7 +89,7 @@ def call_on_hosts(
     printer = LinePrinter()
     results = Results()
     failed = None
-    with file_in_memory("hvd-program") as stdin:
+    with above_streams(), file_in_memory("hvd-program") as stdin:
         stdin.write(b"%d\n" % program.tell() + program.getbuffer())
         stdin.seek(0)
         try:

@@ -226,7 +226,6 @@ def _without_spark_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-@above_streams()
 def call_on_tasks(
     call: functools.partial[Any],
     np: int | None,
@@ -259,17 +258,18 @@ def call_on_tasks(
         session, call, np, every=every, on_line=on_line, on_message=on_message, env=env, start_timeout=seconds,
         level=level,
     )  # fmt: skip
-    for attempt in range(retries + 1):
-        try:
-            return task_call.run()
-        except TaskLost as error:
-            if not error.again or attempt == retries:
-                raise
-            again = f"the job is started again (retry {attempt + 1} of {retries})"
-            on_message(f"hvd.spark: {error.sentence}; {again}")
-            if context is not None:
-                sessions.check_slots(context, np, seconds, again=True)
-    raise AssertionError("unreachable")
+    with above_streams():
+        for attempt in range(retries + 1):
+            try:
+                return task_call.run()
+            except TaskLost as error:
+                if not error.again or attempt == retries:
+                    raise
+                again = f"the job is started again (retry {attempt + 1} of {retries})"
+                on_message(f"hvd.spark: {error.sentence}; {again}")
+                if context is not None:
+                    sessions.check_slots(context, np, seconds, again=True)
+        raise AssertionError("unreachable")
 
 
 def _retries() -> int:
