@@ -73,8 +73,8 @@ class ShmTransport : public detail::peer_communicator {
     const config c = config::from_environment();
     detail::refuse_nameless(c);
     // Once in a process.
-    static const std::string warning = detail::lone_rank_warning(c, detail::variable_of_environment);
-    static const int printed = warning.empty() ? 0 : std::fprintf(stderr, "hvd: warning: %s\n", warning.c_str());
+    static const std::string text = detail::lone_rank_warning(c, detail::variable_of_environment);
+    static const int printed = text.empty() ? 0 : std::fprintf(stderr, "hvd: warning: %s\n", text.c_str());
     static_cast<void>(printed);
     if (c.launcher == "none" && !c.job.empty()) {
       detail::fail(error_kind::invalid_argument,
