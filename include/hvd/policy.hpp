@@ -49,8 +49,8 @@ struct memory_policy {
   std::string directory = detail::from_variable("HVD_SHM_DIR", std::string("/dev/shm"), parse_directory);
 };
 
-/// When to give up. A limit that is infinite, or more than a hundred years, is none; a negative one, or what is not a
-/// number, is an error (invalid_argument) where a group is made.
+/// When to give up. Infinity, or more than a hundred years, means no limit; a negative limit, or NaN, is an error
+/// (invalid_argument) when the group is made.
 struct failure_policy {
   using seconds = std::chrono::duration<double>;
   /// For every wait inside an operation; 0 waits as long as all peers live.

@@ -8,8 +8,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The time at which a wait ends that begins now. A limit of more than a hundred years, or an infinite one, is none:
-/// nanoseconds in 64 bits end after 292 years.
+/// The end of a wait that begins now. Limits above a hundred years, and infinity, mean no limit: nanoseconds in 64 bits
+/// end after 292 years.
 inline std::chrono::steady_clock::time_point deadline_after(std::chrono::duration<double> limit) noexcept {
   using clock = std::chrono::steady_clock;
   if (!(limit < std::chrono::hours(24 * 36525))) return clock::time_point::max();

@@ -17,7 +17,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// The lowest number of a descriptor that no program uses for standard input, output or error.
 inline constexpr int first_own_descriptor = 3;
 
-/// Another descriptor of the same open file; -1, with errno, if there is none.
+/// A new descriptor for the same open file, or -1 with errno.
 inline int duplicate_descriptor(int fd) noexcept { return ::fcntl(fd, F_DUPFD_CLOEXEC, first_own_descriptor); }
 
 /// open(2) with O_CLOEXEC: a descriptor, or -1 with errno.

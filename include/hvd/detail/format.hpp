@@ -152,7 +152,7 @@ struct half_format {
 
  private:
 #if defined(__x86_64__) && (!defined(__clang__) || defined(__FLT16_MANT_DIG__))
-  static constexpr bool by_instruction(int bytes) { return bytes >= 32; }
+  static constexpr bool by_instruction(std::size_t bytes) { return bytes >= 32; }
 
   template <std::size_t Bytes>
   [[gnu::always_inline]] static void load_by_instruction(const std::byte* from, vec_t<float, Bytes>& v) noexcept {
@@ -177,7 +177,7 @@ struct half_format {
     put(to, halves);
   }
 #else
-  static constexpr bool by_instruction(int) { return false; }
+  static constexpr bool by_instruction(std::size_t) { return false; }
 #endif
 
   template <std::size_t Bytes>

@@ -118,8 +118,8 @@ class negotiation {
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool joined() const noexcept { return joined_ != 0; }
 
-  /// Of one name the other ranks see the oldest submission; the next one follows when that has been taken. So the n-th
-  /// of a rank runs with the n-th of the others.
+  /// Other ranks see the oldest submission of a name; the next one follows when that has been taken. So the n-th of a
+  /// rank runs with the n-th of the others.
   void add(std::shared_ptr<submission> s) {
     const auto [place, first] = pending_.try_emplace(s->what.name, s);
     if (!first) {

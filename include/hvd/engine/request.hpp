@@ -256,8 +256,8 @@ class handle {
 
   /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
   /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
-  /// the operation stays in flight. A limit that is negative is over at once; an infinite one, or one of more than a
-  /// hundred years, is no limit; one that is not a number is an error (invalid_argument).
+  /// the operation stays in flight. A negative limit is over at once; infinity, or more than a hundred years,
+  /// means no limit; NaN is an error (invalid_argument).
   void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, false); }
   /// As `wait`, but of an operation on a device also returns when all of its work is queued there: then `device_event`
   /// is the event behind which the outputs are written, and what fails later is not known yet.

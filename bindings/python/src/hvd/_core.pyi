@@ -90,9 +90,9 @@ class Job:
         done: Callable[[], object] | None = None,
         /,
     ) -> None:
-        """Begins an operation, and sets ``pending.handle``. ``wire`` is the number of the dtype in which wider floating-point tensors
-        travel, or -1 for their own. ``keep`` is referenced until it is done. ``done`` is what ``next_callback``
-        returns then. Without ``wake`` the caller waits at once, and its thread does the work. Raises
+        """Begins an operation, and sets ``pending.handle``. ``wire`` is the number of the dtype in which wider
+        floating-point tensors travel, or -1 for their own. ``keep`` is referenced until it is done. ``done`` is what
+        ``next_callback`` returns then. Without ``wake`` the caller waits at once, and its thread does the work. Raises
         ValueError.
         """
 

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-# What torchrun sets, and hvdrun too, to the values of its own variables.
+# Variables of torchrun, which hvdrun sets to the values of its own.
 _TOLD = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "TORCHELASTIC_RUN_ID": "HVD_JOB"}
-_LAUNCHERS = ("HOROVOD_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_LAUNCHERS = (
+    "HOROVOD_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK",
+    "SLURM_PROCID",
+)
 
 
 def _make(options: Any, own: Any) -> Any:

@@ -201,7 +201,7 @@ def check_version() -> None:
         assert v._version > before, name
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             u.backward()
-    # What is only read, or new, is not concerned.
+    # Tensors that are only read keep their versions.
     x = torch.ones(2)
     hvd.allreduce(x), hvd.allgather(x), hvd.broadcast(x, 0), hvd.alltoall(torch.ones(hvd.size()))
     assert x._version == 0

@@ -784,7 +784,7 @@ def test_exit(how: str) -> None:
 
 
 def check_long_limits() -> None:
-    """Nanoseconds in 64 bits end after 292 years; a longer limit is none, and not one that is over."""
+    """A limit beyond the 292 years of nanoseconds in 64 bits means no limit."""
     r, n = place()
     for limit in (timedelta(days=110_000), timedelta.max):
         group = dist.new_group(list(range(n)), backend="hvd", timeout=limit)

@@ -249,7 +249,7 @@ def check_wait_tensor() -> None:
         fc.wait_tensor(own)
         assert entries() == 0
 
-        # What is waited for otherwise leaves it, too, and only that.
+        # A work that the program itself waits for leaves the registry, and no other does.
         buffer = torch.ones(4)
         works = [dist.all_reduce(part, async_op=True) for part in buffer.split(2)]
         before = entries()

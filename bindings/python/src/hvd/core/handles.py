@@ -146,7 +146,7 @@ def begin(
 
 
 def find(prefix: str, name: str, process_set: int) -> int | None:
-    """The handle of an operation that nobody has synchronized; None if there is none of this name."""
+    """The handle of an unsynchronized operation of this name, or None."""
     wanted = f"{prefix}.{name}"
     for number, one in list(_pending.items()):
         if one.name == wanted and one.process_set == process_set and hasattr(one, "handle"):

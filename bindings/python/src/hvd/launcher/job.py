@@ -93,8 +93,8 @@ class Job:
         self._outcome.lost[by] = rank
 
     def passed(self, guard: int) -> None:
-        """Takes the report of a guard that its programs got the signal. After SIGTSTP and the last of them, this process
-        stops until it gets SIGCONT.
+        """Takes the report of a guard that its programs got the signal. After SIGTSTP and the last report this
+        process stops until it gets SIGCONT.
         """
         self._unsure.discard(guard)
         if not self._unsure and self._passed == signal.SIGTSTP:
@@ -120,10 +120,10 @@ class Job:
     ) -> Outcome:
         """Starts all programs, and returns when no process of them is left.
 
-        `signals` are passed on to the programs if this is the main thread; after SIGTSTP this process stops, too. `sweep`: directories and name prefixes of the
-        files to remove at the end, and the variables of processes that may still use them. `identity`: variables that
-        all processes of the job have and no other process has, by which they are found and killed if the guard is
-        killed. LaunchError if a program could not be started, or if the guard was killed.
+        `signals` are passed on to the programs if this is the main thread; after SIGTSTP this process stops, too.
+        `sweep`: directories and name prefixes of the files to remove at the end, and the variables of processes that
+        may still use them. `identity`: variables that all processes of the job have and no other process has, by which
+        they are found and killed if the guard is killed. LaunchError if a program could not be started, or if the guard was killed.
         """
         with contextlib.ExitStack() as stack:
             try:

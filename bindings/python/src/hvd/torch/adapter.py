@@ -52,7 +52,7 @@ def _version_raiser() -> Callable[[Sequence[torch.Tensor]], None]:
     try:
         of_several([torch.empty(0, device="cpu")])
         return cast(Callable[[Sequence[torch.Tensor]], None], of_several)
-    except (AttributeError, TypeError):  # older PyTorchs: it takes one tensor, or is not there
+    except (AttributeError, TypeError):  # older versions of PyTorch take one tensor, or do not have it
         of_one: Callable[[torch.Tensor], None] = of_several
 
     def one_by_one(tensors: Sequence[torch.Tensor]) -> None:

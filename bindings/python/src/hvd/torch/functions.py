@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -36,7 +37,7 @@ def broadcast_parameters(
     named: Named
     if isinstance(params, dict):
         # By their text: keys of several types have no order of their own.
-        named = sorted(((str(key), p) for key, p in params.items() if isinstance(p, torch.Tensor)), key=lambda n: n[0] or "")
+        named = sorted(((str(key), p) for key, p in params.items() if isinstance(p, torch.Tensor)), key=itemgetter(0))
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [p if isinstance(p, tuple) else (None, p) for p in params]
         for _, p in named:

@@ -85,8 +85,8 @@ class RankGuard(Guard):
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
-    """The variables with a rank's place, on hosts with `counts` ranks: those that include/hvd/config/place.hpp reads, and
-    torchrun's.
+    """The variables with a rank's place, on hosts with `counts` ranks: those that include/hvd/config/place.hpp reads,
+    and torchrun's.
     """
     host, local = 0, rank
     while local >= counts[host]:
@@ -112,8 +112,8 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     (MASTER_ADDR and MASTER_PORT unless they are the user's), pin (a policy, or null), plan (what ranks are planned by,
     and the path of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and
     farewell in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child
-    of that process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable: the rank finds in it the descriptor of an in-
-    memory file, whose bytes go to the launcher when the rank has ended.
+    of that process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable:
+    the rank finds in it the descriptor of an in-memory file, whose bytes go to the launcher when the rank has ended.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
