@@ -1,6 +1,14 @@
 #!/usr/bin/env python3
 # tests/model/check.py: has spin search every state of the protocol models, and the broken variants for their faults.
+#
+# The same model gives the same result, after minutes. So searched.json has a hash of what was searched, and of the headers
+# that the model is about; while they stay the same, nothing is searched. When they change the check fails until somebody
+# has compared model and header and recorded a new search. To search and pass would be no answer: whether a model still
+# says what its header does, no search tells; and nobody reads what a test that passes prints.
 import argparse
+import hashlib
+import inspect
+import json
 import os
 import pathlib
 import re
@@ -11,6 +19,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+INCLUDE = HERE.parents[1] / "include"
+SEARCHED = HERE / "searched.json"
 MEMORY_MIB = 1000
 DEPTH = 200_000
 SECONDS = 500
@@ -231,6 +241,42 @@ class Search:
     return "\n".join(steps[-lines:])
 
 
+def files_of(model):
+  """The text of a model and of what it includes, and the headers that these name, without their comments."""
+  own = (HERE / f"{model}.pml").read_text()
+  texts = [own] + [(HERE / name).read_text() for name in re.findall(r'^#include "(.+)"', own, re.MULTILINE)]
+  headers = sorted({name for text in texts for name in re.findall(r"hvd/[\w/]+\.hpp", text)})
+  if not headers:
+    raise SystemExit(f"{model}.pml names no header: say in its first comment which ones it models")
+  return texts, {name: re.sub(r"//.*", "", (INCLUDE / name).read_text()).split() for name in headers}
+
+
+def hash_of(model):
+  """Of all on which the result of a model's searches depends, and of its headers."""
+  cases = [case for case in CASES if case[0] == model]
+  everything = [*files_of(model), cases, inspect.getsource(Search), DEPTH, MEMORY_MIB]
+  return hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+
+
+def searched():
+  return json.loads(SEARCHED.read_text()) if SEARCHED.exists() else {}
+
+
+def look_up(models):
+  """The exit code: 0 if these models were searched as they are now."""
+  known = searched()
+  old = [model for model in models if known.get(model) != hash_of(model)]
+  for model in models:
+    if model not in old:
+      print(f"{model}: searched before with these sources")
+      continue
+    headers = ", ".join(files_of(model)[1])
+    print(f"{model}: FAILED: the model, its cases, or what it models ({headers}) has changed since it was last searched")
+  if old:
+    print(f"See that the model still says what the headers do, then: python3 {sys.argv[0]} --record {' '.join(old)}")
+  return 1 if old else 0
+
+
 def compiler():
   for name in os.environ.get("CC", "").split()[:1] + ["cc", "gcc", "clang"]:
     if shutil.which(name):
@@ -241,6 +287,8 @@ def compiler():
 def main():
   parser = argparse.ArgumentParser(description="Check the models of the shared-memory protocol with spin.")
   parser.add_argument("models", nargs="*", help="lines, staging, p2p, waiting, start; default: all")
+  parser.add_argument("--search", action="store_true", help="search, whether that was done before or not")
+  parser.add_argument("--record", action="store_true", help="search, and record it in searched.json if all is as expected")
   parser.add_argument("--deep", action="store_true", help="larger searches as well: up to 8 GB, minutes")
   parser.add_argument("--only", default="", help="only checks whose description contains this")
   parser.add_argument("--trace", type=int, default=0, metavar="N", help="show the last N steps to each fault found")
@@ -248,6 +296,12 @@ def main():
   unknown = set(options.models) - {case[0] for case in CASES}
   if unknown:
     parser.error(f"no such model: {' '.join(sorted(unknown))}")
+  if options.record and options.only:
+    parser.error("--record needs all searches of a model; leave out --only")
+  models = options.models or list(dict.fromkeys(case[0] for case in CASES))
+  if not (options.search or options.record or options.deep or options.only or options.trace):
+    return look_up(models)
+  before = {model: hash_of(model) for model in models}  # what is changed during the search is not what was searched
   if shutil.which("spin") is None:
     print("SKIP: model: spin is not installed")
     return 77
@@ -259,7 +313,7 @@ def main():
   begin = time.monotonic()
   for case in CASES + (DEEP if options.deep else []):
     model, what, definitions, expected = case
-    if (options.models and model not in options.models) or options.only not in what:
+    if model not in models or options.only not in what:
       continue
     ran += 1
     start = time.monotonic()
@@ -279,6 +333,8 @@ def main():
       if search.errors not in ("0", None) and (options.trace or not good):
         print(search.counterexample(options.trace or 80), flush=True)
   print(f"{ran} searches, {failed} failed, {time.monotonic() - begin:.0f} s")
+  if options.record and not failed:
+    SEARCHED.write_text(json.dumps({**searched(), **before}, indent=2, sort_keys=True) + "\n")
   return 1 if failed or not ran else 0
 
 

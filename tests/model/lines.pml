@@ -1,5 +1,7 @@
 /* tests/model/lines.pml: one-shot exchanges over self-validating lines (parity buffers, no exit barrier).
  *
+ * Models hvd/shared_memory/peer_memory.hpp.
+ *
  * Exchange s = 1, 2, 3, ... of a group uses buffer s % 2 of one window for each rank that writes: payload words, then
  * the line's sequence word. The window changes every second exchange: rank r writes to that of rank r + s / 2. A reader
  * waits for the sequence word to equal s, reads the payload, and at the end stores done = s. `known` is a rank's own

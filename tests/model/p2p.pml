@@ -1,5 +1,7 @@
 /* tests/model/p2p.pml: point-to-point channels, rings of two slots with one writer and one reader.
  *
+ * Models hvd/shared_memory/messages.hpp.
+ *
  * Channel r goes from rank r to rank (r + 1) % P. The writer waits for sent - taken < SLOTS, writes payload and message
  * length of slot sent % SLOTS, then stores the slot's stamp, sent + 1; the reader waits until the stamp of slot
  * taken % SLOTS is greater than taken, reads the slot, then publishes taken + 1. All ranks exchange FRAGMENTS fragments

@@ -1,5 +1,8 @@
 /* tests/model/staging.pml: chunks through the staging rings, for messages longer than a line.
  *
+ * Models hvd/shared_memory/staging.hpp, hvd/shared_memory/agree.hpp, hvd/algorithm/direct/staged.hpp,
+ * hvd/algorithm/direct/two_shot.hpp.
+ *
  * Each rank has a window with a ring of RING places, and in each place a slot for each peer. Operation o has N chunks of
  * W places. They lie behind those of the operation before, on a grid of W places; chunk k reuses the places of chunk
  * k - lap. Two counters per rank say how many chunks, counted over all operations, it has

@@ -1,5 +1,7 @@
 /* tests/model/start.pml: how ranks find each other by a name, come together in a segment, and leave it.
  *
+ * Models hvd/transport/shm/start.hpp, hvd/transport/shm/group.hpp, hvd/shared_memory/segment.hpp.
+ *
  * Rank 0 makes a segment without a name, locks its creator byte and byte 0, and links it to the name. The others open
  * the name, look whether it is for them, lock their byte, set `entered`, then `ready`, and wait until all are ready. A
  * launch that tells itself (SELF) then removes the name; a bare name stays while the group lives. Removing is: lock the

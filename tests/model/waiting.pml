@@ -1,5 +1,7 @@
 /* tests/model/waiting.pml: going to sleep on a counter, and waking sleepers without a fence on the fast path.
  *
+ * Models hvd/shared_memory/peer_memory.hpp.
+ *
  * A waiter registers in `sleepers`, reads `rings`, reads the counter again, and sleeps on `rings`, for a limited time,
  * if that still holds the value read. The publisher stores the counter, then reads `sleepers`; only if there are any it
  * increments `rings` and wakes all. The store may still be in the publisher's store buffer when it reads `sleepers`: a

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -115,6 +116,22 @@ TEST_CASE("a wait ends when the word has grown, however long the waiter has slep
     other.join();
     CHECK(b.mine().doorbell.sleepers == 0);
   }
+}
+
+TEST_CASE("a store wakes who sleeps until it comes, long before the limit of the sleep") {
+  memory m(2);
+  const hvd::waiting_policy asleep{.yields = 0, .sleep = 20s};
+  peer_memory a(m.header(), m.size(), m.shape(), 0, "rank 0", asleep, within(60s), m.live());
+  auto b = rank_of(m, 1);
+  std::thread other([&] {
+    while (b.mine().doorbell.sleepers == 0) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(50ms);  // it sleeps by now; else it finds the store by itself
+    b.store(b.mine().staged.value, 1);
+  });
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(a.await(b.mine().staged.value, 1, 1, phase::stage) == 1);
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+  other.join();
 }
 
 TEST_CASE("what has been stored counts though the peer is gone") {
