@@ -11,6 +11,7 @@ installed, faults in it are left out, with SKIP and the reason.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import signal
@@ -89,11 +90,15 @@ def compile(name: str, options: tuple[str, ...]) -> Path:
     return to.with_suffix(".o")
 
 
+# That of the main function, in which no fault is planted.
+compile_main = functools.cache(functools.partial(compile, "main"))
+
+
 def passes(test: Test) -> tuple[bool, str]:
     """Builds and runs a test in the copy as it is now: whether it passes, and what it prints."""
     if isinstance(test, Program):
         program = FOLDER / "program"
-        objects = [compile("main", test.options), compile(test.name, test.options)]
+        objects = [compile_main(test.options), compile(test.name, test.options)]
         code, output = call(COMPILER, *test.options, *objects, "-o", program, "-lpthread", "-ldl")
         if code != 0:
             raise Trouble(f"tests/{test.name}.cpp does not link\n{output}")
