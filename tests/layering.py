@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Holds the levels of include/hvd: no header includes what lies above it, nor a neighbour on its level.
 
-Besides: the length of headers, what examples include, which rooms of bench/ know each other, that no header or test is
-left out of the build, and that descriptors come from hvd/detail/descriptor.hpp alone.
+Besides: the length of headers, what examples include, which rooms of bench/ know each other, that no test is left out of
+the build, and that descriptors come from hvd/detail/descriptor.hpp alone.
 
 usage: layering.py [ROOT]        check the tree at ROOT (default: the one that this file is in)
        layering.py --self-test   check that deliberate mistakes in a temporary tree are found
@@ -172,8 +172,6 @@ class Check:
     def check_headers(self):
         base = self.root / "include" / "hvd"
         self.owned = {header.relative_to(base).as_posix().removesuffix(".hpp") for header in base.rglob("*.hpp")}
-        listed = self.root / "tests" / "header" / "meson.build"
-        listing = listed.read_text() if listed.exists() else None
         graph = {}
         for path in sorted(base.rglob("*")):
             if not path.is_file():
@@ -189,8 +187,6 @@ class Check:
                 self.warnings.append(f"{path.relative_to(self.root)}:{lines}: warning: the header has {lines} lines.")
             if self.place(header) is None:
                 self.say(path, 1, "the header has no level; give it one in LEVELS of tests/layering.py.")
-            if listing is not None and path.suffix in (".hpp", ".h") and f"'{header}'" not in listing:
-                self.say(path, 1, "the header is not compiled alone; add it to tests/header/meson.build.")
             if is_public(header) and DETAIL.search(text) and not PUBLIC.search(text):
                 self.say(path, 1, "the header opens only hvd::detail: it is a part and lies in a folder.")
             graph[header] = self.check_header(base, path, header, text)
@@ -398,7 +394,6 @@ def self_test():
         ("include/hvd/buffer.hpp", "#include SOMETHING\n", "cannot be checked"),
         ("include/hvd/new.hpp", "\n", "new.hpp:1: the header has no level"),
         ("include/hvd/buffer.hpp", "\n" * 401, "buffer.hpp:401: the header has 401 lines"),
-        ("tests/header/meson.build", "'version.hpp'\n", "dtype.hpp:1: the header is not compiled alone"),
         ("tests/unlisted.cpp", 'TEST_CASE("x") {}\n', "unlisted.cpp:1: the test is never run"),
         ("examples/x/own.hpp", '#include "../../tests/support/skip.hpp"\n', "own.hpp:1: \"../../tests/support/skip.hpp\" is not"),
         ("examples/x/own.hpp", "#include <hvd/detail/a.hpp>\n", "<hvd/detail/a.hpp> is a part; an example"),

@@ -1,2 +1,0 @@
-// That the program links is the test.
-int main() {}
