@@ -1,7 +1,11 @@
-"""Fixtures: ranks that run functions of the test modules."""
+"""Fixtures: ranks that run functions of the test modules; and how many seconds of CPU each test takes."""
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rank_jobs import Ranks
@@ -25,3 +29,61 @@ def pytest_sessionfinish() -> None:
     """Ends all ranks."""
     for job in _jobs.values():
         job.stop()
+
+
+# --- What `-m "not rest"` leaves out, and does not import -----------------------------------------------------------
+
+# TensorFlow, Keras, Spark and what else takes minutes; of other files the tests with one of these in their names.
+REST = re.compile(r"(?!test_annotations).*(tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz)")
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Their files are not imported."""
+    left_out = "not rest" in config.option.markexpr and REST.match(str(collection_path.relative_to(HERE)))
+    return True if left_out else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests."""
+    for item in items:
+        if REST.match(item.nodeid.partition("tests/")[2] or item.nodeid):
+            item.add_marker("rest")
+
+
+# --- Seconds of CPU, as the property "cpu" of each test in the JUnit report -------------------------------------------
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_before = 0.0
+
+
+def _cpu_seconds() -> float:
+    """Of this process, of its children that have ended, and of all below it that live."""
+    total = sum(os.times()[:4])
+    below = _children(os.getpid())
+    while below:
+        process = below.pop()
+        try:
+            ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+            below += _children(process)
+        except OSError:  # it has ended
+            continue
+        total += sum(map(int, ticks)) / _TICKS
+    return total
+
+
+def _children(process: int | str) -> list[str]:
+    return [child for file in Path(f"/proc/{process}/task").glob("*/children") for child in file.read_text().split()]
+
+
+def pytest_runtest_logstart() -> None:
+    """Before a test's fixtures are made."""
+    global _before
+    _before = _cpu_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """After its fixtures have ended. A process that outlives its parent is not counted."""
+    if call.when == "teardown":
+        item.user_properties.append(("cpu", f"{_cpu_seconds() - _before:.2f}"))

@@ -20,6 +20,7 @@ import pytest
 WORKER = Path(__file__).with_name("rank_worker.py")
 # Seconds for one function on all ranks: a deadlock, not a slow machine, is what takes so long.
 LIMIT = float(os.environ.get("HVD_TEST_LIMIT", "60"))
+IMPORTS = LIMIT + 240  # to start and to import frameworks, which a busy machine does ten times slower
 
 
 def rank_environment(rank: int, size: int, job: str, **more: str) -> dict[str, str]:
@@ -41,6 +42,7 @@ class Ranks:
         self._environment = environment
         self._processes: list[subprocess.Popen[bytes]] = []
         self._reports: list[Any] = []
+        self._loaded: set[str] = set()
 
     def _start(self) -> None:
         job = f"pytest-{secrets.token_hex(8)}"
@@ -59,19 +61,25 @@ class Ranks:
         """Calls the function on all ranks. Fails with the traceback of the first that raised, or hung, or died."""
         if not self._processes:
             self._start()
-        order = json.dumps([inspect.getfile(function), function.__name__, arguments]) + "\n"
+        file = inspect.getfile(function)
+        if file not in self._loaded:  # apart, so that no rank waits in a collective for one that imports
+            self._order(IMPORTS, file)
+            self._loaded.add(file)
+        self._order(LIMIT, file, function.__name__, arguments)
+
+    def _order(self, limit: float, *order: Any) -> None:
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(order.encode())
+            process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
-        problem = self._collect()
+        problem = self._collect(limit)
         if problem is not None:
             self.stop(kill=True)
             pytest.fail(problem, pytrace=False)
 
-    def _collect(self) -> str | None:
+    def _collect(self, limit: float) -> str | None:
         waiting = dict(enumerate(self._reports))
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit
         problems = {}
         while waiting:
             ready, _, _ = select.select(list(waiting.values()), [], [], max(0.0, deadline - time.monotonic()))
@@ -104,4 +112,4 @@ class Ranks:
                 process.wait()
         for report in self._reports:
             report.close()
-        self._processes, self._reports = [], []
+        self._processes, self._reports, self._loaded = [], [], set()

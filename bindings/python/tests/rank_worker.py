@@ -1,7 +1,7 @@
 """A rank of the tests: does the functions that it is told on standard input, and reports on a descriptor of its own.
 
-Each line that comes is JSON: the file of a test module, the name of a function in it, and arguments. Each line that
-goes is JSON: null, or the traceback.
+Each line that comes is JSON: the file of a test module, which is imported, and maybe the name of a function in it and
+arguments. Each line that goes is JSON: null, or the traceback.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def main() -> None:
     report = os.fdopen(int(sys.argv[1]), "w")
     hvd.init()
     for line in sys.stdin:
-        path, function, arguments = json.loads(line)
+        path, *call = json.loads(line)
         failure = None
         try:
-            getattr(load(path), function)(**arguments)
+            module = load(path)
+            if call:
+                getattr(module, call[0])(**call[1])
         except BaseException:
             failure = traceback.format_exc()
         report.write(json.dumps(failure) + "\n")

@@ -30,7 +30,7 @@ from typing import Any, Callable
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pytest  # noqa: E402
-from rank_jobs import LIMIT  # noqa: E402
+from rank_jobs import IMPORTS, LIMIT  # noqa: E402
 
 TIMEOUT = 40.0  # of the groups of ranks, in seconds: below LIMIT, so that what hangs says for whom it waits
 _NOT_INHERITED = ("HOROVOD_", "HVD_", "PMI_", "OMPI_", "SLURM_", "TORCH_DISTRIBUTED_", "MASTER_", "RANK", "WORLD_SIZE")
@@ -57,10 +57,11 @@ class _Source:
                 pass_fds=[other.fileno()], env={**clean, "OMP_NUM_THREADS": "1"},
             )
             other.close()
-            self.channel.settimeout(LIMIT)
+            self.channel.settimeout(IMPORTS)
         self.channel.sendall(json.dumps(request).encode() + b"\n")
         size = array.array("i").itemsize
         text, more, _, _ = self.channel.recvmsg(65536, socket.CMSG_SPACE(16 * size))
+        self.channel.settimeout(LIMIT)
         descriptors = array.array("i")
         for _, _, data in more:
             descriptors.frombytes(data[: len(data) - len(data) % size])
