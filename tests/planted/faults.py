@@ -97,11 +97,11 @@ FAULTS = (
     ),
     Fault(
         "beyond_the_ring",
-        "a chunk is staged behind the ring's end",
+        "the last chunk of an operation is staged behind the ring's end",
         Program("shared_memory/staging"),
         "include/hvd/shared_memory/staging.hpp",
-        "if ((p.place + 1) * p.room > bytes_) {",
-        "if (p.place * p.room > bytes_) {",
+        "&& end * p.room <= bytes_ ?",
+        "&& (end - 1) * p.room <= bytes_ ?",
     ),
     Fault(
         "leaked_descriptor",
