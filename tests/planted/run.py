@@ -42,7 +42,7 @@ class Trouble(Exception):
 
 
 def call(*command: object, limit: float | None = None, **environ: str) -> tuple[int | None, str]:
-    """Exit code and output of a command in the copy; no code if it did not end within `limit`, and was killed."""
+    """Exit code and output of a command in the copy; no code if it did not end within `limit` seconds."""
     with subprocess.Popen(
         [str(word) for word in command],
         cwd=TREE,
@@ -58,8 +58,10 @@ def call(*command: object, limit: float | None = None, **environ: str) -> tuple[
             output = process.communicate(timeout=limit)[0]
             return process.returncode, output
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None, process.communicate()[0]
+            return None, f"did not end within {limit:g} s"
+        finally:
+            if process.returncode is None:  # also if this process is interrupted, of which the session does not learn
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def copy() -> None:
@@ -150,6 +152,8 @@ def main() -> int:
         for fault in faults:
             print(f"{fault.name:22}{fault.test.name}: {fault.breaks}")
         return 0
+    # Tests inherit it if it is ignored, as in the background of a shell, and some send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     copy()
     missing = add_extension() if any(isinstance(fault.test, Pytest) for fault in faults) else ""
     sound: set[Test] = set()
