@@ -11,6 +11,7 @@ installed, faults in it are left out, with SKIP and the reason.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import os
 import shutil
@@ -140,20 +141,8 @@ def try_fault(fault: Fault, sound: set[Test]) -> str:
     return f"found by {fault.test.name} in {time.monotonic() - start:.1f} s"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these faults")
-    parser.add_argument("--list", action="store_true", help="print the faults, and plant none")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.names) - {fault.name for fault in FAULTS}:
-        parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list prints all")
-    faults = [fault for fault in FAULTS if not arguments.names or fault.name in arguments.names]
-    if arguments.list:
-        for fault in faults:
-            print(f"{fault.name:22}{fault.test.name}: {fault.breaks}")
-        return 0
-    # Tests inherit it if it is ignored, as in the background of a shell, and some send it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def plant(faults: list[Fault]) -> int:
+    """Tries all of them; the exit code."""
     copy()
     missing = add_extension() if any(isinstance(fault.test, Pytest) for fault in faults) else ""
     sound: set[Test] = set()
@@ -170,6 +159,26 @@ def main() -> int:
             failed += 1
     print(f"{found} faults found, {failed} not, {len(faults) - found - failed} left out")
     return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these faults")
+    parser.add_argument("--list", action="store_true", help="print the faults, and plant none")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - {fault.name for fault in FAULTS}:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list prints all")
+    faults = [fault for fault in FAULTS if not arguments.names or fault.name in arguments.names]
+    if arguments.list:
+        for fault in faults:
+            print(f"{fault.name:22}{fault.test.name}: {fault.breaks}")
+        return 0
+    # Tests inherit it if it is ignored, as in the background of a shell, and some send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run in this checkout has the copy
+        return plant(faults)
 
 
 if __name__ == "__main__":
