@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_jobs import Ranks
+from rank_jobs import Ranks, stop_sources
 
 _jobs: dict[int, Ranks] = {}
 
@@ -29,6 +29,7 @@ def pytest_sessionfinish() -> None:
     """Ends all ranks."""
     for job in _jobs.values():
         job.stop()
+    stop_sources()
 
 
 # --- What `-m "not rest"` leaves out, and does not import -----------------------------------------------------------
@@ -44,8 +45,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
+# Begun first: xdist's --no-loadscope-reorder keeps this order, and a long file that came last would run alone.
+LONGEST = [
+    "test_launcher_two_hosts", "test_tensorflow_xla", "test_keras_optimizer", "test_dist_gpu", "test_conformance",
+    "test_tensorflow_ops", "test_keras_callbacks", "test_tensorflow_gradients", "test_examples_training",
+    "test_spark_bench", "test_spark_more", "test_spark_run", "test_spark_kill", "test_spark_cluster", "test_fuzz",
+    "test_basics", "test_dist_collectives", "test_launcher_hvdrun", "test_dist_failures", "test_runner_ranks",
+    "test_torch_optimizer", "test_timeline_live", "test_campaign", "test_dist_starts", "test_bench_tensor_parallel",
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests."""
+    """Orders the tests, and marks them."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     for item in items:
         if REST.match(item.nodeid.partition("tests/")[2] or item.nodeid):
             item.add_marker("rest")

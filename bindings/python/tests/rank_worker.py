@@ -1,21 +1,28 @@
-"""A rank of the tests: does the functions that it is told on standard input, and reports on a descriptor of its own.
+"""The process from which ranks of tests are forked: it imports frameworks once, which takes longer than a test.
 
-Each line that comes is JSON: the file of a test module, which is imported, and maybe the name of a function in it and
-arguments. Each line that goes is JSON: null, or the traceback.
+Its argument is the descriptor of a socket, through which requests come, lines of JSON: to import a test module, to fork
+ranks, whose sockets it sends back, or to wait for a rank. A rank gets lines that name a file, a function in it and
+arguments, and answers each with what the function returned, or with its traceback.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import faulthandler
+import gc
 import importlib.util
 import json
 import os
+import signal
+import socket
 import sys
 import traceback
 from types import ModuleType
-
-import hvd
+from typing import Any, Callable
 
 _modules: dict[str, ModuleType] = {}
+_TRACEBACK = 20_000  # characters, of which most come in one message
 
 
 def load(path: str) -> ModuleType:
@@ -31,22 +38,78 @@ def load(path: str) -> ModuleType:
     return _modules[path]
 
 
-def main() -> None:
-    """Until standard input ends."""
-    report = os.fdopen(int(sys.argv[1]), "w")
-    hvd.init()
-    for line in sys.stdin:
-        path, *call = json.loads(line)
-        failure = None
+def _serve(channel: socket.socket) -> None:
+    report = channel.makefile("w")
+    for line in channel.makefile("r"):
+        path, function, arguments = json.loads(line)
+        answer, failure = None, None
         try:
-            module = load(path)
-            if call:
-                getattr(module, call[0])(**call[1])
+            answer = getattr(load(path), function)(**arguments)
+        except SystemExit:
+            raise  # it ends as a program does
         except BaseException:
             failure = traceback.format_exc()
-        report.write(json.dumps(failure) + "\n")
+        report.write(json.dumps([answer, failure]) + "\n")
         report.flush()
 
 
+def _fork_ranks(
+    request: dict[str, Any], control: socket.socket, begin: Callable[[dict[str, Any]], None]
+) -> tuple[list[int], list[socket.socket]]:
+    processes: list[int] = []
+    ends: list[socket.socket] = []
+    for environment in request["environments"]:
+        end, channel = socket.socketpair()
+        process = os.fork()
+        if process != 0:
+            channel.close()
+            processes.append(process)
+            ends.append(end)
+            continue
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when the process that forks it ends
+        for other in (*ends, end, control):
+            other.close()
+        faulthandler.register(signal.SIGUSR1)
+        os.environ.update(environment)
+        try:
+            begin(request)
+            _serve(channel)
+        except SystemExit:
+            raise
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+        if not request["whole_exit"]:
+            atexit._run_exitfuncs()
+            os._exit(0)
+        sys.exit(0)
+    return processes, ends
+
+
+def answer_requests(begin: Callable[[dict[str, Any]], None]) -> None:
+    """Until the socket is closed. A rank begins with `begin`."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for line in control.makefile("r"):
+        request = json.loads(line)
+        if "wait" in request:
+            control.sendall(str(os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])).encode())
+        elif "load" in request:
+            failure = None
+            try:
+                load(request["load"])
+            except BaseException:
+                failure = traceback.format_exc()[-_TRACEBACK:]
+            control.sendall(json.dumps(failure).encode())
+        else:
+            gc.collect()
+            gc.freeze()  # what ranks collect is their own
+            processes, ends = _fork_ranks(request, control, begin)
+            socket.send_fds(control, [json.dumps(processes).encode()], [end.fileno() for end in ends])
+            for end in ends:
+                end.close()
+
+
 if __name__ == "__main__":
-    main()
+    import hvd
+
+    answer_requests(lambda request: hvd.init())
