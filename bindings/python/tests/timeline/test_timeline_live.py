@@ -279,6 +279,7 @@ def test_a_notebook_shows_the_page_in_the_cell(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out == 2 * "timeline: /user/me/proxy/8765/?token=abc\n"
 
 
+@pytest.mark.rest  # as all with a browser
 @pytest.mark.skipif(bool(without_browser()), reason=without_browser())
 def test_a_page_left_open_after_the_job(driver: Any, tmp_path: Path) -> None:
     run = Run(tmp_path, program=("40", "0.05"))
