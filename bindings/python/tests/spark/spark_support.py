@@ -44,7 +44,17 @@ def forget_settings() -> None:
                 system.clearProperty(name)
 
 
-def new_session(master: str = "local-cluster[2,1,1024]", **settings: str) -> Any:
+TWO_EXECUTORS = "local-cluster[2,1,1024]"
+
+
+def await_executors(session: Any) -> None:
+    """Until both are there: a busy machine takes longer to start one than hvd waits for more slots."""
+    from hvd.spark.session import slots
+
+    assert until(lambda: slots(session.sparkContext) == 2, 120)
+
+
+def new_session(master: str = TWO_EXECUTORS, **settings: str) -> Any:
     """A session with two executors."""
     prepare_java()
     forget_settings()
@@ -55,7 +65,10 @@ def new_session(master: str = "local-cluster[2,1,1024]", **settings: str) -> Any
     builder = builder.config("spark.executor.memory", "512m").config("spark.log.level", "ERROR")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    if master == TWO_EXECUTORS:
+        await_executors(session)
+    return session
 
 
 def session_of_file(**settings: str) -> Callable[..., Iterator[Any]]:

@@ -83,6 +83,7 @@ def as_tqdm(count: int) -> Iterator[int]:
     sys.stderr.write("\n")
 
 
+@pytest.mark.alone  # what is one line of a bar depends on how long a step takes
 def test_what_keras_logs(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """A progress bar is one line, which ends with its last state; LogCallback's messages come in any case."""
     pytest.importorskip("tensorflow.keras", reason="SKIP: TensorFlow is not installed")
