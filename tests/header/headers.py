@@ -6,7 +6,7 @@ usage: headers.py alone CXX     each compiles alone, twice in one file, without 
        headers.py together CXX  together they compile without a warning of CXX, GCC, and none defines a symbol that a
                                 second file would define again, or keep a copy of
 
-The first two take Clang, if it is installed, instead of CXX. A third party that is not there makes a SKIP.
+The first two take Clang, if it is installed, instead of CXX. A compiler or a third party that is not there makes a SKIP.
 """
 
 import re
@@ -126,7 +126,7 @@ def included():
 
 def alone(cxx, command, folder):
     """A header is compiled behind the largest of those that it includes and that are precompiled. That changes nothing of
-    what it can see, and takes less than half of the time. (Clang's cannot be based on each other: some then crash it.)"""
+    what it can see, and takes half of the time. (Clang's cannot be based on each other: some then crash it.)"""
     direct, closure = included()
     users = Counter(name for names in direct.values() for name in names)
     popular = [header for header in HEADERS if users[header] >= POPULAR and cxx == CLANG]
@@ -186,6 +186,9 @@ def main(arguments):
     check, cxx = arguments
     if check != "together" and shutil.which(CLANG):
         cxx = CLANG
+    if shutil.which(cxx) is None:
+        print(f"SKIP: {cxx} is not installed")
+        return 77
     third_parties = flags("eigen3")
     mpi = next((found for found in map(flags, MPIS) if found is not None), None)
     if mpi is None:
