@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from launcher_support import LIMIT, end_of_all, environment, hvdrun, signals_reach_ranks
 
 from hvd.launcher import LaunchError, RankFailed, mpi
+from hvd.launcher.outcome import Outcome
 from hvd.launcher.reach import try_hosts
 from hvd.launcher.supervisor import rank as guard
 
@@ -40,6 +43,28 @@ def test_marked_lines_are_taken_out_wherever_they_are_cut():
         passed = only(text[:cut]) + only(text[cut:]) + only(b"")
         assert passed == b"ab\x1ec\n" + guard.MARK.encode() + b"other [1]\n\x1e"
         assert handled == [["started", 0]] * 2
+
+
+def test_the_rank_that_failed_first_is_named_whichever_report_comes_first():
+    class Job:
+        def __init__(self):
+            self.outcome, self.guards = Outcome(), set()
+
+        def passed(self, rank):
+            pass
+
+        def fail(self, rank, code, when):
+            self.outcome.blame(rank, code, when)
+
+    ahead = 3_000_000_000_000  # the clock of the second host, in ns
+    for order in itertools.permutations(range(4)):
+        job, results, now = Job(), mpi.Results(), time.monotonic_ns()
+        heed = [mpi.heed(job, rank, rank // 2, set(), results) for rank in range(4)]
+        for rank in order:  # rank 3 fails, and the others 100, 200 and 300 ms later
+            when = now - 1_000_000_000 + (0 if rank == 3 else (rank + 1) * 100_000_000) + (ahead if rank >= 2 else 0)
+            results.behind[rank // 2] = -ahead if rank >= 2 else 0
+            heed[rank](["exited", 0, -9 if rank < 3 else 7, False, when])
+        assert (job.outcome.failed, job.outcome.code) == (3, 7), order
 
 
 def test_ranks_of_one_host(tmp_path):

@@ -107,7 +107,8 @@ def call_on_hosts(
             failed = error
         finally:
             printer.finish()
-    files = [from_host(results.written.get(rank, b""), results.behind.get(rank, 0)) for rank in range(size)]
+    behind = [results.behind.get(host, 0) for host, (_, count) in enumerate(places) for _ in range(count)]
+    files = [from_host(results.written.get(rank, b""), behind[rank]) for rank in range(size)]
     return results_of(files, failed, every=True)
 
 

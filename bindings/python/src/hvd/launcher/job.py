@@ -83,9 +83,9 @@ class Job:
                 return
         self._supervisor.stop(number, seconds)
 
-    def fail(self, index: int, code: int) -> None:
-        """Counts a program as failed, whose end the guard cannot see, and ends the others."""
-        if self._outcome.blame(index, code):
+    def fail(self, index: int, code: int, when: int) -> None:
+        """Counts a program as failed, whose end the guard cannot see, at a time in ns, and ends the others."""
+        if self._outcome.blame(index, code, when):
             self.stop(signal.SIGTERM, self.grace)
 
     def lost(self, rank: int, by: int) -> None:

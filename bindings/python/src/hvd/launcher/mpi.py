@@ -48,10 +48,12 @@ NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI
 
 @dataclass
 class Results:
-    """What ranks write to their in-memory files (see keep_rank), as bytes by rank."""
+    """What ranks write to their in-memory files (see keep_rank), and what is known of their hosts' clocks."""
 
-    written: dict[int, bytearray] = field(default_factory=dict)
-    behind: dict[int, int] = field(default_factory=dict)  # ns by which a rank's monotonic clock is behind this host's
+    written: dict[int, bytearray] = field(default_factory=dict)  # by rank
+    # By the number of a host: ns by which its monotonic clock is behind this host's; and the same when its first rank failed.
+    behind: dict[int, int] = field(default_factory=dict)
+    clocks: dict[int, int] = field(default_factory=dict)
 
 
 def run_mpi(
@@ -163,6 +165,7 @@ def run_mpi(
         job.expected = size
         job.guards = set(range(size))
         kept = results or Results()
+        host_of = [host for host, (_, count) in enumerate(places) for _ in range(count)]
         job.late = lambda: late_text(missing, places)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
@@ -171,7 +174,7 @@ def run_mpi(
                 # Opened for writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                only = GuardLines(token, heed(job, rank, missing, kept, timeline)) if stream == "stderr" else None
+                only = GuardLines(token, heed(job, rank, host_of[rank], missing, kept, timeline)) if stream == "stderr" else None
                 job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
@@ -267,14 +270,14 @@ def _parsed(text: bytes) -> list[Any] | None:
 
 
 def heed(
-    job: Job, rank: int, missing: set[int], results: Results, timeline: Collection | None = None
+    job: Job, rank: int, host: int, missing: set[int], results: Results, timeline: Collection | None = None
 ) -> Callable[[list[Any]], None]:
     """Returns a function that handles the reports of a rank's guard, whose last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
         # The line with the least delay gives the best estimate.
         behind = time.monotonic_ns() - int(words[-1])
-        results.behind[rank] = min(behind, results.behind.get(rank, behind))
+        results.behind[host] = min(behind, results.behind.get(host, behind))
         if words[0] == "result":
             results.written.setdefault(rank, bytearray()).extend(binascii.a2b_base64(words[1]))
         elif words[0] == "timeline":
@@ -294,9 +297,11 @@ def heed(
         elif words[0] == "exited":
             job.guards.discard(rank)
             job.passed(rank)
-            _, _, code, made_to_end, _ = words
+            _, _, code, made_to_end, when = words
             if code != 0 and not made_to_end:
-                job.fail(rank, code)
+                # When a rank dies mpiexec may end the others before this process reads of the first. One estimate for
+                # each host from then on: what two ranks of a host say is compared exactly.
+                job.fail(rank, code, when + results.clocks.setdefault(host, results.behind[host]))
 
     return act
 

@@ -13,6 +13,7 @@ class Outcome:
 
     failed: int | None = None
     code: int = 0
+    when: int | None = None  # when that one failed, in ns, where it is known
     after: int | None = None  # a program without which the failed one could not go on, and which had succeeded
     interrupted: int | None = None  # the signal that was passed on
     codes: dict[int, int] = field(default_factory=dict)  # of the programs that have ended
@@ -22,11 +23,14 @@ class Outcome:
         """Whether the job has to end."""
         return self.failed is not None or self.interrupted is not None
 
-    def blame(self, index: int, code: int) -> bool:
-        """Counts a program as the one that failed, if it is the first, and no signal has ended the job."""
+    def blame(self, index: int, code: int, when: int | None = None) -> bool:
+        """Counts a program as the one that failed, if none has before, and no signal has ended the job; returns whether
+        that is so. Of those with a time the earliest counts, whichever report has come first.
+        """
         first = not self.settled()
-        if first:
-            self.failed, self.code = index, code
+        earlier = self.interrupted is None and when is not None and self.when is not None and when < self.when
+        if first or earlier:
+            self.failed, self.code, self.when = index, code, when
         return first
 
     def ended(self, index: int, code: int) -> None:
