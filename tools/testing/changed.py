@@ -6,8 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-# Tests without a program of their own look at sources; these folders' they look at beside their own.
-SEEN_BY_ALL = ("include/", "c/")
+# Beside the files of its own folder a script without a program looks at these; and the tests of the pages at those.
+SEEN_BY_SCRIPTS = ("include/", "c/")
+SEEN_BY_PAGES = ("docs/", "README.md", "bindings/python/README.md", "examples/", "include/", "c/")
 BINDINGS = "bindings/python/"
 TESTS = f"{BINDINGS}tests/"
 PACKAGES = ("src", "compat/horovod/src", "compat/sparkdl/src")
@@ -29,8 +30,9 @@ def files_since(root, commit):
 class Compiled:
     """The files that each program of a build was made of, as the compilers said."""
 
-    def __init__(self, root, folder):
+    def __init__(self, root, folder, targets):
         self.root, self.folder = root, folder
+        self.files = {target["id"]: target["filename"] for target in targets}
         self.read = {}
         listed = subprocess.run(["ninja", "-C", folder, "-t", "deps"], capture_output=True, text=True).stdout
         for line in listed.splitlines():
@@ -39,32 +41,31 @@ class Compiled:
             elif ": #deps" in line:
                 output = line.split(": #deps")[0]
                 self.read[output] = set()
-        self.inputs = {}
+        self.made_of = {}
 
-    def of(self, program):
+    def of(self, target):
         """Relative to the root."""
-        if program not in self.inputs:
-            command = ["ninja", "-C", self.folder, "-t", "inputs", program]
+        if target not in self.made_of:
+            files = [os.path.relpath(name, self.folder) for name in self.files[target]]
+            command = ["ninja", "-C", self.folder, "-t", "inputs", *files]
             direct = set(subprocess.run(command, capture_output=True, text=True).stdout.splitlines())
             every = direct.union(*(self.read[name] for name in direct if name in self.read))
-            self.inputs[program] = {os.path.relpath(self.folder / name, self.root) for name in every}
-        return self.inputs[program]
+            self.made_of[target] = {os.path.relpath(self.folder / name, self.root) for name in every}
+        return self.made_of[target]
 
 
-def concerns(test, changed, compiled, files_of):
+def concerns(test, changed, compiled):
     """Whether the change can break this test of Meson's."""
-    if any(Path(name).name in ("meson.build", "meson.options") for name in changed):
-        return True
+    suites = {suite.split(":", 1)[-1] for suite in test["suite"]}
+    # tests/layering.py and tools/check look at all files.
+    if "layering" in suites or any(Path(name).name in ("meson.build", "meson.options") for name in changed):
+        return bool(changed)
     arguments = [os.path.relpath(word, compiled.root) for word in test["cmd"] if word.startswith(f"{compiled.root}/")]
-    scripts = [word for word in arguments if word.endswith(".py")]
-    near = tuple(f"{os.path.dirname(script)}/" for script in scripts)
-    if not test["depends"]:
-        suites = {suite.split(":", 1)[-1] for suite in test["suite"]}
-        near += SEEN_BY_ALL + (("docs/", "README.md", "examples/") if "docs" in suites else ())
-        if "layering" in suites:
-            return True  # looks at all files
-    read = set(arguments).union(*(compiled.of(file) for file in files_of([test], compiled.folder)))
-    return any(name in read or (near and name.startswith(near)) for name in changed)
+    near = [f"{os.path.dirname(word)}/" for word in arguments if word.endswith(".py")]
+    near += SEEN_BY_SCRIPTS if near and not test["depends"] else ()
+    near += SEEN_BY_PAGES if "docs" in suites else ()
+    read = set(arguments).union(*map(compiled.of, test["depends"]))
+    return any(name in read or name.startswith(tuple(near)) for name in changed)
 
 
 def names_in(path, module, with_texts=False):
