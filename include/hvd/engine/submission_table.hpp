@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -83,7 +82,7 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     n.rejoin();
     std::shared_ptr<completion> end = std::move(joins_.front());
-    joins_.pop_front();
+    joins_.erase(joins_.begin());
     return end;
   }
 
@@ -97,7 +96,7 @@ class submission_table {
 
   struct rest {
     std::vector<std::shared_ptr<submission>> all{};
-    std::deque<std::shared_ptr<completion>> joins{};
+    std::vector<std::shared_ptr<completion>> joins{};
   };
   /// From now on nothing is added, because of `why` or what has stopped it before; returns what is left.
   rest stop(const error& why) {
@@ -124,7 +123,8 @@ class submission_table {
   // The newest submission of each name, whether it has ended or not.
   std::unordered_map<std::string, std::weak_ptr<completion>> newest_;
   std::size_t most_names_ = 64;  // until the next look for those that are free
-  std::deque<std::shared_ptr<completion>> joins_;
+  // Not a deque, which takes memory even when it is empty: `stop` has to work where there is none.
+  std::vector<std::shared_ptr<completion>> joins_;
   std::weak_ptr<completion> newest_join_;
   std::optional<error> stopped_;
 };
