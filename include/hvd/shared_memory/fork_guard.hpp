@@ -7,7 +7,9 @@
 
 #include <hvd/version.hpp>
 
+#include <cstddef>
 #include <mutex>
+#include <new>
 
 #include <pthread.h>
 #include <unistd.h>
@@ -54,11 +56,13 @@ class fork_guard {
     std::mutex mutex;
     fork_guard* first = nullptr;
 
-    // Never destroyed: transports with static lifetime may outlast any static object here.
+    // Never destroyed: transports with static lifetime may outlast any static object here. In static memory, so that
+    // there is no bad_alloc where nothing may be thrown.
     static registry& instance() {
+      alignas(registry) static std::byte place[sizeof(registry)];
       static registry* const all = [] {
         ::pthread_atfork(&before, &in_parent, &in_child);
-        return new registry;
+        return ::new (static_cast<void*>(place)) registry;
       }();
       return *all;
     }
