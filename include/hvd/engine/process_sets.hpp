@@ -39,7 +39,8 @@ class process_sets {
     for (int r = 0; r != size; ++r) sets_[0].push_back(r);
   }
 
-  Timeline timeline;  // outlives the drivers
+  const std::shared_ptr<Timeline> timeline_kept = std::make_shared<Timeline>();
+  Timeline& timeline = *timeline_kept;
   [[nodiscard]] cause_board& causes() noexcept { return *causes_; }
 
   /// Makes set 0.
@@ -179,10 +180,11 @@ class process_sets {
   }
 
   std::shared_ptr<driver_type> make_driver(T control, T data, D device, int set, const std::vector<int>& ranks) {
-    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed.
+    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed;
+    // and so does a thread that waits while another one ends the engine. The driver's timeline lives as long.
     std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
                                                       timeline, {set, ranks, size_}, causes_),
-                                      [owner = ::getpid()](const driver_type* d) {
+                                      [owner = ::getpid(), kept = timeline_kept](const driver_type* d) {
                                         if (::getpid() == owner) delete d;
                                       });
     made->start(
