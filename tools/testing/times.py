@@ -40,7 +40,7 @@ class Times:
             # The log keeps what former runs built. An output that a command did not touch has an old stamp, or none.
             if int(stamp) / 1e9 >= since:
                 seconds[self.suite_of(part, output)] += (int(end) - int(start)) / 1000
-        total = sum(seconds.values())
+        total = sum(seconds.values()) or 1.0  # copies alone take no time
         for suite, share in seconds.items():
             self.rows[suite].compiled += cpu * share / total
 

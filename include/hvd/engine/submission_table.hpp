@@ -123,7 +123,7 @@ class submission_table {
   // The newest submission of each name, whether it has ended or not.
   std::unordered_map<std::string, std::weak_ptr<completion>> newest_;
   std::size_t most_names_ = 64;  // until the next look for those that are free
-  // Not a deque, which takes memory even when it is empty: `stop` has to work where there is none.
+  // A deque takes memory even when it is empty, and `stop` must work when no memory is left.
   std::vector<std::shared_ptr<completion>> joins_;
   std::weak_ptr<completion> newest_join_;
   std::optional<error> stopped_;

@@ -19,7 +19,7 @@ from typing import Any
 from hvd.descriptors import above_streams
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.local import run_local
-from hvd.launcher.mpi import Results, run_mpi
+from hvd.launcher.mpi import Results, host_numbers, run_mpi
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import FILES, file_in_memory
 from hvd.remote.program import check_arguments, worker_environment, write_program
@@ -107,8 +107,9 @@ def call_on_hosts(
             failed = error
         finally:
             printer.finish()
-    behind = [results.behind.get(host, 0) for host, (_, count) in enumerate(places) for _ in range(count)]
-    files = [from_host(results.written.get(rank, b""), behind[rank]) for rank in range(size)]
+    files = [
+        from_host(results.written.get(rank, b""), results.behind.get(host, 0)) for rank, host in enumerate(host_numbers(places))
+    ]
     return results_of(files, failed, every=True)
 
 

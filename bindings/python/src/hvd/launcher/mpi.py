@@ -165,7 +165,7 @@ def run_mpi(
         job.expected = size
         job.guards = set(range(size))
         kept = results or Results()
-        host_of = [host for host, (_, count) in enumerate(places) for _ in range(count)]
+        hosts_of_ranks = host_numbers(places)
         job.late = lambda: late_text(missing, places)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
@@ -174,7 +174,8 @@ def run_mpi(
                 # Opened for writing as well, or it would be at its end before mpiexec has opened it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
-                only = GuardLines(token, heed(job, rank, host_of[rank], missing, kept, timeline)) if stream == "stderr" else None
+                handle = heed(job, rank, hosts_of_ranks[rank], missing, kept, timeline)
+                only = GuardLines(token, handle) if stream == "stderr" else None
                 job.outputs.listen(fd, rank, stream, only)
         patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
@@ -196,6 +197,11 @@ def run_mpi(
         raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
+
+
+def host_numbers(places: Sequence[tuple[str, int]]) -> list[int]:
+    """By rank: the number of its host among the places."""
+    return [host for host, (_, count) in enumerate(places) for _ in range(count)]
 
 
 def first_host(
