@@ -126,11 +126,11 @@ TEST_CASE("a rank that is stuck inside a collective") {
     // Rank 1's engine does not come back from the first, so that the others wait for it within the second.
     const hvd::handle a = submit("first", first, comm.rank() == 1), b = submit("second", second, false);
     if (comm.rank() == 0) {
-      const std::string text = said.until("waiting for rank 1");
+      // Before rank 2 is in it as well, a report may say that rank 0 still negotiates.
+      const std::string text = said.until("in a collective, waiting for rank 1");
       CHECK_MESSAGE(has(text, "allreduce \"second\""), text);
       CHECK_MESSAGE(has(text, "submitted by ranks 0-2"), text);
       CHECK_MESSAGE(!has(text, "not submitted"), text);
-      CHECK_MESSAGE(has(text, "in a collective, waiting for rank 1"), text);
       reported = true;
     }
     a.wait();
