@@ -40,10 +40,10 @@ def strangers(address: tuple[str, int]) -> list[socket.socket]:
 
 
 def received(stranger: socket.socket) -> bytes:
-    """All that has come back, to the end of the connection."""
+    """All that has come back until now."""
     data = b""
     with stranger, contextlib.suppress(OSError):
-        stranger.settimeout(1)
+        stranger.setblocking(False)
         while part := stranger.recv(4096):
             data += part
     return data

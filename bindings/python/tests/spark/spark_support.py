@@ -1,12 +1,14 @@
-"""A small Spark session for the tests of one file: two executors, each a JVM with one task slot."""
+"""A small Spark session for the tests: two executors, each a JVM with one task slot."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+import struct
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,21 +28,50 @@ def missing() -> str:
     return ""
 
 
-def prepare_java() -> None:
-    """For JVMs that live for seconds: no optimising compiler, no threads that collect garbage."""
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the name of a host in a sandbox may not be known
+# For JVMs that live for seconds: no optimising compiler, no threads that collect garbage, no proof of Spark's own code.
+JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+HURRIED = "spark.executor.extraClassPath"
+
+
+def hurry(folder: Path) -> None:
+    """Makes a folder of settings for Spark whose tasks look every 10 ms whether all have come to a barrier, and not every
+    second, which would be most of the time of most jobs. Where Spark's code is another, it stays as it is.
+    """
+    import pyspark
+
+    name, second = "org/apache/spark/BarrierTaskContext.class", b"\x05" + struct.pack(">q", 1000)  # milliseconds, a constant
+    for jar in Path(pyspark.__file__).parent.glob("jars/spark-core_*.jar"):
+        with zipfile.ZipFile(jar) as archive:
+            code = archive.read(name)
+        if code.count(second) == 1:
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_bytes(code.replace(second, b"\x05" + struct.pack(">q", 10)))
+    (folder / "spark-defaults.conf").write_text(f"{HURRIED} {folder}\nspark.ui.enabled false\n")
+
+
+_shared: Any = None
+
+
+def end_shared() -> None:
+    """Ends the session that files share: of a process there can be but one."""
+    global _shared
+    if _shared is not None:
+        _shared.stop()
+        _shared = None
 
 
 def forget_settings() -> None:
     """Files share a JVM, which keeps what the first session was given as if it were Spark's own settings."""
     from pyspark import SparkContext
 
+    end_shared()
     jvm: Any = SparkContext._jvm
     if jvm is not None:
         system = jvm.java.lang.System
         for name in system.getProperties().stringPropertyNames():
-            if name.startswith("spark.") and not name.startswith(("spark.app.name", "spark.submit.")):
+            if name.startswith("spark.") and not name.startswith(("spark.app.name", "spark.submit.", HURRIED)):
                 system.clearProperty(name)
 
 
@@ -56,7 +87,6 @@ def await_executors(session: Any) -> None:
 
 def new_session(master: str = TWO_EXECUTORS, **settings: str) -> Any:
     """A session with two executors."""
-    prepare_java()
     forget_settings()
     from pyspark.sql import SparkSession
 
@@ -71,19 +101,20 @@ def new_session(master: str = TWO_EXECUTORS, **settings: str) -> Any:
     return session
 
 
-def session_of_file(**settings: str) -> Callable[..., Iterator[Any]]:
-    """A fixture for one file."""
+def session_of_file() -> Callable[..., Iterator[Any]]:
+    """A fixture for one file, of the session that such files share."""
 
     @pytest.fixture(scope="module")
     def spark() -> Iterator[Any]:
-        session = new_session(**settings)
+        global _shared
+        _shared = _shared or new_session()
+        await_executors(_shared)  # a test may have killed one
         # Shared memory of these jobs alone: other jobs may run on this host.
         folder = tempfile.mkdtemp(prefix="test-of-", dir="/dev/shm")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HVD_SHM_DIR", folder)
-            yield session
+            yield _shared
             left = segments()
-        session.stop()
         shutil.rmtree(folder)
         assert left == set()
 

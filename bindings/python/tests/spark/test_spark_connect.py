@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from spark_support import forget_settings, missing, prepare_java
+from spark_support import forget_settings, missing
 
 from hvd.horovod_runner import HorovodRunner, log_to_driver
 
@@ -20,7 +20,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    prepare_java()
     forget_settings()
     from pyspark.sql import SparkSession
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spark_support import missing, prepare_java
+from spark_support import missing
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "spark.md"
 if not PAGE.exists():
@@ -20,7 +20,6 @@ if not PAGE.exists():
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_code(tmp_path: Path) -> None:
     pytest.importorskip("torch.nn")
-    prepare_java()
     text = PAGE.read_text()
     program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     script = tmp_path / "page.py"

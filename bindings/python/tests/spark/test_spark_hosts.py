@@ -192,7 +192,7 @@ def test_strangers_at_every_port(
             for address in ours:
                 with pytest.raises(OSError, match="has not proven that it belongs to this job"):
                     link.dial(address, os.urandom(32), 5)
-            time.sleep(1.5)  # all have been answered that are to be
+            time.sleep(2.5)  # all have been answered that are to be
             for address, connections in arrived.items():
                 for connection in connections:
                     data = received(connection)
