@@ -4,7 +4,7 @@
 
 #include <vector>
 
-void f(hvd::SelfTransport& comm, const std::vector<float>& in, std::vector<float>& out) {
+void f(hvd::SelfTransport& comm, const std::vector<double>& in, std::vector<double>& out) {
 #ifdef BAD
   hvd::allreduce(comm, out, in);
 #else

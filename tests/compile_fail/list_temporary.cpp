@@ -3,9 +3,9 @@
 
 #include <vector>
 
-std::vector<float> make_vector();
+std::vector<double> make_vector();
 
-hvd::tensor_list f(std::vector<float>& v, std::vector<int>& w) {
+hvd::tensor_list f(std::vector<double>& v, std::vector<int>& w) {
 #ifdef BAD
   return hvd::tensors(v, make_vector(), w);
 #else

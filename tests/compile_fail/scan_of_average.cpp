@@ -4,9 +4,7 @@
 
 #include <vector>
 
-int main() {
-  hvd::SelfTransport comm;
-  std::vector<float> v(4);
+void f(hvd::SelfTransport& comm, std::vector<float>& v) {
 #ifdef BAD
   hvd::scan(comm, v, hvd::average);
 #else
