@@ -40,8 +40,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Their files are not imported."""
-    left_out = "not rest" in config.option.markexpr and REST.match(str(collection_path.relative_to(HERE)))
+    """Their files are not imported; nor are, for `-m alone`, those without such a test."""
+    wanted = config.option.markexpr
+    left_out = "not rest" in wanted and REST.match(str(collection_path.relative_to(HERE)))
+    if re.search(r"(?<!not )alone$", wanted) and collection_path.match("test_*.py"):
+        left_out = left_out or "pytest.mark.alone" not in collection_path.read_text(encoding="utf-8")
     return True if left_out else None
 
 

@@ -8,10 +8,12 @@ import json
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -50,10 +52,12 @@ class Source:
         """Its answer, with the descriptors that came along."""
         if self._process is None:
             self._channel, other = socket.socketpair()
+            self._folder = tempfile.mkdtemp(prefix="hvd-source-")  # for what TensorFlow in ranks that are killed leaves
             clean = {k: v for k, v in os.environ.items() if not k.startswith(self._not_inherited)}
             self._process = subprocess.Popen(
                 [sys.executable, str(self._program), str(other.fileno())], stdin=subprocess.DEVNULL,
-                pass_fds=[other.fileno()], env={**clean, "OMP_NUM_THREADS": "1", **self._environment},
+                pass_fds=[other.fileno()],
+                env={**clean, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder, **self._environment},
             )
             other.close()
             self._channel.settimeout(IMPORTS)
@@ -81,6 +85,7 @@ class Source:
             self._channel.close()
             self._process.wait(LIMIT)
             self._process = None
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _sources: dict[tuple[tuple[str, str], ...], Source] = {}
@@ -194,3 +199,17 @@ class Ranks:
         self.processes, self.channels, self._reports = [], [], []
         self._gone, self._ended = set(), {}
         return ended
+
+
+class Job(Ranks):
+    """Ranks of one test, with variables of their own, which end as programs do; ``joined``: they have called init()."""
+
+    whole_exit = True
+
+    def __init__(self, size: int, joined: bool = True, **own: str) -> None:
+        super().__init__(size)
+        self._joined, self._own = joined, own
+
+    def _request(self) -> dict[str, Any]:
+        environments = [{**environment, **self._own} for environment in super()._request()["environments"]]
+        return {"environments": environments, "joined": self._joined}

@@ -70,7 +70,7 @@ def _fork_ranks(
         for other in (*ends, end, control):
             other.close()
         faulthandler.register(signal.SIGUSR1)
-        os.environ.update(environment)
+        os.environ.update(environment, TMPDIR=os.environ["TMPDIR"])
         try:
             begin(request)
             _serve(channel)
@@ -112,4 +112,4 @@ def answer_requests(begin: Callable[[dict[str, Any]], None]) -> None:
 if __name__ == "__main__":
     import hvd
 
-    answer_requests(lambda request: hvd.init())
+    answer_requests(lambda request: hvd.init() if request.get("joined", True) else None)

@@ -368,6 +368,9 @@ def test_interpreter_ends_while_a_daemon_thread_waits(call: str) -> None:
     first = [(process.wait(60), *process.communicate()) for process, _ in trials]
     # Who has not met the others leaves nothing: they wait until their deadline.
     expected = "timeout 0\n" if call == "init" else "left 0\n"
+    for _, process in trials:
+        process.stdin.write("\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
     second = end_ranks([process for _, process in trials])
     assert first == [(0, "", "")] * 6 and second == [(0, expected, "")] * 6, (first, second)
 

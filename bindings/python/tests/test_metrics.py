@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rank_jobs import rank_environment
+from rank_jobs import Job, rank_environment
 from test_basics import end_ranks, run_alone, start_ranks
 
 import hvd
@@ -248,11 +248,18 @@ DDP = """
 """
 
 
+def execute(code: str, **environment: str) -> None:
+    """Two ranks run a program with PyTorch."""
+    import torch_programs
+
+    job = Job(2, joined=False, **environment)
+    job.run(torch_programs.execute, code=code)
+    assert job.stop() == [0, 0]
+
+
 def test_torch_distributed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    processes = start_ranks(2, DDP, HVD_METRICS=str(tmp_path / "hvd.prom"), HOROVOD_TIMELINE=str(tmp_path / "t.json"))
-    for code, _, errors in end_ranks(processes):
-        assert code == 0, errors
+    execute(DDP, HVD_METRICS=str(tmp_path / "hvd.prom"), HOROVOD_TIMELINE=str(tmp_path / "t.json"))
     found = values((tmp_path / "hvd.rank1.prom").read_text())
     assert found["hvd_steps_total", ""] == 4
     events = json.loads((tmp_path / "t.json").read_text())
@@ -268,7 +275,7 @@ def test_torch_distributed(tmp_path: Path) -> None:
 
 def test_steps_within_steps_and_after_errors_are_counted_once() -> None:
     pytest.importorskip("torch")
-    code = """
+    execute("""
         import torch, torch.distributed as dist, hvd
         from torch.distributed.optim import ZeroRedundancyOptimizer
         dist.init_process_group("hvd")
@@ -290,14 +297,12 @@ def test_steps_within_steps_and_after_errors_are_counted_once() -> None:
         own.step()
         assert hvd.metrics()["steps"] == 6, hvd.metrics()
         dist.destroy_process_group()
-    """
-    for code_, _, errors in end_ranks(start_ranks(2, code)):
-        assert code_ == 0, errors
+    """)
 
 
 def test_the_optimizer_of_hvd_marks_steps() -> None:
     pytest.importorskip("torch")
-    code = """
+    execute("""
         import torch, hvd.torch as hvd
         hvd.init()
         model = torch.nn.Linear(2, 1)
@@ -307,9 +312,7 @@ def test_the_optimizer_of_hvd_marks_steps() -> None:
             model(torch.ones(4, 2)).sum().backward()
             optimizer.step()
         assert hvd.metrics()["steps"] == 3, hvd.metrics()
-    """
-    for code_, _, errors in end_ranks(start_ranks(2, code)):
-        assert code_ == 0, errors
+    """)
 
 
 def test_a_forked_child_publishes_nothing(tmp_path: Path) -> None:

@@ -2,147 +2,115 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import signal
 import subprocess
 import sys
-import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Callable
 
 import pytest
-from rank_jobs import rank_environment
+from rank_jobs import Job, rank_environment
 
 pytest.importorskip("tensorflow.data")  # a part: this folder has the name of the package
 
-LIMIT = 120  # seconds for one program; a deadlock, not a slow machine, is what takes so long
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
-FIT = """
-    import os, signal, sys
-    import tensorflow as tf
+import hvd.tensorflow as hvd  # noqa: E402
+
+def fit(at_batch_3: Callable[[], None], epochs: int) -> str:
+    """How training ends that does this at batch 3."""
+    import keras
+
     import hvd.keras as hvd
 
-    hvd.init()
-    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
 
-    class AtBatch(tf.keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
+    class AtBatch(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch == 3:
-                print("batch 3", flush=True)
                 at_batch_3()
 
-    x = tf.random.normal((8000, 4))
-"""
-
-
-def start(program: str, size: int, **environment: str) -> list[subprocess.Popen[str]]:
-    """The ranks of a job that run the program."""
-    job = f"pytest-{secrets.token_hex(8)}"
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=rank_environment(rank, size, job, TF_CPP_MIN_LOG_LEVEL="2", **environment),
-        )
-        for rank in range(size)
-    ]
-
-
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Exit codes and outputs. Kills all where one does not end."""
+    x = np.random.default_rng(0).standard_normal((8000, 4))
     try:
-        outputs = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, *output) for process, output in zip(processes, outputs)]
+        model.fit(x, x[:, :1], batch_size=8, epochs=epochs, callbacks=[AtBatch()], verbose=0)
+    except KeyboardInterrupt:
+        raise SystemExit(9) from None
+    except hvd.HorovodInternalError as e:
+        return f"{e.kind}, rank {e.rank}: {e}"
+    return "to its end"
+
+
+def fit_until_one_dies() -> str:
+    return fit(lambda: os.kill(os.getpid(), signal.SIGKILL) if hvd.rank() == 1 else None, epochs=1)
 
 
 def test_a_rank_is_killed_during_fit() -> None:
-    program = FIT + """
-    def at_batch_3():
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        model.fit(x, x[:, :1], batch_size=8, epochs=1, callbacks=[AtBatch()], verbose=0)
-    except hvd.HorovodInternalError as e:
-        print(f"{e.kind}, rank {e.rank}: {e}")
-        sys.exit(7)
-    """
-    results = ended(start(program, 3))
-    assert results[1][0] == -signal.SIGKILL
+    job = Job(3)
+    said = job.run(fit_until_one_dies, dead=[1])
+    assert job.stop() == [0, -signal.SIGKILL, 0]
     for rank in (0, 2):
-        code, out, err = results[rank]
-        assert code == 7, (rank, out, err)
-        assert "peer_lost, rank 1: " in out and "rank 1 has exited or was killed" in out, out
+        assert said[rank].startswith("peer_lost, rank 1: ") and "rank 1 has exited or was killed" in said[rank], said
 
 
-def test_interrupted_during_fit() -> None:
-    program = FIT + """
-    def at_batch_3():
-        pass
-
-    try:
-        model.fit(x, x[:, :1], batch_size=8, epochs=1000, callbacks=[AtBatch()], verbose=0)
-    except KeyboardInterrupt:
-        print("interrupted")
-        sys.exit(9)
-    except hvd.HorovodInternalError as e:
-        print(e)
-        sys.exit(7)
-    """
-    processes = start(program, 2)
-    stdout = processes[0].stdout
-    assert stdout is not None and stdout.readline() == "batch 3\n"
-    processes[0].send_signal(signal.SIGINT)
-    first, second = ended(processes)
-    assert first[0] == 9 and "interrupted" in first[1], first
-    assert second[0] == 7 and "rank 0 has left" in second[1].replace("has exited or was killed", "has left"), second
+def fit_until_interrupted(file: str) -> str:
+    return fit(lambda: Path(file).touch() if hvd.rank() == 0 else None, epochs=1000)
 
 
-def test_only_some_ranks_take_a_branch() -> None:
-    """The others wait as long as the job is told to, and are told which rank has not come."""
-    program = """
-    import sys
-    import tensorflow as tf
-    import hvd.tensorflow as hvd
+def test_interrupted_during_fit(tmp_path: Path) -> None:
+    job = Job(2)
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(job.run, fit_until_interrupted, dead=[0], file=str(tmp_path / "begun"))
+        while not (tmp_path / "begun").exists() and not told.done():
+            time.sleep(0.01)
+        os.kill(job.processes[0], signal.SIGINT)
+        _, second = told.result()
+    assert job.stop() == [9, 0]
+    assert "rank 0 has left" in second.replace("has exited or was killed", "has left"), second
 
-    hvd.init()
 
-    @tf.function
-    def step(taken, x):
+def only_one_takes_a_branch(folder: str) -> str:
+    os.dup2(os.open(f"{folder}/{hvd.rank()}", os.O_CREAT | os.O_WRONLY), 2)
+
+    @tf.function  # type: ignore[misc,unused-ignore]
+    def step(taken: Any, x: Any) -> Any:
         return tf.cond(taken, lambda: hvd.allreduce(x, name="in the branch"), lambda: x)
 
     try:
         step(tf.constant(hvd.rank() == 0), tf.ones(3))
         hvd.barrier()
     except hvd.HorovodInternalError as e:
-        print(f"{e.kind}: {e}")
-        sys.exit(7)
-    """
-    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
-    results = ended(start(program, 2, **limits))
-    for code, out, err in results:
-        assert code == 7, (out, err)
-    said = results[0][2]
-    assert 'allreduce "allreduce.in the branch"' in said and "not submitted by rank 1" in said, results
+        return f"{e.kind}: {e}"
+    return "to its end"
 
 
-def test_not_initialized_and_replicas() -> None:
-    """Eagerly and in graphs; and under a strategy of TensorFlow's own with two devices."""
-    program = """
-    import tensorflow as tf
-    import hvd.tensorflow as hvd
+def test_only_some_ranks_take_a_branch(tmp_path: Path) -> None:
+    """The others wait as long as the job is told to, and are told which rank has not come."""
+    job = Job(2, HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="3")
+    results = job.run(only_one_takes_a_branch, folder=str(tmp_path))
+    assert job.stop() == [0, 0] and "to its end" not in results
+    said = (tmp_path / "0").read_text()
+    assert 'allreduce "allreduce.in the branch"' in said and "not submitted by rank 1" in said, (said, results)
 
-    def sentence(function):
+
+def sentences() -> list[str]:
+    """What is said before init(), eagerly and in graphs; and under a strategy of TensorFlow's own with two devices."""
+    (device,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
+    said: list[str] = []
+    x = tf.Variable([1.0, 2.0])
+
+    def sentence(function: Callable[[], Any]) -> None:
         try:
             function()
         except ValueError as e:
-            print(e, flush=True)
+            said.append(str(e))
 
-    x = tf.Variable([1.0, 2.0])
-
-    def step():
+    def step() -> Any:
         with tf.GradientTape() as tape:
             y = tf.reduce_sum(x * x)
         return hvd.DistributedGradientTape(tape).gradient(y, [x])
@@ -152,18 +120,15 @@ def test_not_initialized_and_replicas() -> None:
     hvd.init()
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     sentence(lambda: strategy.run(tf.function(step)))
-    """
-    two_devices = """
-    import tensorflow as tf
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-    )
-    """
-    for code, out, err in ended(start(textwrap.dedent(two_devices) + textwrap.dedent(program), 2)):
-        assert code == 0, (out, err)
-        lines = out.splitlines()
-        assert lines[:4] == ["Horovod has not been initialized; use hvd.init()."] * 4, out
-        assert "MirroredStrategy with 2 replicas); start one process per device by hvdrun" in lines[4], out
+    return said
+
+
+def test_not_initialized_and_replicas() -> None:
+    job = Job(2, joined=False)
+    for said in job.run(sentences):
+        assert said[:4] == ["Horovod has not been initialized; use hvd.init()."] * 4, said
+        assert "MirroredStrategy with 2 replicas); start one process per device by hvdrun" in said[4], said
+    assert job.stop() == [0, 0]
 
 
 def test_without_tensorflow(tmp_path: Path) -> None:
