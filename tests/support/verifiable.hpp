@@ -351,4 +351,49 @@ inline std::uint64_t hash_of_bits(const void* data, std::size_t bytes) {
   return h;
 }
 
+#ifdef HVD_VERIFIABLE
+// Without optimisation, as most tests are compiled, a value costs some fifty calls, and tests spent most of their time
+// there. So HVD_VERIFIABLE is `extern` for tests, and empty in verifiable.cpp, which is optimised and has the functions.
+#define HVD_VERIFIABLE_BY(T, OP)                                    \
+  HVD_VERIFIABLE template T input<T>(OP, std::size_t, int, int);    \
+  HVD_VERIFIABLE template T expected<T>(OP, std::size_t, int);
+#define HVD_VERIFIABLE_NUMBER(T)                   \
+  HVD_VERIFIABLE_BY(T, sum_t)                      \
+  HVD_VERIFIABLE_BY(T, average_t)                  \
+  HVD_VERIFIABLE_BY(T, product_t)                  \
+  HVD_VERIFIABLE_BY(T, const scaled_op<sum_t>&)    \
+  HVD_VERIFIABLE_BY(T, const scaled_op<average_t>&)
+#define HVD_VERIFIABLE_ORDERED(T) \
+  HVD_VERIFIABLE_NUMBER(T)        \
+  HVD_VERIFIABLE_BY(T, min_t)     \
+  HVD_VERIFIABLE_BY(T, max_t)
+HVD_VERIFIABLE_BY(bool, min_t)
+HVD_VERIFIABLE_BY(bool, max_t)
+HVD_VERIFIABLE_ORDERED(std::int8_t)
+HVD_VERIFIABLE_ORDERED(std::uint8_t)
+HVD_VERIFIABLE_ORDERED(std::int16_t)
+HVD_VERIFIABLE_ORDERED(std::uint16_t)
+HVD_VERIFIABLE_ORDERED(std::int32_t)
+HVD_VERIFIABLE_ORDERED(std::uint32_t)
+HVD_VERIFIABLE_ORDERED(std::int64_t)
+HVD_VERIFIABLE_ORDERED(std::uint64_t)
+HVD_VERIFIABLE_ORDERED(half)
+HVD_VERIFIABLE_ORDERED(bfloat16)
+HVD_VERIFIABLE_ORDERED(float)
+HVD_VERIFIABLE_ORDERED(double)
+HVD_VERIFIABLE_NUMBER(std::complex<float>)
+HVD_VERIFIABLE_NUMBER(std::complex<double>)
+HVD_VERIFIABLE template affine input<affine>(compose, std::size_t, int, int);
+HVD_VERIFIABLE template affine expected<affine>(const compose&, std::size_t, int);
+HVD_VERIFIABLE template block input<block>(combine_blocks, std::size_t, int, int);
+HVD_VERIFIABLE template block expected<block>(const combine_blocks&, std::size_t, int);
+HVD_VERIFIABLE template half order_sensitive(std::size_t, int);
+HVD_VERIFIABLE template bfloat16 order_sensitive(std::size_t, int);
+HVD_VERIFIABLE template float order_sensitive(std::size_t, int);
+HVD_VERIFIABLE template double order_sensitive(std::size_t, int);
+#undef HVD_VERIFIABLE_BY
+#undef HVD_VERIFIABLE_NUMBER
+#undef HVD_VERIFIABLE_ORDERED
+#endif
+
 }  // namespace hvd::test

@@ -1,0 +1,3 @@
+// What verifiable.hpp declares, optimised in every build.
+#define HVD_VERIFIABLE
+#include "verifiable.hpp"
