@@ -26,7 +26,8 @@ void check(through_device& comm, const Op& op) {
   for (const std::size_t n : {0U, 1U, 77U}) {
     auto in = comm.alloc_shared<T>(n * ranks), out = comm.alloc_shared<T>(n * ranks);
     for (std::size_t i = 0; i != n * ranks; ++i) in[i] = input<T>(op, i, rank, p);
-    const auto right = [&, name = __PRETTY_FUNCTION__](const T* got, std::size_t from, std::size_t count, const char* what) {
+    const auto right = [&, name = __PRETTY_FUNCTION__](const T* got, std::size_t from, std::size_t count,
+                                                       const char* what) {
       for (std::size_t i = 0; i != count; ++i) {
         require(got[i] == expected<T>(op, from + i, p), [&] { return std::string(what) + ": wrong, " + name; });
       }

@@ -353,19 +353,20 @@ inline std::uint64_t hash_of_bits(const void* data, std::size_t bytes) {
 
 #ifdef HVD_VERIFIABLE
 // Without optimisation, as most tests are compiled, a value costs some fifty calls, and tests spent most of their time
-// there. So HVD_VERIFIABLE is `extern` for tests, and empty in verifiable.cpp, which is optimised and has the functions.
-#define HVD_VERIFIABLE_BY(T, OP)                                    \
-  HVD_VERIFIABLE template T input<T>(OP, std::size_t, int, int);    \
+// there. So HVD_VERIFIABLE is `extern` for tests, and empty in verifiable.cpp, which is optimised and has the
+// functions.
+#define HVD_VERIFIABLE_BY(T, OP)                                                                                       \
+  HVD_VERIFIABLE template T input<T>(OP, std::size_t, int, int);                                                       \
   HVD_VERIFIABLE template T expected<T>(OP, std::size_t, int);
-#define HVD_VERIFIABLE_NUMBER(T)                   \
-  HVD_VERIFIABLE_BY(T, sum_t)                      \
-  HVD_VERIFIABLE_BY(T, average_t)                  \
-  HVD_VERIFIABLE_BY(T, product_t)                  \
-  HVD_VERIFIABLE_BY(T, const scaled_op<sum_t>&)    \
+#define HVD_VERIFIABLE_NUMBER(T)                                                                                       \
+  HVD_VERIFIABLE_BY(T, sum_t)                                                                                          \
+  HVD_VERIFIABLE_BY(T, average_t)                                                                                      \
+  HVD_VERIFIABLE_BY(T, product_t)                                                                                      \
+  HVD_VERIFIABLE_BY(T, const scaled_op<sum_t>&)                                                                        \
   HVD_VERIFIABLE_BY(T, const scaled_op<average_t>&)
-#define HVD_VERIFIABLE_ORDERED(T) \
-  HVD_VERIFIABLE_NUMBER(T)        \
-  HVD_VERIFIABLE_BY(T, min_t)     \
+#define HVD_VERIFIABLE_ORDERED(T)                                                                                      \
+  HVD_VERIFIABLE_NUMBER(T)                                                                                             \
+  HVD_VERIFIABLE_BY(T, min_t)                                                                                          \
   HVD_VERIFIABLE_BY(T, max_t)
 HVD_VERIFIABLE_BY(bool, min_t)
 HVD_VERIFIABLE_BY(bool, max_t)

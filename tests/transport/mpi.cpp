@@ -53,7 +53,8 @@ void check(MpiTransport& comm, const Op& op, bool can) {
          under_way = comm.alloc_shared<T>(n), at_root = comm.alloc_shared<T>(n);
     for (std::size_t i = 0; i != n; ++i) in[i] = input<T>(op, i, comm.rank(), comm.size());
     const auto right = [&](const hvd::shared_array<T>& got) {
-      for (std::size_t i = 0; i != n; ++i) require(got[i] == expected<T>(op, i, comm.size()), [&] { return "wrong: " + what; });
+      for (std::size_t i = 0; i != n; ++i)
+        require(got[i] == expected<T>(op, i, comm.size()), [&] { return "wrong: " + what; });
     };
     const hvd::reduction r = hvd::make_reduction<T>(op, comm.size());
     hvd::allreduce(comm, in, by_default, op);
