@@ -337,8 +337,14 @@ def check_results_are_freed() -> None:
         module._MOST_KEPT = 64 << 20
 
 
-def test_results_are_freed(two_gpus: Ranks) -> None:
-    two_gpus.run(check_results_are_freed)
+@pytest.fixture
+def two_gpus_that_free_soon() -> Iterator[Ranks]:
+    """2 ranks, of which one waits in cuMemFree for the other, as long as the stand-in lets it."""
+    yield from start(2, HVD_STANDIN_FREE_LIMIT_MS="100")
+
+
+def test_results_are_freed(two_gpus_that_free_soon: Ranks) -> None:
+    two_gpus_that_free_soon.run(check_results_are_freed)
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
