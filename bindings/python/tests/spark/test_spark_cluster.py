@@ -64,6 +64,7 @@ session = (
     .config("spark.log.level", "ERROR")
     .config("spark.task.maxFailures", "1")
     .config("spark.executor.memory", "512m")
+    .config("spark.executor.cores", "1")  # two executors on a host
     .getOrCreate()
 )
 found = {"two": said(hvd.spark.run, place, num_proc=2), "four": said(hvd.spark.run, place, num_proc=4)}

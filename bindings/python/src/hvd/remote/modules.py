@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import sysconfig
@@ -25,19 +26,24 @@ def local_roots() -> set[str]:
     return roots
 
 
-def is_local_file(file: str) -> bool:
-    """Whether a Python file is below one of them and not installed."""
+@functools.lru_cache
+def _library() -> list[str]:
+    return [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+
+
+def is_local_file(file: str, roots: Iterable[str] | None = None) -> bool:
+    """Whether a Python file is below one of `roots` (default: `local_roots()`) and not installed."""
     if not file.endswith(".py"):
         return False
     file = os.path.realpath(file)
-    library = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, library):
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.split(os.sep)) or _below(file, _library()):
         return False
-    return _below(file, local_roots())
+    return _below(file, local_roots() if roots is None else roots)
 
 
 def local_modules() -> list[types.ModuleType]:
     """The imported modules of the user's own: Python files beside the notebook or script, that are not installed."""
+    roots = local_roots()  # once: a program with a framework has thousands of modules
 
     def is_local(name: str, module: Any) -> bool:
         file = getattr(module, "__file__", None)
@@ -45,7 +51,7 @@ def local_modules() -> list[types.ModuleType]:
             return False
         if name == "__main__" or module.__name__ != name or name.split(".")[0] in _NEVER_BY_VALUE:
             return False
-        return is_local_file(file)
+        return is_local_file(file, roots)
 
     return [module for name, module in list(sys.modules.items()) if is_local(name, module)]
 
