@@ -56,6 +56,8 @@ def copy_pages(source):
     header becomes one to its page."""
     for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md"]:
         text = page.read_text()
+        if page.name == "seed.md":  # for contributors, in no menu
+            text = ORPHAN + text
         if page.parent != ROOT:
             text = re.sub(r"\]\(\.\./include/hvd/([\w/]+)\.hpp\)", r"](reference/\1.rst)", text)
             text = text.replace("](../include/hvd)", "](reference/index.rst)").replace("](../", "](")

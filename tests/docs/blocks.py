@@ -327,6 +327,16 @@ def check_names(page, prose):
             raise Problem(f"{page.relative_to(ROOT)}: the link {link} leads nowhere")
 
 
+def check_variables():
+    """docs/variables.md names each variable that the library and its Python package read, and no other."""
+    quoted = r'"((?:HVD|HOROVOD)_[A-Z0-9_]*[A-Z0-9])"'
+    files = [path for folder in ("include", "c", "bindings/python/src") for path in (ROOT / folder).rglob("*.[hcp][py]*")]
+    read = set(re.findall(quoted, "".join(path.read_text() for path in files if path.is_file())))
+    named = set(re.findall(r"`((?:HVD|HOROVOD)_[A-Z0-9_]+)`", (ROOT / "docs/variables.md").read_text()))
+    if read != named:
+        raise Problem(f"docs/variables.md: not named: {sorted(read - named)}; read by nobody: {sorted(named - read)}")
+
+
 # ---- all -------------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +374,7 @@ def check(pages, compiler, library, folder):
                 jobs.setdefault(block.text, (f"program_{len(jobs)}", []))[1].append(block)
         if fragments:
             jobs[together(fragments)] = (f"{page.stem}_fragments", [b for b in fragments if not b.says("file")])
+    attempt(problems, check_variables)
     # A place from which commands see the tree, and in which they may write.
     place = folder / "tree"
     place.mkdir()

@@ -82,7 +82,7 @@ def compare(blocks: list[Any], found: dict[int, str]) -> None:
         BLOCKS.compare(block, found[block.line], block.output or "")
 
 
-@pytest.mark.parametrize("page", PAGES[1:])
+@pytest.mark.parametrize("page", PAGES)
 def test_code(page: str, tmp_path: Path) -> None:
     blocks = blocks_of(page, "python")
     assert blocks
@@ -163,7 +163,7 @@ def is_there(name: str, modules: tuple[str, ...]) -> bool:
         return False
 
 
-@pytest.mark.parametrize("page", PAGES[1:])
+@pytest.mark.parametrize("page", PAGES)
 def test_names(page: str) -> None:
     """What the text names as `hvd.NAME` is there."""
     frameworks = ("tensorflow", "keras") if "tensorflow" in page else ("torch",)
