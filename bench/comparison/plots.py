@@ -5,7 +5,7 @@ import math
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from comparison.tables import tables, title
-from support.plotting import draw_files, plt, short_time, size_axis
+from support.plotting import draw_file, plt, short_time, size_axis
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers differ too, for print without colour.
 LOOKS = {
@@ -118,7 +118,7 @@ def figure(run, chosen):
 
 
 def write(run, folder):
-    """Writes NAME.svg and .png with all series, and NAME-headline.* with allreduce at 2 ranks; returns the names."""
+    """Writes NAME.svg with all series, and NAME-headline.svg with allreduce at 2 ranks; returns the names."""
     every = [one for one in tables(run) if any(row.times for row in one.rows)]
     headline = [one for one in every if one.name in ("allreduce-private-2", "allreduce-shared-2")]
     plots = [(run["name"], every)] + ([(run["name"] + "-headline", headline)] if headline else [])
@@ -126,5 +126,5 @@ def write(run, folder):
     for name, chosen in plots:
         if not chosen:
             continue
-        written += draw_files(lambda: figure(run, chosen), folder, name, dpi=110)
+        written.append(draw_file(lambda: figure(run, chosen), folder, name))
     return written

@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from simulated import engine
 from simulated.tables import keyed
-from support.plotting import draw_files, plt, short_size, short_time, size_axis
+from support.plotting import draw_file, plt, short_size, short_time, size_axis
 
 # Okabe and Ito's colours, as in bench/compare.
 LOOKS = {
@@ -144,6 +144,6 @@ def engine_figure(run):
 
 
 def write(run, folder, name):
-    """Writes NAME.svg and NAME.png; returns their names."""
+    """Writes NAME.svg; returns that name."""
     draw = engine_figure if run.get("about") == "engine" else figure
-    return draw_files(lambda: draw(run), folder, name, dpi=90)
+    return draw_file(lambda: draw(run), folder, name)

@@ -49,12 +49,11 @@ def size_axis(axis, sizes):
     axis.xaxis.set_major_formatter(FuncFormatter(short_size))
 
 
-def draw_files(draw, folder, name, dpi):
-    """Writes what draw() makes as NAME.svg and NAME.png; returns their names. The same picture is the same file."""
+def draw_file(draw, folder, name):
+    """Writes what draw() makes as NAME.svg; returns that name. The same picture is the same file."""
     with plt.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         drawn = draw()
         drawn.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        drawn.savefig(folder / f"{name}.png", dpi=dpi, metadata={"Software": None})
         plt.close(drawn)
-    return [f"{name}.svg", f"{name}.png"]
+    return f"{name}.svg"
