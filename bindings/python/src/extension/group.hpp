@@ -23,14 +23,14 @@ using seconds = std::chrono::duration<double>;
 
 /// An operation in flight, or done.
 struct pending {
-  collective what;  // of a collective
+  collective what;  // set for a collective
   std::shared_ptr<hvd::detail::tagged_message> message;
   seconds timeout{0};
-  std::shared_ptr<void> keep;  ///< what has to stay alive until it is done
-  std::shared_ptr<void> then;  ///< a function of Python for `callbacks`
+  std::shared_ptr<void> keep;  ///< kept alive until it is done
+  std::shared_ptr<void> then;  ///< a Python function for `callbacks`
   std::chrono::steady_clock::time_point submitted{};
   std::shared_ptr<std::byte> shared;  ///< collective::file, mapped
-  bool done = false;                  ///< guarded by the group's mutex, as `then` is
+  bool done = false;                  ///< guarded by the group's mutex, like `then`
   std::optional<hvd::error> problem;
 
   void throw_problem() const {
@@ -38,12 +38,12 @@ struct pending {
   }
 };
 
-/// All ranks call the same collectives in the same order; nothing is negotiated. A blocking collective runs in the
-/// thread of its caller if none is in flight. Others wait in a queue, for the group's thread or for a thread that waits
-/// for them, whichever comes first. Messages have a transport and a thread of their own: no collective waits for them.
+/// All ranks call the same collectives in the same order, without negotiation. A blocking collective runs on its
+/// caller's thread if no other is in flight. Other collectives wait in a queue, until the group's thread or a waiting
+/// thread runs them. Messages have their own transport and thread, so no collective waits for them.
 ///
-/// Any thread may call any function. `interrupted`, of each call that waits, is asked about every millisecond on the
-/// waiting thread; where it returns true a collective that runs there ends, and the group with it.
+/// Any thread may call any function. Calls that wait take `interrupted` and call it about every millisecond on the
+/// waiting thread. If it returns true while a collective runs there, that collective ends, and the group with it.
 class group {
  public:
   using interrupted = bool (*)();
@@ -57,37 +57,38 @@ class group {
   [[nodiscard]] int size() const { return connection_->size(); }
   [[nodiscard]] std::vector<int> hosts() const { return connection_->hosts(); }
 
-  /// Returns when the collective is done. Errors: what it ended with.
+  /// Returns when the collective is done. Throws its error.
   void run(pending& p, interrupted by_signal);
   std::shared_ptr<pending> submit(std::shared_ptr<pending> p);
-  /// Sends or receives. `at_once`: the caller waits next, and does the work itself.
+  /// Sends or receives. `at_once`: the caller waits next, and does the work on its own thread.
   std::shared_ptr<pending> post(std::shared_ptr<pending> p, bool at_once);
 
-  /// Waits. False where it is not done after `limit`. Errors: what it ended with; aborted if interrupted.
+  /// Waits until it is done; returns false if it is not after `limit`. Throws its error, or `aborted` if interrupted.
   bool wait(pending& p, std::optional<seconds> limit, interrupted by_signal);
   [[nodiscard]] bool poll(const pending& p);
-  /// `function` goes to `callbacks` when the operation ends, at once if it has ended.
+  /// Passes `function` to `callbacks` when the operation ends, or at once if it has ended.
   void when_done(pending& p, std::shared_ptr<void> function);
 
-  /// Memory that the ranks of a host share. Collective.
+  /// Allocates memory shared by the ranks of a host. Collective.
   std::shared_ptr<std::byte> alloc_shared(std::size_t bytes, interrupted by_signal);
   std::shared_ptr<std::byte> map_shared(int fd, std::size_t bytes, interrupted by_signal);
 
-  /// Collective: from now on the process's timeline is written to this file.
+  /// Writes the process's timeline to this file from now on. Collective.
   void start_timeline(const std::string& path, interrupted by_signal);
 
-  /// The timeline shows the group as the process set of this number, with these ranks of the job. Before it is used.
+  /// Sets the process set and the ranks of the job under which the timeline shows the group. Call it before the first
+  /// use.
   void describe(int set, const std::vector<int>& ranks);
 
-  /// Ends what is in flight, here and on all other ranks of the group.
+  /// Ends all operations in flight, here and on all other ranks of the group.
   void abort() noexcept;
-  /// Leaves the group, after what is in flight has ended; what has not within `limit` is aborted.
+  /// Leaves the group when all operations in flight have ended. Aborts those that have not ended within `limit`.
   void close(seconds limit = seconds(5)) noexcept;
 
  private:
   using lock = std::unique_lock<std::mutex>;
 
-  /// Runs `f(connection)` in this thread, alone, after all collectives that were called before.
+  /// Runs `f(connection)` alone on this thread, after all collectives called before.
   template <class F>
   auto exclusively(interrupted by_signal, const F& f);
   void perform(pending& p);
@@ -106,17 +107,17 @@ class group {
   std::atomic<int> set_{0};
 
   std::mutex mutex_;
-  std::condition_variable ended_;  // an operation has, for threads that wait
+  std::condition_variable ended_;  // notified when an operation ends
   bool closing_ = false;
 
-  std::deque<std::shared_ptr<pending>> queue_;  // of collectives
-  bool running_ = false;                        // one runs, in some thread
+  std::deque<std::shared_ptr<pending>> queue_;  // collectives
+  bool running_ = false;                        // a collective runs, on some thread
   helper_thread driver_;
 
-  std::deque<std::shared_ptr<pending>> posted_, in_flight_;  // messages: not yet, and already, given to the connection
-  std::atomic<bool> woken_{false};                           // there are posted ones
-  bool carrying_ = false;                                    // some thread moves messages
-  std::optional<hvd::error> broken_;                         // what has ended all messages
+  std::deque<std::shared_ptr<pending>> posted_, in_flight_;  // messages before and after they reach the connection
+  std::atomic<bool> woken_{false};                           // there are posted messages
+  bool carrying_ = false;                                    // a thread moves messages
+  std::optional<hvd::error> broken_;                         // the error that ended all messages
   helper_thread carrier_;
 };
 

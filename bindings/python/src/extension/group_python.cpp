@@ -27,10 +27,10 @@ namespace {
 namespace nb = nanobind;
 using clock = std::chrono::steady_clock;
 
-/// The exception that a signal handler has raised in this thread while it waited.
+/// The exception raised by a signal handler on this thread during a wait.
 thread_local std::array<PyObject*, 3> raised_here{};
 
-/// Runs the handlers of signals that have come, as Python itself does in its main thread. The GIL is released.
+/// Runs the handlers of pending signals, as Python itself does on its main thread. The GIL is released.
 bool interrupted_by_signal() {
   static thread_local clock::time_point next{};
   const clock::time_point now = clock::now();
@@ -46,7 +46,8 @@ bool interrupted_by_signal() {
   return raised;
 }
 
-/// f() without the GIL. Errors: what a signal handler raised meanwhile; HorovodInternalError for what ends operations.
+/// Calls f() without the GIL. Raises the exception of a signal handler that ran meanwhile, or HorovodInternalError for
+/// a failed operation.
 template <class F>
 auto without_gil(const F& f) -> decltype(f()) {
   try {
@@ -63,7 +64,7 @@ auto without_gil(const F& f) -> decltype(f()) {
   }
 }
 
-/// Elements of each block, where they differ.
+/// Elements of each block if blocks differ.
 using lengths = std::optional<nb::sequence>;
 
 collective read(int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count, int type, int op, double factor,

@@ -1,4 +1,4 @@
-// helper_thread.hpp: when a group's own thread takes up work that the program's threads may do themselves.
+// helper_thread.hpp: decides when a group's own thread takes over work that the program's threads may do themselves.
 #pragma once
 
 #include <chrono>
@@ -9,26 +9,26 @@
 
 namespace hvd_python {
 
-/// A thread that does what nobody waits for. To wake it costs more than a small operation. Where the program has waited
-/// at once for the last small one, it is not woken for the next, and looks by itself a little later. The mutex of its
-/// group guards it.
+/// A thread for work that nobody waits for. Waking it costs more than a small operation. If the program waited at once
+/// for the last small operation, the thread is not woken for the next one, and checks by itself a little later. Guarded
+/// by the group's mutex.
 class helper_thread {
  public:
   using lock = std::unique_lock<std::mutex>;
   using clock = std::chrono::steady_clock;
 
-  /// Work was added. `run`: what the thread does, from the first work on.
+  /// Work was added. `run`: the thread's function; the first call starts the thread.
   template <class Run>
   void added(bool small, const Run& run) {
     if (!thread_.joinable()) thread_ = std::thread(run);
     last_ = clock::now();
     if (!(small && waited_at_once_ && looks_)) work_.notify_one();
   }
-  /// There is work that another thread has left.
+  /// Another thread has left work behind.
   void left() {
     if (!looks_) work_.notify_one();
   }
-  /// A thread of the program does the small work that was added last.
+  /// A thread of the program does the last added small work.
   void not_needed() { waited_at_once_ = true; }
   /// The group ends.
   void end() { work_.notify_all(); }
@@ -36,8 +36,8 @@ class helper_thread {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// In the thread: waits until there is work for it. `ready()`: there is some, and nobody does it. `urgent(now)`: it
-  /// is not small, or has waited for long. False where `over()`.
+  /// Called on the thread: waits for work. `ready()`: there is work, and nobody does it. `urgent(now)`: it is not
+  /// small, or has waited for long. Returns false if `over()`.
   template <class Ready, class Urgent, class Over>
   bool wait(lock& held, const Ready& ready, const Urgent& urgent, const Over& over) {
     while (!over()) {
@@ -57,7 +57,7 @@ class helper_thread {
     return false;
   }
 
-  /// How often it looks, and how long after the last work.
+  /// The interval of its checks, and how long after the last work it makes them.
   static constexpr std::chrono::microseconds look_every{100}, look_for{2000};
 
  private:

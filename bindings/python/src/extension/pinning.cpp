@@ -23,7 +23,7 @@ namespace {
 
 namespace nb = nanobind;
 
-/// What a policy reads: the GPUs too, if it places ranks on them.
+/// The host's devices for a policy: CPUs, and GPUs if the policy places ranks on them.
 hvd::topology discover(const hvd::parsed_pin& policy) {
   if (!std::holds_alternative<hvd::pinning::none>(policy.device)) return hvd::topology::discover();
   return hvd::topology::discover_cpus();
@@ -31,8 +31,8 @@ hvd::topology discover(const hvd::parsed_pin& policy) {
 
 std::string device_text(const hvd::placement& p) { return p.device ? hvd::detail::label(*p.device) : std::string(); }
 
-/// What hvd.core.pinning raises for other errors than those of arguments: a GPU that is missing is nothing that a
-/// restart of the job mends, as HorovodInternalError says.
+/// The exception of hvd.core.pinning for errors other than invalid arguments. It is not HorovodInternalError, because
+/// restarting the job does not bring back a missing GPU.
 template <class F>
 auto run(const F& f) {
   try {
@@ -44,7 +44,7 @@ auto run(const F& f) {
   }
 }
 
-/// A pinned thread. Without `restore` it stays pinned, also when the object is gone: `hvd.pin()` is a statement.
+/// A pinned thread. It stays pinned until `restore`, even if the object is gone: `hvd.pin()` is a statement.
 class pin {
  public:
   explicit pin(const std::optional<std::string>& policy) {

@@ -1,4 +1,4 @@
-// streams.hpp: the streams of frameworks, and the events that order their work with hvd's.
+// streams.hpp: frameworks' streams, and the events that order their work with hvd's.
 #pragma once
 
 #include <hvd/cuda/device.hpp>
@@ -15,7 +15,7 @@
 
 namespace hvd_python {
 
-/// A stream of a framework: the device it is on, and the CUstream (cudaStream_t), null for the default one.
+/// A framework's stream: its device and its CUstream (cudaStream_t), null for the default stream.
 struct framework_stream {
   int device;
   hvd::detail::cu_stream handle;
@@ -26,22 +26,22 @@ inline framework_stream stream_at(int device, std::uintptr_t handle) {
   return {device, reinterpret_cast<hvd::detail::cu_stream>(handle)};
 }
 
-/// The devices whose tensors have come, each with a pool of events. Nothing here waits for a device.
+/// The devices whose tensors were submitted, each with a pool of events. Nothing here waits for a device.
 class framework_devices {
  public:
   /// Never destroyed: events may be released while the process ends.
   static framework_devices& instance() { return *current(); }
-  /// For a forked child, in which CUDA does not work, and threads that it does not have may hold the lock.
+  /// For a forked child: CUDA does not work there, and a thread missing in the child may hold the lock.
   static void forget() { current() = new framework_devices; }
 
-  /// An event behind all work that is queued on the stream now. Errors: those of hvd::detail::cuda_device.
+  /// Records an event after all work queued on the stream now. Throws hvd::detail::cuda_device's errors.
   std::shared_ptr<void> record(const framework_stream& stream) {
     const std::shared_ptr<pool> of = find(stream.device);
     const hvd::detail::cuda_device::scope current(*of->device);
     return of->events->record(stream.handle);
   }
 
-  /// Work that is queued on the stream from now on begins after the event, if there is one.
+  /// Work queued on the stream from now on begins after the event, if there is one.
   void make_wait(const framework_stream& stream, void* event) {
     if (event == nullptr) return;
     const std::shared_ptr<pool> of = find(stream.device);
@@ -72,7 +72,7 @@ class framework_devices {
     } catch (const hvd::error& e) {
       pools_.erase(ordinal);
       if (e.kind() != hvd::error::unsupported) throw;
-      // No restart of the job brings a driver: this is not the kind of error after which programs try again.
+      // Restarting the job does not bring back a driver, so this is not an error after which programs try again.
       hvd::detail::fail(hvd::error_kind::invalid_argument,
                         {"a tensor is on GPU ", ordinal, ", but ", hvd::detail::sentence(e)});
     }
@@ -82,7 +82,7 @@ class framework_devices {
   std::map<int, std::shared_ptr<pool>> pools_;
 };
 
-/// What a submission of tensors on devices keeps alive: an event of each stream on which they are made.
+/// Kept alive by a submission of device tensors: an event for each stream that produces them.
 class ready_events {
  public:
   void add(hvd::tensor& t, const framework_stream& stream) {

@@ -1,4 +1,4 @@
-// xla.cpp: allreduce as a handler of XLA. Nothing that programs call takes the GIL.
+// xla.cpp: allreduce as a handler of XLA. Calls from programs never take the GIL.
 
 #include "xla.hpp"
 
@@ -35,7 +35,7 @@ namespace {
 
 namespace nb = nanobind;
 
-/// What a call ended with. `refused`: no rank could have done it, which Python calls a ValueError.
+/// The error of a call. `refused`: no rank can do this call, which is a ValueError in Python.
 struct problem {
   std::string text;
   std::string_view kind;
@@ -48,11 +48,11 @@ problem of_submission(const hvd::error& e) {
   return {e.what(), hvd::name(e.kind()), e.rank(), e.kind() == hvd::error::invalid_argument};
 }
 
-/// What programs and Python share.
+/// State shared by programs and Python.
 class shared {
  public:
-  /// Never destroyed: programs may run while the process ends. A forked child gets one of its own, because a thread
-  /// that it does not have may hold the lock.
+  /// Never destroyed: programs may run while the process ends. A forked child gets its own one, because a thread
+  /// missing in the child may hold the lock.
   static shared& instance() {
     static std::atomic<shared*> all = new shared;
     shared* now = all.load();
@@ -72,7 +72,7 @@ class shared {
 
   void remember(problem p) {
     const std::lock_guard lock(mutex_);
-    if (problems_.size() == 16) problems_.pop_front();  // nobody has asked for them
+    if (problems_.size() == 16) problems_.pop_front();  // nobody has read them
     problems_.push_back(std::move(p));
   }
   std::deque<problem> take_problems() {
@@ -87,17 +87,18 @@ class shared {
   std::deque<problem> problems_;
 };
 
-/// One tensor in the attribute "how": these numbers, of which the factors are the bits of doubles.
+/// One tensor in the attribute "how", as these numbers; the factors are the bits of doubles.
 struct how_entry {
   std::int64_t op, wire, prescale, postscale, name_length;
 };
 constexpr std::size_t entry_numbers = 5;
 
-/// What a program says in attributes. All is in them, and nothing in this process: XLA may keep programs in files.
+/// The attributes of a program. They contain all it needs, and nothing is kept in this process: XLA may store programs
+/// in files.
 struct call {
-  std::int64_t process_set = 0;  // -1: a trial, which copies
+  std::int64_t process_set = 0;  // -1: a trial that copies its input
   std::vector<how_entry> each;
-  std::string_view names;  // one after another
+  std::string_view names;  // concatenated
 };
 
 const void* find(const xla_ffi::attributes& all, std::string_view name, int type) {
@@ -128,7 +129,7 @@ const xla_ffi::buffer* buffer_of(const xla_ffi::values& all, std::size_t i) {
   return all.types[i] == 1 && b->size >= sizeof(xla_ffi::buffer) ? b : nullptr;
 }
 
-/// Argument `i` as a tensor whose result is result `i`; nothing if these are not of one known type and shape.
+/// Argument `i` as a tensor whose result is result `i`; empty if they are not of one known type and shape.
 std::optional<hvd::tensor> tensor_of(const xla_ffi::frame& f, std::size_t i) {
   const xla_ffi::buffer* const in = buffer_of(f.arguments, i);
   const xla_ffi::buffer* const out = buffer_of(f.results, i);
@@ -151,7 +152,7 @@ void copy(const hvd::tensor& t) {
   if (size != 0) std::memcpy(t.out, t.in, size);
 }
 
-/// Operations that use the memory of a call, which therefore ends only after them.
+/// Operations that use a call's memory. The call ends after them.
 struct in_flight {
   std::vector<hvd::handle> handles;
 
@@ -160,7 +161,7 @@ struct in_flight {
   in_flight& operator=(const in_flight&) = delete;
   ~in_flight() { wait(); }
 
-  /// Waits for all. Returns the first error.
+  /// Waits for all of them. Returns the first error.
   std::optional<hvd::error> wait() const {
     std::optional<hvd::error> first;
     for (const hvd::handle& h : handles) {
@@ -186,9 +187,9 @@ hvd::request request_for(const how_entry& how, std::string_view name, hvd::tenso
   return r;
 }
 
-/// Submits all tensors, and waits for all. Returns the first problem.
+/// Submits all tensors and waits for all of them. Returns the first problem.
 std::optional<problem> allreduce(const call& c, std::vector<hvd::tensor> tensors) {
-  // A reference of its own: another thread may close the job meanwhile.
+  // Its own reference: another thread may close the job meanwhile.
   const std::shared_ptr<session> s = shared::instance().current();
   if (!s) return refusal("Horovod has not been initialized; use hvd.init().");
   std::optional<problem> first;
@@ -200,7 +201,7 @@ std::optional<problem> allreduce(const call& c, std::vector<hvd::tensor> tensors
     hvd::request r = request_for(c.each[i], c.names.substr(position, length), std::move(tensors[i]));
     position += length;
     try {
-      // This thread waits at once, and does the work itself.
+      // This thread waits next, and does the work itself.
       submitted.handles.push_back(s->submit(std::move(r), static_cast<int>(c.process_set), false));
     } catch (const hvd::error& e) {  // other ranks wait for the rest
       if (!first) first = of_submission(e);
@@ -214,7 +215,7 @@ std::optional<problem> allreduce(const call& c, std::vector<hvd::tensor> tensors
 std::optional<problem> execute(const xla_ffi::frame& f) {
   const std::optional<call> c = read_call(f.attributes);
   const auto count = static_cast<std::size_t>(f.arguments.count);
-  // The last argument and result only put calls in order: see hvd/tensorflow/xla.py.
+  // The last argument and result only order the calls: see hvd/tensorflow/xla.py.
   if (!c || f.results.count != f.arguments.count || c->each.size() + 1 != count)
     return refusal("hvd: a compiled program calls hvd_allreduce with other attributes than this version of hvd");
   std::vector<hvd::tensor> tensors;
@@ -230,7 +231,7 @@ std::optional<problem> execute(const xla_ffi::frame& f) {
   return std::nullopt;
 }
 
-int minor_version = 0;  // of the XLA that is found
+int minor_version = 0;  // of the loaded XLA
 
 xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
   for (xla_ffi::extension* e = f->first; e != nullptr; e = e->next) {
@@ -261,18 +262,18 @@ xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
 
 using get_api = const xla_ffi::api*();
 
-/// The function of TensorFlow that gives the interface of its XLA, or null. `path`: of the library that has it.
+/// TensorFlow's function that returns its XLA's interface, or null. `path`: the library that has it.
 get_api* find_api(const char* path) {
   constexpr const char* name = "_ZN3xla3ffi12GetXlaFfiApiEv";  // xla::ffi::GetXlaFfiApi()
   void* found = ::dlsym(RTLD_DEFAULT, name);
   if (found == nullptr) {
-    // The library stays loaded: the reference that this takes is never given back.
+    // The library stays loaded, because this reference is never released.
     if (void* const library = ::dlopen(path, RTLD_LAZY | RTLD_NOLOAD)) found = ::dlsym(library, name);
   }
   return reinterpret_cast<get_api*>(found);
 }
 
-/// Registers the handler. Returns why that is not possible; empty if it is done.
+/// Registers the handler. Returns an empty string, or the reason for a failure.
 std::string register_handler(const char* path) {
   get_api* const get = find_api(path);
   if (get == nullptr) return "this TensorFlow does not export XLA's interface for such calls";
@@ -304,7 +305,7 @@ void publish(std::weak_ptr<session> current) { shared::instance().set_current(st
 
 void define_xla(nb::module_& m) {
   m.def("register_xla", [](const char* path) {
-    static const std::string why = register_handler(path);  // XLA takes a name once
+    static const std::string why = register_handler(path);  // XLA accepts each name once
     return nb::str(why.c_str(), why.size());
   });
   m.def("xla_failures", [] {

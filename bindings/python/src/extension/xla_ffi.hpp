@@ -1,4 +1,4 @@
-// xla_ffi.hpp: XLA's foreign function interface, as far as it is needed here.
+// xla_ffi.hpp: the parts of XLA's foreign function interface that hvd needs.
 #pragma once
 
 #include <hvd/dtype.hpp>
@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <optional>
 
-// Facts from openxla/xla, xla/ffi/api/c_api.h. Versions 0.1 and 0.2 agree in all of this; later ones may add fields
-// behind these. The first field of each struct is its size.
+// From openxla/xla, xla/ffi/api/c_api.h. Versions 0.1 and 0.2 agree in all of this; later ones may append fields. The
+// first field of each struct is its size.
 namespace hvd_python::xla_ffi {
 
-/// What extends a struct. Type 1 asks a handler to describe itself.
+/// Extension of a struct. Type 1 asks a handler to describe itself.
 struct extension {
   std::size_t size;
   int type;
@@ -86,7 +86,7 @@ struct attributes {
 
 struct api;
 
-/// One call of a handler. Stage 3 is the execution, the only one for which a handler is registered here.
+/// One call of a handler. Stage 3 is the execution, the only stage for which hvd registers a handler.
 struct frame {
   std::size_t size;
   extension* first;
@@ -128,7 +128,7 @@ struct api {
   failure* (*register_handler)(registration*);
 };
 
-/// hvd's dtype for XLA's number of one; nothing where hvd has none.
+/// hvd's dtype for a type number of XLA; empty if hvd has none.
 constexpr std::optional<hvd::dtype> dtype_of(int number) noexcept {
   using enum hvd::dtype;
   switch (number) {

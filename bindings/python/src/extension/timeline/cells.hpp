@@ -1,5 +1,5 @@
-// cells.hpp: what happened on a rank, by spans of time: all of a job in spans that become longer with it, and its last
-// minutes in seconds.
+// cells.hpp: sums of a rank's events by spans of time. The spans for a whole job grow with it; its last minutes are
+// also kept by the second.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct cell {
   std::int64_t negotiating = 0;  ///< while at least one tensor waited for other ranks
   std::int64_t wait = 0;         ///< while the program waited
   double bytes = 0, bus_bytes = 0;
-  /// The same of the process set of all ranks alone: those of other sets tell nothing about ranks that are not in them.
+  /// The same for the process set of all ranks only: other sets show nothing about ranks outside them.
   std::uint32_t global_operations = 0, global_negotiations = 0;
   std::int64_t global_busy = 0, global_negotiating = 0;
 
@@ -49,8 +49,8 @@ struct cell {
   }
 };
 
-/// How many bytes cross the bus for a byte of a tensor, with n ranks, as nccl-tests has it (doc/PERFORMANCE.md there):
-/// 2 (n-1)/n of an allreduce, (n-1)/n of what is scattered or exchanged, n-1 of a part that is gathered, else all.
+/// Bytes that cross the bus for each byte of a tensor with n ranks, as defined by nccl-tests (its doc/PERFORMANCE.md):
+/// 2 (n-1)/n for an allreduce, (n-1)/n for scattered or exchanged tensors, n-1 for a gathered block, 1 otherwise.
 enum class bus_class : unsigned char { reduced, exchanged, gathered, plain };
 inline double bus_factor(bus_class kind, double ranks) noexcept {
   if (ranks < 2) return kind == bus_class::plain ? 1 : 0;
@@ -63,25 +63,25 @@ inline double bus_factor(bus_class kind, double ranks) noexcept {
   return 1;
 }
 
-/// The cells of one rank. Times before 0 belong to the first cell.
+/// The cells of one rank. Times before 0 count in the first cell.
 class rank_cells {
  public:
   static constexpr std::int64_t second = 1'000'000'000, first_width = second / 8;
   static constexpr std::size_t recent_seconds = 512;
 
-  /// The cells of a moment. Valid until the next call.
+  /// The cells at a time. Valid until the next call.
   struct pair {
     cell& all;
     cell& recent;
   };
-  /// `width`: of the cells of all ranks; the caller has made room with `halve`.
+  /// `width`: the width of all ranks' cells. The caller has made room with `halve`.
   pair at(std::int64_t time, std::int64_t width) {
     const auto index = static_cast<std::size_t>(std::max<std::int64_t>(time, 0) / width);
     grow(index + 1);
     return {all_[index], recent_at(std::max<std::int64_t>(time, 0) / second)};
   }
 
-  /// Adds a span of time to a member of the cells in which it lies.
+  /// Adds a span of time to one member of the cells that it crosses.
   void add_span(std::int64_t cell::*member, std::int64_t begin, std::int64_t end, std::int64_t width) {
     begin = std::max<std::int64_t>(begin, 0);
     if (end <= begin) return;
@@ -93,7 +93,7 @@ class rank_cells {
     split(begin, end, second, [&](std::int64_t i, std::int64_t part) { recent_at(i).*member += part; });
   }
 
-  /// Cells of twice the width.
+  /// Halves the number of cells and doubles their width.
   void halve() {
     for (std::size_t i = 0; i < all_.size(); i += 2) {
       if (i != 0) all_[i / 2] = all_[i];
@@ -127,7 +127,7 @@ class rank_cells {
     }
   }
 
-  // By less than a vector would: there are many ranks.
+  // Grows by less than a vector would, because there are many ranks.
   void grow(std::size_t size) {
     if (size <= all_.size()) return;
     if (size > all_.capacity()) all_.reserve(size + size / 8);

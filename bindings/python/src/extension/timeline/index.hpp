@@ -1,7 +1,7 @@
-// index.hpp: what timelines tell, read as they grow: sums over time, ranks and tensors, in memory that does not grow
-// with the number of events. What is shown event by event is read again from the files (window.hpp).
+// index.hpp: reads timelines as they grow, and keeps sums over time, ranks and tensors. Memory does not grow with the
+// number of events: views of single events read the files again (window.hpp).
 //
-// Any thread may call any function at any time; one at a time reads.
+// Any thread may call any function at any time. Calls of `read` run one after another.
 #pragma once
 
 #include "growing_file.hpp"
@@ -24,18 +24,18 @@ namespace hvd_timeline {
 
 class index {
  public:
-  /// A file of the job, whose times are moved by `shift_ns`. The descriptor is duplicated.
+  /// Adds a file of the job and shifts its times by `shift_ns`. Duplicates the descriptor.
   std::size_t add_file(int fd, std::int64_t shift_ns);
 
-  /// Reads what was added to the files, at most about `most` bytes; returns how many are left. Throws `restarted`.
+  /// Reads new bytes of the files, at most about `most`; returns the number of bytes left. Throws `restarted`.
   std::uint64_t read(std::uint64_t most);
 
-  // What follows is looked at by what is built upon it: hold the mutex.
+  // For the views and the model built on the index: hold the mutex.
   struct indexed_file {
     indexed_file(int fd, std::int64_t shift_ns) : file(fd, shift_ns) {}
     growing_file file;
     row_table rows;
-    std::unordered_map<std::uint32_t, std::uint32_t> tensors;  ///< by "pid", as some rank names it
+    std::unordered_map<std::uint32_t, std::uint32_t> tensors;  ///< by "pid", which each rank numbers for itself
   };
   [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
   [[nodiscard]] const std::deque<indexed_file>& files() const noexcept { return files_; }
@@ -47,15 +47,15 @@ class index {
   [[nodiscard]] const activity_names& activities() const noexcept { return activities_; }
   [[nodiscard]] const std::deque<stall>& stalls() const noexcept { return stalls_; }
   [[nodiscard]] const std::vector<long_slice>& long_slices() const noexcept { return long_slices_; }
-  /// Activities of this duration and more, in nanoseconds, are long slices.
+  /// The shortest duration of a long slice, in nanoseconds.
   [[nodiscard]] std::int64_t long_from() const noexcept { return long_from_; }
-  /// Nanoseconds that a cell of all of the job spans.
+  /// The span, in nanoseconds, of a cell that covers the whole job.
   [[nodiscard]] std::int64_t width() const noexcept { return width_; }
 
  private:
   static constexpr std::size_t most_tensors = std::size_t{1} << 18, most_rows = std::size_t{1} << 20;
   static constexpr std::size_t most_stalls = 10, most_long_slices = std::size_t{1} << 15;
-  // Of all ranks; cells have some 100 bytes.
+  // For all ranks together. A cell has some 100 bytes.
   static constexpr std::size_t most_cells = std::size_t{1} << 17, most_cells_of_a_rank = 4096;
 
   void take(indexed_file& from, const line_event& e);
@@ -76,7 +76,7 @@ class index {
   void make_room(std::int64_t time);
   void add_span(rank_state& rank, std::int64_t cell::*member, std::int64_t begin, std::int64_t end);
 
-  // What is measured by the time in which at least one thing goes on: in any process set, and in that of all ranks.
+  // Sums of the time in which at least one thing goes on: in any process set, and in that of all ranks.
   struct measure {
     open_span rank_state::*any;
     std::int64_t cell::*any_time;
@@ -100,18 +100,18 @@ class index {
   std::vector<tensor_state> tensors_;
   std::map<std::string, std::uint32_t, std::less<>> by_name_;
   process_sets sets_;
-  std::int64_t size_ = 2;  // of the job, as far as is known where a rank does not say it
+  std::int64_t size_ = 2;  // of the job, for ranks that do not record it
   std::vector<row> rows_;
   activity_names activities_;
   std::deque<stall> stalls_;
   std::vector<long_slice> long_slices_;
   std::int64_t long_from_ = rank_cells::second / 20;
   std::int64_t width_ = rank_cells::first_width;
-  std::int64_t room_ = 0;  // times below need no room to be made
+  std::int64_t room_ = 0;  // earlier times need no more room
 };
 
-/// Bytes of a tensor of the first dimensions that the timeline shows: "float32", "[64, 512]". At most 10^18, so that
-/// sums of what a damaged file says are numbers.
+/// The size in bytes of a tensor, from its dtype and first dimensions as the timeline shows them: "float32", "[64,
+/// 512]". At most 10^18, so that sums stay finite even if a file is damaged.
 double tensor_bytes(std::string_view dtype, std::string_view shape) noexcept;
 
 }  // namespace hvd_timeline

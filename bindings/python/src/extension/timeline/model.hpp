@@ -1,4 +1,4 @@
-// model.hpp: what is kept of a timeline: ranks, tensors, and what each rank does with each tensor now.
+// model.hpp: the state kept for a timeline: ranks, tensors, and the current activity of each rank on each tensor.
 #pragma once
 
 #include "cells.hpp"
@@ -15,21 +15,21 @@ namespace hvd_timeline {
 
 constexpr std::int64_t never = std::numeric_limits<std::int64_t>::min();
 
-/// The time in which at least one of several things went on.
+/// The time during which at least one of several things goes on.
 struct open_span {
   std::int64_t since = 0;
-  std::int64_t counted = never;  ///< up to when it has been counted: events of several threads may come out of order
+  std::int64_t counted = never;  ///< counted up to this time: events of several threads may come out of order
   std::uint32_t open = 0;
 };
 
-/// What is known of a rank as a whole.
+/// Facts about a rank as a whole.
 struct rank_facts {
   std::uint32_t rank = 0;
-  std::string host;  ///< empty where the file does not say
+  std::string host;  ///< empty if the file does not contain it
   std::int64_t size = 0, process = 0;
   std::uint32_t starts = 0;
   std::int64_t first = never;
-  std::int64_t last = never;        ///< the last thing that it did: warnings and cycles of the engine are none
+  std::int64_t last = never;        ///< its last event, without warnings and cycles of the engine
   std::int64_t first_step = never;  ///< the end of its first step
   std::uint64_t operations = 0, steps = 0;
 };
@@ -40,15 +40,15 @@ struct rank_state : rank_facts {
   rank_cells cells;
 };
 
-/// A tensor of the program, on all ranks; in process sets but the first one its name begins with "set 2: ".
+/// A tensor of the program, on all ranks. In process sets other than the first, its name begins with "set 2: ".
 struct tensor_state {
   static constexpr std::int64_t recent_span = 8 * rank_cells::second;
 
   std::string name;
   std::uint32_t process = 0;
   int set = 0;
-  bool blocks = false;  ///< of a torch.distributed group, whose shapes are those of one rank's block
-  std::uint16_t kind = activity_names::most;  ///< the activity that says what is done with it
+  bool blocks = false;  ///< of a torch.distributed group, which records the shape of one rank's block
+  std::uint16_t kind = activity_names::most;  ///< the activity that names the operation on it
   std::uint64_t operations = 0;
   double bytes = 0;
   std::int64_t negotiate = 0, run = 0, exposed = 0;
@@ -67,7 +67,7 @@ struct tensor_state {
     if (r.span < span) r = {span, 0};
     if (r.span == span) r.exposed += duration;
   }
-  /// Waits for it in about the last minute before `now`.
+  /// The time waited for it in about the last minute before `now`.
   [[nodiscard]] std::int64_t recently_exposed(std::int64_t now) const noexcept {
     std::int64_t sum = 0;
     for (const recent_wait& r : recent) {
@@ -91,7 +91,7 @@ struct row {
   std::int64_t exposed = 0, run = 0;
 };
 
-/// An activity that has taken long, so that it may have begun far before a window in which it is shown.
+/// A long activity, which may have begun far before the window that shows it.
 struct long_slice {
   std::uint32_t tensor = 0;
   std::uint32_t rank = 0;  ///< the number of the rank

@@ -1,4 +1,4 @@
-// names.hpp: the names of activities, and what they say about an operation.
+// names.hpp: the names of activities, and the kind of operation that each means.
 #pragma once
 
 #include "cells.hpp"
@@ -25,7 +25,7 @@ struct activity {
   bus_class bus = bus_class::plain;
 };
 
-/// What a name tells.
+/// The kind and class of an activity, from its name.
 inline activity describe_activity(std::string_view name) {
   activity a{.name = std::string(name)};
   constexpr std::string_view negotiate = "NEGOTIATE_";
@@ -43,13 +43,13 @@ inline activity describe_activity(std::string_view name) {
   return a;
 }
 
-/// Gives names numbers. A timeline has some ten; those of a damaged file beyond `most` share the last one.
+/// Numbers the names. A timeline has some ten; in a damaged file, names beyond `most` share the last number.
 class activity_names {
  public:
   static constexpr std::uint16_t most = 4096;
 
   std::uint16_t number(std::string_view name) {
-    // Mostly one of the last few.
+    // Usually one of the last few names.
     const std::size_t slot =
         (name.size() * 31 + static_cast<unsigned char>(name.empty() ? 0 : name[name.size() / 2])) % 64;
     const std::uint16_t guess = recent_[slot];

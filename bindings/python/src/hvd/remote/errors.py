@@ -1,19 +1,19 @@
-"""hvd/remote/errors.py: how a rank has failed, as exceptions where it was started."""
+"""hvd/remote/errors.py: exceptions for a failed rank, raised in the process that started it."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
 
-SHOWN = 12  # last lines in an error's text, where they have no traceback
+SHOWN = 12  # last lines in an error's text if they contain no traceback
 
 
 class RankFailed(RuntimeError):
-    """A rank failed, the first of the job to do so; all others have been ended.
+    """A rank failed, the first of the job. All other ranks have been ended.
 
-    `rank`; `returncode`, which is the negative number of the signal that killed it, if one did; `last_lines`, what it
-    wrote last to its standard error, or to its output where that is empty (at most 100 lines). `after`: a rank that it
-    waited for, and that had ended before without a failure.
+    `rank`: its number. `returncode`: its exit code, or the negative number of the signal that killed it. `last_lines`:
+    its last lines of standard error, or of standard output if standard error is empty (at most 100). `after`: a rank
+    that it waited for and that had ended earlier, without an error.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class RankFailed(RuntimeError):
 
     @property
     def exit_code(self) -> int:
-        """What a shell would call it: 128 + signal for a rank that was killed."""
+        """The exit code that a shell reports: 128 + signal for a killed rank."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
 
 class RankError(RankFailed):
-    """`main` raised an exception on a rank: the first to do so, if several did.
+    """`main` raised an exception on a rank: the first one, if several ranks raised.
 
-    The text has the rank and the traceback there, `rank` is the rank, and `__cause__` the exception itself if it could
-    be pickled. Where a process was ended from outside there is no traceback: then it is RankFailed, with `returncode`.
+    The text contains the rank and its traceback. `rank` is the rank, and `__cause__` the exception if it could be
+    pickled. A process ended from outside has no traceback: RankFailed is raised for it instead, with `returncode`.
     """
 
     def __init__(self, rank: int, size: int, text: str, host: str = "") -> None:
@@ -53,17 +53,17 @@ class RankError(RankFailed):
 
 
 class NotPicklable(TypeError):
-    """An object that other processes need cannot be pickled; the text has the path to it and a remedy."""
+    """An object needed by other processes cannot be pickled. The text contains the path to it and a remedy."""
 
 
 def shown(lines: Sequence[str]) -> Sequence[str]:
-    """Of the last lines of a rank those that people see: the last traceback and what follows, or the last few."""
+    """The lines of a rank that users see: the last traceback and all after it, or else the last few lines."""
     begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     return lines[begins[-1] if begins else -SHOWN :]
 
 
 def how_it_ended(returncode: int) -> str:
-    """A return code of subprocess in words."""
+    """Describes a return code of subprocess."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     words = signal.strsignal(-returncode)
@@ -71,7 +71,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV, or the number of a signal without a name."""
+    """The name of a signal, such as SIGSEGV; its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""hvd/spark/link.py: connections between the processes of one job, whose ends prove that they know its secret.
+"""hvd/spark/link.py: connections between the processes of one job. Both ends prove that they know the job's secret.
 
-Of a stranger a fixed number of bytes is read, none of it is interpreted, and the connection ends. What follows are
-frames: words as JSON, and bytes. Nothing is encrypted.
+From an unproven peer only a fixed number of bytes is read, and none is interpreted; if the proof fails, the connection
+ends. After the proof, each frame has JSON values and bytes. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 NONCE = 32
-PROOF_SECONDS = 10.0  # for the other end to prove itself
-STRANGERS = 64  # connections that may be proving themselves at a time
+PROOF_SECONDS = 10.0  # time limit for the other end's proof
+STRANGERS = 64  # the most unproven connections at a time
 
-# Errors of accept() after which the port goes on: no descriptors or memory for a while, a peer that has left.
+# Errors of accept() after which the port stays open: a temporary lack of descriptors or memory, or a lost peer.
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
-_HEAD = struct.Struct("!IQ")  # bytes of the words, bytes of the payload
+_HEAD = struct.Struct("!IQ")  # bytes of the JSON, bytes of the payload
 
 
 def _proof(secret: bytes, role: bytes, theirs: bytes, mine: bytes) -> bytes:
@@ -38,10 +38,10 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self._until: float | None = None  # when the proof has to be complete
+        self._until: float | None = None  # deadline of the proof
 
     def send(self, *words: Any, payload: bytes = b"") -> bool:
-        """Sends one frame; False if the other end is gone."""
+        """Sends one frame. Returns False if the other end is gone."""
         text = json.dumps(words).encode()
         try:
             with self._sending:
@@ -61,7 +61,7 @@ class Link:
             return None
 
     def close(self) -> None:
-        """Ends the connection; a receiver sees its end."""
+        """Closes the connection; the other end's `receive` returns None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -78,8 +78,8 @@ class Link:
         return bytes(parts)
 
     def prove(self, secret: bytes, dialled: bool) -> bool:
-        """Exchanges proofs: first the end that dialled, so that a stranger who only listens learns none."""
-        self._until = time.monotonic() + PROOF_SECONDS  # for all of it: a stranger may send byte by byte
+        """Exchanges proofs. The dialling end sends its proof first, so a stranger who dials in gets none."""
+        self._until = time.monotonic() + PROOF_SECONDS  # for the whole exchange: a stranger may send byte by byte
         self._socket.settimeout(PROOF_SECONDS)
         mine = os.urandom(NONCE)
         roles = (b"dialled", b"listening") if dialled else (b"listening", b"dialled")
@@ -100,22 +100,26 @@ class Link:
 
 
 class Listener:
-    """A port where the processes of the job dial in; `welcome(link)` is called on a thread for each that has."""
+    """A port to which the processes of the job connect. Calls `welcome(link)` on a new thread for each proven
+    connection.
+    """
 
     def __init__(self, addresses: Sequence[str], secret: bytes, welcome: Callable[[Link], None]) -> None:
-        """Listens at the first of `addresses` that is this host's; others dial the first. OSError if none is."""
+        """Listens at the first of `addresses` that belongs to this host; peers connect to the first one. Raises OSError
+        if none does.
+        """
         self._secret, self._welcome = secret, welcome
         self._links: list[Link] = []
         self._closed = False
         self._lock = threading.Lock()
-        self._proving: dict[socket.socket, None] = {}  # in the order in which they have come
+        self._proving: dict[socket.socket, None] = {}  # oldest first
         self._socket = _listen(addresses)
-        # By the first address others reach this host, wherever that is translated.
+        # Peers use the first address, which may be translated to one of this host.
         self.address: tuple[str, int] = (addresses[0], self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="hvd-listener", daemon=True).start()
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes the port and all connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -138,7 +142,8 @@ class Listener:
                     continue
                 return
             with self._lock:
-                # Who belongs to the job proves it at once: the oldest is a stranger who keeps others out.
+                # Processes of the job prove it at once, so the oldest unproven connection is a stranger that blocks
+                # others.
                 oldest = next(iter(self._proving)) if len(self._proving) >= STRANGERS else None
                 if oldest:
                     del self._proving[oldest]
@@ -186,7 +191,7 @@ def _tune(connection: socket.socket) -> None:
 
 
 def dial(address: tuple[str, int], secret: bytes, seconds: float) -> Link:
-    """A connection to a listener; OSError, with the address, if it cannot be reached or does not know the secret."""
+    """Connects to a listener. Raises OSError, with the address, if it cannot be reached or does not know the secret."""
     host, port = address
     until = time.monotonic() + seconds
     while True:

@@ -1,4 +1,4 @@
-"""hvd/spark/session.py: the Spark session of this process, and how many ranks it can run at a time."""
+"""hvd/spark/session.py: the Spark session of this process, and the number of ranks it can run at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from hvd.launcher.errors import LaunchError
 
-SETTLE = 10.0  # seconds for more executors to come where some are there
+SETTLE = 10.0  # seconds to wait for more executors if there are some
 
 
 def find_session() -> Any:
-    """The active session, of Spark Connect too; a new one, as Spark's own settings say, where there is none.
+    """The active session, also of Spark Connect. If there is none, starts one with Spark's settings.
 
-    LaunchError without pyspark or Java.
+    Raises LaunchError without pyspark or Java.
     """
     if find_spec("pyspark") is None:
         raise LaunchError(
@@ -48,19 +48,19 @@ def find_session() -> Any:
 
 
 def _java() -> str:
-    """The Java that Spark starts; empty if there is none."""
+    """The path of the Java that Spark starts; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     path = Path(home, "bin", "java") if home else None
     return str(path) if path and path.is_file() else shutil.which("java") or ""
 
 
 def context_of(session: Any) -> Any:
-    """The SparkContext of a session; None for Spark Connect, which has none."""
+    """The SparkContext of a session; None with Spark Connect, which has none."""
     return None if type(session).__module__.startswith("pyspark.sql.connect") else session.sparkContext
 
 
 def slots(context: Any) -> int:
-    """The most tasks that can run at once, as Spark itself counts for barrier jobs."""
+    """The number of tasks that can run at once, as Spark counts them for barrier jobs."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
@@ -70,7 +70,9 @@ def _no_slot(seconds: float) -> str:
 
 
 def all_slots(context: Any, seconds: float) -> int:
-    """The same, once two seconds have brought no new ones. LaunchError if there is none within `seconds`."""
+    """The number of slots, once it has not changed for two seconds. Raises LaunchError if there is none within
+    `seconds`.
+    """
     until = time.monotonic() + seconds
     count, since = slots(context), time.monotonic()
     while time.monotonic() < until and (count == 0 or time.monotonic() - since < 2.0):
@@ -84,7 +86,9 @@ def all_slots(context: Any, seconds: float) -> int:
 
 
 def check_allocation(context: Any) -> None:
-    """Raises LaunchError, with Spark's sentence, where executors come and go: Spark refuses barrier jobs then."""
+    """Raises LaunchError, with Spark's message, if executors are allocated dynamically: Spark then refuses barrier
+    jobs.
+    """
     conf = context.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true" and not context.master.startswith("local["):
         raise LaunchError(
@@ -95,8 +99,8 @@ def check_allocation(context: Any) -> None:
 
 
 def check_slots(context: Any, np: int, seconds: float, again: bool = False) -> None:
-    """Raises LaunchError if Spark has too few slots even after some seconds: `seconds` where it has none, or had more
-    (`again`), since executors take long to start.
+    """Raises LaunchError if Spark has too few slots after a wait, since executors take long to start. The wait is
+    `seconds` if Spark has no slots, or had more before (`again`), and otherwise SETTLE.
     """
     begin = time.monotonic()
     while (found := slots(context)) < np:
@@ -113,7 +117,7 @@ def check_slots(context: Any, np: int, seconds: float, again: bool = False) -> N
 
 
 def _what(context: Any) -> str:
-    """What a slot is here, in words."""
+    """Describes a slot: its CPUs and GPUs, and the master."""
     conf = context.getConf()
     gpus = conf.get("spark.task.resource.gpu.amount", "")
     cpus = conf.get("spark.task.cpus", "1")
@@ -122,7 +126,9 @@ def _what(context: Any) -> str:
 
 
 def driver_address(session: Any) -> str:
-    """The address of this process as executors reach it; with Spark Connect that from which its server is reached."""
+    """The address at which executors reach this process; empty if unknown. With Spark Connect, the local address of
+    connections to the server.
+    """
     context = context_of(session)
     if context is not None:
         return str(context.getConf().get("spark.driver.host", "127.0.0.1"))

@@ -1,6 +1,6 @@
-"""hvd/launcher/supervisor/planning.py: what each rank of a host is pinned to, which the headers decide (hvd/pin.hpp).
+"""hvd/launcher/supervisor/planning.py: plans the CPUs and the GPU of each rank of a host, by the rules in hvd/pin.hpp.
 
-The extension is given to the functions here: under mpiexec nothing of hvd can be imported by its name.
+The functions take the extension as an argument, because under mpiexec hvd cannot be imported by name.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-NOTHING = "none"  # the policy that looks at no GPU
+NOTHING = "none"  # the policy that uses no GPU
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank gets; empty where it gets nothing."""
+    """The CPUs and the GPU of one rank. Fields are empty if the rank gets nothing."""
 
     cpus: list[int]
-    cpu_list: str  # as the kernel writes them: "0-3,8"
-    device: str  # its UUID and PCI address
-    visible: str | None  # for CUDA_VISIBLE_DEVICES: a MIG instance, which a process sees alone
+    cpu_list: str  # in the kernel's format: "0-3,8"
+    device: str  # the GPU's UUID and PCI address
+    visible: str | None  # value of CUDA_VISIBLE_DEVICES for a MIG instance, so that the process sees only that one
     reason: str
     cpu_reason: str
-    problem: str  # why it cannot be placed
+    problem: str  # why the rank cannot be placed
 
     def variables(self, policy: str | None) -> dict[str, str]:
-        """What the rank finds in its environment; `policy` is what its job was given."""
+        """Environment variables for the rank. `policy`: the policy passed to its job."""
         found = {"HVD_CPUS": self.cpu_list}
         if policy:
-            # The launcher has bound the CPUs.
+            # The launcher has already bound the CPUs.
             parts = [part for part in policy.split(",") if not part.startswith("cpus=")]
             found["HVD_PIN"] = ",".join(parts) or "by_local_rank"
         if self.visible is not None:
@@ -41,21 +41,23 @@ class Share:
 
 
 def policy_text(policy: str | None, bind: bool) -> str:
-    """What a launcher plans by: without a policy it looks at CPUs alone, and without a word on CPUs it binds them."""
+    """The policy for the plan: CPUs alone if `policy` is None; "cpus=none" is added if ranks are not bound and `policy`
+    does not mention CPUs.
+    """
     text = policy or NOTHING
     says_cpus = any(part.startswith("cpus=") for part in text.split(","))
     return text if bind or says_cpus else f"{text},cpus=none"
 
 
 def plan(core: Any, ranks: int, policy: str, first_rank: int = 0, cores_each: int = 0) -> list[Share]:
-    """The shares of the ranks of this host, which count from `first_rank`; ValueError for an invalid policy."""
+    """The shares of the ranks of this host, numbered from `first_rank`. Raises ValueError for an invalid policy."""
     return [Share(*each) for each in core.plan_placement(ranks, policy, first_rank, cores_each)]
 
 
 def plan_apart(path: str, ranks: int, policy: str, first_rank: int) -> list[Share] | str:
-    """The same in a process of its own, with the extension at `path`; or the sentence that says why there is no plan.
+    """Runs `plan` in a child process, with the extension at `path`. Returns an error message if there is no plan.
 
-    The caller stays without the CUDA driver, its memory and its threads.
+    The caller then loads no CUDA driver, with its memory and threads.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -81,7 +83,7 @@ def plan_apart(path: str, ranks: int, policy: str, first_rank: int) -> list[Shar
 
 
 def load(path: str) -> Any:
-    """The extension, by its path."""
+    """Loads the extension from its path."""
     loader = importlib.machinery.ExtensionFileLoader("_core", path)
     spec = importlib.util.spec_from_file_location("_core", path, loader=loader)
     if spec is None:
@@ -92,7 +94,7 @@ def load(path: str) -> Any:
 
 
 def describe(shares: list[Share]) -> str:
-    """A sentence on what ranks are bound to, after "ranks are "."""
+    """Describes the ranks' CPUs, as the end of a sentence that begins with "ranks are"."""
     reasons = sorted({share.cpu_reason for share in shares})
     lists = ", ".join(f"rank {r} on CPUs {share.cpu_list}" for r, share in enumerate(shares) if share.cpus)
     return " or ".join(reasons) + (f": {lists}" if lists else "")

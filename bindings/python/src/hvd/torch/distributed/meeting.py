@@ -1,8 +1,8 @@
-"""How the ranks of a group find each other: through the store that torch.distributed gives them.
+"""Connects the ranks of a group through the store that torch.distributed passes to them.
 
-Each rank writes what it is into the store, rank 0 decides how they are connected, and all read that. So all raise the
-same error. What is in the store is trusted as the program trusts it: who can write there can make ranks wait, and no
-more; the memory that ranks share is open to processes of one user only.
+Each rank writes its version and host into the store. Rank 0 decides how ranks are connected, and all read its decision,
+so all raise the same error. The store is trusted as much as the program trusts it: a process that can write to it can
+at most make ranks wait, because only processes of one user can open the ranks' shared memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hvd.exceptions import HorovodInternalError
 
 _stores: Any = dist
 _PLAN = "plan"
-_SLICE = 0.5  # seconds of a wait in a store, which Ctrl-C cannot end
-_GRACE = 15.0  # seconds that ranks wait for rank 0 to say who is missing
+_SLICE = 0.5  # seconds of one wait in a store, which Ctrl-C cannot interrupt
+_GRACE = 15.0  # seconds to wait for rank 0 to report missing ranks
 
 
 def _host() -> list[Any]:
-    """What processes have alike that can share memory: the running kernel, the directory and the user."""
+    """The running kernel, the shared-memory directory and the user: equal on processes that can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             kernel = file.read().strip()
@@ -43,7 +43,7 @@ def _host() -> list[Any]:
 
 
 def _wait(store: Any, key: str, seconds: float) -> bytes | None:
-    """The value of a key; None where it does not come in time. Raises DistNetworkError where the store is gone."""
+    """The value of a key; None if it is not set in time. Raises DistNetworkError if the store is gone."""
     end = time.monotonic() + seconds
     while True:
         left = max(end - time.monotonic(), 0.001)
@@ -53,7 +53,7 @@ def _wait(store: Any, key: str, seconds: float) -> bytes | None:
             return value
         except dist.DistNetworkError:
             raise
-        except (RuntimeError, ValueError) as e:  # each store has its own error for a key that does not come
+        except (RuntimeError, ValueError) as e:  # each store has its own error for a missing key
             if "onnection" in str(e) or "ocket" in str(e):
                 raise dist.DistNetworkError(f"hvd: the store by which ranks find each other is gone: {e}") from e
             if time.monotonic() >= end:
@@ -61,7 +61,7 @@ def _wait(store: Any, key: str, seconds: float) -> bytes | None:
 
 
 def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What rank 0 decides."""
+    """Rank 0's decision: how to connect the ranks, or an error for all of them."""
     everyone = [first]
     missing: list[int] = []
     for rank in range(1, size):
@@ -89,7 +89,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
 
 
 def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: float, check: bool) -> _core.Group:
-    """Connects ranks of several hosts, which an MPI has to have started."""
+    """Connects ranks of several hosts. An MPI must have started them."""
     why = ""
     place = (-1, 0)
     try:
@@ -120,15 +120,15 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
 
 
 def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core.Group:
-    """The group of the ranks that share ``store``; collective.
+    """Connects the ranks that share ``store`` and returns their group; collective.
 
-    Ranks of one host share memory. Those of several hosts go over MPI, where one has started them. ``check``: ranks
-    compare their calls. Raises DistBackendError, on all ranks, where a rank does not come within ``seconds``, versions
-    differ or hosts cannot be connected; DistNetworkError where the store is gone.
+    Ranks of one host use shared memory. Ranks of several hosts use MPI, which must have started them. ``check``: ranks
+    compare their calls. Raises DistBackendError on all ranks if a rank does not arrive within ``seconds``, versions
+    differ or hosts cannot be connected; DistNetworkError if the store is gone.
     """
     if size == 1:
         return _core.group_alone()
-    # What is left of groups that met through the same store before is not read.
+    # Skips entries left by earlier groups that met through the same store.
     turn = store.add(f"hvd/{size} ranks/turns of {rank}", 1)
     store = _stores.PrefixStore(f"hvd/{size} ranks/{turn}", store)
     mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
