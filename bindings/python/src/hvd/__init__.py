@@ -1,7 +1,7 @@
 """Collective communication for data-parallel training, with the interface of Horovod.
 
-``import hvd`` is for programs without a framework: its collectives take NumPy arrays and whatever has the buffer
-protocol or DLPack. ``import hvd.torch as hvd`` is for PyTorch. Nothing is loaded before it is used: ``hvd.launcher``
+``import hvd`` is for programs without a framework: its collectives take NumPy arrays and all objects with the buffer
+protocol or DLPack. ``import hvd.torch as hvd`` is for PyTorch. Nothing is loaded before its first use: ``hvd.launcher``
 and ``hvd.horovod_runner`` need neither the extension nor a framework.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m hvd``: prints what this installation has."""
+"""``python -m hvd``: prints what this installation contains."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback where only the beginning is read, as by head
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if only the beginning is read, as by head
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Horovod's collectives, once for all frameworks: their signatures, what they check and what they promise.
+"""Horovod's collectives, once for all frameworks: signatures, argument checks and guarantees.
 
-All functions are collective over the ranks of ``process_set``. Name, dtype, operation, scales and root have to be the
-same on all of them. Errors: ValueError for what this rank alone can see (device, layout, an unsupported dtype, a name
-in flight, bad splits), HorovodInternalError on all ranks where they disagree; the job goes on after either. Waiting
+All functions are collective over the ranks of ``process_set``. Name, dtype, operation, scales and root must be the same
+on all of them. Errors: ValueError for faults visible on this rank alone (device, layout, unsupported dtype, a name in
+flight, bad splits); HorovodInternalError on all ranks if they disagree. The job continues after either error. Waiting
 never holds the interpreter's lock. A tensor belongs to hvd until its handle is done.
 """
 
@@ -20,15 +20,15 @@ from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op, Reduction, ReduceOp, reduction
 
-Like = TypeVar("Like")  # what a program may pass as a tensor; results are of type T
+Like = TypeVar("Like")  # types accepted as a tensor; results are of type T
 
 
 class Functions(Generic[Like, T]):
-    """The functions of one framework: its module has these methods under their names.
+    """The functions of one framework, whose module exports these methods under their names.
 
-    That module makes the only object of a subclass and calls it ``FUNCTIONS``, by which its methods are pickled.
-    Functions that return new tensors have gradients where ``blocking`` has; those that return a handle, and those whose
-    result replaces the input, have none.
+    That module creates the only object of a subclass and calls it ``FUNCTIONS``; methods are pickled by that name.
+    Functions that return new tensors have gradients if ``blocking`` has. Functions that return a handle or replace
+    their input have none.
     """
 
     def __init__(self, blocking: Blocking[T]) -> None:
@@ -44,7 +44,7 @@ class Functions(Generic[Like, T]):
         self, tensor: Like, average: bool | None = None, name: str | None = None, op: Op | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins an ``allreduce`` and returns its handle, for ``poll`` and ``synchronize``. The input must not change
+        """Begins an ``allreduce`` and returns its handle for ``poll`` and ``synchronize``. The input must not change
         until the operation is done. Has no gradient.
         """
         how = reduction(op, average, prescale_factor, postscale_factor)
@@ -56,11 +56,11 @@ class Functions(Generic[Like, T]):
         postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> T:
         """Reduces tensors of one shape elementwise over ranks by ``op`` (default: Average). Returns a new tensor. Has a
-        gradient where the framework records them. Sums of integers wrap in their type, and so does the sum of which
-        Average is a part: a warning is given, once, for integers of 8 and 16 bits.
+        gradient if the framework records gradients.
 
-        Every input is multiplied by ``prescale_factor`` before, the result by ``postscale_factor`` after. ``average``
-        is an older form of ``op``: True for Average, False for Sum.
+        Multiplies every input by ``prescale_factor`` first, and the result by ``postscale_factor``. ``average`` is an
+        older form of ``op``: True for Average, False for Sum. Integer sums wrap in their dtype, also the sum within
+        Average: for 8-bit and 16-bit integers, one warning is issued.
         """
         sent, ctx, wire = compressed(compression, self._readable(tensor))
         how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
@@ -72,8 +72,8 @@ class Functions(Generic[Like, T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
         priority: int = 0,
     ) -> int:
-        """As ``allreduce_async``; the result replaces the input, which has to be contiguous and writable. Of those
-        ready together, higher priorities run first.
+        """Like ``allreduce_async``, but the result replaces the input, which must be contiguous and writable. Of
+        operations that are ready together, those with higher priority run first.
         """
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(tensor)]
@@ -83,8 +83,8 @@ class Functions(Generic[Like, T]):
         self, tensor: Like, average: bool | None = None, name: str | None = None, op: Op | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> T:
-        """As ``allreduce``, without gradients; the result replaces the input, which has to be contiguous and writable
-        and is returned.
+        """Like ``allreduce`` without gradients, but the result replaces the input, which must be contiguous and
+        writable. Returns the input.
         """
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(tensor)]
@@ -105,7 +105,7 @@ class Functions(Generic[Like, T]):
         compression: type[Compressor] = NoneCompressor, op: Op | None = None, prescale_factor: float = 1.0,
         postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[T]:
-        """``allreduce`` of several tensors, together: all or none. Has gradients, as ``allreduce``."""
+        """``allreduce`` of several tensors as one operation: all or none. Has gradients like ``allreduce``."""
         sent, contexts, wire = compressed_group(compression, [self._readable(t) for t in tensors])
         how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
         results = self._blocking.allreduce([self._readable(t) for t in sent], False, name, how, process_set)
@@ -115,7 +115,7 @@ class Functions(Generic[Like, T]):
         self, tensors: Sequence[Like], average: bool | None = None, name: str | None = None, op: Op | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> int:
-        """As ``grouped_allreduce_async``; the results replace the inputs."""
+        """Like ``grouped_allreduce_async``, but the results replace the inputs."""
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(t) for t in tensors]
         return self._begin.allreduce(both, both, False, name, how, process_set, exposed=True)
@@ -124,7 +124,7 @@ class Functions(Generic[Like, T]):
         self, tensors: Sequence[Like], average: bool | None = None, name: str | None = None, op: Op | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     ) -> list[T]:
-        """As ``grouped_allreduce``, without gradients; the results replace the inputs, which are returned."""
+        """Like ``grouped_allreduce`` without gradients, but the results replace the inputs. Returns the inputs."""
         how = reduction(op, average, prescale_factor, postscale_factor)
         both = [self._writable(t) for t in tensors]
         results: list[T] = result_of(self._begin.allreduce(both, both, False, name, how, process_set, wake=False))
@@ -137,8 +137,8 @@ class Functions(Generic[Like, T]):
         return self._begin.allgather([self._readable(tensor)], True, name, process_set, exposed=True)
 
     def allgather(self, tensor: Like, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
-        """Concatenates the tensors of all ranks along dimension 0, the only one whose length may differ between ranks.
-        Has a gradient where the framework records them.
+        """Concatenates the tensors of all ranks along dimension 0. Only this dimension may differ in length between
+        ranks. Has a gradient if the framework records gradients.
         """
         result: T = self._blocking.allgather([self._readable(tensor)], True, name, process_set)
         return result
@@ -152,7 +152,7 @@ class Functions(Generic[Like, T]):
     def grouped_allgather(
         self, tensors: Sequence[Like], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[T]:
-        """``allgather`` of several tensors, together: all or none. Has gradients, as ``allgather``."""
+        """``allgather`` of several tensors as one operation: all or none. Has gradients like ``allgather``."""
         return list(self._blocking.allgather([self._readable(t) for t in tensors], False, name, process_set))
 
     def broadcast_async(
@@ -164,8 +164,8 @@ class Functions(Generic[Like, T]):
     def broadcast(
         self, tensor: Like, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Returns the tensor of ``root_rank`` (a rank of the job), as a new one; all ranks pass its shape and dtype.
-        Has a gradient where the framework records them.
+        """Returns the tensor of ``root_rank`` (a rank of the job) as a new tensor. All ranks pass a tensor of its shape
+        and dtype. Has a gradient if the framework records gradients.
         """
         result: T = self._blocking.broadcast(self._readable(tensor), root_rank, name, process_set)
         return result
@@ -180,7 +180,7 @@ class Functions(Generic[Like, T]):
     def broadcast_(
         self, tensor: Like, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """As ``broadcast``, without gradients; the result replaces the input, which is returned."""
+        """Like ``broadcast`` without gradients, but the result replaces the input. Returns the input."""
         both = self._writable(tensor)
         result: T = result_of(self._begin.broadcast(both, both, root_rank, name, process_set, wake=False))
         return result
@@ -189,8 +189,8 @@ class Functions(Generic[Like, T]):
         self, tensor: Like, splits: Like | Sequence[int] | None = None, name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> int:
-        """Begins an ``alltoall`` and returns its handle; ``synchronize`` gives the output and the received splits. Has
-        no gradient.
+        """Begins an ``alltoall`` and returns its handle; ``synchronize`` returns the output and the received splits.
+        Has no gradient.
         """
         return self._begin.alltoall(self._readable(tensor), read_splits(splits), name, process_set, exposed=True)
 
@@ -198,10 +198,11 @@ class Functions(Generic[Like, T]):
         self, tensor: Like, splits: Like | Sequence[int] | None = None, name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Any:
-        """Sends ``splits[r]`` rows to rank r, in order; without splits equal parts. Returns the received rows, by rank.
+        """Sends ``splits[r]`` rows to rank r, in order; equal numbers without splits. Returns the received rows, by
+        rank.
 
-        With splits the result is a pair: the tensor, and how many rows came from each rank (int32). Has a gradient
-        where the framework records them.
+        With splits, returns a pair: the tensor, and the number of rows from each rank (int32). Has a gradient if the
+        framework records gradients.
         """
         rows = read_splits(splits if splits is None or isinstance(splits, Sequence) else self._readable(splits))
         output, received = self._blocking.alltoall(self._readable(tensor), rows, name, process_set)
@@ -219,10 +220,10 @@ class Functions(Generic[Like, T]):
         self, tensor: Like, name: str | None = None, compression: type[Compressor] = NoneCompressor, op: Op = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> T:
-        """Reduces elementwise over ranks by Average or Sum; this rank gets its rows of dimension 0 of the result. Has a
-        gradient where the framework records them.
+        """Reduces elementwise over ranks by Average or Sum. Returns this rank's rows (dimension 0) of the result. Has a
+        gradient if the framework records gradients.
 
-        Rows are distributed in order and evenly; where they do not divide, the first ranks get one more.
+        Rows are distributed in order and evenly; if they do not divide, the first ranks get one more each.
         """
         sent, ctx = compression.compress(tensor)
         how = Reduction(ReduceOp(op), prescale_factor, postscale_factor)
@@ -243,14 +244,14 @@ class Functions(Generic[Like, T]):
         op: Op = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> list[T]:
-        """``reducescatter`` of several tensors, together: all or none. Has gradients, as ``reducescatter``."""
+        """``reducescatter`` of several tensors as one operation: all or none. Has gradients like ``reducescatter``."""
         sent, contexts = self._compressed(compression, tensors)
         how = Reduction(ReduceOp(op), prescale_factor, postscale_factor)
         results = self._blocking.reducescatter(sent, False, name, how, process_set)
         return [_decompressed(compression, result, ctx) for result, ctx in zip(results, contexts)]
 
     def _compressed(self, compression: type[Compressor], tensors: Sequence[Like]) -> tuple[list[T], list[Any]]:
-        """The tensors to send, and what each needs to be decompressed."""
+        """The tensors to send, and the context to decompress each."""
         pairs = [compression.compress(t) for t in tensors]
         return [self._readable(sent) for sent, _ in pairs], [ctx for _, ctx in pairs]
 
@@ -261,11 +262,11 @@ def _decompressed(compression: type[Compressor], result: T, ctx: Any) -> T:
 
 
 def join(device: int = -1) -> int:
-    """This rank has no more data: until all ranks have joined it takes part in their allreduce with zeros.
+    """Marks this rank as out of data: it takes part in the others' allreduce with zeros until all ranks have joined.
 
-    Returns the rank that joined last, the same on all ranks: it has made all steps, so the others take from it the
-    updates of parameters that they missed. Operations without a name are counted anew from then on. ``device`` is
-    ignored; scripts pass it.
+    Returns the rank that joined last, the same on all ranks. That rank has made all steps, so the others copy the
+    parameter updates that they missed from it. Counters of unnamed operations restart. ``device`` is accepted and
+    ignored.
     """
     return handles.join()
 

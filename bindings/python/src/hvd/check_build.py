@@ -20,7 +20,7 @@ def _version_of(package: str) -> str:
 
 
 def _gpus() -> tuple[int, str]:
-    """The number of GPUs that the CUDA driver has in this process, and a note on both."""
+    """The number of GPUs that the CUDA driver shows to this process, and a note on both."""
     library = os.environ.get("HVD_CUDA_LIBRARY") or "libcuda.so.1"
     try:
         driver = ctypes.CDLL(library)

@@ -1,4 +1,4 @@
-"""hvd/command_line.py: how the commands of hvd say what is wrong with their options."""
+"""hvd/command_line.py: error messages of hvd's commands for invalid options."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the option that was meant."""
+    """A parser whose errors suggest the option that was probably meant."""
 
-    hint = ""  # what else to say of an option that is not known
+    hint = ""  # added to the message for an unknown option
 
     def error(self, message: str) -> NoReturn:
-        """Prints one sentence, and where to read more; exits with code 2."""
+        """Prints one sentence and where to read more. Exits with code 2."""
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown:
             word = unknown[1].partition("=")[0]

@@ -1,4 +1,4 @@
-"""What all frameworks share: the job, process sets, collectives, objects and gradients. Nothing of a framework.
+"""The framework-independent part of hvd: the job, process sets, collectives, objects and gradients.
 
-Everything here is for hvd's own modules; programs use ``hvd`` and ``hvd.torch``.
+For hvd's own modules only; programs use ``hvd`` and ``hvd.torch``.
 """

@@ -1,4 +1,4 @@
-"""What a framework tells of its tensors, for the collectives on them."""
+"""A framework's tensors as the collectives see them."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
-Stream = tuple[int, int]  # the number of a GPU, and a CUstream (cudaStream_t); 0 is the default one
+Stream = tuple[int, int]  # a GPU's number and a CUstream (cudaStream_t); 0 is the default stream
 
 
 class Adapter(Protocol[T]):
-    """What hvd needs to know about the tensors of a framework."""
+    """The interface of a framework's tensors for hvd."""
 
     def readable(self, value: Any) -> T:
-        """The tensor to read from, of what a program passes: the value itself, or what becomes one. May copy."""
+        """The tensor to read from, for an argument of the program: the argument itself or a conversion of it. May copy.
+        """
 
     def writable(self, value: Any) -> T:
-        """The tensor that is or shares memory with what a program passes for a result. Raises ValueError where there
-        is none.
+        """The tensor for a result, for an argument of the program: the argument itself, or a tensor that shares its
+        memory. Raises ValueError if there is none.
         """
 
     def describe(self, tensor: T, written: bool) -> tuple[int, int, Shape]:
-        """Address, number of the dtype (``_core.dtypes``) and shape; ``written``: the result is stored in the tensor.
+        """Address, number of the dtype (``_core.dtypes``) and shape. ``written``: the result is stored in the tensor.
 
-        Raises ValueError for what cannot be sent: no tensor, or its device, layout, type or read-only memory.
+        Raises ValueError if it cannot be sent: not a tensor, or wrong device, layout, dtype or read-only memory.
         """
 
     def stream_of(self, tensor: T) -> Stream | None:
-        """The stream on which the program works with the tensor now, if it is on a GPU; None for the host.
+        """The stream on which the program currently works with a GPU tensor; None for a host tensor.
 
-        hvd reads and writes the tensor after all that is queued there when the operation begins; what is queued there
-        after ``synchronize`` comes after the operation.
+        hvd reads and writes the tensor after all work queued on that stream when the operation begins. Work queued
+        after ``synchronize`` runs after the operation.
         """
 
     def hold(self, tensor: T, exposed: bool) -> object:
-        """An object that, while referenced, keeps the memory of ``tensor`` alive, whatever becomes of the tensor.
+        """An object that keeps the memory of ``tensor`` alive while referenced, even if the tensor is gone.
 
-        ``exposed``: the program runs on meanwhile; it is prevented from resizing that memory.
+        ``exposed``: the program continues meanwhile, so it is prevented from resizing the memory.
         """
 
     def is_at(self, tensor: T, address: int, shape: Shape) -> bool:
         """Whether the tensor still has this memory and this shape."""
 
     def mark_written(self, tensors: Sequence[T]) -> None:
-        """Tells the framework that these tensors are being written to, which it cannot see."""
+        """Tells the framework about writes to these tensors that it cannot see."""
 
     def empty_like(self, tensor: T) -> T:
         """Memory for a result like ``tensor``."""
 
     def over(self, memory: _core.Memory, shape: Shape, like: T) -> T:
-        """A tensor of the type of ``like`` over memory of the engine, which is where ``like`` is."""
+        """A tensor with the dtype of ``like`` over memory of the engine, on the device of ``like``."""
 
     def integers(self, values: Sequence[int]) -> T:
-        """A tensor of int32."""
+        """An int32 tensor."""

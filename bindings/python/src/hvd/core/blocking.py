@@ -1,4 +1,4 @@
-"""The collectives that wait and return new tensors; a framework with gradients replaces them by differentiable ones."""
+"""Collectives that wait and return new tensors. A framework with gradients replaces them with differentiable ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd.core.reduce_op import Reduction
 
 
 class Blocking(Generic[T]):
-    """Each waits and returns what ``synchronize`` returns: a tensor, or a list where not ``single``."""
+    """Each method waits, and returns the result of ``synchronize``: a tensor if ``single``, otherwise a list."""
 
     def __init__(self, collectives: Collectives[T]) -> None:
         self.collectives = collectives
@@ -33,7 +33,7 @@ class Blocking(Generic[T]):
         return result_of(self.collectives.broadcast(tensor, None, root_rank, name, process_set, wake=False))
 
     def alltoall(self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet) -> Any:
-        """The rows from all ranks, and how many came from each."""
+        """The rows from all ranks, and the number of rows from each."""
         return result_of(self.collectives.alltoall(tensor, splits, name, process_set, wake=False))
 
     def reducescatter(

@@ -1,5 +1,5 @@
-"""How many gradients are submitted together, and where they lie: optionally in memory that all ranks of a host share,
-where they are reduced without being copied to it.
+"""How many gradients are submitted together, and in which memory they lie. Optionally they lie in memory shared by all
+ranks of a host, and are reduced there without a copy.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ M = TypeVar("M")
 V = TypeVar("V")
 
 _ALIGNMENT = 64  # bytes: a cache line
-# Bytes of gradients that are collected before they are submitted to the engine. Right after the backward pass of a
-# layer the caches are full of that layer's data: one submission then takes as long as many in a row. Where a rank has
-# one CPU, overlap gains nothing, and each batch costs switches between threads.
+# Bytes of gradients collected before they are submitted to the engine. Right after the backward pass of a layer the
+# caches are full of that layer's data: one submission then takes as long as many in a row. If each rank has only one
+# CPU, overlap gains nothing and each batch costs thread switches.
 _TOGETHER = 1 << 20
 _TOGETHER_OVERSUBSCRIBED = 16 << 20
 
 
 def bytes_together() -> int:
-    """How many bytes of gradients to collect before they are submitted."""
+    """The number of bytes of gradients to collect before submitting them."""
     cpus = len(os.sched_getaffinity(0))
-    if cpus * state.local_size() > (os.cpu_count() or 1):  # ranks are not bound, and share the CPUs
+    if cpus * state.local_size() > (os.cpu_count() or 1):  # ranks are not bound and share the CPUs
         cpus //= state.local_size()
     together = _TOGETHER if cpus > 1 else _TOGETHER_OVERSUBSCRIBED
-    limit = os.environ.get("HOROVOD_FUSION_THRESHOLD")  # which the engine has checked
+    limit = os.environ.get("HOROVOD_FUSION_THRESHOLD")  # already checked by the engine
     return together if limit is None else min(int(limit), together)
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where gradients of so many bytes begin, each in a cache line of its own, and the bytes of all."""
+    """The offsets of gradients of these sizes, each in its own cache lines, and the total number of bytes."""
     starts = []
     end = 0
     for size in sizes:
@@ -47,7 +47,7 @@ def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 class Candidate(NamedTuple):
-    """A parameter whose gradient has ``bytes`` bytes; ``why_not``: why it cannot lie in a bucket, empty if it can."""
+    """A parameter with a gradient of ``bytes`` bytes. ``why_not``: why it cannot lie in a bucket; empty if it can."""
 
     parameter: Any
     name: str
@@ -56,20 +56,20 @@ class Candidate(NamedTuple):
 
 
 def shared_memory(size: int) -> _core.Memory:
-    """Memory that the ranks of a host share. Collective over all ranks of the job."""
+    """Memory shared by the ranks of a host. Collective over all ranks of the job."""
     return interruptible(lambda: state.current_job().alloc_bucket(size))
 
 
 def device_memory(size: int, device: int) -> _core.Memory:
-    """Memory of a GPU that NCCL knows on all ranks. Collective over all ranks of the job."""
+    """GPU memory registered with NCCL on all ranks. Collective over all ranks of the job."""
     return interruptible(lambda: state.current_job().alloc_device_bucket(size, device))
 
 
 class Buckets(Generic[V, M]):
-    """One piece of memory for gradients, in the order in which the backward pass reaches them: the last one first.
+    """One block of memory for gradients, in the order of the backward pass: the last parameter first.
 
-    ``allocate(bytes)`` gives the memory, and ``view(parameter, memory, start)`` makes a framework's tensor over it.
-    What cannot lie there is left out, with a warning that names it.
+    ``allocate(bytes)`` returns the memory, and ``view(parameter, memory, start)`` a framework's tensor over it.
+    Gradients that cannot lie there are left out, with a warning that names them.
     """
 
     def __init__(
@@ -88,18 +88,19 @@ class Buckets(Generic[V, M]):
         self._warned = False
 
     def view(self, parameter: Any) -> V | None:
-        """The place of its gradient; None where that cannot lie there."""
+        """The place of the parameter's gradient; None if the gradient cannot lie there."""
         return self._views.get(parameter)
 
     def use(self, parameter: Any) -> None:
-        """Its gradient lies in its place now."""
+        """Records that the parameter's gradient now lies in its place."""
         self._used.add(parameter)
 
     def may_move(self, parameter: Any, name: str) -> bool:
-        """Whether to copy its gradient, which lies elsewhere, to its place: once.
+        """Whether to copy the parameter's gradient, which lies elsewhere, to its place. True once.
 
-        If it has been removed since, as by ``zero_grad(set_to_none=True)``, it loses its place for good: to copy each
-        new tensor of the backward pass costs more than to reduce it where it is. The first time a warning names it.
+        If the gradient is removed afterwards, as by ``zero_grad(set_to_none=True)``, it loses its place for good:
+        copying each new tensor of the backward pass costs more than reducing it in place. The first time, a warning
+        names it.
         """
         if parameter not in self._used:
             return True

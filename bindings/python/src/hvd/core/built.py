@@ -1,4 +1,4 @@
-"""What this package was built with, and over what this job runs."""
+"""The features this package was built with, and the transport of this job."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ def mpi_built() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether this job runs over MPI (it does across hosts)."""
+    """Whether this job runs over MPI, as jobs across hosts do."""
     return state.STATE.over_mpi
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called by other threads while this job runs. Raises ValueError outside a job."""
+    """Whether other threads may call MPI while this job runs. Raises ValueError outside a job."""
     state.place()
     return state.STATE.over_mpi
 
 
 def gloo_enabled() -> bool:
-    """Whether this job runs over shared memory, the counterpart of Gloo: true of every job that does not run over MPI,
-    false outside a job.
+    """Whether this job runs over shared memory, the counterpart of Gloo: True for every job not over MPI, False outside
+    a job.
     """
     return state.is_initialized() and not state.STATE.over_mpi
 
 
 def gloo_built() -> bool:
-    """Whether jobs can run without MPI, as Horovod's do over Gloo: here over shared memory, which needs only the
-    compiled extension. So this or ``mpi_built`` is true wherever a job can run.
+    """Whether jobs can run without MPI, as Horovod's do over Gloo. hvd uses shared memory, which needs only the
+    compiled extension. So this or ``mpi_built`` is true if any job can run.
     """
     return importlib.util.find_spec("hvd._core") is not None
 
 
 def nccl_built() -> int:
-    """The version of NCCL, for instance 22809; 0 without one. It is looked for now, in this process: none is needed to
-    build the package.
+    """The version of NCCL, for instance 22809; 0 without NCCL. It is searched now, in this process, because the package
+    is built without it.
     """
-    from hvd import _core  # only here: to ask for the others loads nothing
+    from hvd import _core  # only here: the other functions load nothing
 
     return _core.nccl_version()
 
@@ -62,7 +62,7 @@ def mlsl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """True: tensors may be on GPUs. The CUDA driver is looked for when the first one comes."""
+    """True: tensors may be on GPUs. The CUDA driver is loaded for the first GPU tensor."""
     return True
 
 

@@ -1,8 +1,8 @@
-"""Functions that are called when operations end, for frameworks with futures of their own.
+"""Functions called when operations end, for frameworks with their own futures.
 
-They are called without arguments, in the order in which the operations have ended, with or without an error, on one
-thread that does nothing else: a callback that takes long delays other callbacks, and never an operation. What one
-raises goes to ``threading.excepthook``, and the others are still called.
+Callbacks take no arguments. They run in the order in which operations end, with or without an error, on one thread of
+their own: a slow callback delays other callbacks but never an operation. An exception in a callback goes to
+``threading.excepthook``, and the other callbacks still run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Makes sure that the thread runs. A daemon: callbacks of operations that never end do not keep the program."""
+    """Makes sure that the thread runs. It is a daemon, so callbacks of operations that never end do not keep the
+    program alive.
+    """
     global _thread
     with _lock:
         if _thread is None:
@@ -32,13 +34,13 @@ def _call() -> None:
         function = _core.next_callback()
         try:
             function()
-        except BaseException:  # SystemExit, too, would end the thread
+        except BaseException:  # SystemExit would also end the thread
             threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
         del function
 
 
 def _forget_in_child() -> None:
-    """A forked child has no such thread, and none of the functions are its own."""
+    """A forked child does not have the thread, and none of the functions belong to it."""
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
     _core.forget_callbacks()

@@ -1,4 +1,4 @@
-"""The collectives on the tensors of any framework: begun here, waited for by their handles."""
+"""The collectives on any framework's tensors: begun here, awaited through handles."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _described(
 
 
 def check_average(how: Reduction, dtype: int) -> None:
-    """Warns, once for each type of 8 or 16 bits, of the mean of integers, which is that of a sum that wraps. They do
-    not travel in a wider type instead: ranks whose types differ would no longer get an error.
+    """Warns once for each 8-bit or 16-bit integer type that Average divides a sum that may wrap. The tensors are not
+    sent in a wider type, because ranks with different types would then no longer get an error.
     """
     if how.op is not Average or dtype not in _SMALL or dtype in _warned:
         return
@@ -53,10 +53,10 @@ def check_average(how: Reduction, dtype: int) -> None:
 class Collectives(Generic[T]):
     """The asynchronous collectives on the tensors of one framework. Each returns a handle.
 
-    The tensors of a list are ready and done together. Names are prefixed by the operation; calls without a name are
-    counted, so ranks have to make them in the same order. Without ``wake`` the caller waits at once: its thread does
-    the work, so the engine's thread need not be woken. ``exposed``: the handle goes to the program, which may try to
-    resize or replace the tensors meanwhile: that is prevented, or ``synchronize`` raises ValueError.
+    Tensors of a list are ready and done together. Names are prefixed by the operation. Calls without a name are
+    counted, so ranks must make them in the same order. Without ``wake`` the caller waits next: its thread does the
+    work, so the engine's thread is not woken. ``exposed``: the handle goes to the program, which may try to resize or
+    replace the tensors meanwhile. That is prevented, or ``synchronize`` raises ValueError.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -73,7 +73,7 @@ class Collectives(Generic[T]):
     def _with_outputs(
         self, tensors: Sequence[T], outputs: Sequence[T] | None
     ) -> tuple[list[_core.Tensor], Sequence[T]]:
-        """Descriptions, and the tensors for the results; ``outputs`` may be ``tensors``, or None for new ones."""
+        """Descriptions, and the tensors for results. ``outputs`` may be ``tensors``, or None for new tensors."""
         describe, stream_of = self.adapter.describe, self.adapter.stream_of
         described: list[_core.Tensor] = []
         results: list[T] = []
@@ -93,7 +93,7 @@ class Collectives(Generic[T]):
     def _in_place(
         self, tensors: Sequence[T], described: Sequence[_core.Tensor], result: Any
     ) -> Callable[[_core.Handle], Any]:
-        """The results lie where the tensors were when submitted: a tensor that has moved since lacks its result."""
+        """Returns the tensors as results. A tensor whose memory has moved since the submission lacks its result."""
 
         def finish(_: _core.Handle) -> Any:
             for tensor, submitted in zip(tensors, described):
@@ -114,14 +114,14 @@ class Collectives(Generic[T]):
         return finish
 
     def _result(self, handle: _core.Handle, i: int, like: T) -> T:
-        """What the engine has allocated for tensor ``i``."""
+        """The engine's result for tensor ``i``."""
         stream = self.adapter.stream_of(like)
         if stream is None:
             return self.adapter.over(*handle.output(i), like=like)
         return self.adapter.over(*handle.output(i, stream[0]), like=like)
 
     def _stream(self, tensors: Sequence[T], described: Sequence[_core.Tensor]) -> Callable[[], Stream | None] | None:
-        """For ``begin``: the stream that uses the results; None for those on the host."""
+        """For ``begin``: the stream that uses the results; None for host tensors."""
         return (lambda: self.adapter.stream_of(tensors[0])) if described and len(described[0]) > 5 else None
 
     def allreduce(
@@ -136,7 +136,7 @@ class Collectives(Generic[T]):
         wake: bool = True,
         exposed: bool = False,
     ) -> int:
-        """Reduces elementwise over ranks; ``outputs`` may be ``tensors``, or None for new ones."""
+        """Reduces elementwise over ranks. ``outputs`` may be ``tensors``, or None for new tensors."""
         number = number_of(process_set)
         described, results = self._with_outputs(tensors, outputs)
         for one in described:
@@ -170,7 +170,7 @@ class Collectives(Generic[T]):
         self, tensor: T, output: T | None, root_rank: int, name: str | None, process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
-        """Gives all ranks the root's tensor; ``root_rank`` is a rank of the job."""
+        """Copies the root's tensor to all ranks. ``root_rank`` is a rank of the job."""
         number = number_of(process_set)
         ranks = process_set.ranks or []
         if root_rank not in ranks:
@@ -190,8 +190,8 @@ class Collectives(Generic[T]):
         self, tensor: T, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet,
         wake: bool = True, exposed: bool = False,
     ) -> int:
-        """Sends ``splits[r]`` rows to rank r, without splits equal parts. The result is a pair: the rows from all
-        ranks, and how many came from each.
+        """Sends ``splits[r]`` rows to rank r; equal numbers without splits. The result is a pair: the rows from all
+        ranks, and the number of rows from each.
         """
         number = number_of(process_set)
         address, dtype, shape = self.adapter.describe(tensor, False)
@@ -215,8 +215,8 @@ class Collectives(Generic[T]):
         wake: bool = True,
         exposed: bool = False,
     ) -> int:
-        """Reduces elementwise over ranks, and gives each its rows: equal numbers, or one more for the first ranks
-        where the rows do not divide.
+        """Reduces elementwise over ranks and distributes the rows evenly. If they do not divide, the first ranks get
+        one more each.
         """
         number = number_of(process_set)
         op = how.op
@@ -236,7 +236,7 @@ class Collectives(Generic[T]):
 
 
 def read_splits(splits: Any) -> list[int] | None:
-    """Numbers of rows, from a list or an array; None for None. Raises ValueError for anything but whole numbers."""
+    """Row counts from a list or an array; None for None. Raises ValueError for anything but whole numbers."""
     if splits is None:
         return None
     values = splits.tolist() if hasattr(splits, "tolist") else splits

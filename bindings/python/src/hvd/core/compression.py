@@ -1,4 +1,4 @@
-"""What compressors have in common; those of a framework are beside its operations."""
+"""The common base of compressors; each framework defines its own next to its operations."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any
 
 
 class Compressor:
-    """Makes tensors smaller for sending: two static functions, and a third for what the engine converts itself."""
+    """Makes tensors smaller for sending: two static functions, and a third for conversions that the engine makes
+    itself.
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and what ``decompress`` needs to know."""
+        """The tensor to send, and the context for ``decompress``."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The result in the type that the tensor had."""
+        """The result in the original dtype of the tensor."""
         raise NotImplementedError
 
     @staticmethod
     def wire(tensor: Any) -> int:
-        """The number of the dtype in which the engine sends the tensor, converted while it is packed: then ``compress``
-        is not called. -1: ``compress`` makes what is sent.
+        """The number of the dtype in which the engine sends the tensor, converted while packing; ``compress`` is then
+        not called. -1: send the result of ``compress``.
         """
         return -1
 
@@ -40,9 +42,9 @@ class NoneCompressor(Compressor):
 
 
 def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
-    """What to send of a tensor, what ``decompress`` needs to know, and the number of the dtype in which it travels.
+    """The tensor to send, the context for ``decompress``, and the number of the dtype in which it is sent.
 
-    An inherited ``wire`` is not asked of a class with a ``compress`` or ``decompress`` of its own.
+    A class with its own ``compress`` or ``decompress`` does not use an inherited ``wire``.
     """
     for kind in getattr(compression, "__mro__", ()):
         if "compress" in vars(kind) or "decompress" in vars(kind):
@@ -54,7 +56,9 @@ def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
 
 
 def compressed_group(compression: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any], int]:
-    """The same for tensors that travel together, in at most one type: else ``compress`` makes what is sent of each."""
+    """Like ``compressed``, for tensors sent together in at most one dtype; if dtypes differ, ``compress`` makes each
+    tensor to send.
+    """
     parts = [compressed(compression, t) for t in tensors]
     wires = {wire for _, _, wire in parts if wire >= 0}
     if len(wires) > 1:

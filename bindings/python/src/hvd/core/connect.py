@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def join(comm: Any, place: placement.Place) -> Joined:
-    """The job, this process's place in it, whether all hosts have as many ranks, and whether it runs over MPI.
+    """The job, this process's place in it, whether all hosts have the same number of ranks, and whether it runs over
+    MPI.
 
-    ``place``: the place that the launcher gave.
+    ``place``: the launcher's place for this process.
     """
     from hvd import _core
 
@@ -70,7 +71,7 @@ def _subset(place: placement.Place, comm: Any) -> placement.Place:
 
 
 def _join_over(comm: Any) -> Joined:
-    """The ranks of an mpi4py communicator: over shared memory where they are on one host."""
+    """Connects the ranks of an mpi4py communicator, over shared memory if they are on one host."""
     from hvd import _core
 
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -92,7 +93,7 @@ def _boot_id() -> str:
 
 
 def _join_mpi(place: placement.Place, comm: Any) -> Joined:
-    """Over MPI, and shared memory within each host: ranks with common memory are on one."""
+    """Connects ranks over MPI, and over shared memory within each host. Ranks with common memory are on one host."""
     try:
         from hvd import _core_mpi
     except ImportError as e:
@@ -101,7 +102,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
             f" which this package was built without or which is gone ({e}); install MPICH or Open MPI and build the"
             " package again"
         ) from e
-    if comm is None:  # on this thread: an MPI may have to be finalised by the thread that initialised it
+    if comm is None:  # on this thread, because some MPIs must be finalised by the thread that initialised them
         job = _core_mpi.connect_mpi()
     elif hasattr(comm, "Get_rank"):
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
@@ -119,7 +120,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
         )
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)
-    # The cross group of a rank: the ranks with the same local rank, one of each host.
+    # The cross group of a rank: the ranks with the same local rank, one on each host.
     local_ranks = [hosts[:r].count(hosts[r]) for r in range(size)]
     cross = [r for r in range(size) if local_ranks[r] == local_rank]
     found = placement.Place(

@@ -1,4 +1,4 @@
-"""HVD_METRICS: the counters of this rank in the text format of Prometheus, in a file or on a port of this host."""
+"""HVD_METRICS: exports this rank's counters in Prometheus's text format, to a file or on a local port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvd.exceptions import HorovodInternalError
 
 PERIOD = 5.0  # seconds between two writes of the file
 ADDRESS = "127.0.0.1"
-_COUNTERS = {  # of each kind of operation and process set
+_COUNTERS = {  # for each kind of operation and process set
     "operations": "Operations that have ended.",
     "failed": "Operations that have ended with an error.",
     "bytes": "Bytes of this rank's inputs.",
@@ -40,7 +40,7 @@ _exporter: Exporter | None = None
 
 
 class Exporter:
-    """Publishes what ``read()`` returns, as of hvd.metrics, until the process ends."""
+    """Publishes the result of ``read()``, such as hvd.metrics, until the process ends."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
         self._read = read
@@ -49,13 +49,13 @@ class Exporter:
         self._over = threading.Event()
 
     def read(self) -> dict[str, Any]:
-        """The counters; between two jobs, and after the last, what they were at its end."""
+        """The counters. Between jobs, and after the last one, returns their values at the job's end."""
         with contextlib.suppress(ValueError, SystemExit, HorovodInternalError):
             self._last = self._read()
         return self._last
 
     def collect(self) -> Iterator[Any]:
-        """What a registry of prometheus_client asks for."""
+        """The metrics for a registry of prometheus_client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         values = self.read()
@@ -80,7 +80,7 @@ class Exporter:
         yield size
 
     def registry(self) -> Any:
-        """A registry of prometheus_client with nothing else in it."""
+        """A registry of prometheus_client with only these metrics."""
         from prometheus_client import CollectorRegistry
 
         made = CollectorRegistry(auto_describe=False)
@@ -90,7 +90,7 @@ class Exporter:
     # ---- a file ----
 
     def write_file(self, path: Path) -> None:
-        """Writes the file every few seconds, and when the process ends. OSError if it cannot be written now."""
+        """Writes the file every few seconds and when the process ends. Raises OSError if it cannot be written now."""
         from prometheus_client import write_to_textfile
 
         registry = self.registry()
@@ -119,7 +119,7 @@ class Exporter:
     # ---- a port ----
 
     def serve(self, port: int, token: str) -> int:
-        """Answers GET /metrics with this token, on localhost; returns the port. OSError if it is taken."""
+        """Answers GET /metrics with this token, on localhost. Returns the port. Raises OSError if it is taken."""
         import tornado.httpserver
         import tornado.netutil
         import tornado.web
@@ -156,18 +156,18 @@ class Exporter:
 
 
 def file_of(path: str, rank: int) -> Path:
-    """metrics.prom of rank 3 is metrics.rank3.prom."""
+    """Adds the rank to a file name: metrics.prom becomes metrics.rank3.prom."""
     whole = Path(path)
     return whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
 
 
 @above_streams()
 def start(rank: int, local_rank: int, read: Callable[[], dict[str, Any]]) -> None:
-    """Begins what HVD_METRICS asks for, once in a process. What cannot work is told and harms no training.
+    """Starts the export set by HVD_METRICS, once in a process. Failures are reported and do not stop the training.
 
-    A number: a port, of which each rank of this host gets the one of its local rank further on; 0: any free one. Only
-    requests with a token are answered: that in the file HVD_METRICS_TOKEN_FILE, or in a file that is made. Else: a
-    file, to whose name each rank adds its number.
+    A number is a port, plus the local rank; 0 selects any free port. Only requests with a token are answered: the token
+    in the file HVD_METRICS_TOKEN_FILE, or one in a new file. Any other value is a file name, to which each rank adds
+    its number.
     """
     global _exporter
     asked = os.environ.get("HVD_METRICS", "")
@@ -201,7 +201,7 @@ def _serve(exporter: Exporter, asked: str, rank: int, local_rank: int) -> None:
     except OSError as error:
         raise ValueError(f"port {port} of {ADDRESS} cannot be used: {error.strerror}") from None
     if not given:
-        number, given = tempfile.mkstemp(prefix="hvd-metrics-", suffix=".token")  # only this user can read it
+        number, given = tempfile.mkstemp(prefix="hvd-metrics-", suffix=".token")  # readable by this user only
         with os.fdopen(number, "w") as file:
             file.write(token)
         atexit.register(_remove, given, os.getpid())
