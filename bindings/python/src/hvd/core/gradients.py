@@ -1,4 +1,4 @@
-"""Which gradients are reduced when, and with which others, in an optimizer of any framework."""
+"""Decides when gradients are reduced and which are grouped, in an optimizer of any framework."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ T = TypeVar("T")
 
 
 def evenly(items: Sequence[T], count: int) -> list[list[T]]:
-    """The items in ``count`` parts, in order, of as equal lengths as can be; fewer parts than that where there are
-    fewer items.
+    """The items in ``count`` parts, in order, with lengths as equal as possible; fewer parts if there are fewer items.
     """
     if not items:
         return []
@@ -28,9 +27,9 @@ class Slot:
         self.parameter = parameter
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
-        self.live = False  # whether it was not frozen when the first gradient of the step arrived
+        self.live = False  # whether it was not frozen when the step's first gradient arrived
         self.group: Group[Any] | None = None
-        self.finish: Callable[[], None] | None = None  # waits for the reduction that was begun
+        self.finish: Callable[[], None] | None = None  # waits for the reduction in flight
 
 
 S = TypeVar("S", bound=Slot)
@@ -48,41 +47,42 @@ class Group(Generic[S]):
 
 
 class Reducer(Protocol[S_contra]):
-    """What a framework does with the gradients."""
+    """A framework's operations on gradients."""
 
     def is_live(self, slot: S_contra) -> bool:
-        """Whether its parameter has a gradient: it is not frozen."""
+        """Whether the parameter has a gradient, that is, is not frozen."""
 
     def bytes_of(self, slot: S_contra) -> int:
-        """The bytes of its gradient."""
+        """The number of bytes of the gradient."""
 
     def arrived(self, slot: S_contra) -> None:
-        """Its gradient is complete, on the stream that is current now; it may be submitted on another one."""
+        """Called when the gradient is complete, on the current stream. The gradient may be submitted on another stream.
+        """
 
     def begin(self, slot: S_contra, wake: bool) -> None:
-        """Submits its gradient, zeros if there is none, and sets ``slot.finish``. ``wake``: see Collectives."""
+        """Submits the gradient, or zeros if there is none, and sets ``slot.finish``. ``wake``: see Collectives."""
 
     def begin_group(self, slots: Sequence[S_contra], name: str) -> None:
         """Submits the gradients as one operation, and sets ``finish`` of all these slots."""
 
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
-        """Calls ``function`` when the backward pass ends that runs now."""
+        """Calls ``function`` at the end of the current backward pass."""
 
 
 class Gradients(Generic[S]):
-    """The gradients of one optimizer, from the backward pass that completes them to the end of the step."""
+    """The gradients of one optimizer, from their backward pass to the end of the step."""
 
     def __init__(self, reducer: Reducer[S]) -> None:
-        self.slots: dict[Any, S] = {}  # by parameter, in an order that is the same on all ranks
-        self.bytes_together = 0  # of gradients that are collected before they are submitted
-        self.touched = False  # whether a backward pass has reached any since the last step
+        self.slots: dict[Any, S] = {}  # by parameter, in the same order on all ranks
+        self.bytes_together = 0  # bytes of gradients to collect before submitting them
+        self.touched = False  # whether a backward pass has reached any gradient since the last step
         self._reducer = reducer
         self._collected: list[S] = []
         self._collected_bytes = 0
 
     def make_groups(self, groups: Groups) -> None:
-        """Divides all slots into so many groups, or makes groups of lists of parameters. Those without a slot are
-        left out.
+        """Divides all slots into ``groups`` groups, or groups them by lists of parameters. Parameters without a slot
+        are left out.
         """
         slots = list(self.slots.values())
         if isinstance(groups, int) and groups > 0:
@@ -105,14 +105,15 @@ class Gradients(Generic[S]):
             slot.remaining = passes
 
     def set_passes(self, passes: int) -> None:
-        """Sets how many backward passes are missing for each gradient."""
+        """Sets the number of backward passes until each gradient is complete."""
         for slot in self.slots.values():
             slot.remaining = passes
 
     def arrived(self, parameter: Any) -> None:
-        """A backward pass has added to the gradient of ``parameter``: submits what is complete and should go now.
+        """Called when a backward pass has added to the gradient of ``parameter``. Submits complete gradients that are
+        due.
 
-        Raises AssertionError if the gradient was complete before.
+        Raises AssertionError if the gradient was already complete.
         """
         slot = self.slots[parameter]
         if slot.remaining <= 0:
@@ -140,7 +141,7 @@ class Gradients(Generic[S]):
             self.begin_collected()
 
     def begin_collected(self) -> None:
-        """Submits the gradients that the backward pass has collected, and wakes the engine once, with the last."""
+        """Submits the collected gradients. Wakes the engine once, with the last one."""
         slots = self._collected
         self._collected = []
         self._collected_bytes = 0
@@ -152,9 +153,9 @@ class Gradients(Generic[S]):
         return bool(self._collected) or any(slot.finish is not None for slot in self.slots.values())
 
     def finish(self, passes: int) -> None:
-        """Submits what no backward pass has completed on this rank, waits for all, and resets.
+        """Submits gradients that no backward pass has completed on this rank, waits for all, and resets.
 
-        Raises the first error; all else is complete then, so that the ranks stay in step.
+        Raises the first error, after all other gradients are complete, so that ranks stay in step.
         """
         not_begun = self._begin_rest()
         problem = self._wait()
@@ -164,14 +165,14 @@ class Gradients(Generic[S]):
             raise problem
 
     def drop(self, passes: int) -> None:
-        """Waits for what was begun, whether it succeeds or not, and resets."""
+        """Waits for all reductions in flight, ignoring errors, and resets."""
         self.begin_collected()
         self._wait()
         self.reset(passes)
 
     def _is_live(self, slot: S) -> bool:
-        """Whether its gradient is reduced in this step. A parameter that is frozen after the backward pass takes part:
-        on other ranks its gradient may be in flight.
+        """Whether the gradient is reduced in this step. A parameter frozen after the backward pass still takes part,
+        because its gradient may be in flight on other ranks.
         """
         return slot.live or self._reducer.is_live(slot)
 
@@ -185,7 +186,7 @@ class Gradients(Generic[S]):
         self._reducer.begin_group(slots, group.name)
 
     def _begin_rest(self) -> Exception | None:
-        """Submits all that is not in flight; the first error. A group that fails is not tried again."""
+        """Submits all gradients not in flight; returns the first error. Does not retry a failed group."""
         problem: Exception | None = None
         tried: list[Group[S]] = []
         for slot in self.slots.values():
@@ -193,7 +194,7 @@ class Gradients(Generic[S]):
                 continue
             try:
                 if slot.group is None:
-                    self._reducer.begin(slot, wake=False)  # this thread waits at once, and does the work itself
+                    self._reducer.begin(slot, wake=False)  # this thread waits next, and does the work itself
                 else:
                     tried.append(slot.group)
                     self._begin_group(slot.group)
@@ -202,7 +203,7 @@ class Gradients(Generic[S]):
         return problem
 
     def _wait(self) -> Exception | None:
-        """Waits for all that was begun; the first error."""
+        """Waits for all reductions in flight; returns the first error."""
         problem: Exception | None = None
         for slot in self.slots.values():
             if slot.finish is not None:

@@ -1,4 +1,4 @@
-"""Operations in flight: their names, their handles and their results. A handle is an int, as in Horovod."""
+"""Operations in flight: names, handles and results. A handle is an int, as in Horovod."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvd.core.reduce_op import Reduction, Sum
 
 
 class _Pending:
-    """An operation in flight: its name and process set, the function that makes its result, and the stream that uses
-    it, if it is on a GPU. The engine sets ``handle``.
+    """An operation in flight: its name, its process set, the function that makes its result, and the stream that uses a
+    result on a GPU. The engine sets ``handle``.
     """
 
     __slots__ = ("handle", "name", "process_set", "finish", "stream")
@@ -33,7 +33,9 @@ class _Pending:
         self.stream = stream
 
     def wait(self) -> None:
-        """Until the results are there; on a GPU, until all work for them is queued and the stream waits for it."""
+        """Waits until the results are there. On a GPU, waits until all their work is queued and the stream waits for
+        it.
+        """
         stream = None if self.stream is None else self.stream()
         if stream is None:
             self.handle.wait()
@@ -44,8 +46,8 @@ class _Pending:
 
 _pending: dict[int, _Pending] = {}
 _numbers = itertools.count(1)
-# (prefix, process set) -> number of operations without a name so far. The ranks of a set count alike, whatever other
-# sets do.
+# (prefix, process set) -> number of operations without a name so far. All ranks of a set have the same counts, whatever
+# other sets do.
 _unnamed: dict[tuple[str, int], int] = {}
 
 
@@ -56,7 +58,9 @@ def _forget() -> None:
 
 
 def _forget_in_child() -> None:
-    """Operations in flight are the parent's. Nothing is destroyed: threads of the parent may hold its locks."""
+    """Forgets operations in flight, which are the parent's. Destroys nothing, because threads of the parent may hold
+    its locks.
+    """
     global _pending
     _left_behind.append(_pending)
     _pending = {}
@@ -83,7 +87,7 @@ def _is_unicode(name: object) -> bool:
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number of a set that the job knows. Raises ValueError for any other, and for what is no set."""
+    """The number of a set of the job. Raises ValueError for any other set or object."""
     try:
         number = process_set.process_set_id
     except AttributeError:
@@ -110,11 +114,11 @@ def begin(
 ) -> int:
     """Submits an operation of ``kind`` (see ``_core.operations``) and returns its handle; ``finish`` makes its result.
 
-    Without a given name it is counted as ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
-    ``Collectives``. ``done``: see ``core.callbacks``. ``stream()``: that which is current on the results' GPU when the
-    operation is synchronized, and then waits for them; None for tensors on the host. Raises ValueError for what this
-    rank alone can see and for a name whose last handle was neither synchronized nor polled as done, TypeError for names
-    and factors of other types. After Ctrl-C in here ``find`` tells whether it was submitted.
+    If no name is given, it is numbered under ``prefix``. ``keep`` is referenced until it is done. ``wake``: see
+    ``Collectives``. ``done``: see ``core.callbacks``. ``stream()`` returns the stream current on the results' GPU at
+    ``synchronize``, which then waits for the results; None for host tensors. Raises ValueError for faults visible on
+    this rank alone and for a name whose last handle was neither synchronized nor polled as done; TypeError for names
+    and factors of wrong types. After Ctrl-C in ``begin``, ``find`` returns the handle if the operation was submitted.
     """
     job = state.current_job()
     if done is not None:
@@ -125,11 +129,11 @@ def begin(
     try:
         job.submit(pending, kind, name, tensors, *how, root, priority, process_set, keep, wake, done)
     except BaseException as e:
-        if hasattr(pending, "handle"):  # Ctrl-C: nobody will ask for it
+        if hasattr(pending, "handle"):  # Ctrl-C: nobody will synchronize it
             pending.handle.let_go()
             raise
         _pending.pop(number, None)
-        if given is None:  # nothing was submitted: the next call is the one that other ranks wait for
+        if given is None:  # nothing was submitted: other ranks wait for the next call
             _unnamed[prefix, process_set] = _unnamed.get((prefix, process_set), 1) - 1
         if isinstance(e, TypeError):
             if given is not None and not _is_unicode(given):
@@ -155,7 +159,7 @@ def find(prefix: str, name: str, process_set: int) -> int | None:
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is done, so that ``synchronize`` will not wait. Raises ValueError for an unknown handle."""
+    """Whether the operation is done, so that ``synchronize`` does not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
         state.refuse_forked()
@@ -164,10 +168,10 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation, and returns its result; None for a handle that was synchronized before. For tensors on a
-    GPU the host waits only until the operation is queued there, and the current stream waits for the operation.
+    """Waits for an operation and returns its result; None for a handle already synchronized. For GPU tensors, the host
+    waits only until the operation is queued, and the current stream waits for the operation.
 
-    Raises HorovodInternalError where ranks disagree (on all of them; the job goes on) or one is lost, ValueError where
+    Raises HorovodInternalError if ranks disagree (on all of them; the job continues) or a rank is lost; ValueError if
     the result should replace a tensor whose memory or shape has changed meanwhile.
     """
     pending = _pending.get(handle)
@@ -180,14 +184,14 @@ def synchronize(handle: int) -> Any:
         raise  # the operation is still in flight
     except BaseException:
         _pending.pop(handle, None)
-        pending.handle.let_go()  # a signal's own exception may come before the end
+        pending.handle.let_go()  # a signal handler's exception may come before the end
         raise
     _pending.pop(handle, None)
     return pending.finish(pending.handle)
 
 
 def result_of(handle: int) -> Any:
-    """As ``synchronize``, for a call that waits, whose handle nobody else has: after Ctrl-C the operation goes on, and
+    """Like ``synchronize``, for a blocking call whose handle nobody else has. After Ctrl-C the operation continues, and
     its name is free.
     """
     pending = _pending.pop(handle, None)
@@ -203,8 +207,8 @@ def result_of(handle: int) -> Any:
 
 
 def synchronize_all(handles: Sequence[int], problem: Exception | None = None) -> list[Any]:
-    """The results of several operations, whose handles nobody else has. Raises ``problem``, or the first error, when
-    all are done: nothing is in flight then.
+    """The results of several operations whose handles nobody else has. Raises ``problem`` or the first error, but only
+    when all operations are done.
     """
     results = []
     try:
@@ -213,7 +217,7 @@ def synchronize_all(handles: Sequence[int], problem: Exception | None = None) ->
                 results.append(result_of(handle))
             except Exception as e:
                 problem = problem or e
-    finally:  # after Ctrl-C there are others
+    finally:  # operations are left after Ctrl-C
         for handle in handles:
             drop(handle)
     if problem is not None:
@@ -222,16 +226,16 @@ def synchronize_all(handles: Sequence[int], problem: Exception | None = None) ->
 
 
 def drop(handle: int) -> None:
-    """Nobody will ask for the result: the operation goes on, and its name is free."""
+    """Drops a handle whose result is not needed: the operation continues, and its name is free."""
     pending = _pending.pop(handle, None)
     if pending is not None:
         pending.handle.let_go()
 
 
 def join() -> int:
-    """This rank has no more data: it takes part with zeros in the others' allreduce until all ranks have joined.
+    """Marks this rank as out of data: it takes part in the others' allreduce with zeros until all ranks have joined.
 
-    Returns the rank that joined last, on all ranks.
+    Returns the rank that joined last, the same on all ranks.
     """
     handle = state.current_job().join()
     try:
@@ -239,7 +243,7 @@ def join() -> int:
     except BaseException:
         handle.let_go()
         raise
-    # Until now ranks have made different numbers of operations; from here on they make the same, so count anew.
+    # Ranks have made different numbers of operations so far, and make the same from here on: restart the counts.
     for key in [key for key in _unnamed if key[1] == 0]:
         del _unnamed[key]
     return handle.last_joined()

@@ -1,4 +1,4 @@
-"""The job: joining it and leaving it, the place of this process in it, and its timeline."""
+"""The job: joining and leaving it, this process's place in it, and its timeline."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
 
 
 def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] = None) -> None:
-    """Joins the job that the launcher describes (hvdrun, mpiexec, srun), or a job of one process. Collective; does
-    nothing if the process is in a job.
+    """Joins the job described by the launcher (hvdrun, mpiexec, srun), or a job of one process. Collective. Does
+    nothing if the process is already in a job.
 
-    ``comm``: None, the ranks of the launch that form the job (on one host only; this one must be among them), or an
-    mpi4py communicator. ``process_sets``: process sets to add at once, the same on all ranks, or "dynamic"; sets can be
-    added later in either case.
+    ``comm``: None; a list of launch ranks that form the job (on one host only, including this rank); or an mpi4py
+    communicator. ``process_sets``: process sets to add at once, the same on all ranks, or "dynamic". Sets can be added
+    later in either case.
 
-    Errors: ValueError for an environment or arguments that can never work; HorovodInternalError where the ranks did not
-    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank, whose place is taken. The threads
-    that it starts run on the CPU that HOROVOD_THREAD_AFFINITY gives this rank. Cost: some milliseconds.
+    Errors: ValueError for an environment or arguments that can never work; HorovodInternalError if the ranks did not
+    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank. The threads that it starts run on
+    the CPU that HOROVOD_THREAD_AFFINITY assigns to this rank. Cost: some milliseconds.
     """
     now = state.STATE
     with now.lock:
@@ -59,10 +59,10 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to write a trace that a browser can open (chrome://tracing, Perfetto); all ranks write to one file.
+    """Begins a trace for chrome://tracing or Perfetto. All ranks write to one file.
 
-    ``mark_cycles`` also marks each round of negotiation. Does nothing if the trace is written to this file already; a
-    trace to another file is ended first. Errors: ValueError for a path that cannot be written.
+    ``mark_cycles`` also marks each round of negotiation. Does nothing if this file is already being written. A trace to
+    another file is ended first. Errors: ValueError for a path that cannot be written.
     """
     path = os.fsdecode(file_path)
     if "\0" in path:
@@ -76,5 +76,5 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the trace; the file is complete when the call returns."""
+    """Ends the trace. The file is complete when the call returns."""
     state.current_job().stop_timeline()

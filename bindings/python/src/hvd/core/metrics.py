@@ -1,4 +1,4 @@
-"""What this rank has done: counters that are always on, and the marks of steps."""
+"""Counters of this rank's operations, always on, and step marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = {
 
 
 class _Steps:
-    """Steps of a process that has no job of its own, and so no engine that counts them."""
+    """The steps of a process outside any job, and so without an engine that counts them."""
 
     steps = 0
     samples = 0
@@ -26,11 +26,11 @@ class _Steps:
 
 
 def mark_step(samples: int = 0) -> None:
-    """Marks the end of a step, in which this rank has worked through so many samples (0: not told).
+    """Marks the end of a step in which this rank processed ``samples`` samples (0: unknown).
 
-    The timeline shows it, and ``metrics`` counts it. DistributedOptimizer of PyTorch, and any optimizer of PyTorch in
-    a process that uses torch.distributed over hvd, mark steps by themselves, each its own, until the program calls this
-    for the first time. ValueError for a negative number. Cost: less than a microsecond.
+    The timeline shows the step, and ``metrics`` counts it. PyTorch's DistributedOptimizer, and any PyTorch optimizer in
+    a process that uses torch.distributed over hvd, mark their own steps until the program first calls this function.
+    ValueError for a negative number. Cost: less than a microsecond.
     """
     if samples < 0:
         raise ValueError(f"hvd: mark_step({samples!r}): samples is the number of samples in the step, 0 or more")
@@ -39,7 +39,7 @@ def mark_step(samples: int = 0) -> None:
 
 
 def mark_step_of_optimizer() -> None:
-    """The same by an optimizer; nothing where the program marks steps itself."""
+    """``mark_step`` by an optimizer. Does nothing if the program marks steps itself."""
     if not _Steps.told:
         _mark(0)
 
@@ -55,22 +55,22 @@ def _mark(samples: int) -> None:
 
 
 def set_place_of_groups(rank: int, size: int) -> None:
-    """The place of a process that is in no job, among those of torch.distributed."""
+    """Sets the rank and size in torch.distributed of a process outside any job."""
     _Steps.rank, _Steps.size, _Steps.in_groups = rank, size, True
 
 
 def metrics() -> dict[str, Any]:
-    """Counters of this rank since hvd.init(), and what is in flight now.
+    """Counters of this rank since hvd.init(), and operations in flight now.
 
-    ``rank``, ``size``; ``steps`` and ``samples`` (mark_step); ``stalls`` (reports of the watch on this rank);
-    ``dropped_events`` (of the timeline); ``in_flight`` and ``oldest_seconds`` (operations that are not done, and since
-    when the first of them is); ``exposed_seconds`` (how long the program has waited for operations: communication that
-    it has not hidden); and ``operations``: a list with an entry for each ``kind`` and ``process_set`` that was used,
-    with ``operations``, ``failed``, ``bytes`` (of this rank's inputs), ``waits`` and ``exposed_seconds``. The process
-    set of collectives of torch.distributed is "torch.distributed"; these are counted since the process began.
+    ``rank``, ``size``; ``steps`` and ``samples`` (mark_step); ``stalls`` (stall reports on this rank);
+    ``dropped_events`` (of the timeline); ``in_flight`` and ``oldest_seconds`` (number of unfinished operations and age
+    of the oldest); ``exposed_seconds`` (time that the program waited for operations, that is, communication not hidden
+    by computation); and ``operations``: a list with an entry for each used ``kind`` and ``process_set``, with
+    ``operations``, ``failed``, ``bytes`` (of this rank's inputs), ``waits`` and ``exposed_seconds``. Collectives of
+    torch.distributed have the process set "torch.distributed" and are counted since the process began.
 
-    Waits for a GPU are not counted: the program continues while its streams wait. ValueError outside of a job, unless
-    torch.distributed is used. Cost: some microseconds; nothing is counted for it that is not counted anyway.
+    Waits for a GPU are not counted: the program continues while its streams wait. ValueError outside a job, unless
+    torch.distributed is used. Cost: some microseconds for this call; counting itself is always on.
     """
     job = state.STATE.job
     if job is None and not _Steps.in_groups:

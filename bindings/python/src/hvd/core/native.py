@@ -1,4 +1,4 @@
-"""Calls of the engine that wait for other ranks, and the CPUs of its threads."""
+"""Interruptible calls of the engine, and the CPUs of its threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ R = TypeVar("R")
 
 
 def interruptible(call: Callable[[], R]) -> R:
-    """Runs ``call()`` on a thread of its own, so that the main thread responds to Ctrl-C at once. The call itself then
-    runs on, and its result is dropped.
+    """Runs ``call()`` on its own thread, so that the main thread responds to Ctrl-C at once. The call then continues,
+    and its result is dropped.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -36,9 +36,9 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def affinity(local_rank: int, local_size: int) -> int | None:
-    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) gives the engine of this rank.
+    """The CPU that HOROVOD_THREAD_AFFINITY ("0,4": one for each rank of a host) assigns to the engine of this rank.
 
-    None where the variable is not set. Raises ValueError for anything but such a list.
+    None if the variable is not set. Raises ValueError if it is not such a list.
     """
     text = os.environ.get("HOROVOD_THREAD_AFFINITY", "")
     if not text or local_size == 1 and "," in text:  # a single process may have inherited it from a job
@@ -54,7 +54,7 @@ def affinity(local_rank: int, local_size: int) -> int | None:
 
 @contextlib.contextmanager
 def threads_moved_to(cpu: Callable[[], int | None]) -> Iterator[None]:
-    """Binds threads that start within the block to the CPU that ``cpu()`` returns at its end; None leaves them.
+    """Binds threads started within the block to the CPU that ``cpu()`` returns at its end; None leaves them unbound.
 
     Raises ValueError for a CPU that this process may not use.
     """

@@ -1,4 +1,4 @@
-"""Python objects between ranks, as pickled bytes."""
+"""Sends Python objects between ranks, as pickled bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.exceptions import HorovodInternalError
 
 _TYPES = {ctypes.c_uint8: _core.dtypes["uint8"], ctypes.c_int64: _core.dtypes["int64"]}
-Array = Any  # of ctypes
+Array = Any  # a ctypes array
 
 
 class _Arrays:
@@ -82,8 +82,8 @@ def _length(number: int) -> Array:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Returns the root's object on every rank; ``root_rank`` is a rank of the job. An object that cannot be pickled
-    raises on all ranks: its own error on the root, HorovodInternalError on the others.
+    """Returns the root's object on every rank. ``root_rank`` is a rank of the job. If the object cannot be pickled, all
+    ranks raise: the root the pickling error, the others HorovodInternalError.
     """
     name = "broadcast_object" if name is None else name
     root = state.rank() == root_rank
@@ -92,7 +92,7 @@ def broadcast_object(
     if root:
         try:
             data = _dump(obj)
-        except Exception as e:  # the others wait for the length: -1 means a failure
+        except Exception as e:  # the other ranks wait for the length: -1 means failure
             failure = e
     length = int(_broadcast(_length(-1 if failure else len(data)), root_rank, f"{name}.length", process_set)[0])
     if failure is not None:
@@ -101,7 +101,7 @@ def broadcast_object(
         raise HorovodInternalError(f"hvd: broadcast_object: rank {root_rank} could not pickle its object")
     if not root:
         try:
-            # Pages that are not touched before the bytes come: a wrong length takes no memory.
+            # Pages stay untouched until the bytes arrive, so a wrong length takes no memory.
             data = (ctypes.c_uint8 * length).from_buffer(mmap.mmap(-1, max(length, 1)))
         except (MemoryError, OSError, OverflowError, ValueError) as e:
             raise HorovodInternalError(
@@ -112,7 +112,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks, in order of rank. An object that cannot be pickled raises on all ranks."""
+    """The objects of all ranks, in order of rank. All ranks raise if an object cannot be pickled."""
     name = "allgather_object" if name is None else name
     failure = None
     data: Array = (ctypes.c_uint8 * 0)()

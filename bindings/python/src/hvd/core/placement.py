@@ -1,4 +1,4 @@
-"""The place of this process in its job, read from the environment that its launcher set."""
+"""The place of this process in its job, from the environment set by its launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Rank and size in the job, on this host, and among the processes of one local rank on all hosts."""
+    """Rank and size in the job, on this host, and among the processes with the same local rank on all hosts."""
 
     rank: int = 0
     size: int = 1
@@ -19,8 +19,8 @@ class Place:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
-    job: str = ""  # the name under which ranks of one host meet: "name@launch" where the launch is known;
-    # "" where only MPI connects the ranks
+    job: str = ""  # name by which ranks of one host find each other: "name@launch" if the launch is known;
+    # "" if only MPI connects the ranks
     launcher: str = "none"
 
     @property
@@ -29,11 +29,11 @@ class Place:
 
 
 def find_place(environment: Mapping[str, str] | None = None) -> Place:
-    """As C++ programs find it (hvd/config/place.hpp): from HOROVOD_RANK and its companions, which hvdrun sets, else from
-    the variables of torchrun, mpiexec, jsrun or srun; else a job of one.
+    """Finds the place as C++ programs do (hvd/config/place.hpp): from HOROVOD_RANK and related variables, which hvdrun
+    sets; else from the variables of torchrun, mpiexec, jsrun or srun; else a job of one process.
 
-    Raises ValueError for variables that contradict each other or are no numbers, and where several ranks have no name
-    under which to meet.
+    Raises ValueError for contradictory or non-numeric variables, and if several ranks have no name by which to find
+    each other.
     """
     from hvd import _core
 
@@ -42,7 +42,7 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
 
 @functools.cache
 def warn_of_lone_rank() -> None:
-    """Warns, once in a process, if an unknown launcher has started several processes of which each is a job of one."""
+    """Warns, once in a process, if an unknown launcher has started several processes that each form a job of one."""
     from hvd import _core
 
     if warning := _core.lone_rank_warning(dict(os.environ)):

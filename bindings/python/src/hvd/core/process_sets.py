@@ -1,4 +1,4 @@
-"""Sets of ranks that do collectives among themselves."""
+"""Sets of ranks with their own collectives."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hvd.core.native import interruptible, threads_moved_to
 
 
 class ProcessSet:
-    """Ranks of the job that do collectives among themselves; given to ``init`` or to ``add_process_set``.
+    """A subset of the job's ranks with its own collectives; passed to ``init`` or ``add_process_set``.
 
-    ``ranks``: numbers in the job, in any order; or an mpi4py communicator, whose ranks are determined when the set is
-    added. A set that the job does not know has ``process_set_id`` None. Raises ValueError for anything else.
+    ``ranks``: ranks of the job, in any order; or an mpi4py communicator, whose ranks are determined when the set is
+    added. ``process_set_id`` is None if the set is not part of the job. Raises ValueError for anything else.
     """
 
     process_set_id: int | None = None
@@ -33,12 +33,12 @@ class ProcessSet:
         self.ranks = ranks
 
     def size(self) -> int | None:
-        """How many ranks it has; None if the job does not know it."""
+        """The number of ranks; None if the set is not part of the job."""
         return None if self._unknown() else len(self.ranks or ())
 
     def rank(self) -> int | None:
-        """The rank of this process within the set; None if the job does not know the set. Raises ValueError if the
-        process is not part of it.
+        """The rank of this process within the set; None if the set is not part of the job. Raises ValueError if the
+        process is not in the set.
         """
         if self._unknown():
             return None
@@ -48,7 +48,7 @@ class ProcessSet:
         return (self.ranks or []).index(mine)
 
     def included(self) -> bool | None:
-        """Whether this process is part of the set; None if the job does not know the set."""
+        """Whether this process is in the set; None if the set is not part of the job."""
         return None if self._unknown() else state.rank() in (self.ranks or ())
 
     def _unknown(self) -> bool:
@@ -60,7 +60,7 @@ class ProcessSet:
         self.process_set_id = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or unpickled set is the set of these ranks that its process knows, or a new one if there is none."""
+        """A copied or unpickled set is the known set with these ranks in its process, or a new one if there is none."""
         if self is global_process_set:
             return "global_process_set"
         return (_of_ranks, (self.ranks,)) if self.mpi_comm is None else super().__reduce_ex__(protocol)
@@ -80,7 +80,7 @@ def _of_ranks(ranks: list[int]) -> ProcessSet:
 
 
 def begin(sets: Sequence[ProcessSet]) -> None:
-    """Called by init: adds the sets in the order given."""
+    """Adds the sets in the given order. Called by init."""
     global_process_set.ranks = list(range(state.size()))
     for one in sets:
         add_process_set(one)
@@ -96,10 +96,9 @@ def _forget() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Adds a set to the job. Collective over all ranks of the job, those outside the set as well; blocks.
+    """Adds a set to the job. Collective over all ranks of the job, also those outside the set. Blocks.
 
-    Errors: ValueError for ranks that the job does not have or a set that it has already, HorovodInternalError (on all
-    ranks) where they do not agree.
+    Errors: ValueError for unknown ranks or an existing set; HorovodInternalError on all ranks if they disagree.
     """
     job = state.current_job()
     if not isinstance(process_set, ProcessSet):
@@ -124,7 +123,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set from the job; collective over all its ranks. False for the global set and unknown ones."""
+    """Removes a set from the job. Collective over all ranks of the job. Returns False for the global set and unknown
+    ones.
+    """
     job = state.current_job()
     number = process_set.process_set_id
     if number is None or number == 0 or number not in _known:
@@ -136,7 +137,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """The set of this number. Raises ValueError for an unknown one."""
+    """The set with this number. Raises ValueError if there is none."""
     if process_set_id == 0:
         return global_process_set
     if process_set_id not in _known:
@@ -145,5 +146,5 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
 
 
 def process_sets() -> list[ProcessSet]:
-    """All sets that the job knows, by number."""
+    """All sets of the job, by number."""
     return [global_process_set, *(_known[number][0] for number in sorted(_known))]

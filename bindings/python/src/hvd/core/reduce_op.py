@@ -1,4 +1,4 @@
-"""How the inputs of the ranks are combined."""
+"""Reduction operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn, Union
 
 
 class ReduceOp(enum.IntEnum):
-    """How the inputs of the ranks are combined; the numbers are Horovod's. Raises ValueError for any other value."""
+    """How the ranks' inputs are combined. The numbers are Horovod's. Raises ValueError for any other value."""
 
     Average = 0
     Sum = 1
@@ -33,8 +33,8 @@ Op = Union[ReduceOp, int]
 
 
 class Reduction(NamedTuple):
-    """An operation, the factor of each input before it, that of the result after it, and the number of the dtype in
-    which wider floating-point tensors travel (-1: all travel as they are).
+    """An operation, the factor for each input, the factor for the result, and the number of the dtype in which wider
+    floating-point tensors are sent (-1: all are sent as they are).
     """
 
     op: ReduceOp
@@ -44,9 +44,9 @@ class Reduction(NamedTuple):
 
 
 def reduction(op: Op | None, average: bool | None, prescale: float, postscale: float) -> Reduction:
-    """What the arguments ``op`` and ``average`` (its older form) mean; the default is Average.
+    """The operation given by ``op`` and ``average`` (its older form); Average by default.
 
-    Raises ValueError where both are given, and for no operation.
+    Raises ValueError if both are given, or for an invalid operation.
     """
     if op is not None:
         if average is not None:

@@ -1,4 +1,4 @@
-"""The job that this process is part of, its place in it, and leaving it; ``hvd.core.job`` joins it.
+"""The job of this process, the process's place in it, and leaving it; ``hvd.core.job`` joins it.
 
 All frameworks of a process share one job and one engine.
 """
@@ -20,11 +20,11 @@ NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
 class State:
-    """What init() has set up; all of it is None or empty while the process is in no job."""
+    """The state set up by init(). All of it is None or empty outside a job."""
 
     def __init__(self) -> None:
         self.job: _core.Job | None = None
-        self.launch = placement.Place()  # the one that the launcher gave
+        self.launch = placement.Place()  # the launcher's
         self.place = placement.Place()
         self.homogeneous = True
         self.over_mpi = False
@@ -35,16 +35,16 @@ class State:
 
 
 STATE = State()
-# Called without arguments when the process leaves its job, so that other modules forget its state.
+# Called without arguments when the process leaves its job, so that other modules reset their state.
 _at_shutdown: list[Callable[[], None]] = []
 
 
-# The same before it leaves, while the job can still be asked.
+# Called before the process leaves its job, while the job still works.
 _before_shutdown: list[Callable[[], object]] = []
 
 
 def before_shutdown(function: Callable[[], object]) -> None:
-    """Registers ``function`` to be called when the process is about to leave its job."""
+    """Registers ``function`` to be called before the process leaves its job."""
     _before_shutdown.append(function)
 
 
@@ -55,7 +55,7 @@ def at_shutdown(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def current_job() -> _core.Job:
-    """The job. Raises ValueError outside one, HorovodInternalError in a process forked from a rank."""
+    """The job. Raises ValueError outside a job, HorovodInternalError in a process forked from a rank."""
     job = STATE.job
     if job is None:
         refuse_forked()
@@ -64,7 +64,7 @@ def current_job() -> _core.Job:
 
 
 def outside_job() -> BaseException:
-    """The exception for a call that needs a job, where there is none."""
+    """The exception for a call that needs a job when there is none."""
     return SystemExit() if _is_left_behind() else ValueError(NOT_INITIALIZED)
 
 
@@ -75,13 +75,13 @@ def internal_error(message: str, kind: str, rank: int) -> BaseException:
 
 def _is_left_behind() -> bool:
     """Whether this is a daemon thread that still runs while the interpreter ends. Python is about to end it silently,
-    and so does SystemExit: an error about the job, which was left meanwhile, would not be the program's fault.
+    as SystemExit does. The job is already left, and an error about that would not be the program's fault.
     """
     return STATE.ending not in (0, threading.get_ident())
 
 
 def refuse_forked() -> None:
-    """Raises HorovodInternalError in a process forked from a rank, which is in no job of its own."""
+    """Raises HorovodInternalError in a process forked from a rank, because it has no job."""
     if STATE.forked and STATE.job is None:
         raise HorovodInternalError(
             f"hvd: this process was forked from rank {STATE.place.rank} after hvd.init() and is no rank itself: it"
@@ -90,12 +90,12 @@ def refuse_forked() -> None:
 
 
 def engine_cpu() -> int | None:
-    """The CPU that the threads of the engine have to run on; None: any."""
+    """The CPU for the engine's threads; None for any."""
     return native.affinity(STATE.place.local_rank, STATE.place.local_size)
 
 
 def shutdown() -> None:
-    """Leaves the job; what is in flight ends with an error on the other ranks. Does nothing outside a job."""
+    """Leaves the job. Operations in flight end with an error on the other ranks. Does nothing outside a job."""
     with STATE.lock:
         if STATE.job is not None:
             for last in _before_shutdown:
@@ -113,7 +113,7 @@ def shutdown() -> None:
 
 @atexit.register
 def _shutdown_at_exit() -> None:
-    """As shutdown(), but resets no other state, because daemon threads may still be in calls."""
+    """Like shutdown(), but resets no other state, because daemon threads may still be in calls."""
     STATE.ending = threading.get_ident()
     while not STATE.lock.acquire(timeout=0.1):
         if STATE.joining:  # another thread is in init() and may wait long for other ranks
@@ -132,7 +132,7 @@ def is_initialized() -> bool:
 
 
 def _leave_in_child() -> None:
-    """A forked child has none of its parent's threads and is no rank; its rank() and size() remain for information."""
+    """A forked child has no threads of its parent and is not a rank. Its rank() and size() remain for information."""
     STATE.lock = threading.RLock()
     if STATE.job is not None:
         STATE.job.forget()
@@ -143,7 +143,7 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def place() -> placement.Place:
-    """The place of this process; also in a process forked from a rank. Raises ValueError outside a job."""
+    """The place of this process, also in a process forked from a rank. Raises ValueError outside a job."""
     if STATE.job is None and not STATE.forked:
         raise outside_job()
     return STATE.place
@@ -155,27 +155,27 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """The number of processes of the job."""
     return place().size
 
 
 def local_rank() -> int:
-    """The rank of this process among those of the job on its host, from 0; used to choose a device."""
+    """The rank of this process among the job's processes on its host, from 0; used to choose a device."""
     return place().local_rank
 
 
 def local_size() -> int:
-    """How many processes of the job run on this host."""
+    """The number of the job's processes on this host."""
     return place().local_size
 
 
 def cross_rank() -> int:
-    """The rank of this process among those with its local rank on all hosts, from 0."""
+    """The rank of this process among those with the same local rank on all hosts, from 0."""
     return place().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process with this local rank."""
+    """The number of hosts that have a process with this local rank."""
     return place().cross_size
 
 

@@ -1,16 +1,16 @@
-"""The gradients of an optimizer that gets all of a step at once, in any framework: which are reduced, under which names
-and with which others.
+"""Gradients of an optimizer that receives all of a step at once, in any framework: which are reduced, under which names
+and in which groups.
 
-Ranks have to reduce the same gradients in a step, and each step could have others: a branch of the model that one rank
-takes, a function that one rank traces anew. So each step begins with an announcement: an allreduce under one name, of a
-tensor of shape [checksum, 0] that tells what this rank reduces in the step. It has no bytes, and is negotiated and run
-together with the gradients; the engine compares its shape as it does for every tensor. Ranks that reduce the same
-notice nothing, and otherwise the announcement fails on all ranks. Only then they tell each other what they have, submit
-a barrier under each name that others wait for, which ends that operation with an error, and raise what differs. A rank
-that cannot take part announces [0, 0], and its reason is what all raise. What is reduced beside a failed announcement
-is thrown away.
+Ranks must reduce the same gradients in a step, but steps may differ: one rank may take another branch of the model or
+retrace a function. So each step begins with an announcement: an allreduce under one name, of a tensor of shape
+[checksum, 0]. The checksum identifies the gradients that this rank reduces in the step. The tensor has no bytes and is
+negotiated and run together with the gradients; the engine compares its shape, as for every tensor. If all ranks reduce
+the same gradients, there is nothing else to do. Otherwise the announcement fails on all ranks. Then they exchange what
+they have, submit a barrier under each name that others wait for (which ends that operation with an error), and raise
+the difference. A rank that cannot take part announces [0, 0], and all ranks raise its reason. Results of a step with a
+failed announcement are discarded.
 
-No rank remembers what was agreed, so a new job, or a rank that joins it later, needs no agreement.
+No rank stores what was agreed, so a new job, or a rank that joins later, needs no agreement.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from hvd.exceptions import HorovodInternalError
 _ALLREDUCE, _BARRIER = _core.operations["allreduce"], _core.operations["barrier"]
 _FLOAT32 = _core.dtypes["float32"]
 
-# (name, process set) -> how many have that name. Counted when they first reduce, which ranks do together, and over
-# several jobs: what was made in an earlier one may be used in the next.
+# (name, process set) -> number of optimizers with that name. Counted at their first reduction, which all ranks reach
+# together, and across jobs, because an optimizer may outlive its job.
 _named: dict[tuple[str, int | None], int] = {}
-Described = tuple[str, str]  # the name of a variable, for people, and what has to be the same on all ranks
-PartName = tuple[str, str]  # of an operation: its prefix, and its name
+Described = tuple[str, str]  # a variable's readable name, and the properties that must match on all ranks
+PartName = tuple[str, str]  # prefix and name of an operation
 
 
 def name_of(variable: Any) -> str:
-    """The name of a variable, for people."""
+    """The readable name of a variable."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "a variable")
 
 
 def ids_of(variable: Any) -> tuple[int, ...]:
-    """What tells a variable from others: programs pass one of Keras, or what it has in its ``value``."""
+    """Identifies a variable. Programs pass a Keras variable, or the object in its ``value``."""
     value = getattr(variable, "_value", None)  # without the casts of ``value``
     return (id(variable),) if value is None else (id(variable), id(value))
 
 
 def divided(places: Sequence[int], variables: Sequence[Any], groups: None | int | Mapping[int, int]) -> list[list[int]]:
-    """The places of variables in so many parts, or in those whose numbers a mapping from ``ids_of`` them gives;
-    variables without a number are parts of their own.
+    """The places of variables in ``groups`` parts, or grouped by a mapping from their ``ids_of`` to part numbers. Each
+    variable without a number is its own part.
     """
     if isinstance(groups, int) and groups > 0:
         return evenly(places, groups)
@@ -67,7 +67,7 @@ def divided(places: Sequence[int], variables: Sequence[Any], groups: None | int 
 
 
 def check(op: Op, gradient_predivide_factor: float, groups: Groups) -> None:
-    """Raises ValueError for arguments of StepGradients that make no sense."""
+    """Raises ValueError for invalid arguments of StepGradients."""
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if isinstance(groups, int) and groups < 0:
@@ -75,15 +75,15 @@ def check(op: Op, gradient_predivide_factor: float, groups: Groups) -> None:
 
 
 def checksum_of(names: Sequence[str], parts: Sequence[Sequence[int]]) -> int:
-    """Of the names of parts and the places of the gradients in them; never 0."""
+    """A checksum of the parts' names and of the gradients' places in them; never 0."""
     text = " ".join(names)
-    if sum(map(len, parts)) != len(parts):  # else the names tell the places
+    if sum(map(len, parts)) != len(parts):  # else the names determine the places
         text += repr([list(part) for part in parts])
     return (zlib.crc32(text.encode()) >> 1) + 1
 
 
 def _difference(everyone: Sequence[Mapping[int, Described]], ranks: Sequence[int]) -> HorovodInternalError | None:
-    """The first in what ranks have, by places in the step; None where there is none. Names may differ: those of Keras
+    """The first difference between ranks, by place in the step; None if there is none. Names may differ: Keras's names
     count the models that a rank has built.
     """
     first = everyone[0]
@@ -101,8 +101,8 @@ def _difference(everyone: Sequence[Mapping[int, Described]], ranks: Sequence[int
 
 
 class Step:
-    """What this rank has submitted of a step. One that was broken off, by Ctrl-C or by an error elsewhere in a graph,
-    is kept until the next step of the same name, which ends it first.
+    """The operations that this rank has submitted for one step. A step interrupted by Ctrl-C, or by an error elsewhere
+    in a graph, is kept until the next step of the same name, which ends it first.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Step:
         parts: Callable[[], Sequence[PartName]], describe: Callable[[], Mapping[int, Described]],
         refusal: Exception | None = None,
     ) -> None:
-        """Announces it. ``parts()``: what will be submitted. ``describe()``: what of it has to be the same on all
-        ranks. ``refusal``: why nothing will be submitted. Raises ValueError where the job or the process set is
+        """Announces the step. ``parts()``: the operations to submit. ``describe()``: their properties that must match
+        on all ranks. ``refusal``: why nothing will be submitted. Raises ValueError if the job or the process set is
         missing.
         """
         self._number = number_of(process_set)
@@ -122,10 +122,10 @@ class Step:
         self._process_set = process_set
         self._parts = parts
         self._describe = describe
-        self._refusal = refusal  # the first reason of this rank alone
+        self._refusal = refusal  # this rank's first own error
         self._failure: Exception | None = None  # the first error of an operation
-        self._mismatch = False  # whether ranks disagree; the same on all
-        self.handles: list[int] = []  # of the announcement, and of ``parts`` as far as they are submitted
+        self._mismatch = False  # whether ranks disagree; the same on all ranks
+        self.handles: list[int] = []  # of the announcement, and of the ``parts`` submitted so far
         _open[self._place] = self
         tensor = 0, 0, _FLOAT32, (0 if refusal else checksum, 0)
         try:
@@ -137,12 +137,12 @@ class Step:
             raise
 
     def refuse(self, part: PartName, why: Exception, wake: bool = False) -> None:
-        """Instead of submitting the next part: all ranks get an error in ``wait``."""
+        """Called instead of submitting the next part: all ranks get an error in ``wait``."""
         self._refusal = self._refusal or why
         self._end(part, wake)
 
     def wait(self) -> list[Any]:
-        """The results of all parts. Raises the first error; nothing is in flight then."""
+        """The results of all parts. Raises the first error, when nothing is in flight any more."""
         results: list[Any] = []
         if self._failure is None and self._refusal is None:
             try:
@@ -156,7 +156,7 @@ class Step:
 
     def _fail(self) -> NoReturn:
         self._end_one(self.handles[0])
-        if not self._mismatch:  # else others may not have submitted what this rank would wait for
+        if not self._mismatch:  # else others may not have submitted the parts that this rank would wait for
             self._end_all()
         problem = self._refusal or self._failure
         if self._mismatch:
@@ -181,7 +181,7 @@ class Step:
 
     def _end_one(self, handle: int) -> None:
         try:
-            synchronize(handle)  # nothing, if it has ended before
+            synchronize(handle)  # does nothing if it has already ended
         except Exception as e:
             self._failed(e)
 
@@ -190,22 +190,24 @@ class Step:
             self._end_one(handle)
 
     def _end(self, part: PartName, wake: bool) -> None:
-        """Ends with an error what other ranks have submitted under this name."""
-        earlier = find(*part, self._number)  # it was submitted, and an interrupt came before its handle was noted
+        """Ends the operation that other ranks have submitted under this name, with an error."""
+        earlier = find(*part, self._number)  # it was submitted, but an interrupt came before its handle was stored
         self.handles.append(
             begin(_BARRIER, *part, (), (), _nothing, self._number, wake=wake) if earlier is None else earlier
         )
 
     def _explained(self) -> Exception | None:
-        """What ranks tell each other after an error that all of them have. Ends all that is in flight. Collective."""
+        """Exchanges the ranks' gradients after an error common to all, and returns the difference. Ends all operations
+        in flight. Collective.
+        """
         own = str(self._refusal or "")
         mine = list(self._parts())
         everyone: list[tuple[Mapping[int, Described], str, list[PartName]]] = []
         try:
             everyone = allgather_object((self._describe(), own, mine), f"{self._place[0]}.why", self._process_set)
-        except HorovodInternalError as e:  # a rank is lost, which ends all, or has joined
+        except HorovodInternalError as e:  # a rank is lost, which ends everything, or has joined
             if e.kind == "unsupported":
-                return None  # what other ranks lack stays in flight: nobody can say which names these are
+                return None  # operations that other ranks lack stay in flight: their names are unknown
         for part in {part: None for _, _, parts in everyone for part in parts if part not in mine}:
             self._end(part, False)
         self._end_all()
@@ -219,13 +221,13 @@ class Step:
         return _difference([described for described, _, _ in everyone], ranks)
 
 
-# (name, process set) -> the step that nobody has waited for to its end.
+# (name, process set) -> the step not waited for to its end
 _open: dict[tuple[str, int], Step] = {}
 state.at_shutdown(_open.clear)
 
 
 def open_step(name: str, process_set: ProcessSet) -> Step:
-    """The step that was announced under this name."""
+    """The step announced under this name."""
     return _open[name, number_of(process_set)]
 
 
@@ -236,10 +238,11 @@ def _nothing(_: object) -> None:
 class StepGradients(ABC):
     """Reduces the gradients of one optimizer over ranks.
 
-    ``groups``: into how many groups to divide them, or lists of variables whose gradients are reduced together.
-    ``gradient_predivide_factor`` f, with Average: each is divided by f before the sum, and the sum by size / f after.
-    ``scale_local_gradients``: gradients that are not reduced are divided by the number of ranks. ``counted``: the name
-    gets a number, because several have it; without that only one of them may reduce at a time.
+    ``groups``: the number of groups to divide them into, or lists of variables whose gradients are reduced together.
+    ``gradient_predivide_factor`` f, with Average: each gradient is divided by f before the sum, and the sum is
+    multiplied by f / size after. ``scale_local_gradients``: gradients that are not reduced are divided by the number of
+    ranks. ``counted``: the name gets a number, because several optimizers share it; otherwise only one of them may
+    reduce at a time.
     """
 
     def __init__(
@@ -251,7 +254,7 @@ class StepGradients(ABC):
         self.op = ReduceOp(op)
         self.process_set = process_set
         self._given = name
-        self._name = "" if counted else name  # counted at the first reduction
+        self._name = "" if counted else name  # numbered at the first reduction
         self._prefix = ""  # of the names of parts
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
@@ -259,29 +262,32 @@ class StepGradients(ABC):
         self._groups: None | int | Mapping[int, int] = groups if groups is None or isinstance(groups, int) else {
             one: number for number, group in enumerate(groups) for v in group for one in ids_of(v)
         }
-        self._held: object = groups  # so that no other variable takes the place of one of them
+        self._held: object = groups  # keeps the variables alive, so that their ids are not reused
         self._scale_local = scale_local_gradients
-        self._local: dict[int, Any] = {}  # variables, by what tells them apart
+        self._local: dict[int, Any] = {}  # variables by their ids
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
+        """Marks a variable as local: its gradient is not reduced, but divided by the number of ranks if
+        ``scale_local_gradients``.
+        """
         for one in ids_of(variable):
             self._local[one] = variable
 
     def is_local(self, variable: Any) -> bool:
-        """Whether its gradient is not reduced."""
+        """Whether its gradient is excluded from the reduction."""
         return bool(self._local) and any(one in self._local for one in ids_of(variable))
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients in the same order, each reduced over ranks; None stays None. Collective: ranks have gradients
-        of the same variables. Errors: ValueError for what this rank cannot send, HorovodInternalError on all other
-        ranks then, and on all where they disagree; nothing is in flight then.
+        """The gradients in the same order, each reduced over ranks; None stays None. Collective: all ranks need
+        gradients of the same variables. Errors: ValueError for gradients that this rank cannot send, with
+        HorovodInternalError on all other ranks; HorovodInternalError on all ranks if they disagree. Nothing is in
+        flight then.
         """
         results = list(gradients)
         several = state.size() > 1
         together: list[int] = []
         refused: Exception | None = None
-        alone = True  # nothing is to be reduced, on any rank
+        alone = True  # nothing to reduce, on any rank
         for i, (gradient, variable) in enumerate(zip(gradients, variables)):
             if self._local and self.is_local(variable):
                 if gradient is not None and self._scale_local:
@@ -292,7 +298,7 @@ class StepGradients(ABC):
                     together.append(i)
                     try:
                         results[i] = self._checked(gradient, variable)
-                    except ValueError as e:  # the others wait for this step
+                    except ValueError as e:  # other ranks wait for this step
                         refused = refused or e
         if alone:
             return results
@@ -302,7 +308,8 @@ class StepGradients(ABC):
             _named[key] += 1
             self._name = self._prefix = f"{self._given}.{number}"
         elif self._name == self._given:
-            # Tapes of different models should not use one name for different tensors, which takes the engine longer.
+            # Tapes of different models should not use one name for different tensors, because the engine then takes
+            # longer.
             self._prefix = f"{self._name}.{len(results)}"
         if refused is not None or not together:
             self._announce_nothing(refused)
@@ -314,13 +321,13 @@ class StepGradients(ABC):
         return self._reduced(divided(together, variables, self._groups), results, variables, describe)
 
     def _announce_nothing(self, refused: Exception | None) -> None:
-        """Tells other ranks that this one has nothing to reduce in this step, or cannot. In a graph, too, it is done
-        when that is made: where the reason is an error, no graph comes of it.
+        """Tells other ranks that this rank has nothing to reduce in this step, or cannot. In a graph this happens at
+        tracing: if the reason is an error, there is no graph.
         """
         Step(self._name, self.process_set, self._how(-1), checksum_of((), ()), list, dict, refused).wait()
 
     def _how(self, wire: int) -> Reduction:
-        """The operation, for gradients that travel in the type of this number."""
+        """The reduction for gradients sent in the dtype of this number."""
         if self._predivide == 1.0:
             return Reduction(self.op, wire=wire)
         size = self.process_set.size() or 1
@@ -332,15 +339,15 @@ class StepGradients(ABC):
 
     @abstractmethod
     def _checked(self, gradient: Any, variable: Any) -> Any:
-        """The gradient as it can be sent. Raises ValueError where it cannot be."""
+        """The gradient in a form that can be sent. Raises ValueError if it cannot."""
 
     @abstractmethod
     def _described(self, gradient: Any, variable: Any) -> Described:
-        """The variable, and of the gradient what has to be the same on all ranks."""
+        """The variable's name, and the properties of the gradient that must match on all ranks."""
 
     @abstractmethod
     def _reduced(
         self, parts: Sequence[Sequence[int]], gradients: Sequence[Any], variables: Sequence[Any],
         describe: Callable[[], Mapping[int, Described]],
     ) -> list[Any]:
-        """The gradients, those in ``parts`` reduced, each part as one operation. ``describe``: see Step."""
+        """The gradients, with those in ``parts`` reduced, each part as one operation. ``describe``: see Step."""
