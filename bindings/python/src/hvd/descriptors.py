@@ -1,7 +1,7 @@
-"""hvd/descriptors.py: file descriptors that are never those of the standard streams.
+"""hvd/descriptors.py: keeps file descriptors from taking the numbers of the standard streams.
 
-In a process without standard error (a daemon, `2>&-`) the system gives the number 2 to the next file that is opened. A
-program that then prints an error writes into that file: a tensor that ranks share, or the pipe to a process.
+In a process without standard error (a daemon, `2>&-`) the system gives the number 2 to the next opened file. If the
+program then prints an error, it writes into that file, such as a shared tensor or a pipe to a process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 _lock = threading.Lock()
-_blocks = 0  # that run now, on all threads
+_blocks = 0  # running blocks, on all threads
 _taken: list[int] = []
 
 
@@ -21,8 +21,8 @@ _taken: list[int] = []
 def above_streams() -> Iterator[None]:
     """While the block or the decorated function runs, no file gets the number of a standard stream.
 
-    Those that are closed stay so for the program: their numbers go to descriptors that cannot be read or written, and
-    that no new process inherits. Descriptors that are open when the block ends keep their numbers.
+    Closed standard streams stay closed for the program: their numbers go to descriptors that cannot be read or written
+    and are not inherited. Descriptors still open when the block ends keep their numbers.
     """
     global _blocks
     with _lock:

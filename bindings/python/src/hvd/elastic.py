@@ -1,7 +1,7 @@
-"""State that survives a failed operation: what it was at the last commit, on all ranks.
+"""State that survives a failed operation: the state at the last commit, on all ranks.
 
-The interface is that of Horovod's elastic jobs. The ranks of a job are those that it was started with: ``run`` lets
-them join again after an error that all survived; where one is lost, joining again ends with the error of ``init``.
+The interface is Horovod's for elastic jobs, but the ranks of a job never change. After an error that all ranks
+survived, ``run`` lets them join again. If a rank is lost, joining again ends with the error of ``init``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
 class State:
-    """The state from which a training function continues. Subclasses define how it is saved, restored and made the
-    same on all ranks.
-    """
+    """The state from which a training function continues. Subclasses define how to save, restore and synchronise it."""
 
     def __init__(
         self, bcast_object: Callable[..., Any] | None = None, get_rank: Callable[[], int] | None = None
@@ -27,8 +25,8 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
-        """Registers functions to call after the ranks have joined again, for instance to adapt the learning rate to
-        the number of ranks.
+        """Registers functions to call after the ranks have joined again, for instance to adapt the learning rate to the
+        number of ranks.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -39,23 +37,23 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Saves the state: a failure loses only what came after."""
+        """Saves the state. A failure loses only later changes."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: the hosts of a job do not change."""
+        """Does nothing, because the hosts of a job do not change."""
 
     def save(self) -> None:
-        """Saves the state as it is."""
+        """Saves the current state."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Returns to the saved state."""
+        """Restores the saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0. Collective."""
+        """Copies the state of rank 0 to all ranks. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -81,7 +79,7 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Takes the values of rank 0, and saves them."""
+        """Copies the values of rank 0, and saves them."""
         if self._saved:
             values = {name: getattr(self, name) for name in self._saved}
             for name, value in self._bcast_object(values, root_rank=0, name="elastic_state").items():
@@ -90,11 +88,11 @@ class ObjectState(State):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates ``func(state, ...)``: it starts from the state of rank 0, and again from the last commit after an
+    """Decorates ``func(state, ...)``, which starts from the state of rank 0 and restarts from the last commit after an
     error.
 
-    Errors: those of ``func`` except HorovodInternalError and HostsUpdatedInterrupt, and those of ``init`` where the
-    ranks cannot join again.
+    Errors: those of ``func`` except HorovodInternalError and HostsUpdatedInterrupt; those of ``init`` if the ranks
+    cannot join again.
     """
     return run_fn(func, _join_again)
 
@@ -105,7 +103,7 @@ def _join_again() -> None:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """As ``run``; ``reset()`` makes the ranks join again."""
+    """Like ``run``; ``reset()`` makes the ranks join again."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

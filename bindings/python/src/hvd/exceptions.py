@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """A submitted operation failed; a restart of the job from its last state may help.
+    """A submitted operation failed. Restarting the job from its last saved state may help.
 
-    ``kind`` is the kind of the ``hvd::error`` behind it ("mismatch", "peer_lost", "timeout", "aborted", "no_memory",
-    "unsupported", "system", "invalid_argument"; "" where there is none), ``rank`` the rank that caused it, or -1. After
-    a mismatch the job goes on; after a lost peer it has to be shut down.
+    ``kind``: the kind of the underlying ``hvd::error`` ("mismatch", "peer_lost", "timeout", "aborted", "no_memory",
+    "unsupported", "system", "invalid_argument"; "" if there is none). ``rank``: the rank that caused it, or -1. After a
+    mismatch the job continues; after a lost peer it must be shut down.
     """
 
     def __init__(self, message: object = "", kind: str = "", rank: int = -1) -> None:
@@ -26,12 +26,14 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def get_version_mismatch_message(name: str, version: str | None, installed_version: str | None) -> str:
-    """The text of HorovodVersionMismatchError: ``name`` has ``version``, Horovod is for ``installed_version``."""
+    """The text of HorovodVersionMismatchError: ``name`` has ``version``, Horovod is built for ``installed_version``."""
     return f"{name} has version {version}, and Horovod was installed for {installed_version}; install it again"
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The package does not fit what it was built for. Never raised by hvd, which is built for no framework."""
+    """The package differs from the version that Horovod was built for. hvd never raises it, because it is not built for
+    a framework version.
+    """
 
     def __init__(self, name: str, version: str | None, installed_version: str | None) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version), name=name)

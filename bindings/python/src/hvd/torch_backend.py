@@ -1,4 +1,5 @@
-"""Tells PyTorch of the backend "hvd" at the end of ``import torch``. Nothing else is imported before a group is made."""
+"""Registers the backend "hvd" with PyTorch at the end of ``import torch``. Imports nothing else until a group is made.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-# Variables of torchrun, which hvdrun sets to the values of its own.
+# Variables of torchrun, which hvdrun sets to its own values.
 _TOLD = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "TORCHELASTIC_RUN_ID": "HVD_JOB"}
 _LAUNCHERS = (
     "HOROVOD_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK",
@@ -22,8 +23,8 @@ def _make(options: Any, own: Any) -> Any:
 
 
 def _find_by_launcher(plain: Any) -> Any:
-    """The rendezvous of "env://" that also finds the places that hvdrun, mpiexec and srun give to ranks. A program that
-    hvdrun has started may start ranks of its own: those have other values in RANK and its companions.
+    """The rendezvous of "env://", which also finds the places given to ranks by hvdrun, mpiexec and srun. If a program
+    started by hvdrun starts its own ranks, these have other values of RANK and related variables.
     """
 
     def find(url: str, timeout: timedelta, **options: Any) -> Iterator[Any]:
@@ -37,7 +38,7 @@ def _find_by_launcher(plain: Any) -> Any:
 
 
 def register() -> None:
-    """Registers the backend, once. Does nothing in a PyTorch without torch.distributed."""
+    """Registers the backend, once. Does nothing if PyTorch lacks torch.distributed."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or "hvd" in dist.Backend.backend_list:
         return

@@ -1,6 +1,6 @@
 """hvd/horovod_runner: HorovodRunner, which runs a function of a notebook or script in several processes.
 
-Imports neither a framework nor the extension: `HorovodRunner(np=-1)` and `log_to_driver` work where neither is.
+Imports neither a framework nor the extension: `HorovodRunner(np=-1)` and `log_to_driver` work without them.
 """
 
 from __future__ import annotations

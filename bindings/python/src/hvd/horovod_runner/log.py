@@ -11,11 +11,11 @@ _CUT = "...(truncated)"
 
 
 def log_to_driver(message: str) -> None:
-    """Shows a message of this rank where HorovodRunner was called, as a line of its own on standard output; with Spark
-    whatever its verbosity is.
+    """Shows a message from this rank in the process that called HorovodRunner, as its own line on standard output. With
+    Spark, any verbosity shows it.
 
-    A message of more than 4000 characters is cut to that, with "...(truncated)" at its end. Raises TypeError for what
-    is not a string.
+    Cuts a message of more than 4000 characters to that length and appends "...(truncated)". Raises TypeError if the
+    message is not a string.
     """
     if not isinstance(message, str):
         raise TypeError(
@@ -24,4 +24,4 @@ def log_to_driver(message: str) -> None:
     if len(message) > LONGEST:
         message = message[: LONGEST - len(_CUT)] + _CUT
     if not tell("log", message.encode("utf-8", "replace")):
-        print(message, flush=True)  # without Spark HorovodRunner passes on all that ranks print
+        print(message, flush=True)  # without Spark, HorovodRunner forwards all that ranks print

@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/notebook.py: the page of a job's timeline in a notebook's cell."""
+"""hvd/horovod_runner/notebook.py: shows the page of a job's timeline in a notebook cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEIGHT = 640  # pixels of the page in a cell
 
 
 def show_page(address: str) -> None:
-    """Prints the address of a page, and shows the page itself where a notebook runs this process."""
+    """Prints the address of a page. In a notebook, also shows the page itself."""
     print(f"timeline: {address}", flush=True)
     if in_notebook():
         from IPython.display import IFrame, display  # type: ignore[import-not-found,unused-ignore]
@@ -19,7 +19,7 @@ def show_page(address: str) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether cells of a notebook run here; IPython is not imported for that."""
+    """Whether this process runs a notebook's cells. Does not import IPython."""
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None else None
     return shell is not None and hasattr(shell, "kernel")

@@ -1,9 +1,9 @@
 """hvd/launcher/call.py: calls a function on new ranks, on this host or on several.
 
-On one host, the call and its results lie in in-memory files that only these processes have: no port is open, and
-nothing is on a disk. Across hosts the call goes through mpiexec's standard input to rank 0, which broadcasts it, and
-results come through the ranks' error streams, marked by a secret of this job: the same channels as those of hvdrun, and
-as safe.
+On one host, the call and its results are in in-memory files that only these processes have: no port is open, and
+nothing is on disk. Across hosts, rank 0 reads the call from mpiexec's standard input and broadcasts it. Results come
+through the ranks' error streams, marked by a secret of this job. hvdrun uses the same channels, so both are equally
+safe.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def call_on_ranks(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Calls `call()` in `np` new processes, and returns what rank 0 returned; with `every` what each rank did.
+    """Calls `call()` in `np` new processes. Returns the result of rank 0, or with `every` the results of all ranks.
 
-    `python` are the words that start Python, by default this process's. `printer` gets the output, by default one that
-    writes all to standard output. `start_timeout` is by default HOROVOD_START_TIMEOUT, or 30 seconds; `env` this process's
-    environment. `options` are others of run_local. Errors: see HorovodRunner.run, and run_local's.
+    `python`: the command that starts Python, by default this process's. `printer` gets the output; the default writes
+    all to standard output. `start_timeout`: by default HOROVOD_START_TIMEOUT, or 30 seconds. `env`: by default this
+    process's environment. `options`: further options of run_local. Errors: see HorovodRunner.run and run_local.
     """
     check_arguments(call)
     if not python and not sys.executable:
@@ -78,7 +78,7 @@ def call_on_hosts(
     transport: str | None,
     **options: Any,
 ) -> list[Any]:
-    """What `call()` returned on each rank of these hosts; errors as in call_on_ranks."""
+    """The result of `call()` on each rank of these hosts. Errors as in call_on_ranks."""
     check_arguments(call)
     size = sum(count for _, count in places)
     program = io.BytesIO()

@@ -1,4 +1,4 @@
-"""hvd/launcher/collection.py: the events of hosts that do not share the timeline's folder, which come when ranks end."""
+"""hvd/launcher/collection.py: collects the events of hosts that do not share the timeline's folder, when ranks end."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hvd.timeline.appending import HEADER, Appended, lines_of
 
 
 class Collection:
-    """What guards of ranks on other hosts send of their timelines, and the file that gets it."""
+    """Events sent by the guards of ranks on other hosts, and the file they are written to."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(os.path.abspath(path))
-        self._mark = f".hvd-{secrets.token_hex(8)}"  # guards that see it write to the launcher's own file
+        self._mark = f".hvd-{secrets.token_hex(8)}"  # guards that see it write to the launcher's file
         self._sent: dict[int, IO[bytes]] = {}
         self._too_long: list[int] = []
 
     def options(self) -> dict[str, str]:
-        """What guards need."""
+        """The options for guards."""
         return {"path": str(self.path), "mark": self._mark}
 
     @contextlib.contextmanager
     def marked(self) -> Iterator[None]:
-        """While it lasts, hosts with the same folder can be told from others."""
+        """Within the block, guards can detect whether their host shares the folder."""
         mark = self.path.parent / self._mark
         try:
-            with contextlib.suppress(OSError):  # no folder here: then none is shared
+            with contextlib.suppress(OSError):  # no folder here, so none is shared
                 mark.touch(0o600)
             yield
         finally:
@@ -41,7 +41,7 @@ class Collection:
                 mark.unlink()
 
     def add(self, rank: int, piece: bytes | None) -> None:
-        """A piece of what a rank sends; None: it is too long."""
+        """Adds a part of the data sent by a rank. None: it is too long."""
         if piece is None:
             self._sent.pop(rank, None)
             self._too_long.append(rank)
@@ -49,7 +49,7 @@ class Collection:
             self._sent.setdefault(rank, tempfile.TemporaryFile()).write(piece)
 
     def finish(self, say: Callable[[str], None]) -> None:
-        """Appends all of it to the file, which is complete JSON then. What cannot be is told."""
+        """Appends all events to the file, which is then complete JSON. Reports events that are missing."""
         if self._too_long:
             ranks = ", ".join(map(str, sorted(self._too_long)))
             say(f"timeline: the events of ranks {ranks} are too many to be collected; they are in {self.path} on their hosts")

@@ -1,4 +1,4 @@
-"""hvd/launcher/command.py: the programs of a job, and where they are found."""
+"""hvd/launcher/command.py: the programs of a job, and the search for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvd.launcher.errors import LaunchError
 
 @dataclass
 class Program:
-    """One process to start. `env` goes on top of the job's; stdin is /dev/null where it is None.
+    """A process to start. `env` extends the job's environment. If stdin is None, it is /dev/null.
 
-    `index`: the number for its output and its end, by default its position among the programs. `alone`: it passes
-    signals on itself, so they are sent to it and not to its process group. `window`: the most bytes of its input that
-    may be in flight; Job.took counts those that have arrived.
+    `index`: the number for its output and its end, by default its position among the programs. `alone`: it forwards
+    signals itself, so they are sent to it and not to its process group. `window`: the most bytes of input in flight;
+    Job.took counts bytes that have arrived.
     """
 
     argv: Sequence[str]
@@ -32,7 +32,7 @@ class Program:
     window: int | None = None
 
     def order(self, fds: Sequence[int]) -> dict[str, Any]:
-        """What the guard is told about it; `fds` are its standard streams."""
+        """The entry for the program in the guard's order. `fds` are its standard streams."""
         return {
             "argv": list(self.argv),
             "executable": self.executable,
@@ -45,7 +45,7 @@ class Program:
 
 
 def find_program(command: Sequence[str | os.PathLike[str]], env: Mapping[str, str]) -> tuple[list[str], str]:
-    """The words of a command, and the path of its program; LaunchError where it cannot be run as it stands."""
+    """The words of a command and the path of its program. Raises LaunchError if it cannot be run as given."""
     if isinstance(command, (str, bytes)) or not command:
         raise LaunchError(f"the command is {command!r}; it must be a list of words, the program first")
     words = [os.fspath(word) for word in command]

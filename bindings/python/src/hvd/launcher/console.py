@@ -1,4 +1,4 @@
-"""hvd/launcher/console.py: what the user sees: the ranks' output, line by line, and hvdrun's own messages."""
+"""hvd/launcher/console.py: prints the ranks' output, line by line, and hvdrun's own messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hvd.remote.errors import shown
 
 
 class _Place:
-    """Where the cursor of an output is."""
+    """The position of an output's cursor."""
 
     def __init__(self) -> None:
-        self.source: tuple[int, str] | None = None  # the rank and stream whose unfinished line it is in
+        self.source: tuple[int, str] | None = None  # the rank and stream of the unfinished line with the cursor
         self.overwriting = False  # that line ends with a carriage return
 
 
 class LinePrinter:
-    """Prints pieces of several ranks, each line with its rank before it: `[1]<stdout>: text`.
+    """Prints the output of several ranks, each line after its rank: `[1]<stdout>: text`.
 
-    If another rank writes while a line is unfinished, as with a progress bar, it begins a new line. An object may be
-    the `on_line` of run_local; `out` and `err` are where the two streams go, by default this process's own.
+    If another rank writes while a line is unfinished, such as a progress bar, it starts a new line. Can be passed as
+    `on_line` to run_local. `out` and `err` are the targets of the two streams, by default this process's own.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class LinePrinter:
             place.source = None
         if place.source is None or place.overwriting:
             if end == "\r" and not text:
-                return  # a return to the beginning of an empty line
+                return  # a carriage return in an empty line
             written += self._before(rank, stream)
         written += text + end
         if end == "\r" and _is_terminal(file):
-            written = written[:-1] + "\x1b[K\r"  # clears the rest of a longer line before it
+            written = written[:-1] + "\x1b[K\r"  # clears the rest of a longer previous line
         place.source = None if end == "\n" else source
         place.overwriting = end == "\r"
         _write(file, written)
 
     def finish(self) -> None:
-        """Ends a line that a rank has left unfinished."""
+        """Ends a line left unfinished by a rank."""
         for stream, place in self._places.items():
             if place.source is not None:
                 place.source = None
@@ -89,7 +89,7 @@ def _write(file: TextIO | None, text: str) -> None:
 
 
 class Speech:
-    """Prints messages for the user on standard error, with the program's name before them; in colours on a terminal."""
+    """Prints messages for the user on standard error, after the program's name; in colours on a terminal."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class Speech:
         self.say(sentence, "yellow")
 
     def error(self, sentence: str, lines: Sequence[str] = (), title: str = "its last lines") -> None:
-        """Prints an error, and the lines that were written before it."""
+        """Prints an error, and the lines written before it."""
         ending = shown(lines)
         if not ending:
             self.say(sentence, "bold red")
@@ -129,5 +129,5 @@ class Speech:
             print("".join(f"  {line}\n" for line in ending), end="", file=sys.stderr, flush=True)
 
     def waiting(self, sentence: str) -> AbstractContextManager[Any]:
-        """Shows on a terminal that hvdrun waits for something."""
+        """Shows on a terminal that hvdrun is waiting."""
         return self._console.status(sentence) if self._console else contextlib.nullcontext()

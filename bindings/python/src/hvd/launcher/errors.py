@@ -1,4 +1,4 @@
-"""hvd/launcher/errors.py: why a job was not started, and who ended it."""
+"""hvd/launcher/errors.py: errors of a job that was not started or was interrupted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hvd.remote.errors import signal_name
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started; the text has what is wrong with the request and what would be right."""
+    """The ranks could not be started. The text contains the fault of the request and a remedy."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal to this process ended the job, after it had been passed on and all ranks were gone."""
+    """A signal to this process ended the job. It was forwarded first, and all ranks are gone."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"{signal_name(number)} ended the job")

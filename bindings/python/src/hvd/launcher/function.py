@@ -1,4 +1,4 @@
-"""hvd/launcher/function.py: hvd.run, a function on several ranks, with horovod.run's signature."""
+"""hvd/launcher/function.py: hvd.run, which runs a function on several ranks, with horovod.run's signature."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on `num_proc` new processes, and returns what each returned, by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` new processes. Returns the results by rank.
 
-    func, args and kwargs are pickled, by value where they are from __main__ or beside it; so are results. Output of
-    ranks is printed with the rank before each line. `np` is an older name of num_proc. `executable` is the Python of
-    the ranks, `output_filename` a folder for rank.N/stdout and stderr, start_timeout 30 s or HOROVOD_START_TIMEOUT.
+    func, args, kwargs and results are pickled: by value if they are defined in __main__ or next to it. Output of ranks
+    is printed with the rank before each line. `np` is an older name of num_proc. `executable` is the Python of the
+    ranks, `output_filename` a folder for rank.N/stdout and stderr, start_timeout by default HOROVOD_START_TIMEOUT, or
+    30 s.
 
-    All ranks are on this host, over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
-    (run once, `slots` for each host where it prints none) name others: then they run over MPI as with hvdrun -H, and
-    ssh_port, ssh_identity_file, mpi_args and network_interfaces apply. `use_mpi` selects MPI on one host, too.
-    Arguments without effect are accepted, as horovodrun's flags are, with a warning on standard error.
+    All ranks run on this host over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
+    (run once; `slots` is for hosts printed without a number) names other hosts. Then they run over MPI as with hvdrun
+    -H, and ssh_port, ssh_identity_file, mpi_args and network_interfaces apply. `use_mpi` selects MPI also on one host.
+    Arguments without effect are accepted, like horovodrun's flags, with a warning on standard error.
 
-    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job (min_num_proc or max_num_proc
-    other than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host that cannot be
-    reached, or what cannot be started. TypeError: something cannot be pickled, with the path to it. RankError: func
-    raised an exception on a rank, with the traceback there, and the exception as the cause. RankFailed: a rank's
-    process was ended.
+    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job (min_num_proc or max_num_proc other
+    than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host cannot be reached,
+    or the ranks cannot be started. TypeError: an object cannot be pickled; the text contains the path to it. RankError:
+    func raised an exception on a rank; the text contains the rank's traceback, and the exception is the cause.
+    RankFailed: the process of a rank was ended.
     """
     count = num_proc if np is None else np
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -108,7 +109,7 @@ def run(
 
 
 def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
-    """The given arguments that have no effect, and why."""
+    """The passed arguments that have no effect, and why."""
     elastic = "reset_limit cooldown_range".split()
     across = "ssh_port ssh_identity_file mpi_args network_interface network_interfaces".split()
     reasons = dict.fromkeys(elastic, "no job is elastic")

@@ -1,4 +1,4 @@
-"""hvd/launcher/hosts.py: hosts with their slots, as they are written on the command line and in files."""
+"""hvd/launcher/hosts.py: parses hosts with their slots, from the command line and from files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WORDS = re.compile(r"([^\s:=]+)(?:\s*:\s*(\S+))?((?:\s+[\w-]+\s*=\s*\S+)*)\Z")
 
 
 def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
-    """Hosts from `h1:2,h2`: names, each with its slots or one; ValueError names what is no host. Names are unique. A
-    comma may follow the last.
+    """Hosts from `h1:2,h2`: unique names with their slots, by default one. A comma may follow the last. Raises
+    ValueError for an invalid host.
     """
     found = []
     words = text.split(",")
@@ -29,12 +29,12 @@ def parse_hosts(text: str, where: str = "-H") -> list[tuple[str, int]]:
 
 
 def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
-    """Hosts from a file, one on a line: `h1 slots=2` as Horovod and Open MPI have it, `h1:2` as MPICH, or `h1`.
+    """Hosts from a file, one on a line: `h1 slots=2` as in Horovod and Open MPI, `h1:2` as in MPICH, or `h1`.
 
-    A # begins a comment; other settings of Open MPI (max-slots=4) are ignored. ValueError names file and line.
+    A # begins a comment. Other settings of Open MPI (max-slots=4) are ignored. Raises ValueError with file and line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()  # Windows' editors write a byte order mark
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()  # Windows editors write a byte order mark
     except OSError as error:
         raise ValueError(f"the hostfile {os.fspath(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -43,9 +43,9 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
 
 
 def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
-    """Hosts as Horovod's discovery script prints them, `host:slots` or, where `slots` is given, `host` on each line.
+    """Hosts printed by a Horovod discovery script, one on a line: `host:slots`, or `host` if `slots` is given.
 
-    `script`: a file or, as with horovodrun, any command line of the shell.
+    `script`: a file or, as with horovodrun, any shell command line.
     """
     shell = not os.path.isfile(script)
     command: str | list[str] = script if shell else [os.path.abspath(script)]
@@ -87,7 +87,7 @@ def _host(name: str, slots: str, text: str, where: str) -> tuple[str, int]:
 
 
 def merged(hosts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Each name once, at its first place, with all its slots."""
+    """Each name once, at its first position, with the sum of its slots."""
     total: dict[str, int] = {}
     for name, slots in hosts:
         total[name] = total.get(name, 0) + slots
@@ -95,7 +95,7 @@ def merged(hosts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
-    """The first hosts, each with its number of ranks, np in all; ValueError if there are fewer slots."""
+    """The first hosts, each with its number of ranks, np in all. Raises ValueError if there are fewer slots."""
     available = sum(slots for _, slots in hosts)
     if np > available:
         listed = ", ".join(f"{name}:{slots}" for name, slots in hosts)
@@ -115,9 +115,9 @@ def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
 def named_hosts(
     np: int, listed: str | None, file: str | None, script: str | None, slots: int | None, where: str = "-H"
 ) -> list[tuple[str, int]] | None:
-    """Hosts, each with its number of ranks, np in all, named in one of three ways; None where none are named.
+    """Hosts, each with its number of ranks, np in all, given in one of three ways; None if none are given.
 
-    `slots`: of hosts for which the script prints none. ValueError for invalid hosts, and where slots are too few.
+    `slots`: for hosts printed by the script without a number. Raises ValueError for invalid hosts or too few slots.
     """
     if listed is not None:
         found = parse_hosts(listed, where)
@@ -131,12 +131,12 @@ def named_hosts(
 
 
 def this_host_only(places: Sequence[tuple[str, int]]) -> bool:
-    """Whether all ranks are on this host, by whatever name."""
+    """Whether all ranks are on this host, under any name."""
     return all(is_local(name) for name, _ in places)
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is this host's, or an address of it; False for what cannot be resolved."""
+    """Whether a name is this host's or one of its addresses. False for a name that cannot be resolved."""
     if name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):
         return True
     with contextlib.suppress(OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""hvd/launcher/job.py: the programs of a job on this host, from the launcher's side: their output, input and end."""
+"""hvd/launcher/job.py: the programs of a job on this host, as the launcher sees them: output, input and end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hvd.launcher.supervisor import processes
 from hvd.launcher.supervisor.client import Supervisor
 from hvd.remote.errors import signal_name
 
-GRACE = 5.0  # seconds from SIGTERM to SIGKILL, when a rank has failed
-FAREWELL = 30.0  # seconds for ranks to end after a signal to the launcher, in which they may save their work
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL after a rank has failed
+FAREWELL = 30.0  # seconds for ranks to end after a signal to the launcher, and to save their work
 
 
 class Job:
-    """Runs programs under a guard and passes on what they write.
+    """Runs programs under a guard and forwards their output.
 
-    `on_line(index, stream, piece)` gets what is written, on the thread that calls run(); `tee(index, stream, data)` the
-    same as bytes; `notify(sentence)` gets messages for the user while the job runs.
+    `on_line(index, stream, piece)` receives the output, on the thread that calls run(); `tee(index, stream, data)`
+    receives it as bytes. `notify(sentence)` receives messages for the user while the job runs.
     """
 
     def __init__(
@@ -41,27 +41,27 @@ class Job:
     ) -> None:
         self.env = dict(env)
         self.programs: list[Program] = []
-        self.expected = 0  # how many have to be started before start_timeout is over
-        self.guards = {0}  # those that report when they have passed on a signal
+        self.expected = 0  # the number of processes that must start before start_timeout
+        self.guards = {0}  # guards that report forwarded signals
         self.late = self._late
         self.grace = GRACE
         self.outputs = Outputs(on_line, tee)
         self._notify = notify or (lambda sentence: None)
         self._input: Input | None = None
         self._supervisor: Supervisor | None = None
-        self._early: list[tuple[int, float]] = []  # what was to be stopped before there was one
+        self._early: list[tuple[int, float]] = []  # calls of stop() before the guard existed
         self._stopping = threading.Lock()  # any thread may call stop()
         self._started = 0
-        self._passing: list[int] = []  # signals that wait until all have started, and got the one before
-        self._passed = 0  # the last of those that were passed on
+        self._passing: list[int] = []  # signals that wait until all have started and received the previous one
+        self._passed = 0  # the last forwarded signal
         self._unsure: set[int] = set()  # guards that have not reported it
-        self._halted = False  # whether SIGTSTP was passed on, and no SIGCONT since
+        self._halted = False  # whether SIGTSTP was forwarded, without a later SIGCONT
         self._done = False
         self._refusal = ""
         self._outcome = Outcome()
 
     def add(self, program: Program) -> None:
-        """Adds a program, before run()."""
+        """Adds a program. Call before run()."""
         self.programs.append(program)
         self.expected += 1
 
@@ -71,12 +71,14 @@ class Job:
         self._pass_signals()
 
     def took(self, count: int) -> None:
-        """Counts bytes of input that have arrived at the program with a window."""
+        """Counts bytes of input that have arrived at the program with a `window`."""
         if self._input and self._input.credit is not None:
             self._input.credit += count
 
     def stop(self, number: int, seconds: float) -> None:
-        """Signals all programs, once they run; those that have not ended after `seconds` are killed. On any thread."""
+        """Signals all programs as soon as they run. Kills those that have not ended after `seconds`. Any thread may
+        call it.
+        """
         with self._stopping:
             if self._supervisor is None:
                 self._early.append((number, seconds))
@@ -84,16 +86,17 @@ class Job:
         self._supervisor.stop(number, seconds)
 
     def fail(self, index: int, code: int, when: int) -> None:
-        """Counts a program as failed, whose end the guard cannot see, at a time in ns, and ends the others."""
+        """Counts a program as failed at a time in ns, and ends the others. For programs whose end the guard cannot see.
+        """
         if self._outcome.blame(index, code, when):
             self.stop(signal.SIGTERM, self.grace)
 
     def lost(self, rank: int, by: int) -> None:
-        """Takes the report of rank `by` that it has lost another one."""
+        """Takes the report of rank `by` that it has lost rank `rank`."""
         self._outcome.lost[by] = rank
 
     def passed(self, guard: int) -> None:
-        """Takes the report of a guard that its programs got the signal. After SIGTSTP and the last report this
+        """Takes the report of a guard that its programs received the signal. After SIGTSTP and the last report, this
         process stops until it gets SIGCONT.
         """
         self._unsure.discard(guard)
@@ -103,7 +106,7 @@ class Job:
         self._pass_signals()
 
     def refuse(self, sentence: str) -> None:
-        """Ends all because something could not be started; run() raises LaunchError with the sentence."""
+        """Ends all programs because one could not be started. run() then raises LaunchError with the sentence."""
         if not self._refusal and not self._outcome.settled():
             self._refusal = sentence
             self.stop(signal.SIGTERM, self.grace)
@@ -118,12 +121,12 @@ class Job:
         signals: Sequence[int] = (signal.SIGINT,),
         identity: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Starts all programs, and returns when no process of them is left.
+        """Starts all programs. Returns when none of their processes is left.
 
-        `signals` are passed on to the programs if this is the main thread; after SIGTSTP this process stops, too.
-        `sweep`: directories and name prefixes of the files to remove at the end, and the variables of processes that
-        may still use them. `identity`: variables that all processes of the job have and no other process has, by which
-        they are found and killed if the guard is killed. LaunchError if a program could not be started, or if the guard was killed.
+        `signals` are forwarded to the programs if this is the main thread; after SIGTSTP this process stops, too.
+        `sweep`: directories and name prefixes of files to remove at the end, and variables of processes that may still
+        use them. `identity`: variables that only processes of this job have; they are used to find and kill these if
+        the guard is killed. LaunchError if a program could not be started, or if the guard was killed.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -145,7 +148,7 @@ class Job:
                     supervisor.begin()
                     self._attend(supervisor, selector, start_timeout)
                 except BaseException:
-                    # A function that was called here has failed. End the ranks first, then raise its error.
+                    # A function called here has failed. End the ranks first, then raise its error.
                     self.outputs.mute()
                     supervisor.begin()  # it ends with its programs
                     self.stop(signal.SIGTERM, self.grace)
@@ -166,7 +169,9 @@ class Job:
         return self._outcome
 
     def _end_without_guard(self, identity: dict[str, str]) -> None:
-        """Ends what the guard would have ended. The ranks die with it, but processes that they started do not."""
+        """Ends processes in place of a killed guard. The ranks die with the guard, but processes started by them do
+        not.
+        """
         until = time.monotonic() + processes.KILL_TIMEOUT
         while left := processes.processes_of(identity):
             if time.monotonic() > until:
@@ -200,7 +205,7 @@ class Job:
                 if program.stdin is not None and not terminal and program.window is None:
                     fds = [os.dup(program.stdin)]  # not 0, which is /dev/null in the guard
                     theirs.callback(os.close, fds[0])
-                # A terminal stops background processes that read from it, and all programs of the job are such.
+                # A terminal stops background processes that read from it, such as all programs of the job.
                 elif program.stdin is not None and (not terminal or in_foreground(program.stdin)):
                     mine, other = pipe(to_them=True)
                     self._input, fds = Input(program.stdin, mine, program.window), [other]
@@ -213,13 +218,13 @@ class Job:
             return Supervisor(stack, order, {fd for each in programs for fd in (*each["fds"], *each["pass_fds"])})
 
     def _pass_signals(self) -> None:
-        """Passes on the signals that end nothing, one at a time: mpiexec takes two of a kind for one. Before all have
-        started a rank might have no guard.
+        """Forwards signals that do not end programs, one at a time, because mpiexec merges two of a kind. Waits until
+        all ranks have started, because before that a rank may have no guard.
         """
         while self._passing and not self._unsure and self._started >= self.expected and self._supervisor:
             number = self._passing.pop(0)
             if number == signal.SIGCONT and not self._halted and self.programs[0].alone:
-                continue  # mpiexec carries it to ranks that are stopped only
+                continue  # mpiexec forwards it only to stopped ranks
             self._halted = number == signal.SIGTSTP or (self._halted and number != signal.SIGCONT)
             self._passed, self._unsure = number, set(self.guards)
             self._supervisor.pass_on(number)
@@ -268,7 +273,7 @@ class Job:
         self.outputs.drain()
 
     def _heed(self, reports: list[list[Any]] | None) -> bool:
-        """Handles reports of the guard; False at its end."""
+        """Handles reports of the guard. Returns False at its end."""
         for word, *rest in reports or ():
             if word == "started":
                 self.begun()

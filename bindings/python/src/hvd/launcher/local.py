@@ -121,7 +121,9 @@ def run_local(
 
 
 def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Share]:
-    """What each of `np` ranks of this host gets; LaunchError where a rank has no place, ValueError for a bad policy."""
+    """The share of each of `np` ranks of this host. Raises LaunchError if a rank has no place, ValueError for an
+    invalid policy.
+    """
     each = 0 if isinstance(bind, bool) else bind
     try:
         from hvd import _core
@@ -138,7 +140,7 @@ def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Shar
 
 
 def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of all ranks. PYTHONUNBUFFERED: else Python buffers what it prints into a pipe."""
+    """The environment of all ranks. Sets PYTHONUNBUFFERED, because Python otherwise buffers output to a pipe."""
     base = dict(os.environ if env is None else env)
     base.setdefault("PYTHONUNBUFFERED", "1")
     return base
@@ -151,15 +153,17 @@ def check_timeout(seconds: float) -> None:
 
 
 def new_identity() -> dict[str, str]:
-    """The variables that distinguish the ranks of this launch from all others: the name under which they meet, and a
-    number of the launch. Neither is a secret.
+    """Variables that distinguish the ranks of this launch from all others: the name by which they find each other, and
+    a launch number. Neither is a secret.
     """
     return {"HVD_JOB": secrets.token_hex(16), "HVD_LAUNCH": secrets.token_hex(16)}
 
 
 @contextlib.contextmanager
 def files_of_ranks(folder: str | os.PathLike[str], np: int) -> Iterator[Tee]:
-    """Yields what writes each rank's bytes to FOLDER/rank.N/stdout and stderr; N has leading zeros, as in Horovod."""
+    """Yields a function that writes each rank's bytes to FOLDER/rank.N/stdout and stderr. N has leading zeros, as in
+    Horovod.
+    """
     files: dict[tuple[int, str], BinaryIO] = {}
     with contextlib.ExitStack() as stack:
         for rank in range(np):

@@ -1,8 +1,8 @@
-"""hvd/launcher/mpi.py: runs a command on ranks of several hosts, which MPICH's mpiexec.hydra starts.
+"""hvd/launcher/mpi.py: runs a command on ranks of several hosts, started by MPICH's mpiexec.hydra.
 
-mpiexec writes the output of each rank to a pipe of its own (-outfile-pattern), so nothing has to be separated. It does
-not notice ranks that end with an error, nor hosts that never answer: so the guard of each rank (supervisor/rank.py)
-reports how the rank began and ended, in marked lines in the rank's standard error, which are taken out here.
+mpiexec writes each rank's output to its own pipe (-outfile-pattern), so nothing has to be separated. It notices neither
+ranks that end with an error nor hosts that never answer. So the guard of each rank (supervisor/rank.py) reports the
+rank's start and end, in marked lines of the rank's standard error, which are removed here.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from hvd.remote.files import RESULT
 from hvd.remote.network import free_port, interfaces as own_interfaces
 
 MPIEXEC = -1  # the index of mpiexec among ranks
-NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI has the second, too
+NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI also has the second
 
 
 @dataclass
 class Results:
-    """What ranks write to their in-memory files (see keep_rank), and what is known of their hosts' clocks."""
+    """The contents of ranks' in-memory files (see keep_rank), and estimates of their hosts' clocks."""
 
     written: dict[int, bytearray] = field(default_factory=dict)  # by rank
-    # By the number of a host: ns by which its monotonic clock is behind this host's; and the same when its first rank failed.
+    # By host number: ns by which its monotonic clock is behind this host's; and that value when its first rank failed.
     behind: dict[int, int] = field(default_factory=dict)
     clocks: dict[int, int] = field(default_factory=dict)
 
@@ -78,15 +78,15 @@ def run_mpi(
     results: Results | None = None,
     timeline: Collection | None = None,
 ) -> None:
-    """Runs a command on `places`, hosts with their numbers of ranks; other parameters and errors as in run_local.
+    """Runs a command on `places`, hosts with their numbers of ranks. Other parameters and errors as in run_local.
 
-    Ranks find HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of torchrun and MPI. Python, hvd, the
-    command and the working directory must have the same paths on all hosts. Hosts are reached by ssh without a password, or by
-    HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` go to mpiexec. `interfaces` are for traffic between hosts;
-    without them (or HVD_NETWORK_INTERFACES), those are used by which all hosts reach each other (see network.py).
-    `results` gets the ranks' results, also where ranks fail; `timeline` the events of ranks whose hosts write other files
-    than this one. LaunchError for a host that cannot be reached within
-    start_timeout, or that lacks a file; where mpiexec fails and no rank has, RankFailed with rank -1.
+    Ranks get HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of torchrun and MPI. Python, hvd, the
+    command and the working directory must have the same paths on all hosts. Hosts are reached by ssh without a
+    password, or by HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` are passed to mpiexec. `interfaces` are for
+    traffic between hosts; without them (or HVD_NETWORK_INTERFACES), those over which all hosts reach each other are
+    used (see network.py). `results` receives the ranks' results, even if ranks fail; `timeline` receives the events of
+    ranks whose hosts write to other files. LaunchError for a host that cannot be reached within start_timeout, or that
+    lacks a file. If mpiexec fails and no rank has failed, RankFailed with rank -1.
     """
     listed = [name for name, _ in places]
     places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
@@ -128,8 +128,8 @@ def run_mpi(
         if timeline is not None:
             stack.enter_context(timeline.marked())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdrun-"))  # for this user only
-        # Hydra puts paths into patterns and into the command lines of other hosts without quoting: this one has only
-        # letters, digits and slashes, whatever TMPDIR is.
+        # Hydra puts paths into patterns and remote command lines without quoting. This path has only letters, digits
+        # and slashes, whatever TMPDIR is.
         opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, opened)
         plain = f"/proc/{os.getpid()}/fd/{opened}"
@@ -160,7 +160,7 @@ def run_mpi(
                 said.append(piece.rstrip())
 
         job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != MPIEXEC else None, notify)
-        job.grace = 2 * GRACE  # time for the guards of the ranks to end them
+        job.grace = 2 * GRACE  # time for the ranks' guards to end them
         missing = set(range(size))
         job.expected = size
         job.guards = set(range(size))
@@ -171,7 +171,7 @@ def run_mpi(
             for stream in ("stdout", "stderr"):
                 path = os.path.join(folder, f"{stream}.{rank}")
                 os.mkfifo(path, 0o600)
-                # Opened for writing as well, or it would be at its end before mpiexec has opened it.
+                # Also opened for writing; otherwise it would be at its end before mpiexec opens it.
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 handle = heed(job, rank, hosts_of_ranks[rank], missing, kept, timeline)
@@ -181,7 +181,7 @@ def run_mpi(
         line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
         fixed = {"-localhost", "-iface"} & set(mpi_args) or not address
         line += [*patterns, *([] if fixed else ["-localhost", address]), *mpi_args]
-        # The guards end ranks; Hydra, which is faster, would end others before the first that failed is known.
+        # The guards end ranks. Hydra is faster, and would end other ranks before the first failed one is known.
         line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
         own = {guard.OPTIONS: json.dumps(options)}
         job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
@@ -200,15 +200,15 @@ def run_mpi(
 
 
 def host_numbers(places: Sequence[tuple[str, int]]) -> list[int]:
-    """By rank: the number of its host among the places."""
+    """For each rank, the number of its host among the places."""
     return [host for host, (_, count) in enumerate(places) for _ in range(count)]
 
 
 def first_host(
     name: str, far: bool, interfaces: Sequence[str], agent: str, env: Mapping[str, str], limit: float
 ) -> tuple[str, int]:
-    """The address that the first host has on one of these interfaces, and a port that is free there; its name if a
-    resource manager reaches it.
+    """The address of the first host on one of these interfaces, and a free port there. If a resource manager reaches
+    the host, its name instead of the address.
     """
     if far:
         told = ask_host(name, agent, env, limit)
@@ -219,9 +219,9 @@ def first_host(
 
 
 def extension_file(pin: str | None) -> str:
-    """The path of the extension, by which hosts plan where ranks belong; "" where it cannot be loaded.
+    """The path of the extension, with which hosts plan the ranks' placement; "" if it cannot be loaded.
 
-    ValueError for an invalid policy.
+    Raises ValueError for an invalid policy.
     """
     try:
         from hvd import _core
@@ -235,12 +235,12 @@ def extension_file(pin: str | None) -> str:
 
 
 class GuardLines:
-    """Takes the marked lines of a rank's guard out of the rank's output, in whatever parts that arrives."""
+    """Removes the marked lines of a rank's guard from the rank's output, however the output is split."""
 
     def __init__(self, token: str, handle: Callable[[list[Any]], None]) -> None:
         self._mark = f"{guard.MARK}{token} ".encode()
         self._handle = handle
-        self._held = b""  # what may be the beginning of such a line
+        self._held = b""  # a possible beginning of such a line
 
     def __call__(self, data: bytes) -> bytes:
         text, self._held = self._held + data, b""
@@ -267,7 +267,7 @@ class GuardLines:
 
 
 def _parsed(text: bytes) -> list[Any] | None:
-    """The words in a guard's line; None where a rank has written into the middle of it."""
+    """The words in a guard's line; None if a rank has written into the middle of it."""
     try:
         words = json.loads(text)
     except ValueError:
@@ -278,7 +278,7 @@ def _parsed(text: bytes) -> list[Any] | None:
 def heed(
     job: Job, rank: int, host: int, missing: set[int], results: Results, timeline: Collection | None = None
 ) -> Callable[[list[Any]], None]:
-    """Returns a function that handles the reports of a rank's guard, whose last word is the time on its host."""
+    """Returns a function that handles the reports of a rank's guard. Their last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
         # The line with the least delay gives the best estimate.
@@ -305,15 +305,15 @@ def heed(
             job.passed(rank)
             _, _, code, made_to_end, when = words
             if code != 0 and not made_to_end:
-                # When a rank dies mpiexec may end the others before this process reads of the first. One estimate for
-                # each host from then on: what two ranks of a host say is compared exactly.
+                # When a rank dies, mpiexec may end others before this process reads about it. From then on each host
+                # keeps one estimate, so that times of two ranks of a host compare exactly.
                 job.fail(rank, code, when + results.clocks.setdefault(host, results.behind[host]))
 
     return act
 
 
 def late_text(missing: set[int], places: Sequence[tuple[str, int]]) -> str:
-    """Which hosts did not start their ranks."""
+    """The error text with the hosts that did not start their ranks."""
     silent, first = [], 0
     for name, count in places:
         if missing & set(range(first, first + count)):

@@ -1,4 +1,4 @@
-"""hvd/launcher/network.py: the network interfaces that a job on several hosts uses, found before it starts."""
+"""hvd/launcher/network.py: finds the network interfaces of a job on several hosts, before it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd.launcher.errors import LaunchError
 from hvd.remote import network
 
 COMMAND = [sys.executable, "-I", "-S", network.__file__]
-LINE = 1 << 24  # bytes at most of what a host prints in one line
+LINE = 1 << 24  # the most bytes in a line printed by a host
 
 _T = TypeVar("_T")
 
@@ -26,11 +26,11 @@ _T = TypeVar("_T")
 def find_interfaces(
     names: Sequence[str], others: Sequence[str], agent: str, env: Mapping[str, str], limit: float
 ) -> tuple[list[list[str]], list[list[str]], str, tuple[str, int]]:
-    """For each host of `names` its interfaces and its InfiniBand ports, the address by which all reach this host, and
-    that of the first with a port that is free there.
+    """For each host of `names`, its interfaces and its InfiniBand ports; the address by which all reach this host; and
+    the first host's address with a free port.
 
-    `others` are reached by `agent HOST COMMAND`. This host takes part where it has no rank, too, because mpiexec
-    listens here. LaunchError names hosts that do not answer, and, where no interface is common, all addresses.
+    `others` are reached by `agent HOST COMMAND`. This host takes part even without a rank, because mpiexec listens
+    here. Raises LaunchError with the hosts that do not answer or, if no interface is common, with all addresses.
     """
     asked = [(name, name in others) for name in names]
     if all(far for _, far in asked):
@@ -50,7 +50,7 @@ def find_interfaces(
 
 
 def ask_host(name: str, agent: str, env: Mapping[str, str], limit: float) -> dict[str, Any]:
-    """The first line of hvd/remote/network.py on one host, which `agent NAME COMMAND` reaches."""
+    """The first line of hvd/remote/network.py on one host, reached by `agent NAME COMMAND`."""
 
     async def ask() -> dict[str, Any]:
         async with _running(name, [agent, name, shlex.join(COMMAND)], env) as one:
@@ -60,7 +60,7 @@ def ask_host(name: str, agent: str, env: Mapping[str, str], limit: float) -> dic
 
 
 def _completed(work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns. On another thread where this one has an event loop, as in a cell of a notebook."""
+    """The result of `work`. Runs on another thread if this one has an event loop, as in a notebook cell."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -88,7 +88,7 @@ async def _ask_all(
 
 
 async def _together(lines: list[Any]) -> list[dict[str, Any]]:
-    """All hosts' lines; LaunchError with all that went wrong."""
+    """All hosts' lines. Raises LaunchError with all errors."""
     done = await asyncio.gather(*lines, return_exceptions=True)
     problems = [str(one) for one in done if isinstance(one, LaunchError)]
     if problems:
@@ -111,7 +111,7 @@ class _Running:
         self.process.stdin.write(json.dumps(what).encode() + b"\n")
 
     async def line(self, limit: float) -> dict[str, Any]:
-        """What it prints next; what a shell's start-up files print before is skipped."""
+        """The next line that it prints. Skips earlier output of a shell's start-up files."""
         assert self.process.stdout and self.process.stderr
         try:
             while line := await asyncio.wait_for(self.process.stdout.readline(), limit):

@@ -1,4 +1,4 @@
-"""hvd/launcher/options.py: the command line of hvdrun, which is horovodrun's."""
+"""hvd/launcher/options.py: the command line of hvdrun, compatible with horovodrun's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIN_HELP = """which GPU a rank gets, as hvd.pin and hvd.local_device() then tell
 compact, scatter, numa_near, list:A,B (ordinals, UUIDs, PCI addresses), from_scheduler, current or none; with commas:
 shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no GPU is looked at, cpus=exclusive)"""
 
-# The options of elastic jobs for hosts that come and go.
+# Options of elastic jobs for changing hosts.
 RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 
 
@@ -58,7 +58,7 @@ def words(text: str) -> list[str]:
 
 
 def program_name() -> str:
-    """The name that this command was called by: scripts written for Horovod use horovodrun."""
+    """The name by which this command was called: scripts written for Horovod use horovodrun."""
     return "horovodrun" if os.path.basename(sys.argv[0]) == "horovodrun" else "hvdrun"
 
 
@@ -109,8 +109,8 @@ def make_parser() -> Parser:
 
 
 def full_name(parser: argparse.ArgumentParser, word: str) -> str:
-    """The full name of an abbreviated option, as argparse would find it (but argparse also takes options of the command
-    for its own).
+    """The full name of an abbreviated option, as argparse finds it. (argparse would also take the command's own options
+    for hvdrun's.)
     """
     name, equals, value = word.partition("=")
     known = parser._option_string_actions
@@ -141,7 +141,7 @@ def joined(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[st
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """The options with those of the configuration file, and warnings; exits with code 2 where they are wrong."""
+    """The options, including those of the configuration file, and warnings. Exits with code 2 for invalid options."""
     parser = make_parser()
     options = parser.parse_args(joined(parser, sys.argv[1:] if arguments is None else arguments))
     if options.command[:1] == ["--"]:

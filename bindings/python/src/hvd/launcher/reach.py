@@ -1,4 +1,4 @@
-"""hvd/launcher/reach.py: how mpiexec reaches other hosts, and whether they have what the ranks need."""
+"""hvd/launcher/reach.py: how mpiexec reaches other hosts, and whether they have the files that ranks need."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def reach(
     limit: float,
     verbose: Callable[[str], None] | None,
 ) -> tuple[list[str], list[str], str]:
-    """The options by which mpiexec reaches hosts, after a trial; LaunchError for hosts that cannot be reached.
+    """Options with which mpiexec reaches hosts, after a trial; the names of the hosts reached by an agent; and that
+    agent. If a resource manager starts the ranks, there are no names and no agent.
 
-    And the names of hosts that are reached by an agent, and that agent: none where a resource manager starts the ranks.
+    Raises LaunchError for hosts that cannot be reached.
     """
     launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
     agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
@@ -67,10 +68,10 @@ def reach(
 
 
 def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
-    """Runs a small script on all hosts at once, which looks for the files that the ranks need."""
+    """Runs a small script on all hosts at once, which checks for the files that ranks need."""
     proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
     wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
-    # Answers have numbers, not paths, which may have any character in them.
+    # Answers contain numbers instead of paths, which may contain any character.
     script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
     deadline = time.monotonic() + limit
     problems = []

@@ -1,6 +1,6 @@
-"""hvd/launcher/settings.py: what horovodrun can set for the ranks: flag, variable, and key in a configuration file.
+"""hvd/launcher/settings.py: horovodrun's settings for ranks: flag, variable, and key in a configuration file.
 
-One table defines the options of the command line, the keys of the YAML file and the variables of the ranks.
+One table defines the command-line options, the keys of the YAML file and the ranks' variables.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def share(text: str) -> float:
 
 
 def truth(text: str) -> bool:
-    """A truth value in a file; the command line has --x and --no-x."""
+    """A truth value in a file. The command line has --x and --no-x."""
     if text.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
     return text.lower() in ("true", "1", "yes", "on")
 
 
 def level(text: str) -> str:
-    """The least level that the ranks log."""
+    """The lowest level that ranks log."""
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
     if text.upper() not in levels:
         raise argparse.ArgumentTypeError(f"{text!r} is no level; allowed: {', '.join(levels)}")
@@ -73,7 +73,7 @@ _META: dict[Callable[[str], Any], str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `idle`: why it has no effect in hvd; empty where it has one."""
+    """One setting. `idle`: why it has no effect in hvd; empty if it has one."""
 
     flag: str
     kind: Callable[[str], Any]
@@ -85,7 +85,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The attribute of the parsed options."""
+        """Its attribute in the parsed options."""
         return self.flag.replace("-", "_")
 
 
@@ -217,7 +217,7 @@ POSITIVE = {"log-with-timestamp": ["--no-log-hide-timestamp"]}
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all settings; None means not given."""
+    """Adds the options of all settings. None means not given."""
     for title, group in GROUPS.items():
         section = parser.add_argument_group(title)
         for setting in group:
@@ -235,7 +235,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def variables(options: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables of the ranks for the settings that are given."""
+    """The ranks' environment variables for the given settings."""
     said = {name: options.get(name) for name in ALL}
     return {
         ALL[name].variable: ALL[name].encode(value)
@@ -245,9 +245,9 @@ def variables(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def elasticity(np: int | None, least: int | None, most: int | None, restarts: Sequence[str], script: str | None) -> str:
-    """Why an elastic job (other numbers of ranks than `np`, or changing hosts) cannot be started; "" for any other job.
+    """Why an elastic job (a variable number of ranks, or changing hosts) cannot be started; "" for any other job.
 
-    `restarts`: names of the given options for changing hosts, which count only together with a discovery `script`.
+    `restarts`: names of the given options for changing hosts. They count only together with a discovery `script`.
     """
     asked = ""
     if least is not None and least != np:
@@ -263,13 +263,13 @@ def elasticity(np: int | None, least: int | None, most: int | None, restarts: Se
 
 
 def warnings(options: Mapping[str, Any]) -> list[str]:
-    """A sentence for each setting that is given and has no effect."""
+    """A warning for each given setting without effect."""
     idle = [setting for name, setting in ALL.items() if setting.idle and options.get(name) is not None]
     return [f"--{setting.flag} has no effect here: {setting.idle}" for setting in idle]
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What a YAML file sets, by the names of the options; ValueError names file and key."""
+    """The settings in a YAML file, by option name. Raises ValueError with file and key."""
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     try:

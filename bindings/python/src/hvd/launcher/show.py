@@ -1,5 +1,5 @@
-"""hvd/launcher/show.py: hvdrun --show-placement: what each rank would get, as a table. Run on other hosts, as
-`python -m hvd.launcher.show`, it prints the rows of one host.
+"""hvd/launcher/show.py: hvdrun --show-placement: prints the place of each rank, as a table. On other hosts, `python -m
+hvd.launcher.show` prints the rows of one host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADER = ("rank", "host", "GPU", "CPUs", "reason")
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank gets; `without`: why it has no GPU, `problem`: why it could not be started."""
+    """The place of one rank. `without`: why it has no GPU. `problem`: why it could not be started."""
 
     cells: list[str]
     without: str
@@ -27,9 +27,10 @@ class Row:
 
 
 def rows_of(host: str, first_rank: int, ranks: int, pin: str | None, bind: bool | int) -> list[Row]:
-    """The rows of one host, which is this one. ValueError for an invalid policy.
+    """The rows of this host. Raises ValueError for an invalid policy.
 
-    Without a policy hvdrun looks at CPUs alone: the GPUs are then what hvd.pin() and hvd.local_device() would choose.
+    Without a policy, hvdrun places ranks on CPUs only. The GPUs are then those that hvd.pin() and hvd.local_device()
+    would choose.
     """
     try:
         from hvd import _core
@@ -57,7 +58,7 @@ def show_placement(
     timeout: float,
     chosen: Any,
 ) -> int:
-    """Prints the table for the ranks of all hosts, and why ranks have no GPU; returns 1 if one could not be started."""
+    """Prints the table for the ranks of all hosts, and why ranks have no GPU. Returns 1 if one could not be started."""
     if several:
         rows = rows_elsewhere(places, pin, bind, env, timeout, chosen)
     else:
@@ -81,7 +82,7 @@ def rows_elsewhere(
     timeout: float,
     chosen: Any,
 ) -> list[Row]:
-    """The rows of several hosts: one rank on each prints its own."""
+    """The rows of several hosts. One rank on each prints its host's rows."""
     from hvd.launcher.mpi import run_mpi
 
     printed: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""hvd/launcher/signals.py: signals to the launcher, handled where it waits, and not in the middle of its work."""
+"""hvd/launcher/signals.py: handles signals to the launcher while it waits, and not in the middle of its work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 @contextlib.contextmanager
 def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """While the block runs, `handle(number)` is called by whoever calls the data of the selector's ready keys.
+    """Within the block, the code that calls the data of the selector's ready keys also calls `handle(number)`.
 
-    Only on the main thread; on others signals stay as they are. So do those that are ignored, as under nohup.
+    Only on the main thread; on others, signals keep their handlers. So do ignored signals, as under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,7 +55,7 @@ def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: C
 
 @contextlib.contextmanager
 def held(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
-    """Signals that come while the block runs act when it ends, so that none comes between a start and its clean-up.
+    """Delays signals until the block ends, so that none arrives between a start and its clean-up.
 
     Only on the main thread, where Python handles signals.
     """

@@ -1,8 +1,7 @@
-"""hvd/launcher/streams.py: what programs write, cut into lines, and the input that is passed on to one of them.
+"""hvd/launcher/streams.py: splits programs' output into lines, and forwards input to one of them.
 
-A piece is what a rank has written up to the end of a line, the end included: a line ("text\\n"), the state of a
-progress bar ("12%\\r"), or, where a rank has paused in the middle of a line, the part so far ("name? "), which the next
-piece continues.
+A piece is a rank's output up to and including a line end: a line ("text\\n") or the state of a progress bar ("12%\\r").
+If a rank pauses within a line, the part so far ("name? ") is a piece, which the next one continues.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from typing import Callable
 OnLine = Callable[[int, str, str], None]  # index of the program, "stdout" or "stderr", piece
 Tee = Callable[[int, str, bytes], None]
 
-LONGEST = 1 << 16  # characters of a piece; longer text without a line's end is passed on in parts
-KEPT = 100  # last lines kept of each stream, to explain why a rank failed
-PAUSE = 0.2  # seconds after which the beginning of a line is shown without its end
+LONGEST = 1 << 16  # characters of a piece; longer text without a line end is split
+KEPT = 100  # last lines kept of each stream, to explain a rank's failure
+PAUSE = 0.2  # seconds after which an unfinished line is shown
 
-_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of a line's end
+_END = re.compile(r"\r?\n|\r(?!\n|\Z)")  # a carriage return at the end may be half of a line end
 
 
 class Splitter:
-    """Cuts one stream of one rank into pieces; bytes that are no UTF-8 become U+FFFD."""
+    """Splits one stream of one rank into pieces. Bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._line = ""
-        self._overwrite = False  # the text that comes next replaces the line
+        self._overwrite = False  # the next text replaces the line
         self.last_lines: deque[str] = deque(maxlen=KEPT)
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """The pieces that are complete now. `final`: the stream has ended, so the rest is a piece, too."""
+        """The complete pieces. `final`: the stream has ended, so the rest is also a piece."""
         text = self._rest + self._decoder.decode(data, final)
         pieces, begin = [], 0
         for end in _END.finditer(text):
@@ -53,7 +52,7 @@ class Splitter:
         return pieces
 
     def waiting(self) -> bool:
-        """Whether there is a part of a line that was not passed on yet."""
+        """Whether a part of a line has not been forwarded yet."""
         return self._rest not in ("", "\r")
 
     def flush(self) -> list[str]:
@@ -63,7 +62,7 @@ class Splitter:
         return pieces
 
     def pause(self, final: bool = False) -> list[str]:
-        """Takes that part out; a carriage return at its end stays, because it may be half of a line's end."""
+        """Removes that part. Keeps a carriage return at its end, because it may be half of a line end."""
         half = "\r" if self._rest.endswith("\r") and not final else ""
         rest, self._rest = self._rest[: len(self._rest) - len(half)], half
         return [rest] if rest else []
@@ -86,12 +85,12 @@ class Output:
     index: int
     stream: str
     splitter: Splitter
-    since: float  # when data came last
+    since: float  # time of the last data
     only: Callable[[bytes], bytes] | None = None
 
 
 class Outputs:
-    """What all programs of a job write: `on_line` gets it in pieces, `tee` as bytes, on the thread that reads."""
+    """The output of all programs of a job: `on_line` receives it in pieces, `tee` as bytes, on the reading thread."""
 
     def __init__(self, on_line: OnLine, tee: Tee | None) -> None:
         self.open: dict[int, Output] = {}  # by descriptor
@@ -100,17 +99,17 @@ class Outputs:
         self._splitters: dict[tuple[int, str], Splitter] = {}
 
     def listen(self, fd: int, index: int, stream: str, only: Callable[[bytes], bytes] | None = None) -> None:
-        """Adds a pipe, which stays the caller's. `only` filters what is read."""
+        """Adds a pipe, which stays the caller's. `only` filters the data read."""
         os.set_blocking(fd, False)
         splitter = self._splitters.setdefault((index, stream), Splitter())
         self.open[fd] = Output(fd, index, stream, splitter, time.monotonic(), only)
 
     def mute(self) -> None:
-        """From now on reads, and passes nothing on."""
+        """From now on reads without forwarding."""
         self._on_line, self._tee = lambda *_: None, None
 
     def last_lines(self, index: int) -> list[str]:
-        """The last lines that a program wrote to its standard error, or to its output if it wrote none there."""
+        """The last lines of a program's standard error, or of its standard output if standard error is empty."""
         for stream in ("stderr", "stdout"):
             splitter = self._splitters.get((index, stream))
             if splitter and any(line.strip() for line in splitter.last_lines):
@@ -118,11 +117,11 @@ class Outputs:
         return []
 
     def pauses(self) -> list[float]:
-        """The times at which beginnings of lines have to be shown."""
+        """The times at which unfinished lines must be shown."""
         return [output.since + PAUSE for output in self.open.values() if output.splitter.waiting()]
 
     def receive(self, output: Output) -> bool:
-        """Passes on what there is; False if there is nothing now, or at the end, where the output is removed."""
+        """Forwards available data. Returns False if there is none now, or at the end, when the output is removed."""
         try:
             data = os.read(output.fd, 1 << 16)
         except BlockingIOError:
@@ -137,13 +136,13 @@ class Outputs:
         return bool(data)
 
     def show_paused(self) -> None:
-        """Passes on beginnings of lines whose programs have paused."""
+        """Forwards unfinished lines of paused programs."""
         for output in self.open.values():
             if output.splitter.waiting() and time.monotonic() - output.since >= PAUSE:
                 self._pass(output, output.splitter.flush())
 
     def drain(self) -> None:
-        """Passes on what is left in the pipes, and does not wait for processes that still have them."""
+        """Forwards the rest of the pipes' data, without waiting for processes that still have them."""
         for output in list(self.open.values()):
             while self.receive(output):
                 pass
@@ -155,7 +154,7 @@ class Outputs:
 
 
 class Input:
-    """Passes input from a terminal or a file on to a program that cannot read it itself."""
+    """Forwards input from a terminal or a file to a program that cannot read it itself."""
 
     def __init__(self, source: int, pipe: int, window: int | None = None) -> None:
         self.source = source
@@ -219,5 +218,5 @@ def in_foreground(terminal: int) -> bool:
     """Whether this process may read from a terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # it is not this process's controlling terminal, and stops no reader
+    except OSError:  # not this process's controlling terminal, so it stops no reader
         return True

@@ -1,6 +1,6 @@
-"""The collectives on NumPy arrays, and on whatever has the buffer protocol or DLPack. Results are NumPy arrays.
+"""The collectives on NumPy arrays and on all objects with the buffer protocol or DLPack. Results are NumPy arrays.
 
-See ``hvd.api`` for what all functions have in common.
+See ``hvd.api`` for properties common to all functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hvd's collectives have to know about NumPy's arrays."""
+"""NumPy's arrays as hvd's collectives see them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ _numbers: dict[np.dtype[Any], int] = {}
 
 
 def number_of(dtype: np.dtype[Any]) -> int | None:
-    """hvd's number of a type; None for one that it does not know. The name of a type takes NumPy some microseconds."""
+    """hvd's number of a dtype; None for an unknown one. Cached, because NumPy takes some microseconds for a dtype's
+    name.
+    """
     number = _numbers.get(dtype)
     if number is None and dtype.isnative:
         number = _core.dtypes.get(dtype.name)
@@ -69,7 +71,7 @@ class NumPyAdapter:
         return None
 
     def hold(self, tensor: Array, exposed: bool) -> object:
-        return tensor  # which NumPy does not resize while it is referenced
+        return tensor  # NumPy does not resize an array while it is referenced
 
     def is_at(self, tensor: Array, address: int, shape: tuple[int, ...]) -> bool:
         return tensor.shape == shape and tensor.ctypes.data == address

@@ -1,4 +1,4 @@
-"""How arrays are compressed for sending."""
+"""Compression of arrays for sending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """How tensors are compressed for sending."""
+    """Compression of tensors for sending."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,5 +1,5 @@
-"""hvd.remote: calling a function on ranks: what travels to them, the worker that calls it, and what comes back.
+"""hvd.remote: calls a function on ranks: the data sent to them, the worker that calls it, and the results.
 
-It starts no process: that is hvd.launcher's, which hands `program` to workers and reads `results`. What the launcher
-needs always, `errors` and `files`, imports no third-party package.
+It starts no process. hvd.launcher does, passes `program` to workers and reads `results`. The launcher always needs
+`errors` and `files`, so these import no third-party package.
 """

@@ -1,6 +1,6 @@
-"""hvd/remote/channel.py: what a rank tells whoever started it while it runs: messages for the driver, and checkpoints.
+"""hvd/remote/channel.py: messages from a running rank to the process that started it: for the driver, and checkpoints.
 
-A socket with boundaries of messages: whole ones of several processes do not mix. Where nobody listens there is none.
+A socket that keeps message boundaries, so messages of several processes do not mix. There is none if nobody listens.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hvd.descriptors import above_streams
 from hvd.remote.files import file_in_memory
 
 CHANNEL = "HVD_RUNNER_CHANNEL"  # the variable with the descriptor of the rank's end
-LARGEST = 1 << 15  # bytes of a message that is sent as it is; a larger one is in a file in memory
+LARGEST = 1 << 15  # bytes; a larger message is sent as an in-memory file
 
 _WORDS = 64  # bytes for the kind of a message
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends."""
+    """Returns both ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @above_streams()
 def tell(kind: str, data: bytes) -> bool:
-    """Sends a message from a rank; False where there is no channel, or nobody at its end."""
+    """Sends a message from a rank. Returns False if there is no channel, or nobody at its other end."""
     number = os.environ.get(CHANNEL, "")
     if not number.isdigit():
         return False
@@ -49,7 +49,7 @@ def tell(kind: str, data: bytes) -> bool:
 
 
 def receive(channel: socket.socket) -> Optional[tuple[str, bytes]]:
-    """The next message of a rank; None when no process has its end any more."""
+    """The next message from a rank; None when no process has the rank's end any more."""
     try:
         data, files, _, _ = socket.recv_fds(channel, _WORDS + LARGEST, 1)
     except OSError:

@@ -1,4 +1,4 @@
-"""hvd/remote/contents.py: finds what is pickled along with an object: what cannot be, and what is large."""
+"""hvd/remote/contents.py: finds the parts of a pickled object that cannot be pickled, and those that are large."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-_SEARCH_SECONDS = 10.0  # for the search for what cannot be pickled
-_NAMED = 3  # the most objects that an error names
+_SEARCH_SECONDS = 10.0  # time limit of the search for objects that cannot be pickled
+_NAMED = 3  # the most objects named in an error
 
 
 class Culprit:
-    """An object that cannot be pickled: the path to it as text and as the objects on it, and the error of pickling."""
+    """An object that cannot be pickled: the path to it, as text and as the objects on it, and the pickling error."""
 
     def __init__(self, path: str, chain: tuple[Any, ...], error: Exception) -> None:
         self.path, self.chain, self.error = path, chain, error
@@ -38,7 +38,7 @@ class _Counter:
 
 
 def _measure(value: Any) -> int:
-    """The bytes that `value` has when pickled, without keeping them."""
+    """The size in bytes of `value` when pickled. Does not keep the bytes."""
     counter = _Counter()
     cloudpickle.Pickler(counter).dump(value)
     return counter.bytes
@@ -53,10 +53,10 @@ def _error(value: Any) -> Exception | None:
 
 
 def find_culprits(value: Any, what: str) -> list[Culprit]:
-    """The objects inside `value` that cannot be pickled though everything inside them can, nearest first.
+    """The objects inside `value` that cannot be pickled although everything inside them can, nearest first.
 
-    Breadth first, because objects may refer to each other in cycles: then an object fails only because of one that was
-    seen already, and is not the cause.
+    Searches breadth first, because objects may refer to each other in cycles. An object on a cycle fails only because
+    of one already seen, and is not the cause.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
     first = Culprit("" if isinstance(value, functools.partial) else what, (value,), _error(value) or TypeError())
@@ -64,13 +64,13 @@ def find_culprits(value: Any, what: str) -> list[Culprit]:
     found: list[Culprit] = []
     while queue and len(found) < _NAMED and time.monotonic() < deadline:
         node = queue.popleft()
-        too_deep = "recursion" in str(node.error)  # then everything below fails, too, and is not the cause
+        too_deep = "recursion" in str(node.error)  # then everything below fails too, and is not the cause
         failing = [] if too_deep else _failing(list(_children(node.chain[-1])), deadline)
         if not failing:
             found.append(node)
         for label, child in failing:
             if id(child) not in seen:
-                seen[id(child)] = child  # kept alive, or another object could get its id
+                seen[id(child)] = child  # kept alive so that no other object gets its id
                 queue.append(Culprit(_join(node.path, label), (*node.chain, child), _error(child) or node.error))
     return found or [queue[0] if queue else first]
 
@@ -80,7 +80,7 @@ def _join(path: str, label: str) -> str:
 
 
 def _failing(children: list[tuple[str, Any]], deadline: float) -> list[tuple[str, Any]]:
-    """Those of `children` that cannot be pickled, by bisection: one among a million is found in twenty steps."""
+    """The `children` that cannot be pickled, by bisection: twenty steps find one among a million."""
     if not children or _error([child for _, child in children]) is None:
         return []
     if len(children) == 1:
@@ -125,7 +125,7 @@ _NOT_PICKLED = {"__builtins__", "__dict__", "__weakref__", "__loader__", "__spec
 
 def _children_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        with contextlib.suppress(ValueError):  # a cell that is not filled yet
+        with contextlib.suppress(ValueError):  # a cell that is still empty
             yield f"closure variable {name!r}", cell.cell_contents
     for name in _globals_of(function.__code__):
         if name in function.__globals__:
@@ -151,7 +151,7 @@ def _children_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reducer = copyreg.dispatch_table.get(type(value))
         reduced: Any = reducer(value) if reducer else value.__reduce_ex__(4)
-    except Exception:  # it refuses by itself: nothing inside is the cause
+    except Exception:  # it refuses by itself; nothing inside is the cause
         return
     if isinstance(reduced, str):
         return
@@ -175,7 +175,7 @@ def _short(value: Any) -> str:
 
 
 def describe(function: Any) -> str:
-    """How messages name a function: `train()`, `<lambda>`, or its class where it is an object."""
+    """The name of a function in messages: `train()`, `<lambda>`, or the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -186,7 +186,7 @@ def describe(function: Any) -> str:
 def largest(value: Any, at_least: int) -> list[tuple[str, int]]:
     """The objects in `value` of `at_least` bytes or more when pickled, by path; the largest first, at most five.
 
-    Looks into functions, their arguments and modules, not into other objects. Costs at least as much as pickling.
+    Searches functions, their arguments and modules, but not other objects. Costs at least as much as pickling.
     """
     sizes: dict[str, int] = {}
     seen: dict[int, Any] = {}

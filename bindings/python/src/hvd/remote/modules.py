@@ -1,4 +1,4 @@
-"""hvd/remote/modules.py: the user's own modules, which are pickled by value so that ranks need not find them."""
+"""hvd/remote/modules.py: the user's own modules, pickled by value so that ranks need not find them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
-# Installed wherever ranks run, whatever folder they are in here.
+# Installed on all hosts with ranks, in whatever folder they are here.
 _NEVER_BY_VALUE = {"hvd", "horovod", "sparkdl", "cloudpickle", "pyspark"}
 
 
@@ -42,8 +42,8 @@ def is_local_file(file: str, roots: Iterable[str] | None = None) -> bool:
 
 
 def local_modules() -> list[types.ModuleType]:
-    """The imported modules of the user's own: Python files beside the notebook or script, that are not installed."""
-    roots = local_roots()  # once: a program with a framework has thousands of modules
+    """The imported modules of the user: Python files next to the notebook or script that are not installed."""
+    roots = local_roots()  # once, because a program with a framework has thousands of modules
 
     def is_local(name: str, module: Any) -> bool:
         file = getattr(module, "__file__", None)
@@ -62,7 +62,7 @@ def _below(file: str, folders: Iterable[str]) -> bool:
 
 @contextlib.contextmanager
 def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
-    """Within the block cloudpickle pickles functions and classes of `modules` by value, as those of a notebook."""
+    """Within the block, cloudpickle pickles functions and classes of `modules` by value, like those of a notebook."""
     before = cloudpickle.list_registry_pickle_by_value()
     mine = [module for module in modules if module.__name__ not in before]
     for module in mine:

@@ -1,7 +1,7 @@
-"""hvd/remote/mpi_worker.py: a worker where MPI connects the ranks, `python -m hvd.remote.mpi_worker`.
+"""hvd/remote/mpi_worker.py: a worker for ranks connected by MPI, `python -m hvd.remote.mpi_worker`.
 
-Rank 0 reads from its standard input what to call, in the format of worker.py, and broadcasts it. Each rank
-writes its result to the in-memory file that its guard has made; the guard sends it to the launcher.
+Rank 0 reads the call from its standard input, in the format of worker.py, and broadcasts it. Each rank writes its
+result to an in-memory file made by its guard, which sends it to the launcher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvd.remote.files import FILES, RESULT
 
 
 def main() -> int:
-    """Calls the function that the launcher sent; returns the exit code."""
+    """Calls the function sent by the launcher. Returns the exit code."""
     result = int(os.environ.pop(RESULT))
     program = os.memfd_create("hvd-program")
     job.init()
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def _received() -> bytes:
-    """The bytes on standard input, after a line with their number."""
+    """The bytes on standard input; a first line contains their number."""
     length = int(sys.stdin.buffer.readline())
     text = sys.stdin.buffer.read(length)
     if len(text) != length:

@@ -1,15 +1,15 @@
-"""hvd/remote/network.py: finds the network interfaces by which all hosts of a job reach each other.
+"""hvd/remote/network.py: finds the network interfaces over which all hosts of a job reach each other.
 
-A host has interfaces that lead nowhere: a second card without a cable, the bridge of a container engine, which has the
-same address on every host. So nothing is concluded from names and addresses: each host connects to every address of
-every other one. Who answers proves by the secret of the job which host it is, because an address that several hosts
-have leads back to the one that asks. IPv4 only, as MPICH's Hydra.
+Some interfaces lead nowhere, such as a second card without a cable or the bridge of a container engine, which has the
+same address on every host. So names and addresses prove nothing: each host connects to every address of every other
+host. The answering host proves with the job's secret which host it is, because an address used on several hosts leads
+back to the asking host. IPv4 only, like MPICH's Hydra.
 
-This file is also a program, which runs on each host by a path alone (python -I -S): so it imports nothing of hvd. It
-speaks in lines of JSON. It prints what the host is, {"host", "port", "interfaces": [[name, address, Mbit/s], ...],
-"devices": [...], "free": a port}. Then it reads {"secret", "me": index, "hosts": [what each host has printed], "limit":
-seconds}, and prints {"reached": {index: [address, ...]}, "refused": {address: why}}. It ends with its standard input,
-because others may still ask it.
+This file is also a program, run on each host by its path alone (python -I -S), so it imports nothing of hvd. It
+exchanges lines of JSON. First it prints the host's data, {"host", "port", "interfaces": [[name, address, Mbit/s], ...],
+"devices": [...], "free": a port}. Then it reads {"secret", "me": index, "hosts": [the data of each host], "limit":
+seconds}, and prints {"reached": {index: [address, ...]}, "refused": {address: why}}. It ends when its standard input
+ends, because other hosts may still connect until then.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import Any
 
 NONCE = 16  # bytes
 DIGEST = 32  # bytes of SHA-256
-LONGEST = 10.0  # seconds in which a connection within a cluster is made, or never
-SETTLED = 0.5  # seconds after the last answer; by then only what leads nowhere is silent, if each host has answered
+LONGEST = 10.0  # seconds after which a connection within a cluster no longer succeeds
+SETTLED = 0.5  # seconds after the last answer, if each host has answered; addresses still silent then lead nowhere
 SIOCGIFADDR, SIOCGIFFLAGS, UP, LOOPBACK = 0x8915, 0x8913, 0x1, 0x8
 
 
 class NoCommonNetwork(Exception):
-    """No interface of some host can be reached by all others. The text has all addresses and what became of each."""
+    """No interface of some host can be reached by all others. The text lists all addresses with their results."""
 
 
 class _Stranger(Exception):
-    """Who answers does not know the secret of the job."""
+    """The answering program does not know the job's secret."""
 
 
 def interfaces() -> list[list[Any]]:
@@ -51,7 +51,7 @@ def interfaces() -> list[list[Any]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("40s", name.encode())
-            with contextlib.suppress(OSError):  # it has no IPv4 address, or is gone
+            with contextlib.suppress(OSError):  # no IPv4 address, or gone
                 flags = struct.unpack("16xH22x", fcntl.ioctl(asking, SIOCGIFFLAGS, request))[0]
                 if flags & UP and not flags & LOOPBACK:
                     address = fcntl.ioctl(asking, SIOCGIFADDR, request)[20:24]
@@ -66,7 +66,7 @@ def _speed(name: str) -> int:
 
 
 def devices() -> list[str]:
-    """Ports of InfiniBand and RoCE that are up, as UCX names them: mlx5_0:1."""
+    """InfiniBand and RoCE ports that are up, by their names in UCX: mlx5_0:1."""
     return sorted(
         f"{port.parent.parent.name}:{port.name}"
         for port in Path("/sys/class/infiniband").glob("*/ports/*")
@@ -75,9 +75,7 @@ def devices() -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nothing uses, below those that Linux hands out by itself: it stays free for the moment until the guard
-    of rank 0 keeps it.
-    """
+    """An unused port below those that Linux assigns by itself. It stays free until the guard of rank 0 takes it."""
     for port in (*random.sample(range(10000, 32768), 100), 0):
         with contextlib.suppress(OSError), socket.socket() as trial:
             trial.bind(("", port))
@@ -92,25 +90,25 @@ def _text(path: Path) -> str:
 
 
 class Prober:
-    """One host's part: it answers those who ask, and asks all others."""
+    """One host's part: answers other hosts' connections, and connects to all other hosts."""
 
     def __init__(self) -> None:
         self.me = -1
         self.secret = b""
         self.known = asyncio.Event()  # set as soon as `me` and `secret` are
         self.server: asyncio.Server | None = None
-        self.asking: dict[asyncio.StreamWriter, None] = {}  # in the order in which they have come
-        # A stranger who holds connections leaves descriptors for those of the job.
+        self.asking: dict[asyncio.StreamWriter, None] = {}  # oldest first
+        # A stranger who holds connections open leaves descriptors for the job's own.
         self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
     async def listen(self) -> int:
-        """Starts to answer on all addresses; returns the port."""
-        # asyncio accepts as many at once as its backlog has before _answer runs for one of them.
+        """Starts to answer on all addresses. Returns the port."""
+        # asyncio accepts as many connections as its backlog before _answer runs for one of them.
         self.server = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=min(128, self.most // 2))
         return int(self.server.sockets[0].getsockname()[1])
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Says which host this is to a peer that knows the secret, and nothing to any other."""
+        """Sends this host's index to a peer that knows the secret, and nothing to any other."""
         self.asking[writer] = None
         if len(self.asking) > self.most:
             oldest = next(iter(self.asking))
@@ -127,11 +125,12 @@ class Prober:
                 me = struct.pack(">i", self.me)
                 writer.write(me + _proof(self.secret, b"answer", theirs + nonce + me))
                 await writer.drain()
-        self.asking.pop(writer, None)  # it may have made room
+        self.asking.pop(writer, None)  # it may have been removed to make room
         writer.close()
 
     async def _ask(self, address: str, port: int) -> int:
-        """The index of the host that answers at an address; OSError where none does, _Stranger for another program."""
+        """The index of the host that answers at an address. Raises OSError if none does, _Stranger for another program.
+        """
         reader, writer = await asyncio.open_connection(address, port)
         try:
             nonce = await reader.readexactly(NONCE)
@@ -148,7 +147,7 @@ class Prober:
             writer.close()
 
     async def probe(self, hosts: list[dict[str, Any]], limit: float) -> dict[str, Any]:
-        """Asks at all addresses of all other hosts; see the file's comment for what is returned."""
+        """Connects to all addresses of all other hosts. The file's docstring describes the result."""
         reached: dict[int, list[str]] = {index: [] for index in range(len(hosts)) if index != self.me}
         refused: dict[str, str] = {}
 
@@ -189,10 +188,11 @@ def _proof(secret: bytes, what: bytes, text: bytes) -> bytes:
 
 
 def choose(hosts: list[dict[str, Any]], results: list[dict[str, Any]], ranked: int | None = None) -> list[list[str]]:
-    """For each host the names of its interfaces that all others reach, the fastest first.
+    """For each host, the names of its interfaces that all others reach, the fastest first.
 
-    `hosts` and `results`: what each host has printed. The first `ranked` (all) have ranks; where some names are good
-    on all of these, they get no others. NoCommonNetwork names a host none of whose interfaces all others reach.
+    `hosts` and `results`: the two lines printed by each host. The first `ranked` hosts (default: all) have ranks. If
+    some names work on all of these, only those names are returned for them. Raises NoCommonNetwork for a host without
+    an interface that all others reach.
     """
     good: list[list[tuple[str, int]]] = []
     for index, host in enumerate(hosts):

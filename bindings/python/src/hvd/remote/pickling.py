@@ -1,6 +1,7 @@
-"""hvd/remote/pickling.py: pickles a function and its arguments for other processes, and names what cannot be.
+"""hvd/remote/pickling.py: pickles a function and its arguments for other processes, and reports objects that cannot be
+pickled.
 
-cloudpickle does the work; modules.py says which modules are pickled along.
+cloudpickle does the work; modules.py selects the modules pickled along.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _AFRESH = (
 
 
 def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[types.ModuleType] = ()) -> int:
-    """Pickles `value` into `file` and returns the bytes written.
+    """Pickles `value` into `file` and returns the number of bytes.
 
-    `what` names the value in errors; `remedy` ends them where the kind of object suggests none.
+    `what` names the value in errors; `remedy` ends their text if the kind of object suggests no remedy.
 
     `modules` (see modules.py) are pickled by value. A module with an object that cannot be pickled is left for the
     reader to import, with a warning.
 
-    Raises NotPicklable, which names up to three objects that cannot be pickled, with the path to each.
+    Raises NotPicklable, which lists up to three objects that cannot be pickled, with the path to each.
     """
     start = file.tell()
     afresh: list[tuple[types.ModuleType, contents.Culprit]] = []
@@ -59,7 +60,7 @@ def dump(value: Any, file: BinaryIO, what: str, remedy: str, modules: Sequence[t
 
 
 def _owner(found: contents.Culprit, modules: Sequence[types.ModuleType]) -> types.ModuleType | None:
-    """The last module on the path to the object, if it is one of `modules`."""
+    """The last module on the path to the object that is one of `modules`."""
     by_name = {module.__name__: module for module in modules}
     for value in reversed(found.chain):
         if isinstance(value, types.ModuleType):
@@ -68,7 +69,7 @@ def _owner(found: contents.Culprit, modules: Sequence[types.ModuleType]) -> type
             name = value.__module__
         else:
             continue
-        return by_name.get(name)  # what lies in __main__ or in a local function's closure cannot be imported
+        return by_name.get(name)  # objects in __main__ or in a local function's closure cannot be imported
     return None
 
 

@@ -1,9 +1,9 @@
-"""hvd/remote/pmi.py: what an MPI asks the one that has started its processes: PMI-1, as MPICH's "simple" client speaks it.
+"""hvd/remote/pmi.py: answers requests of MPI processes to their launcher, by PMI-1 as in MPICH's "simple" client.
 
-MPICH, Intel MPI and MVAPICH find each other by it: each process puts its address under a key, and gets those of the
-others after a barrier. A process speaks to its launcher through a socket that it inherits; what goes between launchers
-is theirs, so a job needs neither Hydra's processes nor their ports, which ask nobody who he is.
-The protocol is lines of words, `cmd=put kvsname=N key=K value=V`; its description is PMI-1.1 of the MPICH project.
+MPICH, Intel MPI and MVAPICH connect through it: each process stores its address under a key, and reads those of the
+others after a barrier. A process talks to its launcher through an inherited socket. The launchers use their own
+connections, so a job needs neither Hydra's processes nor their ports, which do not authenticate clients. The protocol
+has lines of words, `cmd=put kvsname=N key=K value=V`; it is described as PMI-1.1 by the MPICH project.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MOST_KEY = 64
 MOST_NAME = 256
 RANK_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
-Answers = list[tuple[int, str]]  # a rank, and the line for it, which has its newline
+Answers = list[tuple[int, str]]  # a rank, and the line for it, with its newline
 
 
 class Server:
-    """Answers the ranks of one job, whose hosts are numbered: `hosts[rank]`, from 0 in the order of their first ranks."""
+    """Answers the ranks of one job. `hosts[rank]` numbers hosts from 0, in the order of their first ranks."""
 
     def __init__(self, hosts: Sequence[int], name: str = "hvd") -> None:
         self.size = len(hosts)
@@ -40,7 +40,7 @@ class Server:
         }
 
     def answer(self, rank: int, line: str) -> Answers:
-        """The lines to send for one that a rank has sent; none while others are missing in a barrier."""
+        """The lines to send in answer to a rank's line; none while other ranks are missing in a barrier."""
         words = _parsed(line)
         command = words.get("cmd", "")
         if command == "abort":
@@ -55,7 +55,7 @@ class Server:
             return [(each, "cmd=barrier_out rc=0\n") for each in range(self.size)]
         if command in self._commands:
             return [(rank, f"cmd={self._commands[command](rank, words)}\n")]
-        # As spawn or publish_name, which no job needs that has all its ranks from the beginning.
+        # Such as spawn or publish_name, which a job does not need if all its ranks exist from the beginning.
         return [(rank, f"cmd={command}_result rc=-1 msg=not_supported_by_hvd\n")]
 
     def _init(self, rank: int, words: dict[str, str]) -> str:
@@ -82,14 +82,14 @@ class Server:
 
 
 def _parsed(line: str) -> dict[str, str]:
-    """The words of a line; a value is the last, and may have blanks."""
+    """The words of a line. `value` is the last one, and may contain blanks."""
     before, found, value = line.strip("\n").partition(" value=")
     words = dict(word.partition("=")[::2] for word in before.split() if "=" in word)
     return {**words, "value": value} if found else words
 
 
 def process_mapping(hosts: Sequence[int]) -> str:
-    """Which ranks share a host, as MPICH reads it: blocks of (first host, hosts, ranks on each) that follow each other."""
+    """The placement of ranks in MPICH's format: consecutive blocks of (first host, hosts, ranks on each)."""
     blocks: list[list[int]] = []
     for host in hosts:
         if blocks and blocks[-1][0] == host:

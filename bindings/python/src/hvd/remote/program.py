@@ -1,4 +1,4 @@
-"""hvd/remote/program.py: what a worker reads: the settings of the process that calls, and the call."""
+"""hvd/remote/program.py: the input of a worker: the settings of the calling process, and the call."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def write_program(
     file: BinaryIO, call: functools.partial[Any], np: int, every: bool = False, apart: bool = False, level: int = 4,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes what worker.py reads. `every`: all of the `np` ranks return a result, not rank 0 alone. `apart`: the ranks
-    keep their own sys.path and PYTHONPATH, which are those of other hosts. `files` are modules that travel as files.
+    """Writes the input of worker.py. `every`: all of the `np` ranks return a result, not only rank 0. `apart`: ranks on
+    other hosts keep their own sys.path and PYTHONPATH. `files`: modules sent as files.
 
-    Raises NotPicklable. Warns, `level` calls up from the warning, by default where the caller's caller was called, of a
-    call of pickling.LARGE bytes or more.
+    Raises NotPicklable. Warns about a call of pickling.LARGE bytes or more, `level` calls up: by default at the line
+    that called the caller's caller.
     """
     driver = {
         "every": every,
@@ -73,6 +73,6 @@ def _megabytes(size: int) -> str:
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for a worker, which finds this package: perhaps only sys.path of this process has it."""
+    """`environ` for a worker, extended so that it finds this package, which may only be on this process's sys.path."""
     here = str(Path(__file__).parents[2])
     return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, environ.get("PYTHONPATH"))))}

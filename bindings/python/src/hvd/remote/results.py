@@ -1,4 +1,4 @@
-"""hvd/remote/results.py: what workers have left in their files: results, or how they ended."""
+"""hvd/remote/results.py: reads workers' files: their results, or how they ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hvd.remote.errors import RankError, RankFailed
 def results_of(
     files: Sequence[BinaryIO], failed: RankFailed | None, every: bool = False, hosts: Sequence[str] = ()
 ) -> list[Any]:
-    """What rank 0 returned, or every rank; raises for the rank that was the first to fail. `hosts` are for errors."""
+    """The result of rank 0, or of every rank; raises the error of the first failed rank. `hosts` are for error texts.
+    """
     size = len(files)
     hosts = hosts or [""] * size
     records = [read_record(file) for file in files]
@@ -41,20 +42,21 @@ _RECORD = {"raised": bool, "when": int, "doing": str, "summary": str, "traceback
 
 
 def read_record(file: BinaryIO) -> dict[str, Any] | None:
-    """A worker's record of its end; None if it ended without one, or if something else is in the file."""
+    """A worker's record of its end; None if there is none, or if the file contains something else."""
     file.seek(0)
     try:
         record = dict(pickle.load(file))
-    except Exception:  # nothing, or half of it
+    except Exception:  # missing or incomplete
         return None
     wanted = _RECORD if record.get("raised") else {"raised": bool}
     return record if all(isinstance(record.get(key), kind) for key, kind in wanted.items()) else None
 
 
 def from_host(data: bytes | bytearray, behind: int) -> BinaryIO:
-    """The file of a worker on a host whose monotonic clock is `behind` ns behind this one's, with times of this host.
+    """The file of a worker on a host whose monotonic clock is `behind` ns behind this host's, with times converted to
+    this host.
 
-    Empty where nothing, or half of it, has come.
+    Empty if nothing or only a part has arrived.
     """
     file = io.BytesIO(data)
     record = read_record(file)
@@ -66,7 +68,7 @@ def from_host(data: bytes | bytearray, behind: int) -> BinaryIO:
 
 
 def _value(file: BinaryIO, rank: int, size: int) -> Any:
-    """What a rank returned, which follows the record."""
+    """A rank's result, which follows the record."""
     try:
         return pickle.load(file)
     except Exception as error:  # unpickling may raise any exception

@@ -1,4 +1,5 @@
-"""hvd/remote/sources.py: modules beside the notebook or script that a function imports when it is called, as files."""
+"""hvd/remote/sources.py: collects modules next to the notebook or script that a function imports when called, as files.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ LARGEST = 64 << 20  # bytes of all files
 
 
 def collect(names: Iterable[str]) -> tuple[dict[str, bytes], list[str]]:
-    """The files of these modules and of those beside them that they import, by paths relative to their folder; and the
-    names that are not to be found here either.
+    """The files of these modules and of the local modules that they import, by paths relative to their folder; and the
+    names not found here either.
     """
     files: dict[str, bytes] = {}
     absent: list[str] = []
@@ -42,11 +43,11 @@ def collect(names: Iterable[str]) -> tuple[dict[str, bytes], list[str]]:
 
 
 def _local(name: str) -> tuple[Path, list[Path]] | None:
-    """The folder of a module beside the notebook or script, and its files."""
+    """The folder of a module next to the notebook or script, and its files."""
     with contextlib.suppress(Exception):
         spec = importlib.util.find_spec(name)
         for place in (spec.submodule_search_locations or ()) if spec and spec.origin is None else ():
-            folder = Path(place)  # one without __init__.py
+            folder = Path(place)  # a package without __init__.py
             if files := [path for path in sorted(folder.rglob("*.py")) if modules.is_local_file(str(path))]:
                 return folder.parent, files
         if spec is None or not modules.is_local_file(spec.origin or ""):
@@ -70,10 +71,10 @@ def _imports(data: bytes) -> set[str]:
 
 
 def install(files: dict[str, bytes]) -> None:
-    """Makes these files importable in this process, after all else."""
+    """Makes these files importable in this process, after all other modules."""
     if not files:
         return
-    # A name that begins as those of the job's shared memory is removed with these.
+    # A name with the prefix of the job's shared memory is removed together with it.
     folder = tempfile.mkdtemp(prefix=f"hvd-{os.geteuid()}-{os.environ.get('HVD_JOB', '')}-modules-")
     for name, data in files.items():
         path = Path(folder, name)

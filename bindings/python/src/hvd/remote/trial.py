@@ -1,6 +1,5 @@
-"""hvd/remote/trial.py: tries a call where ranks will not be, before they are started: in a new Python, without the
-folders of the notebook or script that starts it. `python -m hvd.remote.trial PROGRAM ANSWER`: numbers of two files in
-memory.
+"""hvd/remote/trial.py: tries a call before ranks are started, in a new Python without the folders of the notebook or
+script, as on the ranks. `python -m hvd.remote.trial PROGRAM ANSWER`: the descriptors of two in-memory files.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from hvd.remote.errors import NotPicklable
 from hvd.remote.files import file_in_memory
 from hvd.remote.program import worker_environment
 
-SECONDS = 120.0  # for imports that a call needs; then it is started without more ado
+SECONDS = 120.0  # time limit for a call's imports; after it the call is started anyway
 
 
 def try_call(program: bytes, what: str) -> dict[str, bool]:
-    """Loads a program (program.py) in a new process; returns the names of modules that its functions import and that
-    are not there, each with whether only in `try` or `with`, where they may do without.
+    """Loads a program (program.py) in a new process. Returns the names of missing modules that its functions import.
+    The value is True if they are imported only in `try` or `with`, where they may be optional.
 
-    Raises NotPicklable, with the error, for what cannot be loaded.
+    Raises NotPicklable, with the error, if the program cannot be loaded.
     """
     roots = modules.local_roots()
     path = [folder for folder in sys.path if folder and os.path.realpath(folder) not in roots]
@@ -77,7 +76,7 @@ def _remedy(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Loads the program, and writes what came of it."""
+    """Loads the program, and writes the outcome."""
     program, answer = map(int, sys.argv[1:])
     found: dict[str, Any] = {"error": "", "module": "", "missing": {}, "traceback": ""}
     try:
@@ -95,21 +94,21 @@ def main() -> None:
     with open(answer, "w", encoding="utf-8") as file:
         json.dump(found, file)
         file.flush()
-        os._exit(0)  # whatever the call's modules do at the end
+        os._exit(0)  # skips exit handlers of the call's modules
 
 
 def _is_there(name: str) -> bool:
     if name in sys.modules:
         return True
-    with contextlib.suppress(Exception):  # a module may be broken, which its import will say
+    with contextlib.suppress(Exception):  # a broken module fails later, at its import
         return find_spec(name) is not None
     return True
 
 
 def imported(call: Any) -> Iterator[tuple[str, bool]]:
-    """The first parts of the names of modules that functions import when they are called; and whether in `try` or `with`.
+    """The first parts of the names of modules that functions import when called, and whether in `try` or `with`.
 
-    Looks into functions that travelled with the call, in whatever it refers to as a global, closure or argument.
+    Searches functions sent with the call, in everything that it refers to as a global, closure or argument.
     """
     queue, seen = [call], set()
     while queue:
@@ -130,7 +129,7 @@ def imported(call: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _found_by_name(item: Any) -> bool:
-    """Whether it is of a module that is installed here."""
+    """Whether it belongs to a module installed here."""
     module = sys.modules.get(item.__module__)
     return module is not None and module.__name__ != "__main__" and getattr(module, "__file__", None) is not None
 
@@ -153,7 +152,7 @@ def _imports(code: types.CodeType) -> Iterator[tuple[str, bool]]:
 
 
 def _protected(code: types.CodeType) -> list[Any]:
-    """The parts of a function in `try` or `with`; none where this Python does not tell."""
+    """The parts of a function in `try` or `with`; none if this Python does not record them."""
     table = getattr(dis, "_parse_exception_table", None)
     return list(table(code)) if table else []
 

@@ -1,8 +1,8 @@
 """hvd/remote/worker.py: a rank that calls a function, `python -m hvd.remote.worker`.
 
-It inherits two in-memory files from the process that started it: what to call, which all ranks share, and its own for
-the result. Their descriptors are in the environment variable HVD_RUNNER_FILES, which it removes. No port is open, and
-what is unpickled comes from the parent only.
+It inherits two in-memory files from the process that started it: the call, shared by all ranks, and its own result
+file. Their descriptors are in the environment variable HVD_RUNNER_FILES, which it removes. No port is open, and only
+data from the parent is unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     doing = "load what it was to call"
     with os.fdopen(result, "wb") as answer:
         try:
-            with open(f"/proc/self/fd/{program}", "rb") as file:  # opened anew, for a position of its own
+            with open(f"/proc/self/fd/{program}", "rb") as file:  # opened again, for its own position
                 os.close(program)
                 driver = pickle.load(file)
                 _prepare(driver)
@@ -45,10 +45,10 @@ def main() -> int:
             doing = f"return the result of {contents.describe(call)}"
             pickle.dump({"raised": False}, answer)
             if rank == 0 or driver["every"]:
-                # No module by value: the driver has its own, from the same path.
+                # No module by value: the driver loads its own copy from the same path.
                 where = f" on rank {rank}" if driver["every"] else ""
                 pickling.dump(value, answer, f"what {contents.describe(call)} returned{where}", _REMEDY)
-        except BaseException as error:  # SystemExit as well: main should return
+        except BaseException as error:  # also SystemExit, because main should return
             answer.seek(0)
             pickle.dump(_report(error, doing), answer)
             answer.flush()
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _prepare(driver: dict[str, Any]) -> None:
-    """Makes this process like the driver, as far as the function can see it."""
+    """Makes this process like the driver, as far as the function can see."""
     sys.argv[:] = driver["argv"]
     if driver["path"] is not None:
         sys.path[:] = driver["path"]
@@ -71,13 +71,13 @@ def _prepare(driver: dict[str, Any]) -> None:
             None,
             lines,
             name,
-        )  # for tracebacks: a notebook's cells are no files
+        )  # for tracebacks, because a notebook's cells are not files
 
 
 def _report(error: BaseException, doing: str) -> dict[str, Any]:
     """The record of an exception for the driver."""
-    when = time.monotonic_ns()  # the same clock in all processes: the first to fail is the cause
-    frames = error.__traceback__ and error.__traceback__.tb_next  # without this file's
+    when = time.monotonic_ns()  # the same clock in all processes: the first failure is the cause
+    frames = error.__traceback__ and error.__traceback__.tb_next  # without this file's frame
     text = "".join(traceback.format_exception(type(error), error, frames))
     if isinstance(error, NotPicklable):
         text = f"{error}\n"  # the text is complete without the traceback in this package
