@@ -1,6 +1,6 @@
-"""hvd for PyTorch: the functions of ``horovod.torch``, on CPU and CUDA tensors of all types, bfloat16 included.
+"""hvd for PyTorch: the functions of ``horovod.torch``, on CPU and CUDA tensors of all dtypes, including bfloat16.
 
-Nothing here is compiled for PyTorch: tensors are passed as addresses, so no particular version is needed.
+Nothing is compiled against PyTorch: tensors are passed as addresses, so any PyTorch version works.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 
 def _check_has_gpu() -> bool:
-    """Whether PyTorch sees a GPU; scripts call this."""
+    """Whether PyTorch sees a GPU. Scripts call this."""
     return _torch.cuda.is_available()
 
 

@@ -1,4 +1,4 @@
-"""What hvd's collectives have to know about PyTorch's tensors."""
+"""PyTorch's tensors as hvd's collectives see them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd.core.collectives import Collectives
 
 
 def _numbers() -> dict[torch.dtype, int]:
-    """hvd's number of each type that this PyTorch has."""
+    """hvd's number of each dtype of this PyTorch version."""
     found = {}
     for name, number in _core.dtypes.items():
         dtype = getattr(torch, name, None)
@@ -31,12 +31,12 @@ def _slow_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# The first is PyTorch's own short way, which makes no object of Python. It has no types.
+# The first is PyTorch's fast function, which creates no Python object. It has no types.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_stream)
 
 
 def current_stream(tensor: torch.Tensor) -> Stream | None:
-    """The GPU of a tensor and the stream that is current there in this thread; None for a tensor on the host."""
+    """The GPU of a tensor and this thread's current stream there; None for a host tensor."""
     if not tensor.is_cuda:
         return None
     device: int = tensor.device.index
@@ -44,15 +44,15 @@ def current_stream(tensor: torch.Tensor) -> Stream | None:
 
 
 def _version_raiser() -> Callable[[Sequence[torch.Tensor]], None]:
-    """A function that raises the version counters of tensors, as PyTorch's own in-place operations do: then a backward
-    pass that needs what they were raises RuntimeError. Tensors of the inference mode have no counter.
+    """A function that raises tensors' version counters, as PyTorch's own in-place operations do. A backward pass that
+    needs the old values then raises RuntimeError. Tensors of inference mode have no counter.
     """
     of_graph: Any = torch.autograd.graph
     of_several: Any = getattr(of_graph, "increment_version", _write_nothing)
     try:
         of_several([torch.empty(0, device="cpu")])
         return cast(Callable[[Sequence[torch.Tensor]], None], of_several)
-    except (AttributeError, TypeError):  # older versions of PyTorch take one tensor, or do not have it
+    except (AttributeError, TypeError):  # older versions of PyTorch take one tensor, or lack the function
         of_one: Callable[[torch.Tensor], None] = of_several
 
     def one_by_one(tensors: Sequence[torch.Tensor]) -> None:
@@ -64,7 +64,7 @@ def _version_raiser() -> Callable[[Sequence[torch.Tensor]], None]:
 
 
 def _write_nothing(tensor: torch.Tensor) -> None:
-    """An in-place operation on no element; ``tensor`` is contiguous."""
+    """An in-place operation on no elements; ``tensor`` is contiguous."""
     tensor.detach().view(-1)[:0].zero_()
 
 
@@ -75,7 +75,7 @@ class _Torch:
     """See core.adapter.Adapter."""
 
     def readable(self, value: torch.Tensor) -> torch.Tensor:
-        return value  # `describe` judges it
+        return value  # `describe` checks it
 
     def writable(self, value: torch.Tensor) -> torch.Tensor:
         return value
@@ -95,9 +95,9 @@ class _Torch:
         return current_stream(tensor)
 
     def hold(self, tensor: torch.Tensor, exposed: bool) -> object:
-        # The storage outlives set_() and data= on the tensor, and PyTorch reuses no memory of a storage that is held,
-        # whatever the stream. But resize_() frees it. Only a NumPy view prevents that, for good, and only on the host:
-        # so one is made only where the program runs on meanwhile.
+        # The storage outlives set_() and data= on the tensor, and PyTorch does not reuse the memory of a held storage
+        # on any stream. But resize_() frees it. Only a NumPy view prevents that, permanently, and only on the host. So
+        # a view is made only if the program continues meanwhile.
         storage = _storage(tensor)
         if exposed and tensor.is_cpu and storage.resizable():
             try:
@@ -129,7 +129,7 @@ class _Torch:
 
 
 def wants_gradient(tensor: torch.Tensor) -> bool:
-    """Whether autograd has to record what is done to the tensor. Raises ValueError for what is no tensor."""
+    """Whether autograd has to record operations on the tensor. Raises ValueError if it is not a tensor."""
     try:
         return torch.is_grad_enabled() and tensor.requires_grad
     except AttributeError:

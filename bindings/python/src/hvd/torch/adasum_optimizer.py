@@ -1,4 +1,4 @@
-"""An optimizer whose steps, not gradients, are combined over ranks, by Adasum.
+"""An optimizer that combines steps, instead of gradients, over ranks by Adasum.
 
 Source: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 """
@@ -22,7 +22,8 @@ class AdasumOptimizer(Wrapper):
     """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes this rank's own step, then replaces its change of the parameters by the adaptive sum of all ranks'."""
+        """Makes this rank's own step, then replaces its change of the parameters with the adaptive sum over all ranks.
+        """
         self._hvd_stepped()
         ranks = self.process_set.ranks or []
         if state.current_job() is None or len(ranks) < 2 or state.rank() not in ranks:
@@ -47,7 +48,7 @@ class AdasumOptimizer(Wrapper):
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
 
     def synchronize(self) -> None:
-        """Does nothing: gradients stay each rank's own."""
+        """Does nothing: each rank keeps its own gradients."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -56,5 +57,5 @@ class AdasumOptimizer(Wrapper):
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """For scripts that call it; changes no behaviour: each call of ``step`` combines."""
+        """Has no effect, because each call of ``step`` combines. Scripts call it."""
         self.backward_passes_per_step = passes

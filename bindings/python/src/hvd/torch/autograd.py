@@ -1,5 +1,5 @@
-"""The collectives as functions that autograd knows: forward they are those of ``hvd.core``, backward differentiable
-themselves.
+"""The collectives as autograd functions: the forward pass calls ``hvd.core``, and the backward pass is differentiable
+too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN: Blocking[Tensor] = Blocking(OPS)
 
 
 class _Differentiable(Blocking[Tensor]):
-    """Records a gradient where one is wanted; see Blocking."""
+    """Records a gradient if one is needed; see Blocking."""
 
     def allreduce(
         self, tensors: Sequence[Tensor], single: bool, name: str | None, how: Reduction, process_set: ProcessSet
@@ -172,13 +172,13 @@ class HorovodAlltoall(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         received, process_set, rows = ctx.how
         back, _ = BLOCKING.alltoall(grad.contiguous(), received, None, process_set)
-        if back.shape[0] < rows:  # rows that were sent to no rank
+        if back.shape[0] < rows:  # rows sent to no rank
             back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
         return back, None, None, None
 
 
 def _factor(op: Op, prescale: float, postscale: float, process_set: ProcessSet) -> float:
-    """The factor of gradients: for Sum the number of ranks times that for Average, as with allreduce."""
+    """The factor for gradients, as in allreduce: for Sum it is the factor for Average times the number of ranks."""
     return prescale * postscale * (process_set.size() or 1 if op == Sum else 1)
 
 

@@ -1,4 +1,4 @@
-"""Gradients side by side: on the host in memory that its ranks share, on a GPU in its own; see core.buckets."""
+"""Gradients in contiguous memory: shared memory on the host, or memory of the GPU; see core.buckets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Place(NamedTuple):
 
 
 def side_by_side(p: torch.Tensor) -> bool:
-    """Whether the elements of ``p`` lie without gaps, in whatever order."""
+    """Whether the elements of ``p`` lie without gaps, in any order."""
     expected = 1
     for stride, length in sorted((s, n) for n, s in zip(p.shape, p.stride()) if n > 1):
         if stride != expected:
@@ -35,7 +35,7 @@ Memory = Union[_core.Memory, torch.Tensor]
 
 
 def _allocate(device: torch.device, size: int) -> Memory:
-    """Zeros of the engine: shared by the ranks of a host, or on a GPU. Collective over all ranks."""
+    """Zeroed memory of the engine: shared by the ranks of a host, or on a GPU. Collective over all ranks."""
     if device.type == "cpu":
         return shared_memory(size)
     return dlpack.from_dlpack(device_memory(size, device.index).array())
@@ -73,8 +73,8 @@ class TorchBuckets:
             self._buckets[device] = Buckets(of_device, partial(_allocate, device), _view)
 
     def place(self, p: torch.Tensor, name: str, flat: bool) -> torch.Tensor | None:
-        """Moves p.grad, which is dense or None, to its place, and returns it, ``flat`` or in its shape; None if it does
-        not lie there.
+        """Moves p.grad, which is dense or None, to its place. Returns it, ``flat`` or in its shape; None if it is not
+        there.
         """
         buckets = self._buckets.get(p.device)
         place = None if buckets is None else buckets.view(p)

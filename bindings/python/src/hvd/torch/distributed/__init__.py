@@ -1,7 +1,7 @@
 """A backend for ``torch.distributed``: ``init_process_group("hvd")``.
 
-Ranks of one host share memory; those of several hosts go over MPI, where one has started them. Importing this registers
-the backend; where the package is installed, PyTorch does it by itself.
+Ranks of one host share memory. Ranks of several hosts use MPI, which must have started them. Importing this module
+registers the backend; if the package is installed, PyTorch registers it by itself.
 """
 
 from __future__ import annotations

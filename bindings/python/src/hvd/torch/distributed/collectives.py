@@ -1,7 +1,7 @@
-"""The collectives of a group, under the names by which torch.distributed and PyTorch's C++ parts call them.
+"""The collectives of a group, under the names by which torch.distributed and PyTorch's C++ code call them.
 
-``opts`` has the operation, the root and whether the caller goes on meanwhile, which is so where ``opts`` is None. A
-blocking collective returns None.
+``opts`` contains the operation, the root and whether the call is asynchronous; it is if ``opts`` is None. A blocking
+collective returns None.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Collectives(Operations):
         return self._work("all_reduce", (pending,), (tensor,), finish)
 
     def sum_now(self, tensor: Tensor) -> None:
-        """The sum of a tensor in place; blocks. With fewer layers than all_reduce: see ``inference_all_reduce``."""
+        """Sums a tensor in place; blocks. Has fewer layers than all_reduce: see ``inference_all_reduce``."""
         number = DTYPES.get(tensor.dtype)
         if number is None or tensor.nbytes >= LEAST or not flat.plain(tensor):
             self._allreduce(tensor, SUM, False)
@@ -134,7 +134,7 @@ class Collectives(Operations):
         return self._joined("all_reduce_coalesced", [self._allreduce(t, op, True) for t in tensors], tensors)
 
     def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
-        """One work of several."""
+        """Joins several works into one."""
         made = [one for one in works if one is not None]
         if self._gpu is not None and any(isinstance(one, DeviceWork) for one in made):
             return JOINED_WORK(self._gpu, what, made, list(results))
@@ -182,7 +182,7 @@ class Collectives(Operations):
         )  # fmt: skip
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Any, opts: Any = None) -> Work | None:
-        """See torch.distributed.all_gather; tensors of ranks may differ in size."""
+        """See torch.distributed.all_gather; tensors may differ in size between ranks."""
         source, targets = flat.only(inputs), list(flat.only_list(outputs))
         if not flat.plain(source):
             source = flat.packed(source, "all_gather")
@@ -299,7 +299,7 @@ class Collectives(Operations):
         if source.is_cuda:
             return self._device().all_to_all_single(output, source, send, recv, goes_on(opts))
         flat.check_apart(source, output, None if input_splits or output_splits else 0, "all_to_all_single")
-        uniform = not output_splits and not input_splits  # rows that are equal here may differ on other ranks
+        uniform = not output_splits and not input_splits  # rows equal here may differ on other ranks
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
             _BYTES, (output,), (source, output), goes_on(opts),
@@ -351,8 +351,8 @@ class Collectives(Operations):
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> Work | None:
-        """See torch.distributed.barrier. Of a group that has used a GPU, what is queued there now is done, too."""
+        """See torch.distributed.barrier. If the group has used a GPU, work queued there now is then done, too."""
         if self._gpu is not None and opts is not None and opts.device is not None and opts.device.type == "cuda":
             torch.cuda.current_stream(opts.device).synchronize()
-        seconds = 0.0 if opts is None else opts.timeout.total_seconds()  # negative where none was given
+        seconds = 0.0 if opts is None else opts.timeout.total_seconds()  # negative if none was given
         return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, goes_on(opts), seconds=seconds)

@@ -1,4 +1,4 @@
-"""torch.compile and the methods of groups."""
+"""Keeps torch.compile out of the methods of groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _codes(classes: Iterable[type]) -> list[CodeType]:
 
 
 def run_as_they_are(*classes: type) -> None:
-    """Makes Dynamo pass over the methods of these classes and of their bases in hvd, and over what they call.
+    """Makes Dynamo skip the methods of these classes and of their bases in hvd, and all functions that they call.
 
-    PyTorch's C++ parts call them while Dynamo looks on, as in a compiled DistributedDataParallel, and it fails where a
-    group reads attributes that it does not know. PyTorch before 2.7 cannot be told so.
+    PyTorch's C++ code calls them during tracing, as in a compiled DistributedDataParallel. Dynamo fails when a group
+    reads attributes unknown to it. PyTorch before 2.7 has no way to skip them.
     """
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     try:

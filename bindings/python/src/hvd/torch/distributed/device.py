@@ -1,8 +1,8 @@
-"""Tensors on GPUs in a process group: an engine of the same ranks, which finds NCCL, works on them.
+"""Collectives on GPU tensors in a process group, run by an engine of the same ranks, which loads NCCL.
 
-As with other backends for CUDA the host does not wait for a GPU: a tensor is read after what is queued on the current
-stream when the collective is called, and ``Work.wait`` makes the stream that is current then wait for the result. But
-it waits for the other ranks to call the collective, too. Each rank uses one GPU.
+As with other CUDA backends, the host does not wait for a GPU: a tensor is read after work queued on the current stream
+when the collective is called, and ``Work.wait`` makes the stream current at that time wait for the result. But the host
+does wait for the other ranks to call the collective. Each rank uses one GPU.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _ALLREDUCE, _REDUCE_SCATTER, _BROADCAST, _ALLTOALL, _ALLGATHER = (
     _core.operations[name] for name in ("allreduce", "reduce_scatter", "broadcast", "alltoall", "allgather")
 )
 _BYTES = _core.dtypes["uint8"]
-_OPS = (Sum, Average, Product, Min, Max)  # by the numbers of `reductions`
+_OPS = (Sum, Average, Product, Min, Max)  # indexed by the numbers of `reductions`
 _OF_TRUTH = {Sum: Max, Product: Min}
 _SHORT = [getattr(torch, name) for name in ("int16", "uint16") if hasattr(torch, name)]
 _LONGEST = 512  # bytes of a text that ranks exchange
-_LEAST_KEPT, _MOST_KEPT = 64 << 10, 64 << 20  # bytes of results: as which one counts at least, and of all
+_LEAST_KEPT, _MOST_KEPT = 64 << 10, 64 << 20  # bytes of results: the least counted for one, and the most kept in all
 
 
 def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]:
-    """The engine's operation, and the factor of each input."""
+    """The engine's operation, and the factor for each input."""
     number, factor = number_of(op)
     if number >= len(_OPS):
         raise ValueError(
@@ -76,8 +76,8 @@ def _place(what: str, *tensors: Tensor) -> Stream:
 
 
 class Device:
-    """The collectives of a group on its GPUs. They are given what ``Collectives`` has checked, and return None where
-    they are not ``asynchronous``.
+    """The collectives of a group on its GPUs. ``Collectives`` has checked the arguments. They return None if they are
+    not ``asynchronous``.
     """
 
     def __init__(self, group: Operations) -> None:
@@ -90,11 +90,11 @@ class Device:
         self._kept_bytes = 0
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
-        """The exception for a collective that failed."""
+        """The exception for a failed collective."""
         return self.group.problem(error, what)
 
     def out_of_time(self, what: str) -> Exception:
-        """Ends the engine, because not all ranks have called a collective: none can follow. Returns the error."""
+        """Ends the engine, because not all ranks have called a collective and so none can follow. Returns the error."""
         if not self._ended:
             self._ended = f"Timed out: not all ranks have called {what} within {self.group._seconds:g} s"
             self.close(0)
@@ -113,14 +113,14 @@ class Device:
         return [part.rstrip(b"\0").decode(errors="replace") for part in parts]
 
     def _connect(self) -> _core.Job:
-        """Collective: the first collective on GPUs is at the same place among those of the group on all ranks."""
+        """Connects the ranks. Collective: a group's first collective on GPUs has the same position on all ranks."""
         group = self.group
         if group._count == 1:
             return _core.connect_alone()
         if len(set(group._group.hosts)) == 1:
             name = f"torch-gpu@{self._exchange(secrets.token_hex(16))[0]}"
             return interruptible(lambda: _core.connect_shm(name, group._number, group._count))
-        from hvd import _core_mpi  # by which the group is connected
+        from hvd import _core_mpi  # already connects the group
 
         places = self._exchange("{} of {}".format(*_core_mpi.world()))
         if places != [f"{rank} of {group._count}" for rank in range(group._count)]:
@@ -134,11 +134,11 @@ class Device:
         self, what: str, kind: int, described: _core.Tensor, keep: Sequence[Tensor], asynchronous: bool,
         op: ReduceOp = Sum, factor: float = 1.0, root: int = 0,
     ) -> _core.Handle:
-        """Begins an operation of the engine on memory of the tensors in ``keep``."""
+        """Submits an operation on the memory of the tensors in ``keep`` to the engine."""
         self.group._refuse_closed()
         if self._ended:
             raise self.problem(HorovodInternalError(self._ended, "aborted"), what)
-        if described[1] == 0 and kind != _ALLTOALL:  # no elements; without an address the engine would make a result
+        if described[1] == 0 and kind != _ALLTOALL:  # no elements; without an address the engine allocates a result
             keep = [torch.empty(1, dtype=torch.uint8, device=keep[0].device)]
             described = keep[0].data_ptr(), keep[0].data_ptr(), *described[2:]
         held = [OPS.adapter.hold(t, False) for t in keep]
@@ -154,8 +154,8 @@ class Device:
         return handle
 
     def _first(self, call: Any) -> _core.Handle:
-        """Connects the ranks and submits. What one of them cannot do, because it has no driver for instance, is an
-        error on all: nobody waits, and the next collective tries again.
+        """Connects the ranks and submits. If one rank cannot, for instance without a driver, all ranks raise an error:
+        nobody waits, and the next collective tries again.
         """
         job = self._connect()
         handle: _core.Handle | None = None
@@ -196,7 +196,7 @@ class Device:
         return work
 
     def close(self, limit: float) -> None:
-        """Ends the engine after what is in flight, for which it waits ``limit`` seconds at most."""
+        """Ends the engine after all operations in flight. Waits at most ``limit`` seconds for them."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -216,7 +216,7 @@ class Device:
             job.close()
 
     def forget(self) -> None:
-        """For a forked child."""
+        """Forgets the engine, in a forked child."""
         if self._job is not None:
             self._job.forget()
 
@@ -225,7 +225,7 @@ class Device:
     def _all_reduce(
         self, what: str, tensor: Tensor, op: Any, asynchronous: bool, changes: bool = True
     ) -> DeviceWork | None:
-        """``changes``: the tensor gets the result."""
+        """``changes``: whether the result is stored in the tensor."""
         place = _place(what, tensor)
         source, number, count = flat.as_numbers(tensor, what, op)
         target = source if changes else torch.empty_like(source)
@@ -239,14 +239,14 @@ class Device:
         return self._all_reduce("all_reduce", tensor, op, asynchronous)
 
     def reduce(self, tensor: Tensor, root: int, op: Any, asynchronous: bool) -> DeviceWork | None:
-        # The engine has no reduce: all ranks get the result, those that are not the root in memory of its own.
+        # The engine has no reduce: all ranks get the result, all but the root in separate memory.
         return self._all_reduce("reduce", tensor, op, asynchronous, self.group._number == root)
 
     def _broadcast(
         self, what: str, root: int, source: int, target: int, size: int, keep: Sequence[Tensor], place: Stream,
         asynchronous: bool,
     ) -> _core.Handle:
-        """Of ``size`` bytes, from one address to the other."""
+        """Broadcasts ``size`` bytes from the address ``source`` to ``target``."""
         described = source, target, _BYTES, (size,), None, *place
         return self._submit(what, _BROADCAST, described, keep, asynchronous, root=root)
 
@@ -259,8 +259,8 @@ class Device:
         finish = flat.copying_back(target, tensor) if self.group._number != root else None
         return self._work(what, [handle], (tensor,), place, asynchronous, finish)
 
-    # The engine's allgather gives its results in new memory, and to free that waits for the GPU. So each rank
-    # broadcasts its part to where it belongs.
+    # The engine's allgather returns new memory, and freeing that waits for the GPU. So each rank broadcasts its part to
+    # its place instead.
 
     def all_gather(self, targets: Sequence[Tensor], tensor: Tensor, asynchronous: bool) -> DeviceWork | None:
         """``targets`` may differ in size."""
@@ -296,12 +296,12 @@ class Device:
     def reduce_scatter(
         self, what: str, output: Tensor, source: Tensor, lengths: Sequence[int] | None, op: Any, asynchronous: bool
     ) -> DeviceWork | None:
-        """``lengths``: elements for each rank, where they differ; ``source`` may be changed then."""
+        """``lengths``: elements for each rank if they differ; ``source`` may then be changed."""
         place = _place(what, source, output)
         how = _reduction(what, op, source.dtype)
         packed, number, count = flat.as_numbers(source, what, op)
         address = packed.data_ptr()
-        if lengths is not None:  # the engine has equal parts only
+        if lengths is not None:  # the engine supports only equal parts
             described = address, address, number, (count,), None, *place
             handle = self._submit(what, _ALLREDUCE, described, [packed], asynchronous, *how)
             mine = torch.split(packed, list(lengths))[self.group._number].view(output.shape)
@@ -314,7 +314,9 @@ class Device:
         return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(target, output))
 
     def _free_results(self, most: int) -> None:
-        """To free memory of a GPU waits until it does nothing, so that is put off while this is little."""
+        """Frees results once they exceed ``most`` bytes. Freeing GPU memory waits until the GPU is idle, so small
+        amounts are kept.
+        """
         while self._kept_bytes > most:
             event, _, size = self._kept.popleft()
             event.synchronize()
@@ -324,7 +326,7 @@ class Device:
         self, what: str, source: Tensor | None, send: Sequence[int], targets: Sequence[Tensor], receive: Sequence[int],
         results: Sequence[Any], place: Stream, asynchronous: bool,
     ) -> DeviceWork | None:
-        """``send``, ``receive``: bytes to and from each rank; what comes fills the targets, one after the other."""
+        """``send``, ``receive``: bytes to and from each rank. Received bytes fill the targets in order."""
         self._free_results(_MOST_KEPT)
         total = sum(receive)
         described = 0 if source is None else source.data_ptr(), 0, _BYTES, (sum(send),), send, *place
@@ -349,7 +351,7 @@ class Device:
     def all_to_all(
         self, targets: Sequence[Tensor], source: Tensor, send: Sequence[int], asynchronous: bool
     ) -> DeviceWork | None:
-        """``source``: the tensors for all ranks, one after the other; ``send``: their bytes."""
+        """``source``: the tensors for all ranks, concatenated; ``send``: their sizes in bytes."""
         what = "all_to_all"
         place = _place(what, source, *targets)
         receive = [t.numel() * source.itemsize for t in targets]
@@ -358,13 +360,15 @@ class Device:
     def all_to_all_single(
         self, output: Tensor, input: Tensor, send: Sequence[int], receive: Sequence[int], asynchronous: bool
     ) -> DeviceWork | None:
-        """``send``, ``receive``: bytes."""
+        """``send``, ``receive``: bytes to and from each rank."""
         what = "all_to_all_single"
         place = _place(what, input, output)
         return self._all_to_all(what, input, send, [output], receive, (output,), place, asynchronous)
 
     def gather(self, outputs: Any, tensor: Tensor, root: int, asynchronous: bool) -> DeviceWork | None:
-        """See torch.distributed.gather. The engine has none: all send to one, and nobody else gets anything."""
+        """See torch.distributed.gather. The engine has no gather: all ranks send to the root, and nothing to other
+        ranks.
+        """
         group = self.group
         results: list[Tensor] = []
         if group._number == root:

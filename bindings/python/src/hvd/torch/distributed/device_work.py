@@ -1,4 +1,4 @@
-"""Collectives in flight on GPUs, as torch.distributed wants them."""
+"""Collectives in flight on GPUs, with the interface of torch.distributed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hvd.torch.distributed.work import Callers, Work
 
 
 class Owner(Protocol):
-    """What a work needs of the group that began it."""
+    """The functions of a group that its works call."""
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
-        """The exception for an operation that failed."""
+        """The exception for a failed operation."""
 
     def out_of_time(self, what: str) -> Exception:
-        """The exception for one that not all ranks have called in time. No other can follow."""
+        """The exception for an operation that not all ranks have called in time. No other can follow."""
 
 
 class DeviceWork(Work):
-    """A collective on a GPU. Its results are there for the stream that was current in ``wait``; the host waits only
-    until the work is queued. ``handles``: the engine's; ``place``: the GPU, and the stream that is current there now.
+    """A collective on a GPU. Its results are ready for the stream current in ``wait``; the host waits only until the
+    work is queued. ``handles``: the engine's; ``place``: the GPU and its current stream.
 
-    ``finish()`` is called once, and what it queues on that stream comes after the collective: it copies from memory
-    that is free for others on that stream, when it goes.
+    ``finish()`` is called once, and the work that it queues on that stream runs after the collective. It copies from
+    memory that other work on that stream may reuse when the object is freed.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class DeviceWork(Work):
         self._device = place[0]
         self._deadline = time.monotonic() + seconds
         self._called_on: Any = None if finish is None else torch.cuda.current_stream(self._device)
-        self._finished: Any = None  # the event behind what `finish` has queued
+        self._finished: Any = None  # the event after the work queued by `finish`
 
     def _await_queued(self, limit: float | None) -> bool:
-        """Until all ranks have called it and all of its work is queued; False where that takes more than ``limit``."""
+        """Waits until all ranks have called it and all of its work is queued. Returns False if that takes more than
+        ``limit``.
+        """
         for one in self._handles:
             left = max(self._deadline - time.monotonic(), 0.0)
             try:
@@ -78,7 +80,7 @@ class DeviceWork(Work):
         return True
 
     def _finish_on(self, stream: Any) -> None:
-        """Copies if that is still to do, and makes the stream wait for it."""
+        """Copies if not done yet, and makes the stream wait for it."""
         with self._lock:
             if self._finish is not None:
                 self._make_wait(self._called_on)
@@ -92,19 +94,19 @@ class DeviceWork(Work):
             one.make_stream_wait(self._device, stream.cuda_stream)
 
     def is_completed(self) -> bool:
-        """Whether the GPU is done, or it has failed. What is queued on the current stream then comes after it."""
+        """Whether the GPU is done, or has failed. Work queued on the current stream then runs after it."""
         if not all(one.poll() for one in self._handles):
             return False
         if self._finish is not None and self._problem is None:
             try:
                 self._complete(None)
-            except Exception:  # `exception` tells it
+            except Exception:  # `exception` returns it
                 pass
         return True
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run
-        in threads of their own, when the work is queued.
+        on their own threads when the work is queued.
         """
         with Work._lock:
             if self._future is None:
@@ -113,7 +115,7 @@ class DeviceWork(Work):
 
 
 class JoinedWork(DeviceWork):
-    """Several works as one, some of which are on a GPU."""
+    """Several works as one, at least one of them on a GPU."""
 
     def __init__(self, owner: Owner, what: str, works: Sequence[Work], results: Sequence[Any]) -> None:
         device = next(one._device for one in works if isinstance(one, DeviceWork))
@@ -133,7 +135,7 @@ class JoinedWork(DeviceWork):
             raise
 
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Whether all are completed."""
         return all(one.is_completed() for one in self._works)
 
 
@@ -145,7 +147,7 @@ class _HeldJoinedWork(HeldWork, JoinedWork):
     """See HeldWork."""
 
 
-# What groups make.
+# The class of works that groups create.
 DEVICE_WORK: type[DeviceWork] = DeviceWork if WORK is Work else _HeldDeviceWork
 JOINED_WORK: type[JoinedWork] = JoinedWork if WORK is Work else _HeldJoinedWork
 
@@ -154,7 +156,7 @@ def _future_of(work: DeviceWork) -> Any:
     started: Any = torch.futures.Future(devices=[torch.device("cuda", work._device)])
 
     def outcome(_: Any) -> list[Any]:
-        work._complete(None)  # on the stream of the callback; who waits for the future waits for that
+        work._complete(None)  # on the callback's stream, for which waiters on the future wait
         return list(work._results)
 
     def start() -> None:
@@ -172,7 +174,7 @@ def _future_of(work: DeviceWork) -> Any:
 
 
 class _Waiters:
-    """Threads in which works are waited for, to complete their futures."""
+    """Threads that wait for works, to complete their futures."""
 
     def __init__(self) -> None:
         self.functions: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

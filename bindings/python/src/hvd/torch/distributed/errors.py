@@ -1,4 +1,4 @@
-"""hvd's errors as those that torch.distributed promises."""
+"""Translates hvd's errors to those documented by torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _REMEDY = "(give init_process_group or new_group a longer timeout if it is only 
 
 
 def translate(error: HorovodInternalError, what: str, ranks: list[int]) -> Exception:
-    """The exception for an operation ``what`` of a group that failed; ``ranks``: those of the group in the job.
+    """The exception for a failed operation ``what`` of a group. ``ranks``: the group's ranks in the job.
 
-    DistBackendError, which is a RuntimeError, for a rank that is lost or silent and for calls that do not fit each
-    other; its text names the rank.
+    DistBackendError, a RuntimeError, for a lost or silent rank and for mismatched calls. Its text names the rank.
     """
     text = str(error).removeprefix("hvd: ").replace(_HVD_REMEDY, _REMEDY)
     if error.kind == "timeout" and "Timed out" not in text:

@@ -1,4 +1,4 @@
-"""Tensors as hvd reads and writes them: contiguous memory, in types that it knows."""
+"""Tensors in the form that hvd reads and writes: contiguous memory, in dtypes that it supports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STRIDED = torch.strided
 
 
 def only(tensors: Any) -> Tensor:
-    """The tensor of a list of one."""
+    """The tensor in a list of one."""
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
@@ -32,7 +32,7 @@ def only_list(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether it is on the CPU, and hvd can work on its memory as it is."""
+    """Whether it is on the CPU, and hvd can use its memory directly."""
     if not tensor.is_cpu or tensor.layout is not _STRIDED or not tensor.is_contiguous() or tensor.is_neg():
         return False
     return not (tensor.dtype.is_complex and tensor.is_conj())
@@ -52,7 +52,8 @@ def packed(tensor: Tensor, what: str) -> Tensor:
 
 
 def without_memory(tensor: Tensor) -> int:
-    """The address of a tensor that PyTorch gives none: 0. Raises ValueError if the tensor has elements all the same."""
+    """The address of a tensor without memory in PyTorch: 0. Raises ValueError if the tensor nevertheless has elements.
+    """
     if tensor.numel() == 0:
         return 0
     raise ValueError(
@@ -62,8 +63,8 @@ def without_memory(tensor: Tensor) -> int:
 
 
 def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[Tensor, int, int]:
-    """A contiguous tensor for a reduction, the number of its type, and how many numbers it has. ``copy``: one of its
-    own, unless the tensor is contiguous and of a type that hvd reduces.
+    """A contiguous tensor for a reduction, the number of its dtype, and its number of elements. ``copy``: make a copy
+    unless the tensor is contiguous and of a dtype that hvd reduces.
     """
     number = DTYPES.get(tensor.dtype)
     dense = packed(tensor, what)
@@ -78,14 +79,14 @@ def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[T
 
 
 def store(source: Tensor, target: Tensor) -> None:
-    """Copies a result to its place, in whatever mode the waiting thread is."""
-    # Tensors of inference mode can be written in that mode only, and subclasses of tensors have no views in it.
+    """Copies a result to its target, whatever the mode of the waiting thread."""
+    # Tensors of inference mode can be written only in that mode, and tensor subclasses have no views in it.
     with torch.inference_mode(target.is_inference()), torch.no_grad():
         target.copy_(source)
 
 
 def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
-    """What stores a result in the tensor that it is for; None where it is there already."""
+    """A function that stores a result in its target tensor; None if it is already there."""
     if source is target:
         return None
 
@@ -93,8 +94,8 @@ def copying_back(source: Tensor, target: Tensor) -> Callable[[], None] | None:
 
 
 def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0) -> Tensor:
-    """The elements of all tensors, one after the other; without a copy where they lie so, and nothing of them in the
-    output, which may be the tensor of number ``own``.
+    """The elements of all tensors, concatenated. Without a copy if they already lie so, and none of them lies in the
+    output; the output may be tensor number ``own``.
     """
     first = tensors[0]
     if _adjacent(tensors):
@@ -102,15 +103,15 @@ def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0
         apart = output is None or not _overlap(all, output) or output.data_ptr() == tensors[own].data_ptr()
         return all if apart else all.clone()
     parts = [packed(t, "a list").reshape(-1) for t in tensors]
-    with torch.autocast(parts[0].device.type, enabled=False):  # in which `cat` takes some types only
+    with torch.autocast(parts[0].device.type, enabled=False):  # with autocast, `cat` accepts only some dtypes
         return torch.cat(parts)
 
 
 def gathering(
     targets: Sequence[Tensor], like: Tensor, own: int | None = None
 ) -> tuple[Tensor, Callable[[], None] | None]:
-    """Memory for the elements of all targets, and what copies them there; None where it is their own memory. That is not
-    taken where some of the input, ``like``, lies in it, unless it is the target of number ``own``.
+    """Memory for the elements of all targets, and a function that copies them there; None if it is the targets' own
+    memory. That memory is not used if it overlaps the input, ``like``, unless the input is target number ``own``.
     """
     total = sum(t.numel() for t in targets)
     if _adjacent(targets):
@@ -149,7 +150,7 @@ def _adjacent(tensors: Sequence[Tensor]) -> bool:
 
 
 def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided: bool = False) -> None:
-    """Raises ValueError for an output that cannot take the result."""
+    """Raises ValueError for an output that cannot store the result."""
     if output.dtype != input.dtype:
         raise ValueError(f"hvd: {what}: the output is {output.dtype} and the input {input.dtype}")
     if not strided and packed(output, what) is not output:
@@ -159,9 +160,7 @@ def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided:
 
 
 def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) -> None:
-    """Raises ValueError where input and output have common memory, unless the input begins ``in_place`` bytes behind the
-    output.
-    """
+    """Raises ValueError if input and output overlap, unless the input begins ``in_place`` bytes after the output."""
     if _overlap(input, output) and input.data_ptr() - output.data_ptr() != in_place:
         raise ValueError(
             f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, where a rank's own part of the"
@@ -170,7 +169,7 @@ def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) 
 
 
 def splits(tensor: Tensor, given: Sequence[int], size: int, name: str) -> list[int]:
-    """Bytes for each rank."""
+    """The number of bytes for each rank."""
     rows = tensor.shape[0] if tensor.dim() else 1
     row = tensor.nbytes // rows if rows else 0
     if not given:

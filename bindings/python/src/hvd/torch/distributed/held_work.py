@@ -1,4 +1,4 @@
-"""Operations in flight for PyTorch before 2.7, whose C++ parts forget the half of a ``Work`` that is in Python."""
+"""Operations in flight for PyTorch before 2.7, whose C++ code drops the Python half of a ``Work``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from hvd.torch.distributed.work import Work
 
 _held: set[HeldWork] = set()
-_lately: deque[HeldWork] = deque(maxlen=32)  # of several tensors, for each of which C++ waits by itself
+_lately: deque[HeldWork] = deque(maxlen=32)  # works of several tensors; C++ waits for each tensor separately
 
 
 class HeldWork(Work):
-    """Stays until it has been waited for, whoever refers to it."""
+    """Stays alive until it has been waited for, even without references."""
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
@@ -32,5 +32,5 @@ class HeldWork(Work):
                     _lately.append(self)
 
 
-# What groups make.
+# The class of works that groups create.
 WORK: type[Work] = HeldWork if torch.__version__ < "2.7" else Work

@@ -1,4 +1,4 @@
-"""Sums for inference, where each layer of a model waits for two small ones."""
+"""Fast sums for inference, where each layer of a model waits for two small ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hvd.torch.distributed.process_group import ProcessGroup
 
 
 def inference_all_reduce(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The sum over the ranks of ``group``, by default all, in place; returns the tensor. Blocks.
+    """Sums in place over the ranks of ``group``, by default all ranks. Returns the tensor. Blocks.
 
-    The same as ``dist.all_reduce``, in order with it, and with its errors, but a call costs 2 us less: PyTorch's layers
-    between the program and the backend are left out. (The name is DeepSpeed's.) Raises ValueError for a group of another
-    backend.
+    Same as ``dist.all_reduce``, in order with it and with its errors, but a call takes 2 us less because it skips
+    PyTorch's layers between the program and the backend. (The name is DeepSpeed's.) Raises ValueError for a group of
+    another backend.
     """
     of = dist.group.WORLD if group is None else group
     if type(of) is not ProcessGroup:

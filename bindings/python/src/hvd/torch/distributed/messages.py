@@ -1,4 +1,4 @@
-"""Messages between two ranks of a group, with tags, and what is made of them."""
+"""Tagged messages between two ranks of a group, and operations built on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Tensor = torch.Tensor
 
 
 class Messages(Operations):
-    """See the module. A message waits until the other rank receives it, or a little of it fits between them."""
+    """Point-to-point operations of a group. A send waits until the other rank receives, unless the message fits into
+    the small buffer between them.
+    """
 
     def _post(self, sends: bool, tensor: Tensor, peer: int, tag: int, seconds: float, at_once: bool) -> Work:
         what = "send" if sends else "recv"
@@ -50,20 +52,20 @@ class Messages(Operations):
         return self._post(False, flat.only(tensors), src, tag, self._seconds, False)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """A message with this tag from any rank; ``Work.source_rank`` tells from which."""
+        """Receives a message with this tag from any rank; ``Work.source_rank`` returns which."""
         return self._post(False, flat.only(tensors), -1, tag, self._seconds, False)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """See torch.distributed.monitored_barrier: rank 0 names the ranks that do not come within ``timeout``."""
+        """See torch.distributed.monitored_barrier: rank 0 reports the ranks that do not arrive within ``timeout``."""
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         _monitored_barrier(self, seconds, wait_all_ranks)
 
 
 def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) -> None:
-    """Rank 0 reads from all others and tells each whether all have come; if not, it raises, and so do they. The time
-    limit is rank 0's: a rank that comes early does not give up before rank 0 does. Messages are those of Gloo.
+    """Rank 0 reads from all others and sends each whether all have arrived. If not, it raises, and so do they. The time
+    limit is rank 0's: an early rank does not give up before rank 0 does. Error texts are Gloo's.
     """
-    tag = -(1 << 40) - group._barriers  # no program's messages have it, and no other barrier's
+    tag = -(1 << 40) - group._barriers  # used by no message of a program, and by no other barrier
     group._barriers += 1
     if group._number == 0:
         _await_all(group, tag, seconds, wait_all_ranks)
@@ -95,7 +97,7 @@ def _await_all(group: Messages, tag: int, seconds: float, wait_all_ranks: bool) 
         try:
             call.wait()
         except RuntimeError as e:
-            # All messages fail when one rank is lost; its name is in the error.
+            # All messages fail when one rank is lost. The error contains its number.
             lost = getattr(e.__cause__, "rank", peer)
             missing[lost if lost in others else peer] = e
             if not wait_all_ranks:

@@ -1,4 +1,4 @@
-"""The modes of the thread that begins an operation, for callbacks that run in other threads."""
+"""The modes of the thread that begins an operation, for callbacks that run on other threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPU = torch.device("cpu")
 
 
 class Modes:
-    """Those of the thread that makes it: inference mode, gradients, autocast and the default device."""
+    """The modes of the creating thread: inference mode, gradients, autocast and the default device."""
 
     def __init__(self) -> None:
         self.inference = torch.is_inference_mode_enabled()

@@ -1,4 +1,4 @@
-"""What the collectives and messages of a group share: the group, its time limit, and how an operation is run."""
+"""The common base of a group's collectives and messages: the group, its time limit, and running an operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvd.torch.distributed.work import Work
 Tensor = torch.Tensor
 c10d: Any = torch._C._distributed_c10d
 
-# Whether callers say that they wait at once, and take None for a Work then: so since PyTorch 2.8.
+# Whether callers tell if they wait at once, and then accept None for a Work: since PyTorch 2.8.
 CALLERS_TAKE_NONE = hasattr(c10d.AllreduceOptions, "asyncOp")
 
 
@@ -33,13 +33,13 @@ class Operations:
     """A group of ranks. ``ranks``: their numbers in the job; ``seconds``: the time limit of its operations."""
 
     def join(self, store: Any, rank: int, size: int, seconds: float, ranks: Sequence[int]) -> None:
-        """Connects the ranks; collective. Errors: those of ``meet``."""
+        """Connects the ranks; collective. Raises the errors of ``meet``."""
         self._number, self._count = rank, size
         self._seconds = seconds
         self._ranks = list(ranks)
         self._sequence = 0
-        self._barriers = 0  # monitored ones
-        self._coalesced: list[Work] | None = None  # those that have begun since _start_coalescing
+        self._barriers = 0  # monitored barriers
+        self._coalesced: list[Work] | None = None  # works begun since _start_coalescing
         self._closed = ""  # why no operation is possible any more
         check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
         self._group: _core.Group = meet(store, rank, size, seconds, check)
@@ -47,7 +47,7 @@ class Operations:
         self._storages = Storages(self._group, move)
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
-        """The exception for an operation ``what`` that failed."""
+        """The exception for a failed operation ``what``."""
         return errors.translate(error, what, self._ranks)
 
     def _refuse_closed(self) -> None:
@@ -76,9 +76,7 @@ class Operations:
         keep: Any, asynchronous: bool, finish: Callable[[], None] | None = None, op: int = 0, factor: float = 1.0,
         root: int = 0, send: Any = None, recv: Any = None, seconds: float = 0,
     ) -> Work | None:
-        """Runs a collective, or begins it; see ``Work`` for ``results`` and ``finish``. ``seconds``: a time limit of its
-        own.
-        """
+        """Runs or begins a collective. ``results`` and ``finish``: see ``Work``. ``seconds``: its own time limit."""
         self._sequence += 1
         group = self._group
         if seconds <= 0:

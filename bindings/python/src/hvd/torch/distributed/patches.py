@@ -1,4 +1,4 @@
-"""What PyTorch keeps for backends that it knows by name."""
+"""Extends functions of PyTorch that work only for backends it knows by name."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _of_pytorch: Any = distributed_c10d.monitored_barrier
 _kernels: Any = torch.library
 _library = _kernels.Library("_c10d_functional", "IMPL")
 _set_handle_of_pytorch: Any = c10d.Reducer._set_forward_pass_work_handle
-_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of reducers
+_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by reducer
 _shutdown_of_pytorch: Any = getattr(distributed_c10d, "_shutdown_backend", None)
 
 
 @functools.wraps(_of_pytorch)
 def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-    # PyTorch's own refuses all groups but those named gloo.
+    # PyTorch's function rejects all groups except those named gloo.
     of = distributed_c10d._get_default_group() if group is None else group
     if not isinstance(of, Messages):
         _of_pytorch(group, timeout, wait_all_ranks)
@@ -40,7 +40,7 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
 
 
 def _all_gather_into(input: torch.Tensor, size: int, name: str, *, out: torch.Tensor) -> torch.Tensor:
-    # The one functional collective that PyTorch's own kernel asks of a group in C++ only.
+    # The one functional collective whose PyTorch kernel needs a C++ group.
     group: Any = c10d._resolve_process_group(name)
     if not isinstance(group, Collectives):
         own = torch.ops._c10d_functional.all_gather_into_tensor_out.default
@@ -56,14 +56,14 @@ def _all_gather_into(input: torch.Tensor, size: int, name: str, *, out: torch.Te
 
 
 def _set_forward_pass_work_handle(reducer: Any, work: Any, divide_by_initial_world_size: bool) -> None:
-    # DDP's reducer waits for it in the backward pass, when Python has forgotten it. What C++ then holds could not wait: the
-    # one place of PyTorch where that is so.
+    # DDP's reducer waits for it in the backward pass, when Python no longer refers to it. The C++ half alone could not
+    # wait. This is the only such place in PyTorch.
     _handles[reducer] = work
     _set_handle_of_pytorch(reducer, work, divide_by_initial_world_size)
 
 
 def _shutdown_backend(group: Any) -> None:
-    # PyTorch before 2.7 ends no groups but NCCL's when they are destroyed.
+    # PyTorch before 2.7 shuts down only NCCL's groups when groups are destroyed.
     if not isinstance(group, Messages):
         _shutdown_of_pytorch(group)
         return
@@ -73,7 +73,9 @@ def _shutdown_backend(group: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def install() -> None:
-    """Replaces functions of torch.distributed by those above, which leave groups of other backends to them."""
+    """Replaces functions of torch.distributed with those above, which delegate to the originals for groups of other
+    backends.
+    """
     for module in (distributed_c10d, dist):
         vars(module)["monitored_barrier"] = monitored_barrier
     if torch.__version__ < "2.7":

@@ -30,7 +30,7 @@ _Base: Any = dist.ProcessGroup
 
 _LONGEST, _FOR_EVER = 1e9, 1e13  # seconds; a timedelta has no room for 1e14
 
-# Groups that have not been left, to leave them when the process ends or forks.
+# Groups still in use, to be left when the process ends or forks.
 _alive: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
@@ -40,16 +40,18 @@ def _has_gpus() -> bool:
 
 
 def _seconds(timeout: timedelta) -> float:
-    """A time limit; PyTorch's own conversion of one beyond 292,000 years, such as timedelta.max, is far below zero."""
+    """A time limit in seconds. PyTorch's conversion of one beyond 292,000 years, such as timedelta.max, gives a large
+    negative number.
+    """
     seconds = timeout.total_seconds()
     return _FOR_EVER if seconds < -_LONGEST else seconds
 
 
 class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
-    """A group of ranks; ``init_process_group("hvd")`` and ``new_group(backend="hvd")`` make one.
+    """A group of ranks; ``init_process_group("hvd")`` and ``new_group(backend="hvd")`` create one.
 
-    Collectives are called by all ranks in the same order. A blocking one runs in the thread that calls it; asynchronous
-    ones run in their order on a thread of the group. Messages have a thread of their own.
+    All ranks call collectives in the same order. A blocking collective runs on the calling thread; asynchronous ones
+    run in order on a thread of the group. Messages have their own thread.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int] = ()) -> None:
@@ -84,7 +86,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     def getGroupDesc(self) -> str:
         return self._names[1]
 
-    # PyTorch 2.4 asks for these, and never for the above.
+    # PyTorch 2.4 reads these, and never the methods above.
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -110,17 +112,17 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         self._sequence = 0
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For all operations that begin from now on."""
+        """Sets the time limit of all operations begun from now on."""
         self._seconds = _seconds(timeout)
 
     _set_default_timeout = set_timeout
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Operations begin as ever, until ``_end_coalescing``."""
+        """Has no effect on operations, which begin as usual until ``_end_coalescing``."""
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        """One work of all those that have begun since ``_start_coalescing``."""
+        """One work for all operations begun since ``_start_coalescing``."""
         works, self._coalesced = self._coalesced or [], None
         return self._joined("operations that were coalesced", works, [one for work in works for one in work._results])
 
@@ -128,7 +130,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         self, ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None, group_name: str | None = None,
         group_desc: str | None = None, devices: Any = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks of this one; collective over these. None for a rank that is not among them."""
+        """A group of some ranks of this one; collective over these. None on other ranks."""
         self._refuse_closed()
         if self._number not in ranks:
             return None
@@ -145,18 +147,18 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     splitGroup = split_group
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether ``allocate_tensor`` is there for this device."""
+        """Whether ``allocate_tensor`` supports this device."""
         return device.type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor in memory that the ranks of a host share, where that is possible. Collective."""
+        """A tensor in memory shared by the ranks of a host, if possible. Collective."""
         made = torch.empty(size, dtype=dtype, device="cpu")
         self.share(made)
         return made
 
     def share(self, tensor: Tensor) -> bool:
-        """Moves a tensor's storage into memory that the ranks of a host share. Collective; blocks. False, on all ranks,
-        where that is not possible, and then nothing else changes.
+        """Moves a tensor's storage into memory shared by the ranks of a host. Collective; blocks. Returns False on all
+        ranks if that is not possible; then nothing else changes.
         """
         self._refuse_closed()
         if self._count == 1:
@@ -167,7 +169,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
             raise self.problem(e, "share") from e
 
     def start_timeline(self, path: str) -> None:
-        """From now on the collectives of all groups of this process are shown in a file. Collective."""
+        """From now on, records the collectives of all groups of this process in a file. Collective."""
         self._group.start_timeline(path)
 
     def _leave(self, why: str, limit: float) -> None:
@@ -180,11 +182,11 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         self._group.close(limit)
 
     def shutdown(self) -> None:
-        """Leaves the group, after what is in flight has ended. Others that wait for this rank get an error."""
+        """Leaves the group when all operations in flight have ended. Ranks that wait for this one get an error."""
         self._leave("the process group was destroyed", 5.0)
 
     def abort(self) -> None:
-        """Ends what is in flight, here and on the other ranks, and leaves the group."""
+        """Ends operations in flight, here and on the other ranks, and leaves the group."""
         if not self._closed:
             self._group.abort()
         self._leave("the process group was aborted", 0.0)
@@ -194,7 +196,7 @@ compiling.run_as_they_are(ProcessGroup, Work, DeviceWork)
 
 
 def make_group(options: Any) -> ProcessGroup:
-    """What ``init_process_group`` and ``new_group`` call."""
+    """The constructor called by ``init_process_group`` and ``new_group``."""
     patches.install()
     return ProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 c10d: Any = torch._C._distributed_c10d
 
-# hvd's numbers, by the hash of an operation, which is its number in C++: comparisons of operations take a microsecond.
+# hvd's numbers, by an operation's hash, which is its number in C++: comparing operations takes a microsecond.
 NUMBERS = {
     hash(c10d.ReduceOp(op)): number
     for number, op in enumerate(
@@ -30,12 +30,14 @@ def adds(op: Any) -> bool:
 
 
 def name_of(op: Any) -> str:
-    """As programs write it; PyTorch shows an address."""
+    """The operation's name in programs; PyTorch shows an address."""
     return f"ReduceOp.{getattr(op, 'op', op).name}"
 
 
 def number_of(op: Any) -> tuple[int, float]:
-    """hvd's number of the operation, and the factor of each input. Raises ValueError for none of torch.distributed's."""
+    """hvd's number of the operation, and the factor for each input. Raises ValueError if it is not one of
+    torch.distributed's.
+    """
     number = NUMBERS.get(hash(op))
     if number is not None:
         return number, 1.0

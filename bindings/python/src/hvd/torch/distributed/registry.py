@@ -1,8 +1,7 @@
-"""PyTorch's registry of works, by which ``wait_tensor`` finds the operation that fills a tensor.
+"""PyTorch's registry of works, in which ``wait_tensor`` finds the operation that fills a tensor.
 
-PyTorch's own groups fill it under ``allow_inflight_collective_as_graph_input_ctx``, and take out what has been waited
-for. Each thread has a registry. From Python an entry cannot be taken out: only ``wait_tensor`` does that, with all
-entries of a storage.
+PyTorch's own groups add works under ``allow_inflight_collective_as_graph_input_ctx``, and remove those waited for. Each
+thread has a registry. Python cannot remove an entry: only ``wait_tensor`` does, with all entries of a storage.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ def _never() -> bool:
     return False
 
 
-# Whether works are registered, in this thread: not before PyTorch 2.6.
+# Whether this thread registers works: never before PyTorch 2.6.
 is_used = getattr(_c10d, "_allow_inflight_collective_as_graph_input", _never)
 
 
 class _Registry:
-    """That of one thread, as far as hvd has filled it."""
+    """hvd's entries in the registry of one thread."""
 
     def __init__(self) -> None:
         self.entries = 0
-        self.in_flight: Counter[int] = Counter()  # works that nobody has waited for, by storage
+        self.in_flight: Counter[int] = Counter()  # works not yet waited for, by storage
 
 
 class _OfThread(threading.local):
@@ -46,7 +45,7 @@ _here = _OfThread()
 
 
 class _Entry(_Base):  # type: ignore[misc]
-    """A work for one tensor. ``wait_tensor`` calls ``wait`` when it has taken the entry out."""
+    """A work for one tensor. ``wait_tensor`` removes the entry and then calls ``wait``."""
 
     def __init__(self, work: Any, registry: _Registry) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class _Entry(_Base):  # type: ignore[misc]
 
 
 class Entries:
-    """All of a work."""
+    """All entries of a work."""
 
     def __init__(self, work: Any, tensors: Iterable[torch.Tensor]) -> None:
         self.registry = _here.registry
@@ -74,7 +73,7 @@ class Entries:
             _c10d._register_work(tensor, entry)
 
     def remove(self) -> None:
-        """When the work has ended. What cannot be removed keeps no work and no tensor alive."""
+        """Called when the work has ended. Entries that cannot be removed keep neither works nor tensors alive."""
         with _lock:
             tensors, self.tensors = self.tensors, []
             entries, self.entries = self.entries, []
@@ -85,7 +84,7 @@ class Entries:
             idle = {one: t for t in tensors if in_flight[one := _storage(t)] == 0}
             for one in idle:
                 del in_flight[one]
-        # Other works than hvd's would be waited for here, and these may need what the program does next.
+        # Otherwise this would wait for other works than hvd's, which may need the program's next operations.
         mine = self.registry is _here.registry and self.registry.entries == _c10d._get_work_registry_size()
         for tensor in idle.values() if mine else ():
             torch.ops._c10d_functional.wait_tensor(tensor)

@@ -1,8 +1,8 @@
 """``init_process_group("hvd")`` under hvdrun, mpiexec and srun.
 
-torch.distributed finds rank, size and the address of a store in RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
+torch.distributed reads rank, size and a store's address from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which
 mpiexec and srun do not set. Under hvdrun, and if these variables are not set, ranks of one host meet in shared memory,
-and their store is a file that only the user can read. Nothing listens on a port.
+and their store is a file readable only by the user. No port is opened.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LONGEST = 1024  # bytes of a path
 
 
 def find(url: str, timeout: timedelta, plain: Callable[[str, timedelta], Iterator[Found]]) -> Iterator[Found]:
-    """Store, rank and size, as a rendezvous handler of torch.distributed yields them. ``plain``: the one for "env://"
-    that PyTorch has, for a process that no launcher has started, and for a store's address if ranks do not meet under
+    """Yields store, rank and size, as a rendezvous handler of torch.distributed. ``plain``: PyTorch's handler for
+    "env://". It is used if no launcher has started the process, and for a store's address if ranks do not meet under
     HVD_JOB on this host.
 
-    Raises ValueError where ranks are on several hosts and no address is given.
+    Raises ValueError if ranks are on several hosts and no address is given.
     """
     place = placement.find_place()
     if place.launcher == "none":

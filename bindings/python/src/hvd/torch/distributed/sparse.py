@@ -14,7 +14,9 @@ Tensor = torch.Tensor
 
 
 def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Tensor], Tensor], Any]) -> None:
-    """Ranks ``gather`` each other's indices and values, which differ in number, and each adds them up in place."""
+    """Each rank uses ``gather`` for the indices and values of all ranks, which differ in number, and sums them in
+    place.
+    """
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"hvd: all_reduce: the tensor's layout is {tensor.layout}; allowed: strided and sparse_coo")
     if not adds(op):
@@ -26,7 +28,7 @@ def allreduce(tensor: Tensor, op: Any, size: int, gather: Callable[[Sequence[Ten
     values = [torch.empty((int(n), *mine.values().shape[1:]), dtype=mine.dtype, device="cpu") for n in counts]
     gather(indices, mine.indices())
     gather(values, mine.values())
-    with torch.autocast("cpu", enabled=False):  # in which `cat` takes some types only
+    with torch.autocast("cpu", enabled=False):  # with autocast, `cat` accepts only some dtypes
         joined = torch.cat(indices, 1), torch.cat(values)
     total = torch.sparse_coo_tensor(*joined, tensor.shape, device="cpu").coalesce()
     number, factor = number_of(op)

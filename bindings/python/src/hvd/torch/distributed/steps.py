@@ -1,4 +1,4 @@
-"""Steps and counters of a process that trains over torch.distributed alone."""
+"""Steps and counters of a process that trains only over torch.distributed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.optim import optimizer
 
 from hvd.core import exporter, metrics, placement
 
-_inside: list[int] = []  # optimizers that step now; one may step within another one
+_inside: list[int] = []  # optimizers in a step now; one may step within another one
 
 
 def watch(rank: int, size: int) -> None:
-    """From now on the steps of all optimizers of the process are marked, and HVD_METRICS is obeyed."""
+    """From now on marks the steps of all optimizers of the process, and exports counters as HVD_METRICS says."""
     metrics.set_place_of_groups(rank, size)
     _mark_steps()
     local = 0
-    with contextlib.suppress(ValueError):  # started by hand: the launcher's variables are not there
+    with contextlib.suppress(ValueError):  # started by hand, without a launcher's variables
         local = placement.find_place().local_rank
     exporter.start(rank, local, metrics.metrics)
 

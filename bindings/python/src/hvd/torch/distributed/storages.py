@@ -1,7 +1,7 @@
-"""Tensors in memory that the ranks of a host share, so that collectives on them stage nothing.
+"""Tensors in memory shared by the ranks of a host, so that collectives on them need no staging.
 
-A storage keeps its place in PyTorch: ``_share_fd_cpu_`` moves its bytes to a file in memory, under all tensors that are
-views of it, and the other ranks map that file. hvd then works on its own mapping of the same bytes.
+A storage stays the same object in PyTorch: ``_share_fd_cpu_`` moves its bytes to an in-memory file, for all tensors
+that are views of it, and the other ranks map that file. hvd then uses its own mapping of the same bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hvd.descriptors import above_streams
 
 _Storage: Any = torch.UntypedStorage
 
-LEAST = 64 << 10  # bytes of a bucket that is worth a move
-LEAST_SHARED = 4 << 10  # bytes from which a collective on shared memory is another one
+LEAST = 64 << 10  # the smallest bucket worth moving, in bytes
+LEAST_SHARED = 4 << 10  # from this size in bytes, collectives on shared memory use other algorithms
 
 
 class _Entry:
-    """A storage that was reduced before. While it is referenced weakly, no other storage gets its number."""
+    """A storage that was reduced before. While it has a weak reference, no other storage gets its number."""
 
     __slots__ = ("storage", "address", "bytes", "memory", "pending", "tried", "keep")
 
@@ -33,7 +33,7 @@ class _Entry:
         self.address = storage.data_ptr()
         self.bytes = storage.nbytes()
         self.memory: _core.Memory | None = None  # the same bytes, mapped by all ranks
-        self.pending: Any = None  # the operation on whose way it is mapped
+        self.pending: Any = None  # the operation that maps it
         self.tried = False
 
     def gone(self) -> bool:
@@ -44,10 +44,10 @@ class _Entry:
 
 
 def _descriptor(storage: torch.UntypedStorage) -> int:
-    """Of the file that the storage is after this call, which owns it; -1 where it cannot be one."""
+    """Moves the storage to a file and returns its descriptor, which the storage owns; -1 if that is not possible."""
     try:
         where = os.statvfs("/dev/shm")
-        # A page without memory behind it would end the process when it is touched.
+        # Touching a page without memory behind it would end the process.
         if not storage.is_shared() and where.f_bavail * where.f_frsize < storage.nbytes() + (32 << 20):
             return -1
         with above_streams():
@@ -58,7 +58,7 @@ def _descriptor(storage: torch.UntypedStorage) -> int:
 
 
 def _in_backward() -> bool:
-    """Whether this is called from a backward pass, by DistributedDataParallel or by one of its hooks."""
+    """Whether the caller is a backward pass of DistributedDataParallel, or one of its hooks."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(10):
         if frame is None:
@@ -70,19 +70,19 @@ def _in_backward() -> bool:
 
 
 def whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether the tensor is all of its storage, as a bucket of DistributedDataParallel is."""
+    """Whether the tensor covers all of its storage, like a bucket of DistributedDataParallel."""
     return tensor.storage_offset() == 0 and tensor.nbytes == storage.nbytes()
 
 
 class Storages:
-    """The storages of one group. All functions are called with the GIL, and none waits except ``share``."""
+    """The storages of one group. All functions are called with the GIL, and only ``share`` waits."""
 
     def __init__(self, group: _core.Group, move_buckets: bool) -> None:
         self.group = group
         self.move_buckets = move_buckets
         self.known: dict[int, _Entry] = {}
-        self.starts: dict[int, _Entry] = {}  # of those that are shared, by address: the short way to find one
-        self.limit = 64  # of entries; then those of storages that are gone are dropped
+        self.starts: dict[int, _Entry] = {}  # shared ones by address, for fast access
+        self.limit = 64  # of entries; beyond it, entries of freed storages are dropped
 
     def _drop_gone(self) -> None:
         for number in [number for number, one in self.known.items() if one.gone()]:
@@ -99,7 +99,7 @@ class Storages:
         return entry
 
     def address(self, tensor: torch.Tensor) -> int:
-        """Where hvd finds the bytes of a tensor: its own mapping of them, if they are shared."""
+        """The address of a tensor's bytes: in hvd's own mapping, if they are shared."""
         address = tensor.data_ptr()
         entry = self.starts.get(address)
         if entry is not None:
@@ -122,8 +122,8 @@ class Storages:
             self.starts[entry.address] = entry
 
     def descriptor(self, tensor: torch.Tensor) -> int:
-        """Of a tensor that is reduced asynchronously: a descriptor if it is a bucket of a backward pass and this is the
-        second time, and then it is moved; else -1. The first time may be the only one.
+        """The descriptor of a tensor reduced asynchronously, if it is a bucket of a backward pass and reduced for the
+        second time; it is then moved. Otherwise -1: after the first time, there may be no second.
         """
         storage = tensor.untyped_storage()
         entry = self.known.get(storage._cdata)
@@ -134,7 +134,7 @@ class Storages:
         if entry.tried:
             return -1
         entry.tried = True
-        # A storage that NumPy knows cannot be resized, and NumPy's view of it would stay behind.
+        # A storage known to NumPy cannot be resized, and NumPy's view would keep the old memory.
         if not storage.resizable() or not _in_backward():
             return -1
         descriptor = _descriptor(storage)
@@ -142,12 +142,12 @@ class Storages:
         return descriptor
 
     def mapped_by(self, tensor: torch.Tensor, pending: Any) -> None:
-        """The operation that maps the storage."""
+        """Stores the operation that maps the storage."""
         self.known[tensor.untyped_storage()._cdata].pending = pending
-        self._drop_gone()  # their memory is the other ranks' as well, and goes only now
+        self._drop_gone()  # other ranks map their memory too, and it is freed only now
 
     def share(self, tensor: torch.Tensor, run: Callable[[Callable[[], Any]], Any]) -> bool:
-        """Moves the storage of a tensor at once. Collective; False, on all ranks, where that is not possible."""
+        """Moves the storage of a tensor at once. Collective. Returns False on all ranks if that is not possible."""
         storage = tensor.untyped_storage()
         entry = self.known.get(storage._cdata)
         descriptor = -1

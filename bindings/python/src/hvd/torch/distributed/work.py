@@ -1,4 +1,4 @@
-"""Operations in flight, as torch.distributed wants them: ``Work`` and its future."""
+"""Operations in flight, with the interface of torch.distributed: ``Work`` and its future."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Base: Any = torch.distributed.Work
 class Work(_Base):  # type: ignore[misc]
     """An operation of a group, in flight or done.
 
-    ``problem(error, what)``: the exception for an operation that failed. ``pending``: what has to end; ``results``: the
-    tensors that it fills; ``finish()`` is called once when it has ended well, before anybody sees the results, and copies
-    them to where they belong.
+    ``problem(error, what)``: the exception for a failed operation. ``pending``: the operation to wait for. ``results``:
+    the tensors that it fills. ``finish()`` is called once after a success, before the results are visible, and copies
+    them to their targets.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Work(_Base):  # type: ignore[misc]
         if finish is not None:
             self._lock = threading.Lock()
 
-    # What most works never have is set where it is needed: a work is made for each small operation.
+    # Attributes that most works do not need are set only when needed, because each small operation creates a work.
     _lock: Any = threading.Lock()  # held while `finish` runs
     _problem: BaseException | None = None
     _future: Any = None
     _entries: Any = None  # in PyTorch's registry of works: see `registry`
 
     def _complete(self, limit: float | None) -> bool:
-        """Waits; False where it is not done after ``limit`` seconds. Raises what it ended with."""
+        """Waits. Returns False if it is not done after ``limit`` seconds. Raises its error."""
         for one in self._pending:
             try:
                 if not one.wait(limit):
@@ -70,8 +70,8 @@ class Work(_Base):  # type: ignore[misc]
         return True
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Returns True when the results are there. Raises DistBackendError where the operation failed, and where it is
-        not done after ``timeout``; the operation goes on then.
+        """Returns True when the results are ready. Raises DistBackendError if the operation failed, or if it is not
+        done after ``timeout``; it then continues.
         """
         if not timeout:
             return self._complete(None)
@@ -85,7 +85,7 @@ class Work(_Base):  # type: ignore[misc]
     synchronize = wait
 
     def boxed(self) -> Any:
-        """A ``torch.ScriptObject`` for C++. It is waited for as this is, which it keeps alive."""
+        """A ``torch.ScriptObject`` for C++. Waiting for it waits for this work, which it keeps alive."""
         made = getattr(torch._C._distributed_c10d, "PythonCallbackWork", None)
         return super().boxed() if made is None else made(self.wait).boxed()
 
@@ -98,7 +98,7 @@ class Work(_Base):  # type: ignore[misc]
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What it ended with, where it failed."""
+        """The error, if it failed."""
         if self._problem is None and self.is_completed():
             try:
                 self._complete(None)
@@ -112,19 +112,19 @@ class Work(_Base):  # type: ignore[misc]
         return list(self._results)
 
     def source_rank(self) -> int:
-        """Of a message received: the rank of the group that sent it."""
+        """The sender's rank in the group, for a received message."""
         return self._pending[0].source
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the list of tensors. Its callbacks run in threads of their own, in the modes of the
-        thread that calls this (such as ``inference_mode``), and may wait for other operations.
+        """A ``torch.futures.Future`` of the list of tensors. Its callbacks run on their own threads, in the modes of
+        the thread that calls this function (such as ``inference_mode``), and may wait for other operations.
         """
         asked_by_cpp = sys._getframe(1).f_code.co_name == "_engine_run_backward"
         if asked_by_cpp and self._what == "all_reduce" and self._results[0].dtype is torch.float16:
-            # DDP's built-in hook that compresses to float16 wants a list of tensors of C++, which no future made in
-            # Python has. This one has; its value has to be there, so it waits.
+            # DDP's built-in hook for float16 compression needs a C++ list of tensors, which futures made in Python do
+            # not have. This one has, but its value must be ready, so it waits.
             self._complete(None)
             return torch._C.fork(lambda: list(self._results))
         with Work._lock:
@@ -140,7 +140,7 @@ def _future_of(work: Work) -> Any:
         work._complete(None)
         return list(work._results)
 
-    # An error has to come out of a callback: set_exception() would store it as a value, which C++ takes for tensors.
+    # An error must be raised in a callback: set_exception() would store it as a value, which C++ takes for tensors.
     future = started.then(outcome)
     left = itertools.count(len(work._pending) - 1, -1)
     if work.is_completed():
@@ -159,8 +159,8 @@ def _future_of(work: Work) -> Any:
 
 
 class Callers:
-    """Threads that complete futures: each calls what ``take()`` returns when there is something. While one runs
-    callbacks, which may wait for other futures, another one is free.
+    """Threads that complete futures: each calls the function returned by ``take()``. While one thread runs callbacks,
+    which may wait for other futures, another one is free.
     """
 
     def __init__(self, take: Callable[[], Callable[[], object]]) -> None:
