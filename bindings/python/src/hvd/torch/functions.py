@@ -23,20 +23,20 @@ Named = list[tuple[Optional[str], torch.Tensor]]
 def broadcast_parameters(
     params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Gives all ranks the root's values, in place: of ``model.state_dict()``, ``model.named_parameters()`` or some
-    tensors.
+    """Copies the root's values to all ranks, in place: of ``model.state_dict()``, ``model.named_parameters()`` or an
+    iterable of tensors.
 
-    Names and shapes are the same on all ranks; values of a dictionary that are no tensors are left alone, and its keys
-    are used as text. Expanded tensors (``x.expand(...)``) are written once for all elements that share memory. Raises
-    ValueError for anything but a dictionary or an iterable of tensors. If one rank has a tensor that cannot be sent, or
-    elements that share memory in another way than on the other ranks, all ranks raise before anything is sent: that
-    rank ValueError, the others HorovodInternalError with its reason.
+    Names and shapes must be the same on all ranks. For a dictionary, values that are not tensors are ignored, and keys
+    are converted to text. Elements of expanded tensors (``x.expand(...)``) that share memory are written once. Raises
+    ValueError if ``params`` is neither a dictionary nor an iterable of tensors. If a tensor on one rank cannot be sent,
+    or its elements share memory differently than on other ranks, all ranks raise before anything is sent: that rank
+    ValueError, the others HorovodInternalError with its reason.
     """
     if isinstance(params, torch.nn.Module):  # some are iterable, and yield modules
         raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict()")
     named: Named
     if isinstance(params, dict):
-        # By their text: keys of several types have no order of their own.
+        # Sorted as text, because keys of different types have no order.
         named = sorted(((str(key), p) for key, p in params.items() if isinstance(p, torch.Tensor)), key=itemgetter(0))
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [p if isinstance(p, tuple) else (None, p) for p in params]
@@ -49,8 +49,8 @@ def broadcast_parameters(
 
 
 def _broadcast(named: Named, root_rank: int, process_set: ProcessSet, problem: Exception | None = None) -> None:
-    """Broadcasts all at once; tensors that are not contiguous go through a copy. Raises on all ranks, before anything
-    is sent, if one of them has a ``problem`` or a tensor that cannot be sent or written.
+    """Broadcasts all tensors at once; those that are not contiguous go through a copy. Raises on all ranks, before
+    anything is sent, if one of them has a ``problem`` or a tensor that cannot be sent or written.
     """
     tensors = [tensor.detach() for _, tensor in named]
     whole: list[torch.Tensor] = []
@@ -100,7 +100,7 @@ def _agree(problem: Exception | None, shared: dict[str, tuple[int, ...]], proces
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether elements may share memory: False is certain."""
+    """Whether elements may share memory. False is certain."""
     last = 0  # the furthest element of the dimensions so far
     for stride, length in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride()) if n > 1):
         if stride <= last:
@@ -110,7 +110,9 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
 
 
 def _write(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Copies ``whole``; what an expanded tensor repeats is written once, because PyTorch writes to no such tensor."""
+    """Copies ``whole``. Repeated elements of an expanded tensor are written once, because PyTorch does not write to
+    such tensors.
+    """
     for dim, (length, stride) in enumerate(zip(tensor.shape, tensor.stride())):
         if stride == 0 and length > 1:
             tensor, whole = tensor.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
@@ -125,13 +127,13 @@ class _Tensor:
         self.stride = torch.empty_like(tensor, device="meta").stride()
 
     def empty(self, gpu: torch.device) -> torch.Tensor:
-        """A new tensor, on the host or on ``gpu``, as the root's is."""
+        """A new tensor, on the host or on ``gpu``, like the root's."""
         device = gpu if self.is_cuda else torch.device("cpu")
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A copy of ``value`` with ``function`` applied to what its dictionaries, lists and tuples hold."""
+    """A copy of ``value`` with ``function`` applied to the elements of its dictionaries, lists and tuples."""
     if isinstance(value, dict):
         made = copy.copy(value)
         made.update({key: _map(item, function) for key, item in value.items()})
@@ -142,8 +144,8 @@ def _map(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure of ``value`` without its tensors, which are appended to ``tensors``. Those of other classes, types
-    and layouts stay: they are pickled with the structure.
+    """The structure of ``value`` without its tensors, which are appended to ``tensors``. Tensors of other classes,
+    dtypes and layouts stay and are pickled with the structure.
     """
 
     def take(leaf: Any) -> Any:
@@ -173,7 +175,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """The GPU of its parameters on this rank; the current one, if they are on none."""
+    """The GPU of the optimizer's parameters on this rank; the current GPU if they are on none."""
     return next((p.device for p in _parameters(optimizer) if p.is_cuda), torch.device("cuda"))
 
 
@@ -185,20 +187,21 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives all ranks the root's state of an optimizer, bit for bit: options such as the learning rate, and momenta.
+    """Copies the root's state of an optimizer to all ranks, bit for bit: options such as the learning rate, and
+    momenta.
 
-    The optimizers have the same parameters in the same groups. Tensors keep the type that they have on the root, even
-    if ``load_state_dict`` would cast them to the type of their parameter; those on a GPU go to this rank's GPU. Values
-    are stored into the existing groups, and into existing tensors among their options, so that schedulers and other
-    holders of these see the root's values. If an optimizer has no state yet, its missing gradients become zero, as with
-    Horovod's function. Raises ValueError for LBFGS. If one rank has other groups, or cannot take the state, all ranks
-    raise before tensors are sent: that rank ValueError, the others HorovodInternalError with its reason. ``model`` is
-    ignored; scripts pass it.
+    The optimizers must have the same parameters in the same groups. Tensors keep their dtype on the root, even if
+    ``load_state_dict`` would cast them to their parameter's; GPU tensors go to this rank's GPU. Values are stored into
+    the existing groups, and into existing tensors among their options, so that schedulers and other users of these see
+    the root's values. If an optimizer has no state yet, its missing gradients become zero, as with Horovod's function.
+    Raises ValueError for LBFGS. If a rank has different groups, or cannot load the state, all ranks raise before
+    tensors are sent: that rank ValueError, the others HorovodInternalError with its reason. ``model`` is accepted and
+    ignored.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     _zero_gradients(optimizer)
-    mine = optimizer_state(optimizer)  # on all ranks: if it cannot be had, all know
+    mine = optimizer_state(optimizer)  # on all ranks, so that all notice a failure
     tensors: list[torch.Tensor] = []
     root = state.rank() == root_rank
     structure = (_sizes(optimizer), *_take_tensors(mine, tensors)) if root else None
@@ -221,7 +224,7 @@ def broadcast_optimizer_state(
 
 
 def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Makes missing gradients of an optimizer without state zero, because programs scale or clip them next."""
+    """Sets missing gradients of an optimizer without state to zero, because programs scale or clip them next."""
     if optimizer.state:
         return
     for p in _parameters(optimizer):
@@ -231,9 +234,8 @@ def _zero_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[int]]:
-    """``optimizer.state_dict()``, and the numbers of the parameters whose state in it is what the optimizer itself
-    holds: neither its class nor a hook has made something else of it. Copied together, both serve
-    ``load_optimizer_state``.
+    """``optimizer.state_dict()``, and the numbers of the parameters whose state in it is the optimizer's own, unchanged
+    by its class or a hook. Copied together, both serve ``load_optimizer_state``.
     """
     saved = optimizer.state_dict()
     of_parameters = saved.get("state")
@@ -244,8 +246,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], l
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], as_held: list[int]) -> None:
-    """As ``load_state_dict``, which alone would cast tensors to the types of their parameters and replace the
-    dictionaries of the groups; this one keeps both.
+    """Like ``load_state_dict``, but keeps the tensors' dtypes instead of casting them to their parameters', and keeps
+    the groups' dictionaries instead of replacing them.
     """
     groups = optimizer.param_groups
     optimizer.load_state_dict(saved)

@@ -1,12 +1,11 @@
-"""The collectives on tensors, and what else scripts import from Horovod's module of this name.
+"""The collectives on tensors, and all other names that scripts import from Horovod's module of this name.
 
-See ``hvd.api`` for what all functions have in common. Tensors are contiguous, on the CPU or on one GPU (CUDA) in each
-rank. The memory of a tensor on the CPU that was passed to an asynchronous function cannot be resized afterwards, as
-with a tensor passed to NumPy.
+See ``hvd.api`` for properties common to all functions. Tensors must be contiguous, on the CPU or on one GPU (CUDA) per
+rank. After a CPU tensor was passed to an asynchronous function, its memory can no longer be resized, as with a tensor
+passed to NumPy.
 
-Tensors on a GPU are read after what is queued on the current stream when the operation begins. ``synchronize`` makes
-the stream that is current then wait for the result; the host does not wait for the GPU. ``poll`` tells whether the GPU
-is done.
+GPU tensors are read after work queued on the current stream when the operation begins. ``synchronize`` makes the stream
+current at that time wait for the result; the host does not wait for the GPU. ``poll`` returns whether the GPU is done.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ grouped_reducescatter_async = FUNCTIONS.grouped_reducescatter_async
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: Op, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Begins the Average or Sum of sparse tensors (COO) of one shape, by allgather of their values and indices.
+    """Begins the Average or Sum of sparse tensors (COO) of one shape, by an allgather of their values and indices.
 
     Returns a function that waits and returns the result, coalesced. Raises ValueError for other operations.
     """
@@ -80,7 +79,7 @@ def sparse_allreduce_async(
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.sparse_coo:
         raise ValueError("hvd: sparse_allreduce_async takes sparse tensors (COO): pass x.to_sparse(), or use allreduce")
     tensor = tensor.coalesce() if not tensor.is_coalesced() else tensor
-    # Transposed: only dimension 0 may differ between ranks, which is then the number of values.
+    # Transposed, because only dimension 0 may differ between ranks: it is then the number of values.
     indices = tensor._indices().t().contiguous()
     values = tensor._values().contiguous()
     first = allgather_async(indices, None if name is None else f"{name}.indices", process_set)
@@ -94,7 +93,7 @@ def sparse_allreduce_async(
         try:
             all_values = synchronize(second)
         except Exception:
-            synchronize(first)  # nothing is in flight then
+            synchronize(first)  # nothing may be in flight when it raises
             raise
         if op == Average:
             all_values = all_values / (process_set.size() or 1)

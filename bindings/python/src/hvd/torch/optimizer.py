@@ -1,4 +1,4 @@
-"""An optimizer of PyTorch whose gradients are reduced over ranks while the backward pass still runs."""
+"""A PyTorch optimizer that reduces its gradients over ranks while the backward pass still runs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class _DistributedOptimizer(Wrapper):
             self._reducer.buckets = TorchBuckets([slot.parameter for slot in slots], [slot.name for slot in slots])
 
     def _look_for_parameters(self) -> None:
-        """Registers parameters that are new or now have gradients: of a group that was added, or no longer frozen."""
-        # A weak reference: the hooks must not keep an unused optimizer alive, whose parameters another one may have.
+        """Registers parameters that now have gradients: in an added group, or no longer frozen."""
+        # A weak reference: the hooks must not keep an unused optimizer alive, because another one may have its
+        # parameters.
         me = weakref.ref(self)
 
         def hook(p: Parameter) -> None:
@@ -58,21 +59,21 @@ class _DistributedOptimizer(Wrapper):
                 optimizer._gradients.arrived(p)
 
         slots = self._gradients.slots
-        sparse = isinstance(self, torch.optim.SparseAdam)  # it takes sparse gradients only
+        sparse = isinstance(self, torch.optim.SparseAdam)  # it accepts only sparse gradients
         for name, p in self._hvd_parameters():
             if p not in slots:
                 slots[p] = TorchSlot(p, name, self.backward_passes_per_step, sparse)
                 self._hooks.append(after_gradient(p, hook))
 
     def _is_active(self) -> bool:
-        """Whether there are other ranks to reduce with; determined anew when the process has joined another job."""
+        """Whether there are other ranks to reduce with. Determined again when the process has joined another job."""
         job = state.current_job()
         if job is not self._job:
             self._enter(job)
         return self._active
 
     def _enter(self, job: Any) -> None:
-        """Forgets what was in flight in another job than this one, which is None outside of a job."""
+        """Forgets operations in flight in another job than this one; the job is None outside a job."""
         self._job = job
         ranks = self.process_set.ranks or []
         self._active = job is not None and len(ranks) > 1 and state.rank() in ranks
@@ -87,10 +88,10 @@ class _DistributedOptimizer(Wrapper):
             self._enter(state.STATE.job)
 
     def synchronize(self) -> None:
-        """Waits until the gradients are reduced; those that no backward pass reached on this rank count as zero.
+        """Waits until the gradients are reduced. Gradients that no backward pass reached on this rank count as zero.
 
-        Raises the first error where a reduction failed (HorovodInternalError), or could not begin or store its result
-        (ValueError); all others are complete then.
+        Raises the first error: HorovodInternalError if a reduction failed, ValueError if it could not begin or store
+        its result. All other reductions are then complete.
         """
         if self._is_active():
             self._look_for_parameters()
@@ -99,7 +100,9 @@ class _DistributedOptimizer(Wrapper):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it ``step`` does not synchronize: for use after ``synchronize()`` and, for instance, clipping."""
+        """Within the block, ``step`` does not synchronize. For use after ``synchronize()``, for instance with gradient
+        clipping.
+        """
         self._should_synchronize = False
         try:
             yield
@@ -107,15 +110,15 @@ class _DistributedOptimizer(Wrapper):
             self._should_synchronize = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many backward passes add to the gradients before they are reduced."""
+        """Sets the number of backward passes that add to the gradients before they are reduced."""
         check_passes(passes)
         self.backward_passes_per_step = passes
         self._gradients.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As the optimizer's own, on reduced gradients. Those of a closure are reduced after each call, and so is its
-        loss: it is averaged, or added with ``op=Sum``, so that the optimizer decides the same on all ranks. Raises
-        HorovodInternalError on all ranks if they call their closures different numbers of times.
+        """The optimizer's own step, on reduced gradients. With a closure, gradients and loss are reduced after each of
+        its calls; the loss is averaged, or summed with ``op=Sum``, so that the optimizer decides the same on all ranks.
+        Raises HorovodInternalError on all ranks if they call their closures different numbers of times.
         """
         self._hvd_stepped()
         if not self._should_synchronize:
@@ -148,7 +151,7 @@ class _DistributedOptimizer(Wrapper):
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch calls step hooks around the inner step
 
     def _reduced(self, loss: Any) -> Any:
-        """The loss of a closure, reduced as its gradients are; what is no number stays."""
+        """A closure's loss, reduced like its gradients. Returned unchanged if it is not a number."""
         number = loss.numel() == 1 if isinstance(loss, torch.Tensor) else isinstance(loss, Real)
         value = loss.detach() if isinstance(loss, torch.Tensor) else loss
         touched, total = self._confer(outside=False, loss=float(value) if number else 0.0)
@@ -167,7 +170,7 @@ class _DistributedOptimizer(Wrapper):
         sums = torch.tensor([1, outside, self._gradients.touched, loss], dtype=torch.float64, device="cpu")
         name = self._hvd_name("closure")
         result_of(OPS.allreduce((sums,), (sums,), True, name, Reduction(Sum), self.process_set, wake=False))
-        ranks, outsiders, touched, total = sums.tolist()  # those that have joined add zeros
+        ranks, outsiders, touched, total = sums.tolist()  # ranks that have joined add zeros
         if not 0 < outsiders < ranks:
             return touched > 0, total
         if touched:
@@ -184,13 +187,13 @@ class _DistributedOptimizer(Wrapper):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own; the gradients of the new parameters are reduced as well."""
+        """Like the optimizer's own; the gradients of the new parameters are also reduced."""
         super().add_param_group(param_group)
         self._look_for_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own, and counts backward passes from 0 again. Raises AssertionError while gradients are
-        being reduced.
+        """Like the optimizer's own, and restarts the count of backward passes. Raises AssertionError while gradients
+        are being reduced.
         """
         self._look_for_job()
         if self._gradients.in_flight():
@@ -203,7 +206,7 @@ class _DistributedOptimizer(Wrapper):
             self._gradients.reset(self.backward_passes_per_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's own; reductions in flight are waited for and dropped."""
+        """Like the optimizer's own. First waits for reductions in flight and drops them."""
         self._look_for_job()
         self._gradients.drop(self.backward_passes_per_step)
         self._synchronized = False
@@ -223,31 +226,32 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     gradient_as_bucket_view: bool = False,
 ) -> Any:
-    """Wraps ``optimizer`` to reduce its gradients over ranks: the result has its class and state and replaces it.
+    """Wraps ``optimizer`` to reduce its gradients over ranks. The result has its class and state and replaces it.
 
     Gradients are reduced while the backward pass still runs; ``step`` waits for all.
 
     * ``named_parameters``: ``model.named_parameters()``. Optimizers whose gradients are reduced at the same time need
-      different names. Without names, ranks have to make their optimizers in the same order.
-    * ``compression``: how gradients are compressed for sending.
-    * ``backward_passes_per_step``: how many passes add to a gradient before it is reduced.
-    * ``op``: Average, Sum, Adasum and so on. Adasum combines the changes that each rank's own step makes.
+      different names. Without names, ranks must create their optimizers in the same order.
+    * ``compression``: the compression of gradients for sending.
+    * ``backward_passes_per_step``: the number of passes that add to a gradient before it is reduced.
+    * ``op``: Average, Sum, Adasum and so on. Adasum combines the changes made by each rank's own step.
     * ``gradient_predivide_factor``: with Average, gradients are divided by it before the reduction and multiplied by it
       after.
-    * ``groups``: lists of parameters that are reduced together, or into how many such groups to divide all parameters;
+    * ``groups``: lists of parameters to reduce together, or the number of groups to divide all parameters into;
       ``num_groups`` is an older form.
-    * ``sparse_as_dense``: makes sparse gradients dense before the reduction. A gradient that is sparse on some ranks
-      and dense on others is an error otherwise.
-    * ``gradient_as_bucket_view``: gradients lie in memory that the ranks of a host share, or on a GPU in memory that
-      NCCL has registered. They are reduced there, and not copied as long as they stay there: call
-      ``zero_grad(set_to_none=False)``. A warning is given, once, where a gradient cannot lie there or was removed
-      (``zero_grad()`` sets it to None), and so is reduced elsewhere. Making the optimizer is then collective over all
-      ranks.
+    * ``sparse_as_dense``: makes sparse gradients dense before the reduction. Without it, a gradient that is sparse on
+    some
+      ranks and dense on others is an error.
+    * ``gradient_as_bucket_view``: gradients lie in memory shared by the ranks of a host, or on a GPU in memory
+    registered
+      with NCCL. They are reduced there without a copy while they stay there: call ``zero_grad(set_to_none=False)``. A
+      gradient that cannot lie there or was removed (``zero_grad()`` sets it to None) is reduced elsewhere, with one
+      warning. Creating the optimizer is then collective over all ranks.
 
-    Small gradients are collected and submitted together: up to 1 MiB, or 16 MiB where each rank has only one CPU, but
-    no more than HOROVOD_FUSION_THRESHOLD, and at the latest when the backward pass ends.
+    Small gradients are collected and submitted together: up to 1 MiB, or 16 MiB if each rank has only one CPU, but no
+    more than HOROVOD_FUSION_THRESHOLD, and at the latest when the backward pass ends.
 
-    Errors: ValueError for arguments that contradict each other, and outside a job.
+    Errors: ValueError for contradictory arguments, and outside a job.
     """
     check_optimizer(optimizer, compression)
     check_passes(backward_passes_per_step)
@@ -284,7 +288,7 @@ def _wrap(
     inner: torch.optim.Optimizer, named: list[tuple[str, Parameter]], settings: dict[str, Any], groups: Groups,
     several: bool, bucket_view: bool = False,
 ) -> Any:
-    """Wraps ``inner``. With one rank alone Adasum has nothing to combine, so the ordinary wrapper is used."""
+    """Wraps ``inner``. With only one rank Adasum has nothing to combine, so the ordinary wrapper is used."""
     wrapper: Any = AdasumOptimizer if settings["op"] is Adasum and several else _DistributedOptimizer
     cls = type(inner.__class__.__name__, (wrapper, inner.__class__), {})
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
@@ -297,5 +301,5 @@ def _wrap(
 def _wrap_again(
     inner: torch.optim.Optimizer, named: list[tuple[str, Parameter]], settings: dict[str, Any], groups: Groups
 ) -> Any:
-    """Wraps an optimizer that was pickled or copied. Not collective: so without shared memory for gradients."""
+    """Wraps a pickled or copied optimizer. Not collective, so without shared memory for gradients."""
     return _wrap(inner, named, settings, groups, not state.is_initialized() or state.size() > 1)

@@ -14,7 +14,7 @@ Parameter = torch.Tensor
 
 
 def check_optimizer(optimizer: Any, compression: Any) -> None:
-    """Raises ValueError for what is no optimizer, or wrapped already, or no compressor."""
+    """Raises ValueError for an invalid or already wrapped optimizer, and for an invalid compressor."""
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(f"optimizer should be a torch.optim.Optimizer, and is a {type(optimizer).__name__}")
     if isinstance(optimizer, Wrapper):
@@ -35,7 +35,8 @@ def check_passes(passes: int) -> None:
 def check_names(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None
 ) -> list[tuple[str, Parameter]]:
-    """The named parameters; ValueError where they are no pairs, names are not unique, or parameters have none."""
+    """The named parameters. Raises ValueError if they are not pairs, names are not unique, or parameters have no name.
+    """
     named = [] if named_parameters is None else list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
         raise ValueError(

@@ -25,27 +25,27 @@ from hvd.torch.optimizer_arguments import Parameter
 from hvd.torch.wrapper import Wrapper
 
 _BARRIER = _core.operations["barrier"]
-PartName = tuple[str, str]  # of an operation: its prefix, and its name
+PartName = tuple[str, str]  # prefix and name of an operation
 
 
 class TorchSlot(Slot):
-    """The state of one parameter within a step, and how its gradient lies in memory."""
+    """The state of one parameter within a step, and the memory layout of its gradient."""
 
     parameter: Parameter
 
     def __init__(self, parameter: Parameter, name: str, passes: int, sparse: bool) -> None:
         super().__init__(parameter, name, passes)
-        # Dense, but in another order of dimensions such as channels_last; the gradient has the same order.
+        # Dense, but with another order of dimensions, such as channels_last; the gradient has the same order.
         self.flat = parameter.layout is torch.strided and not parameter.is_contiguous() and side_by_side(parameter)
         self.strides = parameter.stride() if self.flat else ()
         self.known = sparse  # whether all ranks know ``sparse_dim`` from the start
         self.agreed = sparse  # whether they know it now; later gradients are converted to it
-        self.sparse_dim: int | None = 1 if sparse else None  # of its gradient, 0 if that is dense, None without one
+        self.sparse_dim: int | None = 1 if sparse else None  # of its gradient: 0 if dense, None without one
         self.stream: Stream | None = None  # of the hook that reported its gradient, on a GPU
 
 
 class TorchReducer:
-    """See core.gradients.Reducer. Follows the options of ``optimizer``, which it does not keep alive."""
+    """See core.gradients.Reducer. Uses the options of ``optimizer``, without keeping it alive."""
 
     def __init__(self, optimizer: Wrapper) -> None:
         self._options = weakref.proxy(optimizer)
@@ -86,7 +86,7 @@ class TorchReducer:
         slot.finish = finish
 
     def begin_group(self, slots: Sequence[TorchSlot], name: str) -> None:
-        together: list[TorchSlot] = []  # all but those that all ranks gather
+        together: list[TorchSlot] = []  # all except those that all ranks gather
         for slot in slots:
             if slot.agreed and slot.sparse_dim and not self._options.sparse_as_dense:
                 self._begin_sparse(slot, self._gradient(slot))
@@ -114,7 +114,8 @@ class TorchReducer:
         _finish_by(together, finish)
 
     def _is_news(self, slots: Sequence[TorchSlot]) -> bool:
-        """Whether a gradient is sparse and other ranks may not know that. One without a gradient would reduce zeros."""
+        """Whether a gradient is sparse and other ranks may not know it. A rank without a gradient would reduce zeros.
+        """
         news = False
         for slot in slots:
             grad = slot.parameter.grad
@@ -126,8 +127,8 @@ class TorchReducer:
         return news and not self._options.sparse_as_dense
 
     def _ask(self, slots: Sequence[TorchSlot], part: PartName, again: Callable[[], None], wake: bool) -> None:
-        """Submits a barrier in place of the gradients: all ranks settle what they have when that has ended, or when
-        the others' reductions have ended with an error because of it. Dense gradients pay nothing for it.
+        """Submits a barrier instead of the gradients. When it has ended, or when it has ended the others' reductions
+        with an error, all ranks settle which gradients are sparse. Dense gradients have no cost from it.
         """
         number = number_of(self._options.process_set)
         handle = begin(_BARRIER, *part, (), (), lambda _: None, number, wake=wake)
@@ -145,7 +146,7 @@ class TorchReducer:
     def _settle(
         self, slots: Sequence[TorchSlot], name: str, again: Callable[[], None], problem: HorovodInternalError | None
     ) -> None:
-        """Finds out which gradients are sparse, and reduces all by ``again``. Raises ``problem`` if none is, and
+        """Determines which gradients are sparse, and reduces all with ``again``. Raises ``problem`` if none is, and
         HorovodInternalError if one is sparse on some ranks and dense on others. Collective.
         """
         settled = self._options.sparse_as_dense or all(slot.agreed for slot in slots)
@@ -158,7 +159,7 @@ class TorchReducer:
         if problem is not None and not sums[:, 1].any():
             raise problem
         for slot, (count, total, squares) in zip(slots, sums.tolist()):
-            if count * squares != total * total:  # of numbers that are all equal, and of no others
+            if count * squares != total * total:  # true unless all numbers are equal
                 here = {None: "no gradient", 0: "a dense one"}.get(slot.sparse_dim, f"sparse_dim={slot.sparse_dim}")
                 raise HorovodInternalError(
                     f"hvd: the gradient of {slot.name} is sparse on some ranks and dense, or of another sparse_dim, on"
@@ -195,23 +196,25 @@ class TorchReducer:
         return Reduction(op, 1.0 / factor, factor, wire)
 
     def _gradient(self, slot: TorchSlot) -> torch.Tensor:
-        """What to reduce: p.grad, made contiguous, or a flat view of it; a sparse one may become a dense copy."""
+        """The tensor to reduce: p.grad, made contiguous, or a flat view of it. A sparse gradient may become a dense
+        copy.
+        """
         p = slot.parameter
         if slot.stream is not None and slot.stream != current_stream(p):
-            # The hook of another gradient, or the end of the backward pass, on a stream of its own.
+            # Called from another gradient's hook or at the end of the backward pass, with another current stream.
             device, stream = slot.stream
             external: Any = torch.cuda.ExternalStream
             torch.cuda.current_stream(device).wait_stream(external(stream, device))
         slot.stream = None
         if slot.sparse_dim:
-            # This rank may have no gradient in this step; those of the others are sparse.
+            # This rank may have no gradient in this step, while the others have sparse ones.
             sparse = p.grad if p.grad is not None else _nothing_in(p, slot.sparse_dim)
             if self._options.sparse_as_dense:
                 return sparse.to_dense() if sparse.is_sparse else sparse.clone()
             if not sparse.is_sparse or sparse.sparse_dim() != slot.sparse_dim:
                 sparse = sparse.to_dense().to_sparse(slot.sparse_dim)  # as agreed
             return sparse
-        # The shape that is sent depends on the parameter only: what ranks compare, some have in the bucket, others not.
+        # The sent shape depends only on the parameter: ranks compare it, and only some have the gradient in the bucket.
         if p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.to_dense()  # as agreed
         placed = self.buckets.place(p, slot.name, slot.flat) if self.buckets is not None else None
@@ -231,18 +234,18 @@ class TorchReducer:
         if sent is not gradient:
             gradient.copy_(self._options._compression.decompress(sent, ctx))
         if slot.sparse_dim:
-            # Sparse again: the rows that are not zero, which are the same on all ranks.
+            # Sparse again: the nonzero rows, which are the same on all ranks.
             slot.parameter.grad = gradient.to_sparse(slot.sparse_dim)
 
 
 def _finish_by(slots: Sequence[TorchSlot], finish: Callable[[], None]) -> None:
-    """One function waits for all."""
+    """Sets one function that waits for all."""
     for slot in slots:
         slot.finish = finish if slot is slots[0] else _nothing
 
 
 def _nothing() -> None:
-    """The ``finish`` of all members of a group but the first, which waits for all."""
+    """The ``finish`` of all members of a group except the first, which waits for all."""
 
 
 def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:

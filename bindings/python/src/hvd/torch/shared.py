@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a host share: collectives on them stage nothing."""
+"""Tensors in memory shared by the ranks of a host: collectives on them need no staging."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from hvd.core import state
 
-_LINE = 64  # bytes: what a storage begins at
+_LINE = 64  # bytes: the alignment of a storage
 
 
 def _group_of(group: Any) -> Any:
-    """The process group "hvd" that is meant; None where there is none and the job of ``hvd.init`` is used."""
+    """The process group "hvd" that ``group`` selects; None if there is none and the job of ``hvd.init`` is used."""
     ready = dist.is_available() and dist.is_initialized()
     if group is None and ready:
         group = dist.group.WORLD
@@ -31,13 +31,13 @@ def _group_of(group: Any) -> Any:
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
-    """A tensor like that of ``torch.empty``, in memory that the ranks of a host share. Collective over ``group``, the
-    default process group of torch.distributed, or over the job of ``hvd.init()``; all ranks pass the same size.
+    """A tensor like that of ``torch.empty``, in memory shared by the ranks of a host. Collective over ``group``, by
+    default torch.distributed's default process group, or else the job of ``hvd.init()``. All ranks pass the same size.
 
-    From 4 KiB on, collectives on it, and on views of it, read and write it where it lies. Where memory cannot be shared
-    (a full /dev/shm, containers apart) it is an ordinary tensor. It is freed as any other. Errors: ValueError outside a
-    group and a job; DistBackendError or HorovodInternalError for ranks that are lost or want other sizes. Cost: some
-    100 us, and the system's for new memory.
+    From 4 KiB on, collectives on it and on its views use the memory directly. If memory cannot be shared (a full
+    /dev/shm, separate containers), it is an ordinary tensor. It is freed like any other. Errors: ValueError outside a
+    group and a job; DistBackendError or HorovodInternalError for lost ranks or different sizes. Cost: some 100 us, plus
+    the system's cost of new memory.
     """
     shape: Sequence[int] = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     kind = torch.get_default_dtype() if dtype is None else dtype
@@ -55,18 +55,19 @@ def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> to
 
 
 def share_(module: torch.nn.Module, group: Any = None) -> torch.nn.Module:
-    """Moves the parameters and buffers of a module into memory that the ranks of a host share, and their gradients where
-    there are any; returns it. Collective, as ``empty``. The tensors stay the same objects, and share storages as before.
+    """Moves a module's parameters and buffers, and their gradients if there are any, into memory shared by the ranks of
+    a host. Returns the module. Collective, like ``empty``. The tensors stay the same objects, and share storages as
+    before.
 
-    For programs that reduce parameters or gradients themselves: DistributedDataParallel has buckets, which are shared
-    by themselves. Errors: those of ``empty``; ValueError for parameters that are not on the CPU.
+    For programs that reduce parameters or gradients themselves. DistributedDataParallel does not need it, because its
+    buckets are shared automatically. Errors: those of ``empty``; ValueError for parameters that are not on the CPU.
     """
     tensors: list[torch.Tensor] = []
     for one in [*module.parameters(), *module.buffers()]:
         tensors.append(one)
         if one.grad is not None:
             tensors.append(one.grad)
-    starts: dict[int, int] = {}  # where each storage begins in the memory for all
+    starts: dict[int, int] = {}  # where each storage begins in the shared memory
     total = 0
     for t in tensors:
         if not t.is_cpu or t.layout is not torch.strided:

@@ -13,11 +13,11 @@ from hvd.torch.mpi_ops import allgather, allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As torch.nn.BatchNorm*d, with mean and variance of the batches of all ranks, which may differ in length.
+    """Like torch.nn.BatchNorm*d, with mean and variance over the batches of all ranks, which may differ in length.
 
-    Inputs: (N, C) or (N, C, ...). One exchange of 2 C + 1 numbers in the forward pass, one of 2 C in the backward pass.
-    In evaluation, and with one rank, it is exactly batch normalisation. Raises ValueError for inputs with fewer than
-    two dimensions.
+    Inputs: (N, C) or (N, C, ...). Exchanges 2 C + 1 numbers in the forward pass and 2 C in the backward pass, once
+    each. In evaluation, and with one rank, it is exactly batch normalisation. Raises ValueError for inputs with fewer
+    than two dimensions.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

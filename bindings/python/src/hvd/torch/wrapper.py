@@ -14,13 +14,13 @@ from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import ReduceOp
 
 
-# Process set -> how many optimizers of it have made up names. Over several jobs: an optimizer of an earlier one may be
-# used in the next.
+# Process set -> number of its optimizers with generated names. Counted across jobs, because an optimizer may outlive
+# its job.
 _made_up: Counter[int | None] = Counter()
 
 
 def _of_inner(name: str, what: str) -> Any:
-    """An attribute of the inner optimizer: one object for both, whichever of them it is assigned to."""
+    """An attribute of the inner optimizer: one object for both, even if it is assigned to only one of them."""
 
     def get(self: Any) -> Any:
         return getattr(self._hvd_inner, name)
@@ -34,28 +34,28 @@ def _of_inner(name: str, what: str) -> Any:
 class Wrapper(torch.optim.Optimizer):
     """A mixin before the class of the user's optimizer, ``_hvd_inner``, whose parameter groups and state it shares.
 
-    A scheduler may be made for either, and a state may be loaded into either. Pickling and copying make a new inner
-    optimizer, and wrap it in the same way.
+    A scheduler may be created on either one, and a state loaded into either one. Pickling and copying create a new
+    inner optimizer and wrap it in the same way.
     """
 
     param_groups = _of_inner("param_groups", "The options of each group of parameters.")
     state = _of_inner("state", "What the optimizer keeps of each parameter.")
 
-    # The arguments of DistributedOptimizer that programs may read or set.
+    # Arguments of DistributedOptimizer that programs may read or set.
     backward_passes_per_step: int
     op: ReduceOp
     gradient_predivide_factor: float
     sparse_as_dense: bool
     process_set: ProcessSet
     _compression: type[Compressor]
-    _hvd_number: int | None = None  # distinguishes names that were made up; copies, which take turns, share it
+    _hvd_number: int | None = None  # distinguishes generated names; copies take turns and share it
 
     def _hvd_wrap(
         self, inner: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], settings: dict[str, Any],
         again: tuple[Callable[..., Any], Any],
     ) -> None:
-        """``settings`` become attributes; ``again``: the function that wraps a copy, and its last argument."""
-        # A ``step`` that a scheduler set as an attribute of the inner optimizer would hide the method of this class.
+        """``settings`` become attributes. ``again``: the function that wraps a copy, and its last argument."""
+        # A ``step`` attribute set by a scheduler on the inner optimizer would hide this class's method.
         mine = {key: value for key, value in inner.__dict__.items() if key not in ("step", "param_groups", "state")}
         self.__dict__.update(mine)
         self._hvd_inner = inner
@@ -64,7 +64,7 @@ class Wrapper(torch.optim.Optimizer):
         self._hvd_settings = tuple(settings)
         self.__dict__.update(settings)
         self._hvd_names = {id(p): name for name, p in named}
-        list(self._all_parameters())  # makes up names now: ranks make their optimizers in the same order
+        list(self._all_parameters())  # generates names now, because ranks create their optimizers in the same order
 
     def _all_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         everything = [p for group in self.param_groups for p in group["params"]]
@@ -84,15 +84,17 @@ class Wrapper(torch.optim.Optimizer):
         return {p: name for name, p in self._all_parameters()}
 
     def _hvd_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters that have gradients now, with names that are the same on all ranks."""
+        """Parameters that currently have gradients, with names that are the same on all ranks."""
         return ((name, p) for name, p in self._all_parameters() if p.requires_grad)
 
     def _hvd_name(self, what: str) -> str:
-        """The name of an operation that ranks do between the reductions of gradients."""
+        """The name of an operation between the reductions of gradients."""
         return f"{next(self._all_parameters())[0]}.hvd_{what}"
 
     def _hvd_stepped(self) -> None:
-        """Marks the inner optimizer as stepped, or its scheduler would warn, and the end of the step before."""
+        """Marks the inner optimizer as stepped, because its scheduler would warn otherwise, and the end of the previous
+        step.
+        """
         self._hvd_inner._opt_called = True  # type: ignore[attr-defined]
         mark_step_of_optimizer()
 

@@ -20,7 +20,7 @@ from hvd.descriptors import above_streams
 _Storage: Any = torch.UntypedStorage
 
 LEAST = 64 << 10  # the smallest bucket worth moving, in bytes
-LEAST_SHARED = 4 << 10  # from this size in bytes, collectives on shared memory use other algorithms
+LEAST_SHARED = 4 << 10  # the smallest tensor, in bytes, whose shared memory is looked up
 
 
 class _Entry:

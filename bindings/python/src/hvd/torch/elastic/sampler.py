@@ -14,11 +14,12 @@ from hvd.core import state
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the rest of an epoch among the ranks: after ``load_state_dict`` or ``reset`` no seen sample comes again.
+    """Divides the rest of an epoch among the ranks. After ``load_state_dict`` or ``reset``, samples already seen do not
+    return.
 
-    ``dataset``: anything with a length. All ranks have the same order of the whole epoch, by ``seed`` + epoch; its
-    first ``processed_num`` samples have been seen. Where the rest does not divide evenly, some of its first samples
-    come twice. The order and the state are those of Horovod 0.28.1, whose checkpoints can be loaded here.
+    ``dataset``: any object with a length. All ranks have the same order of the whole epoch, from ``seed`` + epoch; its
+    first ``processed_num`` samples have been seen. If the rest does not divide evenly, some of its first samples appear
+    twice. The order and the state are those of Horovod 0.28.1, so its checkpoints can be loaded.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -30,7 +31,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch and forgets what was seen of the last: call it at the end of an epoch."""
+        """Begins an epoch with no samples seen. Call it at the end of an epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -44,7 +45,7 @@ class ElasticSampler(Sampler[int]):
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and how many samples of it were seen."""
+        """The epoch, and the number of its samples seen."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How models, optimizers and samplers are saved, restored and made the same on all ranks."""
+"""Saves, restores and synchronises models, optimizers and samplers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateHandler:
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Replaces the object by ``value``, and saves that."""
+        """Replaces the object with ``value``, and saves it."""
         self.value = value
         self.save()
 
@@ -32,11 +32,11 @@ class StateHandler:
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Returns to the saved state."""
+        """Restores the saved state."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0, and saves it."""
+        """Copies the state of rank 0 to all ranks, and saves it."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """An optimizer: rank 0's state. Its tensors keep their types, which ``load_state_dict`` alone would not do."""
+    """An optimizer: rank 0's state. Its tensors keep their dtypes, unlike with ``load_state_dict`` alone."""
 
     def __init__(self, value: torch.optim.Optimizer) -> None:
         super().__init__(value)
@@ -75,7 +75,8 @@ class OptimizerStateHandler(StateHandler):
 
 
 class LRSchedulerStateHandler(StateHandler):
-    """A learning-rate scheduler: rank 0's state. As a plain value it would be copied together with its optimizer."""
+    """A learning-rate scheduler: rank 0's state. Not a plain value, which would be copied together with its optimizer.
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -112,7 +113,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Pairs of a kind of object and the class that handles it; the first that fits counts."""
+    """Pairs of a kind of object and its handler class. The first match counts."""
     return _registry
 
 
@@ -127,10 +128,10 @@ def _handler_of(value: Any) -> StateHandler | None:
 
 
 class TorchState(ObjectState):
-    """``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)``: all are attributes.
+    """``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)``: all arguments become attributes.
 
     Models, optimizers, schedulers and ElasticSamplers are saved by their own state, other values as copies. ``model``
-    and ``optimizer`` are None where they are not given.
+    and ``optimizer`` are None by default.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -153,31 +154,31 @@ class TorchState(ObjectState):
             handlers[name].set_value(value)
         elif name in self.__dict__.get("_saved", {}):
             handler = _handler_of(value)
-            if handler is not None:  # for instance instead of None: it is saved by its own state now
+            if handler is not None:  # for instance instead of None: now saved by its own state
                 handlers[name] = handler
                 del self._saved[name]
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        """Saves all."""
+        """Saves all objects."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Returns to the saved state."""
+        """Restores the saved state."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0."""
+        """Copies the state of rank 0 to all ranks."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Called after the ranks have joined again: samplers divide the rest of the epoch anew."""
+        """Called after the ranks have joined again: samplers divide the rest of the epoch again."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.reset()
