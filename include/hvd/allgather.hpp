@@ -57,7 +57,7 @@ void allgather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> count
   allgather_v(comm, detail::one_block(in, counts, comm.rank()), detail::all_blocks(out, counts), counts, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void allgather(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

@@ -36,7 +36,7 @@ void allreduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, const A
   allreduce(comm, std::span(inout, count), op, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void allreduce(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

@@ -36,8 +36,8 @@ void alltoall(T& comm, B&& inout, const Algorithm& how = {}) {
   alltoall(comm, s, s, how);
 }
 
-/// send_counts[r] elements go to rank r and recv_counts[r] come from it; blocks lie one after the other. What a rank
-/// sends and its receiver expects must be equal: mismatch on all ranks if not. Not in place.
+/// send_counts[r] elements go to rank r and recv_counts[r] come from it; blocks lie one after the other. Every receiver
+/// must expect as many elements as the sender sends; otherwise all ranks get mismatch. Not in place.
 template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
 void alltoall_v(T& comm, const In& in, std::span<const std::size_t> send_counts, Out&& out,
                 std::span<const std::size_t> recv_counts, const Algorithm& how = {}) {
@@ -78,7 +78,7 @@ void alltoall_v(T& comm, In&& in, std::span<const std::size_t> send_counts, Out&
              how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void alltoall(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

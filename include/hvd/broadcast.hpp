@@ -42,7 +42,7 @@ void broadcast(T& comm, P&& inout, std::size_t count, int root = 0, const Algori
   broadcast(comm, std::span(inout, count), root, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void broadcast(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

@@ -1,4 +1,4 @@
-// hvd/buffer.hpp: what may be passed as a buffer, and how it becomes a span.
+// hvd/buffer.hpp: the types that collectives take as buffers, and their conversion to spans.
 #pragma once
 
 #include <hvd/dtype.hpp>
@@ -14,8 +14,8 @@ namespace hvd::inline HVD_ABI {
 
 /// Makes a type a buffer: specialise with `static std::span<T> span(B& b)`. Contiguous sized ranges
 /// (std::span, std::vector, std::array, C arrays, shared_array) need no specialisation; hvd/eigen.hpp adds
-/// Eigen's dense types. `static constexpr bool borrowed` says whether a B refers to memory that outlives it, as a view
-/// does (then asynchronous calls take a temporary B), or owns it.
+/// Eigen's dense types. `static constexpr bool borrowed` is true if a B refers to memory that outlives it, like a view,
+/// and false if a B owns its memory. Asynchronous calls take a temporary B only if it is true.
 template <class B>
 struct buffer_access {};
 
@@ -23,12 +23,12 @@ namespace detail {
 
 template <class B>
 concept custom_buffer = requires(std::remove_reference_t<B>& b) { buffer_access<std::remove_cvref_t<B>>::span(b); };
-/// A type with buffer_access that says whether its objects refer to elements that lie elsewhere.
+/// A type whose buffer_access declares `borrowed`.
 template <class B>
 concept says_borrowed = requires { requires bool{buffer_access<std::remove_cvref_t<B>>::borrowed}; };
 template <class B>
 concept says_owning = requires { requires !bool{buffer_access<std::remove_cvref_t<B>>::borrowed}; };
-/// Refers to elements that lie elsewhere, as far as the type shows.
+/// True if the type shows that its objects refer to elements they do not own.
 template <class E>
 inline constexpr bool is_view = std::is_pointer_v<E> || std::ranges::enable_view<E> ||
                                 std::ranges::enable_borrowed_range<E> || (custom_buffer<E> && !says_owning<E>);
@@ -50,14 +50,14 @@ class tensor_list;
 
 namespace detail {
 
-/// A pointer, not an array, which would also convert to one: arrays know their length and are buffers.
+/// A pointer. Arrays would convert to pointers, but are buffers, because they know their length.
 template <class P>
 concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
-/// What stands where a collective takes data, and cannot.
+/// An argument in the place of a buffer that is not one.
 template <class B>
 concept NoBuffer = !Buffer<B> && !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list>;
 
-/// Never compiles: the sentence for what is no buffer.
+/// Never compiles; its message explains which types are buffers.
 template <class B>
 constexpr void refuse_buffer() {
   static_assert(Buffer<B>,
@@ -67,8 +67,8 @@ constexpr void refuse_buffer() {
 
 }  // namespace detail
 
-/// A buffer whose memory outlives the call that it is passed to: a variable, a view (std::span, an Eigen::Map), and no
-/// temporary that owns its elements.
+/// A buffer whose memory outlives the call that it is passed to: a variable or a view (std::span, an Eigen::Map), but
+/// not a temporary that owns its elements.
 template <class B>
 concept BorrowedBuffer =
     Buffer<B> && (std::is_lvalue_reference_v<B> || std::ranges::enable_borrowed_range<std::remove_cvref_t<B>> ||
@@ -76,7 +76,7 @@ concept BorrowedBuffer =
 
 namespace detail {
 
-/// What asynchronous calls and lists of tensors take.
+/// A buffer that asynchronous calls and lists of tensors take.
 template <class B>
 constexpr void require_borrowed() {
   if constexpr (!Buffer<B>) {
@@ -92,7 +92,7 @@ constexpr void require_borrowed() {
 
 }  // namespace detail
 
-/// The elements of a buffer as a span (const if the buffer is). Compile-time errors for anything that is not
+/// The elements of a buffer as a span (const if the buffer is const). Does not compile for anything other than
 /// contiguous memory of trivially copyable elements.
 template <Buffer B>
 constexpr auto as_span(B&& b) {
@@ -113,7 +113,7 @@ constexpr auto as_span(B&& b) {
   }
 }
 
-/// As `as_span`, for output: a compile-time error if the buffer is const.
+/// The same for output: does not compile if the buffer is const.
 template <Buffer B>
 constexpr auto as_output(B&& b) {
   auto s = as_span(b);

@@ -1,4 +1,5 @@
-// hvd/call.hpp: the operations, blocks, and one struct for each collective: what a front door hands to an algorithm.
+// hvd/call.hpp: the operations, blocks, and one struct for each collective, which the collective's function passes to
+// an algorithm.
 #pragma once
 
 #include <hvd/op.hpp>
@@ -31,7 +32,7 @@ enum class operation : unsigned char {
   scan,            ///< the reduction of the inputs of all ranks up to this one
 };
 
-/// The name of the function, as "reduce_scatter"; "unknown" for a value that is none.
+/// The name of the function, such as "reduce_scatter"; "unknown" for an invalid value.
 constexpr std::string_view name(operation op) noexcept {
   constexpr std::string_view names[] = {
       "barrier", "allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall",
@@ -62,13 +63,13 @@ class partition {
     }
   }
 
-  /// How many blocks.
+  /// The number of blocks.
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
   /// Elements of block r.
   [[nodiscard]] std::size_t count(int r) const noexcept { return counts_ == nullptr ? each_ : counts_[r]; }
-  /// The same in bytes.
+  /// The length of block r in bytes.
   [[nodiscard]] std::size_t bytes(int r) const noexcept { return count(r) * element_bytes_; }
-  /// Where block r starts, in bytes.
+  /// The start of block r, in bytes.
   [[nodiscard]] std::size_t offset(int r) const noexcept {
     if (counts_ == nullptr) return static_cast<std::size_t>(r) * each_ * element_bytes_;
     return (many_ ? many_[static_cast<std::size_t>(r)] : few_[static_cast<std::size_t>(r)]) * element_bytes_;
@@ -77,7 +78,7 @@ class partition {
   [[nodiscard]] std::size_t total_count() const noexcept { return total_; }
   [[nodiscard]] std::size_t total_bytes() const noexcept { return total_ * element_bytes_; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
-  /// Whether all blocks were made with the same length.
+  /// True if the partition was made from one length for all blocks.
   [[nodiscard]] bool uniform() const noexcept { return counts_ == nullptr; }
   /// Of the longest block, elements and bytes.
   [[nodiscard]] std::size_t max_count() const noexcept {
@@ -98,8 +99,8 @@ class partition {
 };
 
 // ---- the calls ----------------------------------------------------------------------------------------------
-// `in` and `out` are valid for the lengths that the call states. They are the same memory (in place) or do not
-// overlap, except that a rank's own block may be in place where the collective allows it: the front doors check.
+// `in` and `out` are valid for the lengths in the call. They are the same memory (in place) or do not overlap, except
+// that a rank's own block may be in place if the collective allows it. The collectives' functions check this.
 
 /// out[i] = op over ranks of in[i], on every rank; `count` elements.
 struct allreduce_call {
@@ -112,7 +113,7 @@ struct allreduce_call {
   [[nodiscard]] allreduce_call with(const reduction& other) const noexcept { return {in, out, count, other, list}; }
 };
 
-/// As allreduce, on `root` alone; elsewhere `out` is not touched.
+/// Like allreduce, on `root` alone; elsewhere `out` is not touched.
 struct reduce_call {
   static constexpr operation kind = operation::reduce;
   const std::byte* in;

@@ -1,8 +1,8 @@
-// hvd/compiled.hpp: what takes long to compile, compiled once for a program.
+// hvd/compiled.hpp: the parts of hvd that take long to compile, compiled once for a program.
 //
-// Where all files of a program are compiled with -DHVD_COMPILED=1, the kernels of all types and operations, and the
-// engine and fusion in shared memory, are left out of them, and one file includes this header. The library that Meson
-// builds is such a file: `dependency('hvd-compiled')`. Nothing changes but the time that it takes to compile.
+// If all files of a program are compiled with -DHVD_COMPILED=1, they leave out the kernels of all types and operations,
+// and the engine and fusion in shared memory. One file of the program then includes this header; alternatively, link
+// the library that Meson builds: `dependency('hvd-compiled')`. Only the compile time changes.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -24,7 +24,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// Null where an operation is not defined for the type.
+/// Null if an operation is not defined for the type.
 template <std::size_t Combine, std::size_t... Type>
 constexpr auto kernel_makers(std::index_sequence<Type...>) {
   const auto maker = []<class T>(std::type_identity<T>) -> kernel (*)() {

@@ -15,8 +15,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What a collective knows about its elements once they are bytes. The numbers travel between ranks: append,
-/// never reorder.
+/// The type of a collective's elements, which are moved as bytes. The numbers travel between ranks: append, never
+/// reorder.
 enum class dtype : std::uint8_t {
   int8,
   uint8,
@@ -36,14 +36,14 @@ enum class dtype : std::uint8_t {
   user,        ///< any other trivially copyable type: moved as bytes, reduced only by the user's own function
 };
 
-/// Bytes of one element; 0 for `user` (only its owner knows) and for a value that is no dtype.
+/// Bytes of one element; 0 for `user` (only the program knows) and for an invalid value.
 constexpr std::size_t size_of(dtype type) noexcept {
   constexpr unsigned char sizes[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 8, 16, 0};
   const auto index = static_cast<std::size_t>(type);
   return index < std::size(sizes) ? sizes[index] : 0;
 }
 
-/// NumPy's name for the type, for messages; "unknown" for a value that is no dtype, as a peer may send one.
+/// NumPy's name for the type, for messages; "unknown" for an invalid value, which a peer may send.
 constexpr std::string_view name(dtype type) noexcept {
   constexpr std::string_view names[] = {"int8",  "uint8",     "int16",      "uint16",   "int32",   "uint32",
                                         "int64", "uint64",    "float16",    "bfloat16", "float32", "float64",
@@ -105,8 +105,8 @@ constexpr std::uint16_t bfloat16_bits(float value) noexcept {
 }  // namespace detail
 
 /// IEEE 754 binary16: storage only; compute in float. Conversion from float rounds to nearest (ties to even),
-/// overflows to infinity and keeps subnormals; conversion to float is exact. Trivial, as float is: `half x;`
-/// is uninitialised and `half x{};` is zero.
+/// overflows to infinity and keeps subnormals; conversion to float is exact. Trivial, like float: `half x;` is
+/// uninitialised and `half x{};` is zero.
 struct half {
   std::uint16_t bits;  ///< sign, 5 bits of exponent, 10 of mantissa
 
@@ -223,10 +223,10 @@ template <>
 inline constexpr dtype dtype_of<decltype(0.0bf16)> = dtype::bfloat16;
 #endif
 
-/// What a buffer may hold. Trivially copyable, because elements travel as bytes through memory that belongs
-/// to no one process; no pointer (nor pointer to member, nor null), because an address means nothing to
-/// another rank; no array and no class with a const member, because elements are assigned; not volatile, because they
-/// are copied by memcpy.
+/// A type of elements that a buffer may hold. It is trivially copyable, because elements travel as bytes through shared
+/// memory; not a pointer (nor a pointer to member, nor null), because an address means nothing to another rank; not an
+/// array and not a class with a const member, because elements are assigned; not volatile, because elements are copied
+/// by memcpy.
 template <class T>
 concept Element = std::is_object_v<T> && std::is_trivially_copyable_v<T> &&
                   std::is_move_assignable_v<std::remove_const_t<T>> && !std::is_array_v<T> && !std::is_pointer_v<T> &&

@@ -34,7 +34,7 @@ namespace detail {
 struct adasum_entry {
   static constexpr std::string_view name = "adasum";
 };
-/// What each number of reduce_op stands for.
+/// The operation of each number of reduce_op.
 using reduce_ops = std::tuple<average_t, sum_t, adasum_entry, min_t, max_t, product_t>;
 static_assert(std::tuple_size_v<reduce_ops> == static_cast<std::size_t>(reduce_op::product) + 1);
 
@@ -43,7 +43,7 @@ inline constexpr auto reduce_op_names =
 
 }  // namespace detail
 
-/// The name in messages, as "average". "unknown" for a value that is none: a peer or another language may send one.
+/// The name in messages, such as "average"; "unknown" for an invalid value, which a peer or another language may send.
 constexpr std::string_view name(reduce_op op) noexcept {
   const auto index = static_cast<std::size_t>(op);
   return index < detail::reduce_op_names.size() ? detail::reduce_op_names[index] : "unknown";
@@ -63,7 +63,7 @@ constexpr reduce_op number_of() noexcept {
 
 using reduction_maker = reduction (*)(int size);
 
-/// Null where the operation is not defined for the type: make_reduction<T> would not compile.
+/// Null if the operation is not defined for the type: make_reduction<T> would not compile.
 template <class Op, class T>
 constexpr reduction_maker maker_of() noexcept {
   if constexpr (!is_builtin<Op>) {
@@ -118,8 +118,8 @@ inline reduction_maker find_maker(dtype type, reduce_op op) noexcept {
 
 }  // namespace detail
 
-/// A built-in operation with its factors, as a value. It is made from what other calls take, `hvd::average` or
-/// `hvd::scaled(hvd::sum, 0.5)`, and from a reduce_op.
+/// A built-in operation with its factors, as a value. It converts from the operations of other calls, such as
+/// `hvd::average` or `hvd::scaled(hvd::sum, 0.5)`, and from a reduce_op.
 struct dynamic_op {
   reduce_op op = reduce_op::sum;
   double prescale = 1.0;   ///< factor of every input
@@ -138,13 +138,13 @@ struct dynamic_op {
   }
 };
 
-/// The run-time twin of make_reduction<T>(op, size): `op` on elements of `type` in a group of `size` ranks, where every
-/// input is multiplied by `prescale` before and the result by `postscale` after (see scaled_op). Equal to the reduction
-/// that the typed call makes, so that ranks may mix the two.
+/// The run-time twin of make_reduction<T>(op, size): `op` on elements of `type` in a group of `size` ranks, with every
+/// input multiplied by `prescale` and the result by `postscale` (see scaled_op). It equals the reduction of the typed
+/// call, so ranks may mix the two.
 ///
-/// Errors: invalid_argument, in a sentence, for what is not defined: sum, average and product of bool, min and max of
-/// complex numbers, adasum (an algorithm), user types, a scale on bool, numbers that are no type or operation.
-/// Cost: two loads and a call.
+/// Errors: invalid_argument for undefined combinations: sum, average and product of bool, min and max of complex
+/// numbers, adasum (an algorithm), user types, a scale on bool, and invalid numbers of types or operations. Cost: two
+/// loads and a call.
 inline reduction make_reduction(dtype type, reduce_op op, int size, double prescale = 1.0, double postscale = 1.0) {
   const detail::reduction_maker make = detail::find_maker(type, op);
   if (make == nullptr) detail::refuse_reduction(type, op);

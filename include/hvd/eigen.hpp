@@ -24,8 +24,8 @@ Derived eigen_dense(const Eigen::DenseBase<Derived>&);
 template <class B>
 concept eigen_expression = requires(const B& b) { detail::eigen_dense(b); };
 
-/// Whether a B is contiguous whatever its value, as far as the type shows: vectors of unit stride, and matrices whose
-/// columns (rows, if row-major) are known to follow one another.
+/// True if the type shows that every B is contiguous: vectors of unit stride, and matrices whose columns (rows, if
+/// row-major) are known to follow one another.
 template <class B>
 constexpr bool eigen_strides_packed() {
   if constexpr ((static_cast<unsigned>(Eigen::internal::traits<B>::Flags) & Eigen::DirectAccessBit) == 0) {
@@ -37,10 +37,10 @@ constexpr bool eigen_strides_packed() {
     return inner == 1 && (is_vector || (outer != Eigen::Dynamic && outer == (is_row_major ? cols : rows)));
   }
 }
-/// A matrix or array object is packed whatever its strides are at run time.
+/// A matrix or array object is always packed.
 template <class B>
 inline constexpr bool eigen_packed = std::is_base_of_v<Eigen::PlainObjectBase<B>, B> || eigen_strides_packed<B>();
-/// A map without strides of its own is packed as its object would be.
+/// A map without its own strides is packed like its object.
 template <class P, int Options, int Outer, int Inner>
 inline constexpr bool eigen_packed<Eigen::Map<P, Options, Eigen::Stride<Outer, Inner>>> =
     (Outer == 0 && (Inner == 0 || Inner == 1)) ||
@@ -52,10 +52,10 @@ inline constexpr bool eigen_packed<Eigen::Block<X, Rows, Cols, true>> =
 
 }  // namespace detail
 
-/// Lets collectives take Eigen's dense objects as they are: vectors, matrices, arrays, maps, and blocks of whole
-/// columns (whole rows, if row-major), as inputs and, where they can be assigned to, as outputs. Elements come in the
-/// order in which Eigen stores them, so ranks must agree on it. No copy is made: an expression whose type does not show
-/// that it is contiguous does not compile, and the message states what to write instead.
+/// Lets collectives take Eigen's dense objects: vectors, matrices, arrays, maps, and blocks of whole columns (whole
+/// rows, if row-major). They are inputs, and outputs if they can be assigned to. Elements come in the order in which
+/// Eigen stores them, so ranks must agree on that order. No copy is made. An expression whose type does not show that
+/// it is contiguous does not compile; the message explains what to write instead.
 template <detail::eigen_expression B>
 struct buffer_access<B> {
   static constexpr bool borrowed = !std::is_base_of_v<Eigen::PlainObjectBase<B>, B>;

@@ -14,19 +14,19 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What went wrong, as far as a program can act on it.
+/// The kind of a failure, as far as a program can act on it.
 enum class error_kind : unsigned char {
   invalid_argument,  ///< this call can never work as written; nothing was sent and the transport is usable
   mismatch,          ///< ranks disagree on what they are doing (operation, count, type, op or root)
-  peer_lost,         ///< another process of the group died or left; the transport is finished
-  timeout,           ///< a peer did not answer before the deadline; the transport is finished
+  peer_lost,         ///< another process of the group died or left; the transport can no longer be used
+  timeout,           ///< a peer did not answer before the deadline; the transport can no longer be used
   no_memory,         ///< memory could not be reserved; the transport is usable
   unsupported,       ///< the transport or algorithm cannot do this
   system,            ///< the operating system refused something
-  aborted,           ///< another rank failed in the middle of a collective; the transport is finished
+  aborted,           ///< another rank failed in the middle of a collective; the transport can no longer be used
 };
 
-/// As it is written in programs and messages: "peer_lost".
+/// The name in programs and messages, such as "peer_lost".
 constexpr std::string_view name(error_kind kind) noexcept {
   constexpr std::string_view names[] = {"invalid_argument", "mismatch",    "peer_lost", "timeout",
                                         "no_memory",        "unsupported", "system",    "aborted"};
@@ -35,7 +35,7 @@ constexpr std::string_view name(error_kind kind) noexcept {
 
 namespace detail {
 
-/// The kind that another process wrote as a number: `aborted` for a number that is none.
+/// The kind that another process wrote as a number; `aborted` for an invalid number.
 constexpr error_kind kind_of(std::uint64_t number) noexcept {
   return number <= static_cast<std::uint64_t>(error_kind::aborted) ? static_cast<error_kind>(number)
                                                                    : error_kind::aborted;
@@ -52,15 +52,16 @@ class error : public std::runtime_error {
                               no_memory = error_kind::no_memory, unsupported = error_kind::unsupported,
                               system = error_kind::system, aborted = error_kind::aborted;
 
-  /// For transports and algorithms: a sentence, which gets the prefix "hvd: ", and the rank at fault or -1.
+  /// For transports and algorithms. `what` is a sentence, which gets the prefix "hvd: "; `culprit` is the rank at
+  /// fault, or -1.
   error(error_kind kind, const std::string& what, int culprit = -1)
       : std::runtime_error("hvd: " + what), kind_(kind), culprit_(culprit) {}
 
-  /// What a program can act on.
+  /// The kind of the failure, on which a program can act.
   [[nodiscard]] error_kind kind() const noexcept { return kind_; }
 
-  /// The rank that caused the failure (the one that died, or did not answer); -1 if it is no single rank.
-  /// Counted in the group whose operation failed.
+  /// The rank that caused the failure (the one that died, or did not answer); -1 if no single rank did. It is a rank of
+  /// the group whose operation failed.
   [[nodiscard]] int rank() const noexcept { return culprit_; }
 
  private:
@@ -108,8 +109,8 @@ class piece {
   };
 };
 
-/// The pieces as one text. Much of hvd's code only builds messages and hardly ever runs: here it is compiled once,
-/// where operators of std::string would be compiled into every place that builds one.
+/// The pieces as one text. Much of hvd's code only builds messages and hardly ever runs. This function is compiled
+/// once; operators of std::string would be compiled into every place that builds a message.
 [[gnu::noinline]] inline std::string joined(std::initializer_list<piece> pieces) {
   std::string text;
   for (const piece& p : pieces) p.append_to(text);
@@ -124,8 +125,8 @@ class piece {
 /// The text of an error without the prefix "hvd: ", for use within another sentence.
 inline std::string_view sentence(const error& e) noexcept { return std::string_view(e.what()).substr(5); }
 
-/// The same error with a text of its own, to be thrown by another thread or again later: copies share their text, by a
-/// count that ThreadSanitizer does not see.
+/// The same error with its own copy of the text, for throwing it in another thread or again later. Copies of an
+/// exception share their text, with a reference count that ThreadSanitizer does not see.
 inline error again(const error& e, int culprit) { return {e.kind(), std::string(sentence(e)), culprit}; }
 inline error again(const error& e) { return again(e, e.rank()); }
 

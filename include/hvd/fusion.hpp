@@ -29,16 +29,15 @@ inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
 /// On ranks with common memory (ShmTransport, ThreadTransport) there is no buffer: chunks go through the group's
 /// staging memory, straight from the tensors and straight into them, while the next chunk is packed
 /// (fusion/staged.hpp): 6 - 4/p memory accesses for each byte, as for one long private buffer. Tensors in memory from
-/// `bucket` (or `alloc_shared`), at the same offsets on all ranks, are not packed at all: 2 accesses. On other
-/// transports tensors are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with
-/// `automatic`, and unpacked. The buffer is memory from alloc_shared where the transport has it; it is allocated when
-/// it is first needed, and doubles as it grows. Packing and unpacking, or the kernels, also scale and convert: there is
-/// no separate pass for that.
+/// `bucket` (or `alloc_shared`), at the same offsets on all ranks, are not packed: 2 accesses. On other transports
+/// tensors are packed into a buffer of at most `threshold` bytes, each on a cache line, reduced with `automatic`, and
+/// unpacked. The buffer is memory from alloc_shared if the transport has it; it is allocated when it is first needed,
+/// and doubles as it grows. Packing and unpacking, or the kernels, also scale and convert, without a separate pass.
 ///
 /// All ranks get the same bits, and the same tensors give the same bits in every run with the same threshold and number
-/// of ranks. On ranks with common memory a tensor's result depends on nothing else in the batch and is that of
-/// hvd::allreduce (for all operations but adasum). Elsewhere a tensor's position in the buffer may decide in which
-/// order an algorithm adds.
+/// of ranks. On ranks with common memory a tensor's result does not depend on the rest of the batch, and equals that of
+/// hvd::allreduce (for all operations except adasum). Elsewhere a tensor's position in the buffer may decide the order
+/// in which an algorithm adds.
 ///
 /// Errors of all calls, before anything is sent: invalid_argument (null with a count, input and output that overlap
 /// without being the same, types that cannot be converted, an operation that is not defined for the type, counts that
@@ -51,11 +50,11 @@ class FusionBuffer {
   explicit FusionBuffer(T& comm, std::size_t threshold = default_fusion_threshold)
       : comm_(comm), fusion_(comm, threshold) {}
 
-  /// How many bytes may travel together where they go through a buffer; 0: each tensor travels by itself, on all
-  /// transports. A longer tensor travels alone: without a copy if it is not converted, else in pieces. (Adasum and
-  /// reduce_scatter cannot cut a tensor: there the buffer grows above the threshold for one that is converted.)
+  /// The most bytes that travel together through a buffer; 0: each tensor travels by itself, on all transports. A
+  /// longer tensor travels alone: without a copy if it is not converted, otherwise in parts. (Adasum and reduce_scatter
+  /// cannot cut a tensor: for a long converted tensor, their buffer grows above the threshold.)
   [[nodiscard]] std::size_t threshold() const noexcept { return fusion_.threshold; }
-  /// Only between calls, and the same on all ranks.
+  /// Sets it. Only between calls, and the same on all ranks.
   void threshold(std::size_t bytes) noexcept { fusion_.threshold = bytes; }
 
   /// out[i] = op over all ranks of in[i], for each tensor. `op` as in all collectives (`hvd::average`,
@@ -63,8 +62,8 @@ class FusionBuffer {
   /// result is rounded to the wire type.
   void allreduce(std::span<const fused> tensors, dynamic_op op = {});
 
-  /// Adaptive summation (hvd/algorithm/adasum.hpp), in which each tensor has factors of its own; by messages, on every
-  /// transport that has them (else unsupported). float16, bfloat16, float32 and float64.
+  /// Adaptive summation (hvd/algorithm/adasum.hpp); each tensor has its own factors. It uses messages and runs on every
+  /// transport that has them (otherwise unsupported). Types: float16, bfloat16, float32 and float64.
   void adasum(std::span<const fused> tensors, double prescale = 1.0, double postscale = 1.0);
 
   /// `in` of each tensor on root, to `out` on all ranks. `in` is not used elsewhere. No conversion.
@@ -74,13 +73,13 @@ class FusionBuffer {
   /// ranks in rank order. `in` may be this rank's block of `out`. No conversion.
   void allgather(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts);
 
-  /// As allreduce, but rank r gets only block r of each tensor t, of counts[t][r] elements. `out` may be this rank's
+  /// Like allreduce, but rank r gets only block r of each tensor t, of counts[t][r] elements. `out` may be this rank's
   /// block of `in`; the rest of `in` is not changed.
   void reduce_scatter(std::span<const fused> tensors, std::span<const std::vector<std::size_t>> counts,
                       dynamic_op op = {});
 
   /// Allocates n elements in which tensors are reduced without packing; collective. Fill them, and pass parts of them
-  /// as tensors with in == out, at the same offsets on all ranks. Where the transport has no shared memory, this is
+  /// as tensors with in == out, at the same offsets on all ranks. If the transport has no shared memory, this is
   /// private memory, with the same results. Errors: those of alloc_shared.
   template <class E>
   [[nodiscard]] shared_array<E> bucket(std::size_t n) {
@@ -92,7 +91,7 @@ class FusionBuffer {
     }
   }
 
-  /// Bytes of the buffer that this rank has now.
+  /// The current size of this rank's buffer in bytes.
   [[nodiscard]] std::size_t bytes() const noexcept { return fusion_.bytes(); }
   /// Frees the buffer. Only between calls, and on all ranks.
   void release() noexcept { fusion_.release(); }
@@ -124,8 +123,8 @@ class FusionBuffer {
   typename detail::fusion_of<T>::type fusion_;
 };
 
-// Defined outside of the class: members that are defined inside are inline, and every file would compile them despite
-// `extern template`.
+// Defined outside of the class: members defined inside are inline, so every file would compile them despite `extern
+// template`.
 
 template <Transport T>
 void FusionBuffer<T>::allreduce(std::span<const fused> tensors, dynamic_op op) {
@@ -233,8 +232,8 @@ extern template class FusionBuffer<ShmTransport>;
 
 /// Many tensors, in one collective: `hvd::allreduce(comm, hvd::tensors(a, b, c), hvd::average)`. The lists of all ranks
 /// have the same counts and types in the same order; no two tensors overlap, which is checked with HVD_CHECK. Results,
-/// errors and cost are those of FusionBuffer; where ranks have no common memory, one that is kept saves allocating its
-/// buffer in each call.
+/// errors and cost are those of FusionBuffer. If ranks have no common memory, keeping a FusionBuffer saves the
+/// allocation of a buffer in each call.
 template <Transport T>
 void allreduce(T& comm, const tensor_list& list, dynamic_op op = {}) {
   detail::check_distinct(comm, list);

@@ -25,7 +25,7 @@ void gather_blocks(T& comm, From from, To to, const partition& blocks, int root,
 }  // namespace detail
 
 /// `out` on `root` receives the `in` of every rank, in rank order: size() x in.size() elements. Elsewhere `out` is not
-/// touched and may be empty. All ranks pass the same count. On the root `in` may be its own block of `out` (in
+/// touched and may be empty. All ranks pass the same count. On the root `in` may be the root's own block of `out` (in
 /// place). Errors: invalid_argument, mismatch, peer_lost, timeout, aborted.
 template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
 void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how = {}) {
@@ -33,7 +33,7 @@ void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how
   const auto from = as_span(in);
   detail::arguments check(operation::gather, comm.rank(), comm.size());
   check.root(root).buffer("input", from);
-  // Also on ranks that do not touch it, so that all ranks refuse alike.
+  // Checked on ranks that do not touch it as well, so that all ranks report the same error.
   check.addressable("output", detail::blocks_of(from.size(), comm.size()), sizeof(element_of<In>));
   detail::gather_blocks(comm, from, as_output(out), partition(comm.size(), from.size(), sizeof(element_of<In>)), root,
                         check, how);
@@ -66,7 +66,7 @@ void gather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, 
   gather_v(comm, detail::one_block(in, counts, comm.rank()), all, counts, root, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void gather(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

@@ -36,8 +36,8 @@ namespace hvd::inline HVD_ABI {
 namespace detail {
 
 /// Forwards SIGINT, SIGTERM and SIGHUP to the ranks while it exists, and remembers the last one. They are blocked until
-/// `open`, so that none is lost between a fork and the moment when the child has its own handlers, and none ends this
-/// process between making a segment and removing it.
+/// `open`, so that no signal is lost between a fork and the moment when the child has its own handlers, and no signal
+/// ends this process between making a segment and removing it.
 class signal_relay {
  public:
   explicit signal_relay(const std::vector<pid_t>& ranks) {
@@ -63,8 +63,8 @@ class signal_relay {
       ::sigaction(forwarded[i], nullptr, &before_[i]);
       if (before_[i].sa_handler != SIG_IGN) ::sigaction(forwarded[i], &forward, nullptr);  // unless ignored (nohup)
     }
-    // If a program ignores SIGCHLD, the kernel discards the exit status of its children. (A handler of its own stays:
-    // it may have other children.)
+    // If a program ignores SIGCHLD, the kernel discards the exit status of its children. (The program's own handler
+    // stays: it may have other children.)
     ::sigaction(SIGCHLD, nullptr, &child_before_);
     if (child_before_.sa_handler == SIG_IGN || (child_before_.sa_flags & SA_NOCLDWAIT) != 0) {
       struct sigaction keep {};
@@ -76,7 +76,7 @@ class signal_relay {
   signal_relay& operator=(const signal_relay&) = delete;
   ~signal_relay() { restore(); }
 
-  /// Called when all ranks have been started: forwards the signals that have come, and later ones.
+  /// Called when all ranks have been started. Forwards pending signals and later ones.
   void open() noexcept { ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr); }
   /// Restores handlers and mask.
   void restore() noexcept {
@@ -104,20 +104,20 @@ class signal_relay {
   bool restored_ = false;
 };
 
-/// Flushes stdio, and the streams in case they are not synchronised with it.
+/// Flushes stdio, and the C++ streams in case they are not synchronised with it.
 inline void flush_output() {
   std::cout.flush();
   std::clog.flush();
   std::fflush(nullptr);
 }
 
-/// Called before anything is started. The group would refuse it too, but without the name of the function.
+/// Called before anything is started. The group would also reject the number, but without the name of the function.
 inline void check_ranks(const char* function, int np) {
   if (np >= 1 && np <= max_ranks) return;
   fail(error_kind::invalid_argument, {function, ": np, the number of ranks, is ", np, "; allowed: 1 to ", max_ranks});
 }
 
-/// The threads of this process; 1 where the system does not tell.
+/// The number of threads of this process; 1 if the system does not report it.
 inline int count_threads() {
   const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir("/proc/self/task"), &::closedir);
   int found = 0;
@@ -125,11 +125,11 @@ inline int count_threads() {
   return std::max(found, 1);
 }
 
-/// A fork copies the thread that calls it, and the locks of all others as they are. A thread pool (OpenMP's, a BLAS's,
-/// libtorch's) then waits in the child for threads that it does not have.
+/// Refuses to fork a process with several threads. A fork copies only the calling thread, but the locks of all threads.
+/// In the child, a thread pool (OpenMP's, a BLAS's, libtorch's) would wait for threads that do not exist.
 inline void refuse_threads() {
   int threads = count_threads();
-  // A thread that has been joined is in the list for an instant more.
+  // A joined thread stays in the list for a moment.
   for (int i = 0; threads > 1 && i != 100; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     threads = count_threads();
@@ -141,7 +141,7 @@ inline void refuse_threads() {
         "before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or start the ranks by hvdrun"});
 }
 
-/// Reports that a rank was killed, which it cannot do itself; but not by a signal that this process passed on to it.
+/// Reports a killed rank, which cannot report it itself; not for a signal that this process forwarded to it.
 inline void report_killed(int rank, int np, int signal) {
   if (signal == signal_relay::received()) return;
   std::fprintf(stderr, "rank %d of %d: killed by signal %d (%s)\n", rank, np, signal, ::strsignal(signal));
@@ -169,16 +169,16 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 }  // namespace detail
 
 /// Runs f(ShmTransport&) in `np` child processes, each a rank of one group, and waits for them. f returns nothing, or
-/// an exit code. Returns 0 if all ranks did, else the first failure's code: that of the lowest rank that was killed
-/// (128 + signal), else of the lowest that failed. An exception that leaves f is printed to stderr with its rank and
-/// counts as code 1; a signal that killed a rank is printed with it, too. SIGINT, SIGTERM and SIGHUP are passed on to
-/// the ranks; the result is then 128 + signal. If a rank dies before it has joined, the others lose it at once, not
-/// after a time limit. If this process dies, its ranks are killed.
+/// an exit code. Returns 0 if all ranks returned nothing or 0. Otherwise returns 128 + signal for the lowest rank that
+/// was killed, or, if none was killed, the code of the lowest rank that failed. An exception that leaves f is printed
+/// to stderr with its rank and counts as code 1. A signal that killed a rank is printed with the rank, too. SIGINT,
+/// SIGTERM and SIGHUP are passed on to the ranks; the result is then 128 + signal. If a rank dies before it has joined,
+/// the others get peer_lost at once, not after a time limit. If this process dies, its ranks are killed.
 ///
-/// Call it before this process starts threads (OpenMP, a BLAS and libtorch keep some): children are forked and do not
-/// exec. Standard output is flushed before the fork and at a rank's end; destructors of static objects do not run in
-/// the ranks. Errors, before anything is started: invalid_argument for np outside 1 to 4096; unsupported in a process
-/// with more than one thread; no_memory, system.
+/// Call it before this process starts threads (OpenMP, a BLAS and libtorch keep threads): children are forked and do
+/// not exec. Standard output is flushed before the fork and at a rank's end; destructors of static objects do not run
+/// in the ranks. Errors, before anything is started: invalid_argument for np outside 1 to 4096; unsupported in a
+/// process with more than one thread; no_memory, system.
 template <class F>
 int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   detail::check_ranks("fork_run", np);
@@ -223,18 +223,18 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   auto& header = *reinterpret_cast<detail::group_header*>(memory->data());
   for (int left = np; left != 0;) {
     bool any = false;
-    // One by one and not "any child": the caller may have other children, whose status it collects itself.
+    // Waits for each rank and not for "any child": the caller may have other children, whose status it collects itself.
     for (std::size_t r = 0; r != ranks.size(); ++r) {
       int status = 0;
       const pid_t ended = ranks[r] > 0 ? ::waitpid(ranks[r], &status, WNOHANG) : 0;
       if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
-      // Without a status (other code has collected the rank) it is not known how it ended.
+      // Without a status (other code has collected it) it is unknown how the rank ended.
       codes[r] = ended < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
       if (ended > 0 && WIFSIGNALED(status)) detail::report_killed(static_cast<int>(r), np, WTERMSIG(status));
       ranks[r] = 0;
       any = true;
       --left;
-      // A rank that ended before it joined holds no lock by which the others would notice.
+      // A rank that ended before it joined held no lock, so the others would not notice its end.
       if (const int rank = static_cast<int>(r); !header.ready.has(rank)) {
         std::uint64_t none = 0;
         header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, -1));
@@ -252,9 +252,9 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
   return 0;
 }
 
-/// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If any of
-/// them throws, the exception of the rank that failed first is rethrown here (the others, which then lose a peer, end
-/// with it). Errors: invalid_argument for np outside 1 to 4096, no_memory, system if a thread cannot be started (and
+/// Runs f(ThreadTransport&) in `np` threads of this process, each a rank of one group, and waits for them. If a rank
+/// throws, the others lose a peer and end as well, and the exception of the rank that failed first is rethrown here.
+/// Errors: invalid_argument for np outside 1 to 4096, no_memory, system if a thread cannot be started (and
 /// std::bad_alloc if there is no memory to report that).
 template <class F>
 void thread_run(int np, F&& f, const sharing_options& opts = {}) {

@@ -1,4 +1,4 @@
-// hvd/line_costs.hpp: what cache lines cost between two ranks, which decides on protocols in common memory.
+// hvd/line_costs.hpp: the costs of cache lines between two ranks, by which protocols in common memory are chosen.
 #pragma once
 
 #include <hvd/config.hpp>
@@ -11,30 +11,31 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// In picoseconds for a line of 64 bytes; all 0 if unknown. A group measures them when it starts (less than a
-/// millisecond for each of at most three pairs of ranks), rank 0 decides for all, and groups that are split off inherit
-/// them. They decide how data moves, not the result: if the costs of a machine change, as when a virtual machine is
-/// moved, a group stays right and only gets slower.
+/// Costs in picoseconds for a line of 64 bytes; all 0 if unknown. A group measures them when it starts (less than a
+/// millisecond for each of at most three pairs of ranks), rank 0 decides for all ranks, and groups made by `split`
+/// inherit them. They decide how data moves, not the result: if the costs of a machine change, for example when a
+/// virtual machine is moved, results stay right and only get slower.
 struct line_costs {
   std::uint32_t transfer = 0;  ///< from a store on one core until another core sees it
   std::uint32_t rewrite = 0;   ///< a store into a line that another core has read since the last one
   std::uint32_t touched = 0;   ///< the same if the reader has stored into it too, including the reader's cost
 
   [[nodiscard]] constexpr bool known() const noexcept { return transfer != 0; }
-  /// Whether a rank should touch what it has read and another one writes next. On an EPYC (Zen 4) that makes it three
-  /// times as fast, on a Xeon (Sapphire Rapids) slower by a sixth. If costs are unknown, it does.
+  /// True if a rank should touch lines that it has read and another rank writes next. On an EPYC (Zen 4) this is three
+  /// times as fast, on a Xeon (Sapphire Rapids) slower by a sixth. True if costs are unknown.
   [[nodiscard]] constexpr bool touching_pays() const noexcept {
     return !known() || std::uint64_t{5} * touched < std::uint64_t{4} * rewrite;
   }
   friend constexpr bool operator==(const line_costs&, const line_costs&) = default;
 };
 
-/// The text that HVD_LINE_COSTS takes: "transfer_ps=106000,rewrite_ps=6800,touched_ps=9000".
+/// The text for HVD_LINE_COSTS: "transfer_ps=106000,rewrite_ps=6800,touched_ps=9000".
 inline std::string to_string(const line_costs& c) {
   return detail::joined({"transfer_ps=", c.transfer, ",rewrite_ps=", c.rewrite, ",touched_ps=", c.touched});
 }
 
-/// Reads what to_string writes, in any order; else invalid_argument, which names `name`, `value` and what is allowed.
+/// Parses the text of to_string, in any order. Otherwise throws invalid_argument with `name`, `value` and the allowed
+/// form.
 inline line_costs parse_line_costs(std::string_view name, std::string_view value) {
   constexpr std::uint32_t most = 100'000'000;  // 0.1 ms
   line_costs costs;

@@ -17,7 +17,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// What a built-in operation is made of: the kernel that combines two elements, and the types it is defined for.
+/// The parts of a built-in operation: the kernel that combines two elements, and the types it is defined for.
 template <class Kernel, bool OfOrdered, bool DividesByRanks = false>
 struct builtin_op {
   using kernel = Kernel;
@@ -69,7 +69,7 @@ template <class F>
 struct non_commutative_op {
   [[no_unique_address]] F op;
 };
-/// Declares `f` non-commutative. (A function object may also say `static constexpr bool commutative = false`.)
+/// Declares `f` non-commutative. (A function object may also declare `static constexpr bool commutative = false`.)
 template <class F>
 constexpr non_commutative_op<F> non_commutative(F f) {
   return {f};
@@ -90,9 +90,9 @@ constexpr scaled_op<Op> scaled(Op op, double prescale, double postscale = 1.0) {
   return {op, prescale, postscale};
 }
 
-/// An operation on elements of one type with the types erased: what algorithms see. Made by `make_reduction`
-/// at the front door, so that an algorithm is compiled once per transport and not once per element type.
-/// All counts are elements of the user's type.
+/// An operation on elements of one type, with the types erased, for algorithms. `make_reduction` makes it when a
+/// collective is called, so an algorithm is compiled once per transport and not once per element type. All counts are
+/// elements of the user's type.
 class reduction {
  public:
   dtype type = dtype::user;
@@ -103,7 +103,7 @@ class reduction {
   detail::scaling scale{};
   detail::kernel fold = nullptr;
 
-  /// All of it at once: outs[j][i] = finish(fold of prepare(ins[k][i]) in order of k).
+  /// All three parts at once: outs[j][i] = finish(fold of prepare(ins[k][i]) in order of k).
   void complete(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count) const {
     fold(outs, nouts, ins, nins, count * components, scales() ? &scale : nullptr);
   }
@@ -130,7 +130,7 @@ class reduction {
 
 namespace detail {
 
-/// A number that ranks running the same program agree on and that differs between types.
+/// A number for a type: different for different types, the same on all ranks that run the same program.
 template <class T>
 constexpr std::uint32_t type_hash() {
   std::uint32_t h = 2166136261U;  // FNV-1a
@@ -142,7 +142,7 @@ constexpr std::uint32_t type_hash() {
 
 using builtin_places = std::make_index_sequence<std::tuple_size_v<builtin_ops>>;
 
-/// The number of Op in builtin_ops, from 1; 0 if it is none of them.
+/// The number of Op in builtin_ops, from 1; 0 if Op is not in it.
 template <class Op>
 inline constexpr std::uint32_t builtin_place =
     static_cast<std::uint32_t>((place_in<Op, builtin_ops>() + 1) % (std::tuple_size_v<builtin_ops> + 1));
@@ -151,7 +151,7 @@ inline constexpr bool is_builtin = builtin_place<Op> != 0;
 template <class Op>
 inline constexpr bool is_builtin<scaled_op<Op>> = is_builtin<Op>;
 
-/// Whether the result is divided by the number of ranks.
+/// True if the result is divided by the number of ranks.
 template <class Op>
 inline constexpr bool divides_by_ranks = requires { requires Op::divides; };
 template <class F>
@@ -167,7 +167,7 @@ template <std::size_t... Place>
 constexpr auto builtin_names(std::index_sequence<Place...>) noexcept {
   return std::array{std::string_view("none"), std::tuple_element_t<Place, builtin_ops>::name...};
 }
-/// The operation's name for messages; user-defined ones have none that would mean anything to a reader.
+/// The operation's name for messages. User-defined operations have no readable name.
 inline std::string_view op_name(std::uint32_t id) {
   constexpr auto names = builtin_names(builtin_places());
   return id < names.size() ? names[id] : "user-defined";
@@ -184,8 +184,8 @@ constexpr bool is_commutative() {
 
 }  // namespace detail
 
-/// The erased form of `op` on elements of type T in a group of `size` ranks. A compile-time error with a
-/// sentence if `op` is not defined for T.
+/// The erased form of `op` on elements of type T in a group of `size` ranks. Does not compile if `op` is not defined
+/// for T; the message says why.
 template <class T, class Op>
 reduction make_reduction(const Op& /*an empty object: its type says it all*/, int size) {
   using N = detail::builtin_of<T>;

@@ -6,7 +6,8 @@
 namespace hvd::inline HVD_ABI {
 
 /// out[i] = op over all ranks of in[i], on `root`. Elsewhere `out` is not touched and may be empty. In place on the
-/// root if `in` and `out` are the same memory. Errors, and what ranks must agree on, as for allreduce; also on `root`.
+/// root if `in` and `out` are the same memory. Ranks must agree on the same things as for allreduce, and on `root`.
+/// Errors as for allreduce.
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void reduce(T& comm, const In& in, Out&& out, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
@@ -46,7 +47,7 @@ void reduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, int root =
   reduce(comm, std::span(inout, count), op, root, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void reduce(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

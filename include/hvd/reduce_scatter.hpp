@@ -61,7 +61,7 @@ void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> 
   reduce_scatter_v(comm, detail::all_blocks(in, counts), detail::one_block(out, counts, comm.rank()), counts, op, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void reduce_scatter(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

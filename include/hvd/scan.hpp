@@ -6,11 +6,11 @@
 namespace hvd::inline HVD_ABI {
 
 /// out[i] = op over ranks 0 to this one of in[i], in their order: MPI_Scan; the default op is `sum`. Every rank passes
-/// the same count, element type and op. `in` and `out` are the same memory or do not overlap. `average` is refused when
-/// compiling: the ranks have prefixes of different lengths.
+/// the same count, element type and op. `in` and `out` are the same memory or do not overlap. `average` does not
+/// compile: the ranks' prefixes have different lengths.
 ///
-/// Errors as for allreduce. Cost in shared memory: each rank stages its input once and reads those of the ranks below
-/// it, at most p - 1; by messages: ceil(log2 p) messages of the whole vector.
+/// Errors as for allreduce. Cost in shared memory: each rank stages its input once and reads the inputs of the ranks
+/// below it, at most p - 1. Cost by messages: ceil(log2 p) messages of the whole vector.
 template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
@@ -37,7 +37,7 @@ void scan(T& comm, P&& inout, std::size_t count, const Op& op = {}, const Algori
   scan(comm, std::span(inout, count), op, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void scan(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

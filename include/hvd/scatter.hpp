@@ -25,15 +25,15 @@ void scatter_blocks(T& comm, From from, To to, const partition& blocks, int root
 }  // namespace detail
 
 /// Block r of `in` on `root`, of out.size() elements, goes to rank r. Elsewhere `in` is not read and may be empty. All
-/// ranks pass the same count. On the root `out` may be its own block of `in` (in place). Errors: invalid_argument,
-/// mismatch, peer_lost, timeout, aborted.
+/// ranks pass the same count. On the root `out` may be the root's own block of `in` (in place). Errors:
+/// invalid_argument, mismatch, peer_lost, timeout, aborted.
 template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
 void scatter(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto to = as_output(out);
   detail::arguments check(operation::scatter, comm.rank(), comm.size());
   check.root(root).buffer("output", to);
-  // Also on ranks that do not touch it, so that all ranks refuse alike.
+  // Checked on ranks that do not touch it as well, so that all ranks report the same error.
   check.addressable("input", detail::blocks_of(to.size(), comm.size()), sizeof(element_of<In>));
   detail::scatter_blocks(comm, as_span(in), to, partition(comm.size(), to.size(), sizeof(element_of<In>)), root, check,
                          how);
@@ -66,7 +66,7 @@ void scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts,
   scatter_v(comm, all, detail::one_block(out, counts, comm.rank()), counts, root, how);
 }
 
-/// What is no buffer does not compile, and the error says what to pass instead.
+/// Rejects arguments that are not buffers, with a message that names what to pass instead.
 template <Transport T, detail::NoBuffer B, class... More>
 void scatter(T&, B&&, More&&...) {
   detail::refuse_buffer<B>();

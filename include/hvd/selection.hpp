@@ -1,6 +1,6 @@
-// hvd/selection.hpp: which algorithm for which message: by rule, by cost, or by the user's table.
+// hvd/selection.hpp: the choice of an algorithm for a message: by rule, by cost, or by the user's table.
 //
-// Everything here is a pure function of what is the same on all ranks, so that all choose alike.
+// Everything here is a pure function of values that are the same on all ranks, so that all ranks make the same choice.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -22,7 +22,7 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What a choice may depend on: only what is the same on all ranks, or they would choose differently.
+/// The values that a choice may depend on. All are the same on all ranks; otherwise ranks would choose differently.
 struct workload {
   operation kind{};
   std::size_t bytes = 0;    ///< of the whole vector, or of all blocks together
@@ -76,7 +76,7 @@ static_assert(operations_of.size() == all_choices.size());
 
 }  // namespace detail
 
-/// Whether an algorithm supports the workload at all.
+/// True if the algorithm supports the workload.
 constexpr bool possible(choice c, const workload& w) noexcept {
   if (c == choice::native) return w.native;
   if ((detail::operations_of[static_cast<std::size_t>(c)] & detail::bits_of(w.kind)) == 0) return false;
@@ -85,7 +85,7 @@ constexpr bool possible(choice c, const workload& w) noexcept {
   return c != choice::bruck || w.kind != operation::alltoall || w.uniform;
 }
 
-/// The choice by rule, where nothing was measured. A tuning of your own is a struct with the same call operator. The
+/// The choice by rule, without measurements. To use another rule, write a struct with the same call operator. The
 /// crossovers are those of Thakur, Rabenseifner and Gropp (2005) for short and long messages. Ranks with common memory
 /// do not use it: they run `direct`.
 struct default_tuning {
@@ -112,7 +112,7 @@ struct default_tuning {
   friend constexpr bool operator==(const default_tuning&, const default_tuning&) = default;
 };
 
-/// What messages between the ranks of one group cost, in integers, so that ranks can agree on them to the bit.
+/// The costs of messages between the ranks of one group, in integers, so that ranks can agree on them exactly.
 struct link_costs {
   std::uint64_t latency_ns = 0;  ///< of an empty message; 0: not measured
   std::uint64_t byte_fs = 0;     ///< each further byte of a message, in femtoseconds (10^-15 s): 10^6 is 1 GB/s
@@ -134,7 +134,7 @@ struct link_costs {
 struct cost_model {
   link_costs costs{};
 
-  /// Nanoseconds; infinity where the algorithm cannot do it.
+  /// The predicted time in nanoseconds; infinity if the algorithm does not support the workload.
   [[nodiscard]] double time(choice c, const workload& w) const noexcept;
   [[nodiscard]] choice operator()(const workload& w) const noexcept {
     choice best = default_tuning{}(w);
@@ -233,15 +233,16 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
 }
 
 /// The user's choices in place of the model's: "allreduce:0-4k=recursive_doubling,4k-inf=ring;broadcast:0-inf=tree". A
-/// range is from its first number of bytes up to below its second; k, m and g stand for 2^10, 2^20 and 2^30. Where no
-/// range matches, or the algorithm cannot do it (a ring with an operation that does not commute), the model chooses.
+/// range includes its first number of bytes and excludes its second; k, m and g stand for 2^10, 2^20 and 2^30. If no
+/// range matches, or the algorithm does not support the call (such as a ring with an operation that does not commute),
+/// the model chooses.
 class tuning_table {
  public:
   tuning_table() = default;
-  /// Reads `text`. An invalid_argument error names `source`, the first character that is wrong, and what is allowed.
+  /// Parses `text`. An invalid_argument error names `source`, the first wrong character, and the allowed values.
   explicit tuning_table(std::string_view text, std::string_view source = "HVD_TUNING");
 
-  /// The first rule that matches, if it is possible; nullptr if there is none.
+  /// The choice of the first rule that matches, if the algorithm supports the workload; otherwise nullptr.
   [[nodiscard]] const choice* find(const workload& w) const noexcept {
     for (const rule& r : rules_) {
       if (r.kind == w.kind && r.from <= w.bytes && w.bytes < r.to) return possible(r.what, w) ? &r.what : nullptr;
@@ -261,7 +262,7 @@ class tuning_table {
 
 namespace detail {
 
-/// The operations that an algorithm can be chosen for.
+/// The operations for which an algorithm can be chosen.
 inline std::vector<operation> tuned_operations() {
   std::vector<operation> found;
   for (unsigned k = 0; name(static_cast<operation>(k)) != "unknown"; ++k) {
@@ -346,8 +347,8 @@ inline tuning_table::tuning_table(std::string_view text, std::string_view source
   }
 }
 
-/// What a transport keeps for `automatic`: the model of its links, and the user's table. Fixed from the first
-/// collective on, so that a program's results do not change while it runs.
+/// The state that a transport keeps for `automatic`: the model of its links, and the user's table. It is fixed from the
+/// first collective on, so that a program's results do not change while it runs.
 struct selector {
   cost_model model{};
   tuning_table table{};

@@ -10,11 +10,11 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What `comm.alloc_shared<T>(n)` returns: n elements of this rank, zero at first, aligned to a page. Other ranks
-/// of the group read and write them in collectives, which then need no staging. Move-only; freed when destroyed,
-/// by each rank for itself and in any order, also after the transport. No rank may use an array in a collective after
-/// another has freed its part. After a collective that failed the contents are unspecified, and peers that have not
-/// noticed yet may still write to them for a moment.
+/// The result of `comm.alloc_shared<T>(n)`: n elements of this rank, zero at first, aligned to a page. Other ranks of
+/// the group read and write them in collectives, which then need no staging. Move-only. Each rank frees its own part by
+/// destroying it, in any order, also after the transport. No rank may use an array in a collective after another rank
+/// has freed its part. After a failed collective the contents are unspecified, and peers that have not noticed the
+/// failure may still write to them for a moment.
 template <class T>
 class shared_array {
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 4096,

@@ -21,7 +21,8 @@ struct fused {
   std::byte* out = nullptr;       ///< equal to `in`, or without overlap with it; no overlap with other tensors
   std::size_t count = 0;          ///< elements of `in`
   dtype type{};
-  /// The type it travels and is reduced in: float16 or bfloat16 for float32, float32 for float64; else its own type.
+  /// The type in which it travels and is reduced: float16 or bfloat16 for float32, float32 for float64; otherwise its
+  /// own type.
   dtype wire = type;
 
   /// A buffer that is input and output. The memory must outlive the call that the tensor is passed to.
@@ -58,9 +59,9 @@ struct fused {
   }
 };
 
-/// Tensors of any types, for one call of allreduce or broadcast (hvd/fusion.hpp, hvd/engine.hpp). It holds views: what
-/// is added must live until that call is done. A list that is built once serves for all steps whose tensors stay where
-/// they are.
+/// Tensors of any types, for one call of allreduce or broadcast (hvd/fusion.hpp, hvd/engine.hpp). It holds views: the
+/// tensors must live until that call is done. A list can be reused for all steps while its tensors stay at the same
+/// addresses.
 class tensor_list {
  public:
   /// A buffer that is input and output.
@@ -81,7 +82,7 @@ class tensor_list {
     }
     return add(fused::of(std::forward<In>(in), std::forward<Out>(out)));
   }
-  /// A tensor whose type is known at run time only.
+  /// A tensor whose type is known only at run time.
   tensor_list& add(const fused& one) {
     all_.push_back(one);
     return *this;
@@ -97,7 +98,7 @@ class tensor_list {
 
 namespace detail {
 
-/// A range of buffers, and no buffer of elements.
+/// A range of buffers that is not itself a buffer.
 template <class R>
 concept range_of_buffers =
     std::ranges::range<R&> && !custom_buffer<R> && requires(std::ranges::range_reference_t<R&> b) {
@@ -115,7 +116,7 @@ template <class... B>
   (list.add(std::forward<B>(inout)), ...);
   return list;
 }
-/// A list of the buffers in a range, as in a std::vector<std::vector<float>>.
+/// A list of the buffers in a range, such as a std::vector<std::vector<float>>.
 template <detail::range_of_buffers R>
 [[nodiscard]] tensor_list tensors(R&& buffers) {
   static_assert(std::is_lvalue_reference_v<R> || std::ranges::enable_borrowed_range<std::remove_cvref_t<R>> ||

@@ -1,4 +1,4 @@
-// hvd/timeline.hpp: what this rank does with each tensor and when, as a file that browsers show.
+// hvd/timeline.hpp: a record of this rank's work on each tensor, in a file that browsers show.
 //
 // Open the file in chrome://tracing or ui.perfetto.dev, while the program runs or later. Each tensor is a "process",
 // with one row for each rank, named "rank 0", "rank 1" and so on. All ranks of a host, and those of other hosts that
@@ -18,9 +18,9 @@
 // | `hvd_rank`: rank, size, host and the number of the process | `M`, on process 0 | each start |
 // | `hvd_process_set`: its number and the ranks in it | `M`, on process 0 | `members` |
 //
-// Names and layout are Horovod's (docs/timeline.rst there), so that scripts which read its timelines read these; what
-// lies on process 0, `CYCLE_START` apart, is hvd's own. Times
-// are microseconds since the job's first start, on the clock of rank 0.
+// Names and layout are Horovod's (docs/timeline.rst there), so that scripts for Horovod's timelines read these. The
+// events on process 0, except `CYCLE_START`, are hvd's. Times are microseconds since the job's first start, on the
+// clock of rank 0.
 #pragma once
 
 #include <hvd/dtype.hpp>
@@ -58,10 +58,10 @@ namespace hvd::inline HVD_ABI {
 ///
 /// Recording (`begin`, `end`, `tick`, `cycle`) never waits, locks or allocates: an event costs a reading of the clock
 /// and 64 bytes in a ring of 16,384 events. A thread of this class turns events into text and appends it to the file
-/// about ten times a second. While there are no events, and without a file, that thread does not run. Events that do
-/// not fit into the ring are dropped and counted.
+/// about ten times a second. While there are no events, and without a file, that thread does not run. If the ring is
+/// full, events are dropped and counted.
 ///
-/// If the file cannot be written any more (a full disk), a line on standard error says so, all further events are
+/// If the file can no longer be written (a full disk), a line on standard error reports it, all further events are
 /// dropped, and the job goes on. A forked child records nothing.
 class Timeline {
  public:
@@ -89,11 +89,11 @@ class Timeline {
   ~Timeline() { stop(); }
 
   /// Opens the file, writes its header unless another rank of the job has, and records from now on. A file that the
-  /// same job has written before, on any rank, is continued; an empty one, and a timeline of another job of hvd, are
-  /// begun anew; one with any other content is refused and left as it is. If this timeline already writes to `path`,
-  /// nothing happens; if it writes to another file, that one is stopped. Errors: invalid_argument if the path cannot be
-  /// written or has other content, and timeout if the file's lock is held for 5 s, after which all is as it was;
-  /// system, after which the file may be empty and this timeline stopped.
+  /// same job has written before, on any rank, is continued. An empty file, or a timeline of another job of hvd, is
+  /// replaced. A file with any other content is refused and stays as it is. If this timeline already writes to `path`,
+  /// nothing happens; if it writes to another file, that file is closed as by stop(). Errors that change nothing:
+  /// invalid_argument if the path cannot be written or has other content, and timeout if the file's lock is held for 5
+  /// s. After system the file may be empty and this timeline stopped.
   void start(const std::string& path, const options& o) {
     const std::string who = detail::joined({"rank ", o.rank, " of ", o.size});
     if (forked()) {
@@ -122,9 +122,9 @@ class Timeline {
     on_.store(o.mark_cycles ? with_cycles : without_cycles, std::memory_order_release);
   }
 
-  /// Writes what was recorded before, ends what is still open (marked `unfinished`) and closes the file, which is
-  /// strict JSON then. Without a timeline nothing happens. Takes a few milliseconds; at most some seconds where another
-  /// process has the lock and does not run.
+  /// Writes all recorded events, ends open activities (marked `unfinished`) and closes the file, which then is strict
+  /// JSON. Does nothing if no timeline runs. Takes a few milliseconds; at most some seconds if another process has the
+  /// lock and does not run.
   void stop() noexcept {
     if (forked()) return;
     const std::lock_guard hold(control_);
@@ -133,18 +133,18 @@ class Timeline {
 
   [[nodiscard]] bool active() const noexcept { return on_.load(std::memory_order_relaxed) != off; }
 
-  /// How many events since the start are not in the file: the ring was full, or the file could not be written.
+  /// The number of events since the start that are not in the file, because the ring was full or the file could not be
+  /// written.
   [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
   /// The number of a tensor, for the calls below. Valid for the life of this object, across stop and start. Locks, and
   /// allocates for a new name, so ask once. There is room for 65,536 names; events of all others are dropped. Tensors
-  /// of different process sets are different ones; "set 2: " is shown before the name of one of set 2.
+  /// of different process sets are different tensors; "set 2: " is shown before the name of a tensor of set 2.
   std::uint32_t tensor(std::string_view name, int process_set = 0) {
     return forked() ? detail::timeline_names::unknown : names_.add(name, process_set);
   }
 
-  /// An activity begins, within the one of this tensor that was begun last. The text must live for ever, as literals
-  /// do.
+  /// An activity begins, within the tensor's most recently begun activity. The text must live for ever, like a literal.
   void begin(std::uint32_t tensor, const char* activity) noexcept {
     if (!active()) return;
     detail::trace_event e = event(detail::trace_kind::begin, tensor);
@@ -152,7 +152,7 @@ class Timeline {
     record(e);
   }
 
-  /// The activity of the tensor that was begun last ends.
+  /// The tensor's most recently begun activity ends.
   void end(std::uint32_t tensor) noexcept {
     if (!active()) return;
     record(event(detail::trace_kind::end, tensor));
@@ -177,7 +177,7 @@ class Timeline {
     record(e);
   }
 
-  /// A step of the program ends, in which this rank has worked through so many samples (0: it does not tell).
+  /// A step of the program ends, in which this rank has processed `samples` samples (0: unknown).
   void step(std::uint64_t samples = 0) noexcept {
     if (!active()) return;
     detail::trace_event e = event(detail::trace_kind::step, 0);
@@ -185,8 +185,7 @@ class Timeline {
     record(e);
   }
 
-  /// The program has waited for an operation on this tensor, from `since` until now: communication that it has not
-  /// hidden.
+  /// The program has waited for an operation on this tensor, from `since` until now: exposed communication.
   void waited(std::uint32_t tensor, std::chrono::steady_clock::time_point since) noexcept {
     if (!active()) return;
     detail::trace_event e = event(detail::trace_kind::wait, tensor);
@@ -196,7 +195,7 @@ class Timeline {
     record(e);
   }
 
-  /// Operations do not end; the text tells which, and because of whom. Allocates: for what is rare.
+  /// Operations do not end; the text names them and the ranks that cause it. Allocates: for rare events.
   void stall(std::string text) { record(detail::trace_kind::stall, std::move(text)); }
 
   /// The ranks of a process set, which is not the one of all ranks. Allocates.
@@ -239,7 +238,7 @@ class Timeline {
     e.text = owned.get();
     if (record(e)) (void)owned.release();
   }
-  // Whether the event is in the ring.
+  // True if the event is in the ring.
   bool record(const detail::trace_event& e) noexcept {
     // Acquire, because the ring is made before on_ is set.
     if (on_.load(std::memory_order_acquire) == off) return false;
@@ -289,7 +288,7 @@ class Timeline {
     text_.reset();
   }
 
-  // From here on: what the writer does.
+  // The writer's functions.
 
   void write() noexcept {
     for (;;) {
@@ -313,7 +312,7 @@ class Timeline {
     }
   }
 
-  // Moves what is in the ring into the file. False if there was nothing to do.
+  // Moves the events in the ring into the file. False if there was nothing to do.
   bool drain(bool last) {
     bool found = false;
     for (int naps = 0;;) {

@@ -1,4 +1,4 @@
-// hvd/topology.hpp: what this process may use of this host: CPUs, caches, NUMA nodes, GPUs.
+// hvd/topology.hpp: the resources of this host that this process may use: CPUs, caches, NUMA nodes, GPUs.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -26,8 +26,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What one process may use of its host. What the host does not report is 0, empty or infinity, as documented below;
-/// making one throws nothing but std::bad_alloc.
+/// The resources of a host that one process may use. Values that the host does not report are 0, empty or infinity, as
+/// documented below; making a topology throws only std::bad_alloc.
 struct topology {
   struct numa_node {
     int id;  ///< the kernel's number; -1 where it names no node
@@ -35,20 +35,20 @@ struct topology {
     bool operator==(const numa_node&) const = default;
   };
 
-  /// How many CPUs it can use at once: the number of cpu_ids or the quota rounded up, whichever is less; at least 1.
+  /// The number of CPUs that it can use at once: the number of cpu_ids or the quota rounded up, whichever is less; at
+  /// least 1.
   int cpus = 1;
   /// The CPUs it may run on, ascending; empty if unknown.
   std::vector<int> cpu_ids;
-  /// CPUs' worth of time that its control groups grant; infinity if there is no limit.
+  /// The CPU time that its control groups grant, in CPUs; infinity if there is no limit.
   double quota = std::numeric_limits<double>::infinity();
 
-  // Where CPUs differ, the least: what fits there fits everywhere.
+  // If CPUs differ, the least value, so that a size that fits there fits everywhere.
   std::size_t cache_line = 0;  ///< bytes; 0 if unknown, here and below
   std::size_t l1d = 0;         ///< bytes of the first-level data cache of a core
   std::size_t l2 = 0;          ///< bytes of the second-level cache of a core
   std::size_t l3 = 0;          ///< bytes of a third-level cache
-  /// CPUs of the host, usable or not, that share one level 3 cache (the most, where they differ); 0 if
-  /// unknown.
+  /// CPUs of the host, usable or not, that share one level 3 cache (the largest number if they differ); 0 if unknown.
   int l3_sharers = 0;
 
   /// The usable CPUs of each last-level cache, ordered by first CPU. CPUs of unknown cache are in one group, the last.
@@ -60,12 +60,12 @@ struct topology {
   /// `discover_cpus` and `discover` find them.
   std::vector<std::vector<int>> cores;
 
-  // What `discover` alone finds.
+  // Found by `discover` alone.
   /// The GPUs that this process sees, ordered by ordinal.
   std::vector<gpu> gpus;
-  /// Where there are none: one sentence that says why.
+  /// If there are no GPUs: one sentence with the reason.
   std::string no_gpus;
-  /// The ordinal of the GPU that is current in the calling thread; -1 if none is.
+  /// The ordinal of the calling thread's current GPU; -1 if there is none.
   int current_gpu = -1;
   /// CUDA_VISIBLE_DEVICES; empty if it is not set.
   std::string visible_devices;
@@ -80,15 +80,15 @@ struct topology {
   /// With cores and without GPUs: reads two files more for each CPU.
   static topology discover_cpus(const std::string& root = "/");
 
-  /// All of it. The CUDA driver is looked for at run time. Where there is one, the first call initialises it, which
-  /// takes 0.1 s to some seconds and makes CUDA unusable in processes that are forked later.
+  /// Everything. Looks for the CUDA driver at run time. If it exists, the first call initialises it, which takes 0.1 s
+  /// to some seconds and makes CUDA unusable in processes forked later.
   static topology discover();
 };
 
 namespace detail {
 
-/// What sched_getaffinity returns for one thread, with a mask that grows until the kernel's fits: a cpu_set_t ends at
-/// 1024. `get(pid, bytes, words)` is the call itself; no CPU if it fails.
+/// The CPUs that sched_getaffinity returns for one thread, with a mask that grows until the kernel's mask fits: a
+/// cpu_set_t ends at 1024. `get(pid, bytes, words)` makes the call; no CPUs if it fails.
 template <class Get>
 std::vector<int> read_affinity(int thread, Get&& get) {
   constexpr std::size_t bits = std::numeric_limits<unsigned long>::digits;
@@ -107,8 +107,8 @@ std::vector<int> read_affinity(int thread, Get&& get) {
   return {};
 }
 
-/// The CPUs of the calling and of the main thread together: either may already be pinned to one, by an OpenMP runtime
-/// for instance, which is no limit of the process.
+/// The CPUs of the calling and of the main thread together: either may already be pinned to one CPU, for example by an
+/// OpenMP runtime, which does not limit the process.
 inline std::vector<int> process_affinity() {
   const auto get = [](int thread, std::size_t bytes, unsigned long* words) {
     return sched_getaffinity(thread, bytes, reinterpret_cast<cpu_set_t*>(words));
@@ -174,7 +174,7 @@ inline void read_nodes(topology& host, std::string_view node_folder) {
   if (!rest.empty()) host.numa_nodes.push_back({-1, std::move(rest)});
 }
 
-/// Fills in the cores. A CPU of unknown core is one by itself.
+/// Fills in the cores. A CPU whose core is unknown counts as a core.
 inline void read_cores(topology& host, std::string_view cpu_folder) {
   std::map<std::tuple<int, int, int>, std::vector<int>> cores;
   for (const int cpu : host.cpu_ids) {

@@ -27,13 +27,13 @@ namespace hvd::inline HVD_ABI {
 ///     }
 ///
 /// A hook of `Tensor::register_hook` cannot do this: it gets the gradient that arrives, before it is added to
-/// `param.grad()`, in memory that libtorch frees or reuses right after. Reduced there, it crashes, or the ranks end
-/// with different weights. This class listens behind the accumulation.
+/// `param.grad()`, in memory that libtorch frees or reuses right after. Reducing the gradient there crashes, or gives
+/// ranks different weights. This class acts after the accumulation.
 ///
 /// All parameters with requires_grad have a gradient from the start: zeros in memory of Engine::alloc_bucket, where an
-/// allreduce copies nothing. `zero_grad()` below keeps it there. So does `optimizer.zero_grad(false)`; after libtorch's
-/// default, which sets gradients to None, the backward pass makes new ones elsewhere: they are copied into their place,
-/// with the same result. A parameter that the pass did not use counts as zeros.
+/// allreduce copies nothing. `zero_grad()` below keeps it there. So does `optimizer.zero_grad(false)`. After libtorch's
+/// default, which sets gradients to None, the backward pass makes new gradients elsewhere; they are copied into their
+/// place, with the same result. The gradient of a parameter that the pass did not use counts as zeros.
 ///
 /// Make it when the model has its final type and place. Gradients must be dense and on the host. Destroy it and the
 /// engine in any order, outside of a backward pass; without the engine, neither a backward pass nor
@@ -42,10 +42,10 @@ template <class Control, class D = no_device>
 class DistributedGradients {
  public:
   /// Collective; waits. `named` is a range of pairs of name and tensor, as `named_parameters()` returns it; names,
-  /// order, types and shapes are the same on all ranks. Those without requires_grad are left out, and one that has
-  /// several names is reduced once, under the first. Errors: mismatch, on all ranks, if ranks give different ones;
-  /// invalid_argument for a parameter that is no leaf, or that view_of refuses; unsupported for its type; those of
-  /// Engine::alloc_bucket.
+  /// order, types and shapes are the same on all ranks. Parameters without requires_grad are left out, and a parameter
+  /// with several names is reduced once, under the first name. Errors: mismatch, on all ranks, if ranks pass different
+  /// parameters; invalid_argument for a parameter that is not a leaf, or that view_of refuses; unsupported for its
+  /// type; those of Engine::alloc_bucket.
   template <std::ranges::range Named>
   DistributedGradients(Engine<Control, D>& engine, const Named& named, gradient_options how = {})
       : reducer_(std::make_shared<reducer>(engine, slots_of(named), std::move(how))) {
@@ -54,14 +54,14 @@ class DistributedGradients {
   DistributedGradients(DistributedGradients&&) noexcept = default;
   DistributedGradients& operator=(DistributedGradients&&) noexcept = default;
 
-  /// Waits until `param.grad()` of every parameter is reduced; call it once a step, on all ranks. What no backward pass
-  /// has completed is submitted as it is, or as zeros where there is none. Throws the first error when all else is
-  /// complete: invalid_argument for a gradient that is sparse or on a device, and those of Engine::submit and of
-  /// handles. The backward pass itself throws invalid_argument when it computes a gradient again before this is called,
-  /// and for a gradient that cannot be reduced.
+  /// Waits until `param.grad()` of every parameter is reduced; call it once a step, on all ranks. A gradient that no
+  /// backward pass has completed is submitted as it is; a missing gradient is submitted as zeros. Throws the first
+  /// error when everything else is complete: invalid_argument for a gradient that is sparse or on a device, and those
+  /// of Engine::submit and of handles. The backward pass itself throws invalid_argument when it computes a gradient
+  /// again before this is called, and for a gradient that cannot be reduced.
   void synchronize() { reducer_->synchronize(); }
-  /// Zeros all gradients, in the bucket again if they were set to None. Errors: invalid_argument between a backward
-  /// pass and `synchronize()`.
+  /// Zeros all gradients; puts them back into the bucket if they were set to None. Errors: invalid_argument between a
+  /// backward pass and `synchronize()`.
   void zero_grad() { reducer_->zero(); }
 
  private:

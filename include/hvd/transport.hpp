@@ -1,7 +1,7 @@
 // hvd/transport.hpp: the concepts of transports, and of the algorithms that run on them.
 //
-// Transports and algorithms do not depend on each other. A transport states by the concepts below what it can do; an
-// algorithm is a struct with one call operator for each call (call.hpp) that it can answer, constrained by a concept.
+// Transports and algorithms do not depend on each other. The concepts below describe the abilities of a transport. An
+// algorithm is a struct with one call operator for each call (call.hpp) that it supports, constrained by a concept.
 // They meet here, in call.hpp and in op.hpp.
 #pragma once
 
@@ -27,16 +27,16 @@ concept Transport = requires(T& t, int color, int key) {
   { t.split(color, key) };
 };
 
-/// Where a buffer lies. The numbers travel: append.
+/// The kind of memory that a buffer lies in. The numbers travel between ranks: append.
 enum class memory_kind : unsigned char { host, device };
 
-/// "host" or "device"; "unknown" for a value that is none.
+/// "host" or "device"; "unknown" for an invalid value.
 constexpr std::string_view name(memory_kind kind) noexcept {
   return kind == memory_kind::host ? "host" : kind == memory_kind::device ? "device" : "unknown";
 }
 
-/// Where the buffers of the calls on a transport lie. One whose collectives work on the memory of a device has a static
-/// member `memory` that says so; its buffers are not read or written on the host.
+/// The kind of memory that a transport's collectives work on. A transport for device memory declares it as a static
+/// member `memory`; the host neither reads nor writes its buffers.
 template <class T>
 inline constexpr memory_kind memory_of = [] {
   if constexpr (requires { memory_kind{T::memory}; }) {
@@ -46,8 +46,8 @@ inline constexpr memory_kind memory_of = [] {
   }
 }();
 
-/// What the names of collectives on a transport begin with in a timeline, as in SHM_ALLREDUCE. A transport has it as a
-/// static member `timeline_name`; without one it is P2P, for messages.
+/// The prefix of a transport's collectives in a timeline, such as SHM in SHM_ALLREDUCE. A transport declares it as a
+/// static member `timeline_name`; the default is P2P, for messages.
 template <class T>
 inline constexpr std::string_view timeline_name_of = [] {
   if constexpr (requires { std::string_view{T::timeline_name}; }) {
@@ -65,19 +65,19 @@ concept SendRecv = Transport<T> && requires(T& t, const std::byte* out, std::byt
   t.recv(in, bytes, peer);
 };
 
-/// As SendRecv, from memory of the host; what hvd's own algorithms run on. `exchange` makes progress in both directions
-/// at once, whatever the peers match it with: `exchange`, or `send` and `recv`. A message of another length than `recv`
-/// expects is an `hvd::error` of kind mismatch.
+/// SendRecv with memory of the host, on which hvd's algorithms run. `exchange` makes progress in both directions at
+/// once; peers may match it with `exchange`, or with `send` and `recv`. If a message has another length than `recv`
+/// expects, `recv` throws an `hvd::error` of kind mismatch.
 template <class T>
 concept PointToPoint = SendRecv<T> && requires(T& t, const std::byte* out, std::byte* in, std::size_t bytes, int peer) {
   t.exchange(out, bytes, peer, in, bytes, peer);
 };
 
-/// A rank can probe without waiting. `arrived(peer)` is true if the next message from this rank is there, or its
-/// beginning, so that `recv` would not wait for the peer to start. `check()` throws what a wait would throw if a rank
-/// of the group is known to be gone or has given up. It costs about a microsecond a rank, for occasional calls in waits
-/// outside of the transport; where nothing can be known it does nothing. It ignores messages from the rank that is gone
-/// which are still to be received: call `arrived` first.
+/// A rank can probe without waiting. `arrived(peer)` is true if the next message from `peer`, or its beginning, is
+/// there, so that `recv` would not wait for the peer to start. `check()` throws the error that a wait would throw if a
+/// rank of the group is known to be lost or has failed. It is for occasional calls in waits outside of the transport,
+/// and costs about a microsecond per rank. It does nothing if the transport cannot detect lost ranks. It ignores
+/// messages from a lost rank that are still to be received: call `arrived` first.
 template <class T>
 concept Probing = PointToPoint<T> && requires(T& t, int peer) {
   { t.arrived(peer) } -> std::same_as<bool>;
@@ -91,8 +91,9 @@ concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {
   t.template alloc_shared<float>(n);
 };
 
-/// The backend has this collective of its own. `native` runs it, or returns false before anything is sent, where the
-/// backend cannot do it: for a reason that is the same on all ranks, such as the type or the operation.
+/// The backend has its own version of this collective. `native` runs it. If the backend does not support the call,
+/// `native` returns false before anything is sent; the reason is the same on all ranks, such as the type or the
+/// operation.
 template <class T, class Call>
 concept Native = Transport<T> && requires(T& t, const Call& call) {
   { t.native(call) } -> std::same_as<bool>;

@@ -22,27 +22,27 @@
 
 #include <string_view>
 
-/// The version, in three numbers. This is the one place where it is written.
+/// The version, in three numbers. It is written only here.
 #define HVD_VERSION_MAJOR 0
 #define HVD_VERSION_MINOR 1
 #define HVD_VERSION_PATCH 0
 
-/// Whether collectives compare their calls between ranks before they move data. Compiling with -DHVD_CHECK=1
-/// only sets the default; the environment variable HVD_CHECK and `options::check` decide for one transport.
+/// The default of the comparison of calls: with -DHVD_CHECK=1, collectives compare their calls between ranks before
+/// they move data. The environment variable HVD_CHECK and `options::check` override it for one transport.
 #ifndef HVD_CHECK
 #define HVD_CHECK 0
 #endif
 
-/// Whether what takes long to compile is taken from a library, or from the one file of the program that includes
-/// hvd/compiled.hpp. The same in all files of a program.
+/// With -DHVD_COMPILED=1, the parts of hvd that take long to compile come from a library, or from the one file of the
+/// program that includes hvd/compiled.hpp. It must be the same in all files of a program.
 #ifndef HVD_COMPILED
 #define HVD_COMPILED 0
 #endif
 
 #define HVD_DETAIL_ABI_(major, minor, patch, check, compiled) v##major##_##minor##_##patch##_c##check##_l##compiled
 #define HVD_DETAIL_ABI(major, minor, patch, check, compiled) HVD_DETAIL_ABI_(major, minor, patch, check, compiled)
-/// The inline namespace in which everything lives, named after the version, so that two copies of hvd in one process
-/// (two shared objects that vendor different versions, or different check levels) never share a symbol.
+/// The inline namespace of everything in hvd, named after the version. So two copies of hvd in one process (two shared
+/// objects that vendor different versions, or different check levels) never share a symbol.
 #define HVD_ABI HVD_DETAIL_ABI(HVD_VERSION_MAJOR, HVD_VERSION_MINOR, HVD_VERSION_PATCH, HVD_CHECK, HVD_COMPILED)
 #define HVD_DETAIL_TEXT_(x) #x
 #define HVD_DETAIL_TEXT(x) HVD_DETAIL_TEXT_(x)
