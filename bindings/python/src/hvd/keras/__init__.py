@@ -1,8 +1,8 @@
 """hvd for Keras: the functions of ``horovod.keras``, on Keras's backends TensorFlow and PyTorch.
 
-Optimizers and callbacks work in ``fit`` and in training loops of one's own. Which backend: see KERAS_BACKEND in Keras's
-documentation; it is chosen before Keras is imported, and only that one is loaded. With TF_USE_LEGACY_KERAS=1, by which
-TensorFlow chooses Keras 2 (tf_keras) for tf.keras, these functions are for tf_keras, too.
+Optimizers and callbacks work in ``fit`` and in custom training loops. KERAS_BACKEND (see Keras's documentation) selects
+the backend before Keras is imported, and only that backend is loaded. With TF_USE_LEGACY_KERAS=1, TensorFlow uses Keras
+2 (tf_keras) for tf.keras, and these functions are for tf_keras, too.
 """
 
 from __future__ import annotations

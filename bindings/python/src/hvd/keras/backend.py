@@ -1,5 +1,5 @@
-"""Which Keras the program uses, and what hvd.keras does by its backend: TensorFlow or PyTorch. The other one is not
-loaded.
+"""The Keras that the program uses, and the parts of hvd.keras that depend on its backend: TensorFlow or PyTorch. The
+other backend is not loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _module() -> Any:
 
 
 def _is_legacy() -> bool:
-    """By TensorFlow's own rule for tf.keras."""
+    """Whether tf.keras is Keras 2, by TensorFlow's own rule."""
     chosen = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     return chosen and keras.backend.backend() == "tensorflow"
 
@@ -51,6 +51,6 @@ def _keras() -> Any:
 
 
 LEGACY = _is_legacy()
-KERAS = _keras()  # keras, or tf_keras where LEGACY
+KERAS = _keras()  # keras, or tf_keras if LEGACY
 BACKEND = _module()
 Compression = BACKEND.Compression

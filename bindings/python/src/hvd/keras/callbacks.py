@@ -1,4 +1,4 @@
-"""Callbacks for ``fit``. All ranks pass the same ones."""
+"""Callbacks for ``fit``. All ranks must pass the same callbacks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Logs = Union[dict[str, Any], None]
 
 
 class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Gives all ranks the weights and the state of the optimizer of ``root_rank``, once, when training begins: so that
-    all start alike, from the root's random weights or from a file that only the root has read.
+    """Copies the weights and optimizer state of ``root_rank`` to all ranks, once, when training begins. So all ranks
+    start with the same values: the root's random weights, or those from a file that only the root has read.
 
-    If a rank's model has no variables before the first batch, it is done after that. ``local_variables``
-    are left alone. ``device`` is ignored. Turns XLA off for the model where it cannot call hvd. Raises
-    HorovodInternalError on all ranks for models that differ.
+    If a rank's model has no variables before the first batch, broadcasts after that batch. ``local_variables`` are not
+    changed. ``device`` is ignored. Turns XLA off for the model if XLA-compiled code cannot call hvd. Raises
+    HorovodInternalError on all ranks if models differ.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
@@ -55,10 +55,10 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc,unused-i
         if not self.broadcast_done:
             self._broadcast()
 
-    # There is no function for the end of a batch: Keras would wait for each batch to call it.
+    # There is no method for the end of a batch, because Keras would then wait for each batch.
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Broadcasts before the second batch, if it was not done before."""
+        """Broadcasts before the second batch if not done yet."""
         if batch > 0 and not self.broadcast_done:
             self._broadcast()
 
@@ -101,10 +101,10 @@ def _difference(first: list[str], other: list[str]) -> str:
 
 
 class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Replaces the metrics of each epoch by their averages over the ranks that have not joined, those of the validation
-    as well, for the callbacks that come after this one: put it before callbacks that use metrics. ``device`` is
-    ignored. Ranks take part in it at the end of each epoch, so they make equally many steps in an epoch
-    (``steps_per_epoch``); ``hvd.join()`` lets others train more epochs.
+    """Replaces the metrics of each epoch, including those of validation, with their averages over the ranks that have
+    not joined. Later callbacks see the averages, so put it before callbacks that use metrics. ``device`` is ignored.
+    Ranks take part at the end of each epoch, so they must make the same number of steps in an epoch
+    (``steps_per_epoch``); ``hvd.join()`` lets other ranks train more epochs.
 
     Raises HorovodInternalError on all ranks if they have different metrics.
     """
@@ -113,13 +113,13 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """One allreduce of all numbers in ``logs``."""
+        """Averages all numbers in ``logs`` by one allreduce."""
         logs = {} if logs is None else logs
         names = sorted(name for name, value in logs.items() if isinstance(value, numbers.Real))
         checksum = zlib.crc32(repr(names).encode())
         mine = np.array([*(float(logs[name]) for name in names), checksum, 1.0])
         total = values.allreduce(mine, name="metric_average", op=Sum)
-        # Ranks that have joined give zeros, also for the 1. Sums of integers of 32 bits are exact.
+        # Joined ranks contribute zeros, also for the 1. Sums of 32-bit integers are exact.
         ranks = total[-1]
         if total[-2] != ranks * checksum:
             raise HorovodInternalError(
@@ -129,7 +129,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc,unused-ignore]
 
 
 class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
-    """keras.callbacks.ModelCheckpoint that keeps the best model only. ``filepath`` may be set later, as an attribute,
+    """A keras.callbacks.ModelCheckpoint that keeps only the best model. ``filepath`` may be set later, as an attribute,
     before training begins. Use it on one rank only, after ``MetricAverageCallback``.
     """
 
@@ -148,7 +148,7 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
         """Raises ValueError without a path."""
         if self.filepath is None:
             raise ValueError("hvd: BestModelCheckpoint has no filepath; set callback.filepath before fit")
-        self.filepath = os.fspath(self.filepath)  # Keras takes it as a string
+        self.filepath = os.fspath(self.filepath)  # Keras needs a string
         super().on_train_begin(logs)
 
 

@@ -1,4 +1,4 @@
-"""Training that goes on after a failed operation: ``hvd.elastic`` with Keras's models and ``fit``."""
+"""Training that continues after a failed operation: ``hvd.elastic`` with Keras's models and ``fit``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CommitStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Commits ``state`` after every ``batches_per_commit`` batches, and after each epoch. Put it after the callbacks
-    that update the state.
+    """Commits ``state`` after every ``batches_per_commit`` batches, and after each epoch. Put it after callbacks that
+    update the state.
     """
 
     def __init__(self, state: elastic.State, batches_per_commit: int = 1) -> None:
@@ -35,11 +35,11 @@ class CommitStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Counts anew: a run that was broken off does not count."""
+        """Restarts the count: an interrupted run does not count."""
         self._left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Commits, if it is the batch for it."""
+        """Commits after every ``batches_per_commit`` batches."""
         self._left -= 1
         if self._left <= 0:
             self._commit()
@@ -54,8 +54,8 @@ class CommitStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
 
 
 class UpdateBatchStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Keeps ``state.batch``: how many batches of the present epoch are done. A run that begins with some done, and
-    makes the others, adds to them.
+    """Keeps ``state.batch``: the number of finished batches of the current epoch. A run that begins with some finished
+    adds its own to them.
     """
 
     def __init__(self, state: Any) -> None:
@@ -64,21 +64,21 @@ class UpdateBatchStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
         self._done_before = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Takes what an earlier run has done."""
+        """Starts from the batches of an earlier run."""
         self._done_before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Counts."""
+        """Counts a batch."""
         self.state.batch = self._done_before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """None of the next epoch is done."""
+        """Resets the count for the next epoch."""
         self.state.batch = self._done_before = 0
 
 
 class UpdateEpochStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
-    """Keeps ``state.epoch``: how many epochs are done. A run that begins with some done adds to them, whether it counts
-    its epochs from 0 or from ``initial_epoch``.
+    """Keeps ``state.epoch``: the number of finished epochs. A run that begins with some finished adds its own to them,
+    whether it counts epochs from 0 or from ``initial_epoch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -88,15 +88,15 @@ class UpdateEpochStateCallback(_Callback):  # type: ignore[misc,unused-ignore]
         self._done_before = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Takes what an earlier run has done."""
+        """Starts from the epochs of an earlier run."""
         self._first, self._done_before = None, self.state.epoch
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Notes the number of the first."""
+        """Stores the number of the first epoch."""
         self._first = epoch if self._first is None else self._first
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Counts."""
+        """Counts an epoch."""
         self.state.epoch = self._done_before + epoch - (self._first or 0) + 1
 
 

@@ -1,4 +1,4 @@
-"""Collectives on values, and models from files."""
+"""Collectives on values, and loading of models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd.keras.optimizer import DistributedOptimizer, is_distributed
 
 
 def _tensor(value: Any) -> Any:
-    """Of a number, an array, a tensor or a variable; numbers keep their precision."""
+    """A tensor from a number, an array, a tensor or a variable; numbers keep their precision."""
     if isinstance(value, keras.Variable):
         return keras.ops.stop_gradient(keras.ops.convert_to_tensor(value))
     if keras.ops.is_tensor(value):
@@ -28,7 +28,7 @@ def allreduce(
     postscale_factor: float = 1.0, op: Op | None = None, compression: type[Compressor] = Compression.none,
 ) -> Any:
     """Reduces numbers or arrays of one shape over ranks by ``op`` (default: Average); ``average`` is its older form.
-    Returns a tensor of Keras's backend, as all of these. See ``hvd.api`` for what all have in common.
+    Like all functions here, returns a tensor of Keras's backend. See ``hvd.api`` for common properties.
     """
     return BACKEND.ops.allreduce(
         _tensor(value), average=average, name=name, op=op, prescale_factor=prescale_factor,
@@ -42,12 +42,12 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of ``root_rank``; all ranks pass one of its shape and type."""
+    """The value of ``root_rank``. All ranks pass a value of its shape and dtype."""
     return BACKEND.ops.broadcast(_tensor(value), root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Op = Average) -> Any:
-    """Reduces arrays over ranks by Average or Sum; this rank gets its rows of dimension 0."""
+    """Reduces arrays over ranks by Average or Sum. Returns this rank's rows (dimension 0) of the result."""
     return BACKEND.ops.reducescatter(_tensor(value), name=name, op=op)
 
 
@@ -64,18 +64,17 @@ def load_model(
     custom_objects: Mapping[str, Callable[..., Any]] | None = None,
     compression: type[Compressor] = Compression.none, legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model by ``load_model`` of Keras; its optimizer becomes a ``DistributedOptimizer`` with the state
-    that was saved.
+    """Loads a model with Keras's ``load_model``. Its optimizer becomes a ``DistributedOptimizer`` with the saved state.
 
-    ``custom_optimizers``: classes of optimizers that Keras does not know; ``custom_objects``: all others, by name.
-    ``legacy_opts`` is ignored. Not collective: every rank reads the file, or one does
-    and the others get its values by ``BroadcastGlobalVariablesCallback``.
+    ``custom_optimizers``: optimizer classes unknown to Keras; ``custom_objects``: all other objects, by name.
+    ``legacy_opts`` is ignored. Not collective: every rank reads the file, or one rank does and
+    ``BroadcastGlobalVariablesCallback`` copies its values to the others.
     """
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = KERAS.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not is_distributed(optimizer):
-        # In place: a new object would not be the one that the model's training step has. A scaled loss was one before.
+        # In place, because the model's training step refers to the existing object. Loss scaling is already around it.
         made = DistributedOptimizer(optimizer, compression=compression)
         assert made is optimizer
     return model

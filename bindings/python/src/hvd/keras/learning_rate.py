@@ -1,4 +1,4 @@
-"""Learning rates that follow the epoch, and momenta that follow learning rates."""
+"""Learning rates by epoch, with momentum correction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Multiplier = Union[float, Callable[[float], float]]
 
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignore]
     """Sets the learning rate to ``initial_lr`` times ``multiplier``, a number or a function of the epoch, from
-    ``start_epoch`` until ``end_epoch``, which is not included. Put it before callbacks that use the learning rate.
+    ``start_epoch`` until before ``end_epoch``. Put it before callbacks that use the learning rate.
 
-    ``staircase``: once in an epoch; else before each batch, and the epoch has a fraction. For that ``steps_per_epoch``
-    is needed where Keras does not know it. ``momentum_correction``: of optimizers with a number ``momentum`` the sums
-    of gradients change with the learning rate, by which they have been multiplied (Goyal et al. 2017, section 2.1).
+    ``staircase``: sets it once in an epoch; otherwise before each batch, with a fractional epoch. The latter needs
+    ``steps_per_epoch`` if Keras does not know it. ``momentum_correction``: for optimizers with a number ``momentum``,
+    scales the accumulated momenta with the learning rate, by which they were multiplied (Goyal et al. 2017, section
+    2.1).
 
     Raises ValueError when training begins with an optimizer whose rate is a schedule, or without steps per epoch.
     """
@@ -54,7 +55,7 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignor
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Takes note of the epoch."""
+        """Stores the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -80,17 +81,17 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc,unused-ignor
             return
         optimizer.learning_rate = new
         if self.momentum_correction and old != 0:
-            # The same as to multiply `momentum` for one batch, which would change nothing: it is a constant of a
+            # Same as multiplying `momentum` for one batch, which would have no effect, because it is a constant of a
             # compiled training step.
             for momentum in momenta(optimizer, self.model.trainable_variables):
                 momentum.assign(momentum * (rate_of(optimizer) / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate before each batch, from ``initial_lr`` / size to ``initial_lr`` after
-    ``warmup_epochs``: the rate of one process, and the one for all ranks (Goyal et al. 2017, section 2.2).
+    """Raises the learning rate before each batch, from ``initial_lr`` / size to ``initial_lr`` after ``warmup_epochs``:
+    from the rate for one process to the rate for all ranks (Goyal et al. 2017, section 2.2).
 
-    ``verbose``: rank 0 says when it is done; the other arguments are those of ``LearningRateScheduleCallback``.
+    ``verbose``: rank 0 prints a message when it is done. For the other arguments see ``LearningRateScheduleCallback``.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             size = state.size()
-            # The last batch has the whole rate.
+            # The last batch has the full rate.
             assert self.steps_per_epoch is not None
             epoch += 1 / self.steps_per_epoch
             return (epoch * (size - 1) / warmup_epochs + 1) / size
@@ -111,7 +112,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """As that of LearningRateScheduleCallback."""
+        """Like LearningRateScheduleCallback's."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch + 1 == self.end_epoch and state.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate_of(self.model.optimizer):g}.")

@@ -1,4 +1,4 @@
-"""The optimizers of tf_keras (Keras 2), whose gradients are reduced over ranks."""
+"""Optimizers of tf_keras (Keras 2) that reduce their gradients over ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pairs = Sequence[tuple[Any, Any]]  # gradients and their variables
 
 
 class _Step:
-    """What a distributed optimizer does in each step."""
+    """A distributed optimizer's work in each step."""
 
     def __init__(self, gradients: Any, passes: int, mean: bool, local_layers: Sequence[Any]) -> None:
         self.gradients = gradients
@@ -22,18 +22,18 @@ class _Step:
         self.factor = 1 / passes if mean else 1.0
         self.local_layers = local_layers
         self.count: Any = None
-        self.sums: dict[int, Any] = {}  # of the gradients of passes before, by their variables
+        self.sums: dict[int, Any] = {}  # of earlier passes' gradients, by their variables
 
     def reduce(self, pairs: Pairs) -> list[tuple[Any, Any]]:
-        """With the gradients reduced over ranks; see StepGradients.reduce."""
-        for layer in self.local_layers:  # only now: layers may have been built after the optimizer was made
+        """Pairs with the gradients reduced over ranks; see StepGradients.reduce."""
+        for layer in self.local_layers:  # only now, because layers may be built after the optimizer was created
             for variable in layer.trainable_weights:
                 self.gradients.register_local_var(variable)
         variables = [variable for _, variable in pairs]
         return list(zip(self.gradients.reduce([gradient for gradient, _ in pairs], variables), variables))
 
     def accumulate(self, pairs: Pairs, apply: Callable[[Pairs], Any]) -> Any:
-        """Adds the gradients, and applies the sums in every so many steps."""
+        """Adds the gradients. Applies the sums in every ``passes``-th step."""
         dense = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
         with tf.init_scope():
             if self.count is None:
@@ -61,7 +61,7 @@ class _Distributed:
 
     @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        """Called by apply_gradients, and by a LossScaleOptimizer around this before it looks for infinite gradients.
+        """Called by apply_gradients, and by an outer LossScaleOptimizer before it checks for infinite gradients.
         Collective.
         """
         return self._hvd.reduce(list(grads_and_vars))
@@ -70,19 +70,21 @@ class _Distributed:
 
     @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own, on gradients that are reduced over ranks, unless ``skip_gradients_aggregation``."""
+        """The optimizer's own method, with gradients reduced over ranks unless ``skip_gradients_aggregation``."""
         me, inherited, pairs = self._hvd, super().apply_gradients, list(grads_and_vars)  # type: ignore[misc]
         if me.passes == 1:
             return inherited(pairs, *args, **kwargs)
         return me.accumulate(pairs, lambda totals: inherited(totals, *args, **kwargs))
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
+        """Marks a variable as local: its gradient is not reduced, but divided by the number of ranks if
+        ``scale_local_gradients``.
+        """
         self._hvd.gradients.register_local_var(variable)
 
 
 def _inner(optimizer: Any) -> Any:
-    """A LossScaleOptimizer lets the one that it is around reduce its gradients."""
+    """The optimizer that reduces: for a LossScaleOptimizer, the inner one."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Keras's optimizers, whose gradients are reduced over ranks."""
+"""Keras's optimizers with gradients reduced over ranks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ _LossScale: Any = keras.optimizers.LossScaleOptimizer
 
 
 class _Step:
-    """What a distributed optimizer does in each step."""
+    """A distributed optimizer's work in each step."""
 
     def __init__(self, gradients: Any, passes: int, mean: bool, local_layers: Sequence[Any]) -> None:
         self.gradients = gradients
-        self.factor = 1 if mean else passes  # Keras gives the mean of the gradients of several passes
+        self.factor = 1 if mean else passes  # Keras passes the mean of several passes' gradients
         self.local_layers = local_layers
         self.variables: Sequence[Any] = []  # of the accumulated gradients
-        self.reduced = False  # the gradients of the step that is applied now, by a LossScaleOptimizer around this
+        self.reduced = False  # whether an outer LossScaleOptimizer has reduced the gradients of the current step
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], scaled: bool = False) -> list[Any]:
-        """Reduced over ranks; see StepGradients.reduce. ``scaled``: a LossScaleOptimizer looks for infinite ones."""
-        for layer in self.local_layers:  # only now: layers may have been built after the optimizer was made
+        """The gradients reduced over ranks; see StepGradients.reduce. ``scaled``: a LossScaleOptimizer checks for
+        infinite ones.
+        """
+        for layer in self.local_layers:  # only now, because layers may be built after the optimizer was created
             for variable in layer.trainable_weights:
                 self.gradients.register_local_var(variable)
         if self.factor != 1:
@@ -43,8 +45,8 @@ class _Step:
         return reduced
 
     def _reduce_with_flag(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any]) -> list[Any]:
-        """As the gradients of local variables differ between ranks, one that is infinite would let its rank alone leave
-        out the step. So whether all are finite is reduced with the others, and spoils a gradient of each rank.
+        """Gradients of local variables differ between ranks, so an infinite one would make only its rank skip the step.
+        So a flag for whether they are finite is reduced with the others, and spoils a gradient on each rank.
         """
         finite = [keras.ops.all(keras.ops.isfinite(g)) for g in local if g is not None]
         infinite = -math.inf if self.gradients.op == Min else math.inf
@@ -59,7 +61,7 @@ class _Step:
 
 
 class _Flag:
-    """Stands among variables for whether the gradients of local ones are finite."""
+    """A placeholder among variables for the flag whether gradients of local variables are finite."""
 
     name = "(whether the gradients of local variables are finite)"
 
@@ -71,7 +73,7 @@ class _Distributed:
 
     @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """As the optimizer's own, on gradients that are reduced over ranks. Collective."""
+        """The optimizer's own method, with gradients reduced over ranks. Collective."""
         me: Any = self
         inherited = super().apply  # type: ignore[misc]
         if self._hvd.reduced:
@@ -92,14 +94,16 @@ class _Distributed:
 
     @BACKEND.as_written  # type: ignore[untyped-decorator,unused-ignore]
     def _clip_gradients(self, grads: Any) -> Any:
-        """Keras calls it once for the gradients of several passes, when they are complete."""
+        """Called by Keras once for the gradients of several passes, when they are complete."""
         me: Any = self
         if me.gradient_accumulation_steps and not self._hvd.reduced:
             grads = self._hvd.reduce(grads, self._hvd.variables)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
+        """Marks a variable as local: its gradient is not reduced, but divided by the number of ranks if
+        ``scale_local_gradients``.
+        """
         self._hvd.gradients.register_local_var(variable)
 
 
@@ -114,8 +118,8 @@ def is_distributed(optimizer: Any) -> bool:
 
 def _reducing(init: Any) -> Any:
     """``__init__`` of LossScaleOptimizer, which compile puts around the optimizer of a model with the policy
-    mixed_float16. Around a distributed one it reduces itself, before it looks for infinite gradients: else the ranks
-    that have some would leave out the step in which the others wait for them.
+    mixed_float16. Around a distributed optimizer, it reduces by itself before it checks for infinite gradients.
+    Otherwise ranks that have some would skip the step while the other ranks wait for them.
     """
 
     @functools.wraps(init)
@@ -156,7 +160,7 @@ def _check(optimizer: Any, compression: Any, passes: int) -> None:
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
-    """Lets Keras accumulate the gradients of so many passes."""
+    """Makes Keras accumulate the gradients of ``passes`` passes."""
     target = optimizer.inner_optimizer if isinstance(optimizer, _LossScale) else optimizer
     steps = target.gradient_accumulation_steps
     if passes == 1 or steps == passes:
@@ -203,29 +207,30 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
     process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
 ) -> Any:
-    """``optimizer``, changed in place: its gradients are reduced over ranks by ``op`` before it applies them.
+    """Changes ``optimizer`` in place to reduce its gradients over ranks by ``op`` before applying them. Returns it.
 
-    It keeps its state and its class's name, and is saved as what it was: files can be loaded without hvd, and by
-    ``hvd.load_model`` as distributed ones. Clipping, weight decay and averages of weights come after the reduction.
+    It keeps its state and its class's name, and is saved as the original class: files can be loaded without hvd, and
+    with ``hvd.load_model`` as distributed. Clipping, weight decay and averages of weights come after the reduction.
 
-    * ``name``: of the operations; ``device_dense`` and ``device_sparse`` are ignored.
-    * ``compression``: how gradients are compressed for sending.
-    * ``sparse_as_dense``: sparse gradients, of embeddings, are made dense and reduced; else they are gathered.
-    * ``gradient_predivide_factor`` f, with Average: each gradient is divided by f before the sum, and the sum by
-      size / f after.
-    * ``backward_passes_per_step`` k: Keras accumulates the gradients of k steps, and variables change in every k-th.
-      Their sum is applied, or with ``average_aggregated_gradients`` the mean. Ranks communicate once in k steps; with
-      loss scaling in each. Save a model after a multiple of k steps: a file has the gradients in between of one rank
-      only, and ``load_model`` goes on with the mean. An optimizer with ``gradient_accumulation_steps`` of its own
-      applies the mean.
-    * ``groups``: a number, or lists of variables whose gradients go together; ``num_groups`` is its older form.
-    * ``scale_local_gradients``: gradients of variables of ``register_local_var``, which are not reduced, are divided by
-      the number of ranks.
+    * ``name``: the name of the operations; ``device_dense`` and ``device_sparse`` are ignored.
+    * ``compression``: the compression of gradients for sending.
+    * ``sparse_as_dense``: sparse gradients, as of embeddings, are made dense and reduced; otherwise they are gathered.
+    * ``gradient_predivide_factor`` f, with Average: each gradient is divided by f before the sum, and the sum is
+      multiplied by f / size after.
+    * ``backward_passes_per_step`` k: Keras accumulates the gradients of k steps, and variables change in every k-th
+      step. Their sum is applied, or with ``average_aggregated_gradients`` their mean. Ranks communicate once in k
+      steps, but with loss scaling in each. Save a model after a multiple of k steps: a file saved in between has the
+      gradients of only one rank, and ``load_model`` continues with the mean. An optimizer with its own
+      ``gradient_accumulation_steps`` applies the mean.
+    * ``groups``: a number, or lists of variables whose gradients are reduced together; ``num_groups`` is its older
+      form.
+    * ``scale_local_gradients``: gradients of variables passed to ``register_local_var``, which are not reduced, are
+      divided by the number of ranks.
 
-    A LossScaleOptimizer, as compile puts it around the optimizer of a model with the policy mixed_float16, may be
-    inside or outside: gradients are reduced before it looks for infinite ones, so one of a rank is one of all. Raises
-    ValueError for arguments that contradict each other, and for what is no optimizer of Keras or is distributed
-    already.
+    A LossScaleOptimizer, which compile puts around the optimizer of a model with the policy mixed_float16, may be
+    inside or outside. Gradients are reduced before it checks for infinite ones, so an infinite gradient on one rank is
+    infinite on all. Raises ValueError for contradictory arguments, and if ``optimizer`` is not a Keras optimizer or
+    already distributed.
     """
     return _distribute(
         optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
@@ -241,8 +246,8 @@ def PartialDistributedOptimizer(
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
     process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True,
 ) -> Any:
-    """As ``DistributedOptimizer``; the variables of ``local_layers``, a layer or a list of them, are local: each rank
-    has its own. Pass them to ``BroadcastGlobalVariablesCallback`` as ``local_variables``, too.
+    """Like ``DistributedOptimizer``, but the variables of ``local_layers``, a layer or a list of layers, are local:
+    each rank has its own. Also pass them to ``BroadcastGlobalVariablesCallback`` as ``local_variables``.
     """
     return _distribute(
         optimizer, name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,

@@ -1,4 +1,4 @@
-"""What callbacks and elastic states ask of an optimizer, be it of Keras 3 or of tf_keras (Keras 2)."""
+"""Access to the state of an optimizer of Keras 3 or tf_keras (Keras 2), for callbacks and elastic states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hvd.keras.backend import BACKEND, LEGACY
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes the variables of an optimizer that has none yet, as Keras does in the first batch."""
+    """Creates the variables of an optimizer without any, as Keras does in the first batch."""
     if LEGACY:
         # None makes them twice. Those of tf_keras.optimizers.legacy have no build.
         make = optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights
@@ -19,15 +19,15 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """Those that ranks have in common: weights and the optimizer's state. The states of random numbers are not among
-    them, because ranks have to draw different ones.
+    """Variables common to all ranks: weights and the optimizer's state. Without states of random numbers, because ranks
+    must draw different numbers.
     """
     if optimizer is None:
         return list(model.weights)
     own = optimizer.variables
     found = [*model.weights, *(own() if callable(own) else own)]
     if LEGACY and not has_schedule(optimizer):
-        found.append(optimizer.learning_rate)  # Keras 3 counts it among the optimizer's variables
+        found.append(optimizer.learning_rate)  # Keras 3 includes it in the optimizer's variables
     return found
 
 
@@ -35,7 +35,7 @@ def has_schedule(optimizer: Any) -> bool:
     """Whether the learning rate is a function of the step."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     rate = optimizer._learning_rate if hasattr(optimizer, "_learning_rate") else optimizer.learning_rate
-    return not hasattr(rate, "assign")  # which only variables have
+    return not hasattr(rate, "assign")  # only variables have assign
 
 
 def rate_of(optimizer: Any) -> float:
@@ -44,7 +44,7 @@ def rate_of(optimizer: Any) -> float:
 
 
 def momenta(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """The sums of gradients times learning rates that an optimizer keeps for these variables, if it does."""
+    """The optimizer's sums of gradients times learning rates for these variables, if it keeps them."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(optimizer, "get_slot_names"):  # of tf_keras.optimizers.legacy
         if "momentum" not in optimizer.get_slot_names():

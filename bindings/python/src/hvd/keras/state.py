@@ -12,10 +12,9 @@ from hvd.keras.optimizer_state import build, variables_of
 
 
 class KerasState(ObjectState):
-    """``KerasState(model, batch=0, epoch=0)``: weights and the state of the optimizer, and values, which are
-    attributes.
+    """``KerasState(model, batch=0, epoch=0)``: weights, the state of the optimizer, and values that become attributes.
 
-    ``optimizer`` is the model's, where it is not given. Raises ValueError for a model that is not built.
+    ``optimizer`` is by default the model's. Raises ValueError for a model that is not built.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -33,18 +32,18 @@ class KerasState(ObjectState):
         self._saved_variables = [(v, BACKEND.array(v)) for v in variables]
 
     def save(self) -> None:
-        """Saves all."""
+        """Saves weights, optimizer and values."""
         self._save_variables()
         super().save()
 
     def restore(self) -> None:
-        """Returns to the saved state."""
+        """Restores the saved state."""
         for variable, value in self._saved_variables:
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0."""
+        """Copies the state of rank 0 to all ranks."""
         BACKEND.broadcast(variables_of(self.model, self.optimizer), 0)
         self._save_variables()
         super().sync()

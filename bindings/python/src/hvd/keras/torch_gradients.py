@@ -1,4 +1,4 @@
-"""How the gradients of a step are reduced where Keras runs on PyTorch."""
+"""Reduces the gradients of a step when Keras runs on PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd.torch.adapter import OPS
 
 
 class TorchGradients(StepGradients):
-    """See StepGradients. Sparse gradients become dense: Keras's optimizers take no others here."""
+    """See StepGradients. Sparse gradients become dense, because Keras's optimizers accept only dense ones here."""
 
     def _checked(self, gradient: Any, variable: Any) -> torch.Tensor:
         gradient_of = f"hvd: rank {state.rank()}: the gradient of {name_of(variable)}"
@@ -35,7 +35,7 @@ class TorchGradients(StepGradients):
         describe: Callable[[], Mapping[int, Described]],
     ) -> list[Any]:
         results = list(gradients)
-        parts = sorted(parts, key=lambda part: -max(part))  # in which order the backward pass completes them
+        parts = sorted(parts, key=lambda part: -max(part))  # the order in which the backward pass completes them
         names = [f"{self._prefix}.{part[0]}" for part in parts]
         contexts: dict[int, Any] = {}
         step = Step(
@@ -47,13 +47,14 @@ class TorchGradients(StepGradients):
                 sent, needed, wire = compressed_group(self._compression, [gradients[i] for i in part])
                 contexts.update(zip(part, needed))
                 outputs = [
-                    # The gradient that PyTorch keeps for a variable is no other's; any other tensor may be, and stays.
+                    # A gradient that PyTorch keeps for a variable belongs only to it. Any other tensor may have other
+                    # users, so it is not changed.
                     tensor if _is_kept(tensor, variables[i]) else torch.empty_like(tensor)
                     for i, tensor in zip(part, sent)
                 ]
                 step.handles.append(OPS.allreduce(
                     sent, outputs, False, name, self._how(wire), self.process_set,
-                    wake=False,  # this thread waits at once, and does the work itself
+                    wake=False,  # this thread waits next, and does the work itself
                 ))
             except Exception as e:
                 step.refuse(("grouped_allreduce", name), e)

@@ -18,12 +18,12 @@ from hvd.tensorflow.host_calls import as_written  # noqa: F401
 
 
 def broadcast(variables: Sequence[Any], root_rank: int) -> None:
-    """Gives all ranks the root's values of Keras's variables. Collective."""
+    """Copies the root's values of Keras's variables to all ranks. Collective."""
     broadcast_variables([_value(v) for v in variables], root_rank)
 
 
 def _value(variable: Any) -> Any:
-    return variable if isinstance(variable, tf.Variable) else variable.value  # those of tf_keras are TensorFlow's
+    return variable if isinstance(variable, tf.Variable) else variable.value  # tf_keras's variables are TensorFlow's
 
 
 def array(variable: Any) -> npt.NDArray[Any]:
@@ -37,7 +37,7 @@ def tensor(array: npt.NDArray[Any]) -> Any:
 
 
 def xla_works() -> bool:
-    """Whether what XLA compiles can call hvd."""
+    """Whether XLA-compiled code can call hvd."""
     try:
         from hvd.tensorflow import xla
     except ImportError:

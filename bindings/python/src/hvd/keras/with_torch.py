@@ -18,17 +18,17 @@ F = TypeVar("F")
 
 
 def as_written(function: F) -> F:
-    """The function: nothing is converted here."""
+    """Returns the function unchanged: nothing is converted here."""
     return function
 
 
 def broadcast(variables: Sequence[Any], root_rank: int) -> None:
-    """Gives all ranks the root's values of Keras's variables. Collective."""
+    """Copies the root's values of Keras's variables to all ranks. Collective."""
     broadcast_parameters([v.value for v in variables], root_rank)
 
 
 def array(variable: Any) -> npt.NDArray[Any]:
-    """A copy of the values of one of Keras's variables; of bfloat16, which NumPy does not have, in float32."""
+    """A copy of the values of one of Keras's variables. bfloat16, unknown to NumPy, becomes float32."""
     values = variable.value.detach().cpu()
     return np.array(values.float() if values.dtype is torch.bfloat16 else values)
 
@@ -39,5 +39,5 @@ def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def xla_works() -> bool:
-    """True: nothing is compiled by XLA."""
+    """True: XLA compiles nothing here."""
     return True

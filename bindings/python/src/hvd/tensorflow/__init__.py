@@ -1,7 +1,7 @@
-"""hvd for TensorFlow: the functions of ``horovod.tensorflow``, eager, in tf.function and in graphs of version 1.
+"""hvd for TensorFlow: the functions of ``horovod.tensorflow``, in eager mode, in tf.function and in version 1 graphs.
 
-Nothing here is compiled for TensorFlow: it calls the host, and passes tensors as addresses, so no particular version is
-needed. Tensors on a GPU are copied to the host by TensorFlow.
+Nothing is compiled against TensorFlow: graphs call the host, and tensors are passed as addresses, so any TensorFlow
+version works. TensorFlow copies GPU tensors to the host.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LATER = {"SyncBatchNormalization": "sync_batch_norm", "elastic": "elastic", "ke
 
 
 def __getattr__(name: str) -> _Any:
-    """What needs Keras, which is loaded when it is asked for."""
+    """Names that need Keras, which is loaded on first use."""
     import importlib
 
     if name not in _LATER:
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def _check_has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU; scripts call this."""
+    """Whether TensorFlow sees a GPU. Scripts call this."""
     return bool(_tf.config.list_physical_devices("GPU"))
 
 

@@ -1,7 +1,7 @@
-"""What hvd's collectives have to know about TensorFlow's tensors.
+"""TensorFlow's tensors as hvd's collectives see them.
 
-Tensors are read where they lie and never written to: TensorFlow lets many of them share memory. Results come in memory
-of hvd's own, which becomes a tensor without a copy.
+Tensors are read in place and never written to, because TensorFlow shares memory between tensors. Results are in hvd's
+memory, which becomes a tensor without a copy.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Array = npt.NDArray[Any]
 
 
 class Block:
-    """Memory for a result, with its type and shape."""
+    """Memory for a result, with its dtype and shape."""
 
     __slots__ = ("memory", "dtype", "number", "shape")
 
     def __init__(self, memory: _core.Memory, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.memory = memory
         self.dtype = dtype
-        self.number: int = number_of(dtype) or 0  # that of int8 is 0
+        self.number: int = number_of(dtype) or 0  # int8 has number 0
         self.shape = shape
 
     def array(self) -> Array:
-        """As an array of NumPy over the same memory."""
+        """A NumPy array over this memory."""
         if len(self.memory) == 0:
             return np.empty(self.shape, self.dtype)
         array: Array = np.frombuffer(memoryview(self.memory), self.dtype).reshape(self.shape)
         return array
 
     def tensor(self) -> Any:
-        """As an eager tensor over the same memory."""
+        """An eager tensor over this memory."""
         if len(self.memory) == 0:
             return tf.zeros(self.shape, self.dtype)
         return tf.experimental.dlpack.from_dlpack(self.memory.dlpack(self.number, self.shape))
@@ -50,12 +50,12 @@ Data = Union[Array, Block]
 
 
 def empty(dtype: np.dtype[Any], shape: Sequence[int]) -> Block:
-    """New memory, aligned as TensorFlow wants it."""
+    """New memory, aligned as TensorFlow needs."""
     return Block(_core.allocate(dtype.itemsize * math.prod(shape)), dtype, tuple(shape))
 
 
 class _TensorFlow(NumPyAdapter):
-    """The host's view of tensors: arrays that share their memory; see core.adapter.Adapter."""
+    """Tensors as the host sees them: arrays that share their memory; see core.adapter.Adapter."""
 
     def describe(self, tensor: Data, written: bool) -> tuple[int, int, tuple[int, ...]]:
         if isinstance(tensor, Block):
@@ -72,7 +72,7 @@ class _TensorFlow(NumPyAdapter):
 
 
 def unsendable(dtype: str) -> ValueError:
-    """The error for a tensor of this type."""
+    """The error for a tensor of this dtype."""
     allowed = ", ".join(_core.dtypes)
     remedy = "; strings travel as Python objects: hvd.broadcast_object, hvd.allgather_object"
     return ValueError(
@@ -81,7 +81,7 @@ def unsendable(dtype: str) -> ValueError:
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """What TensorFlow calls the type."""
+    """TensorFlow's name of the dtype."""
     return "string" if dtype.kind in "OSU" else dtype.name
 
 
@@ -90,9 +90,10 @@ EagerTensor: type = tf.__internal__.EagerTensor
 
 
 def as_tensor(value: Any) -> Any:
-    """The tensor that a program passes, or what becomes one. Raises ValueError for what is no dense tensor of numbers.
+    """The tensor for an argument of the program: the argument itself or a conversion of it. Raises ValueError if it is
+    not a dense numeric tensor.
 
-    A variable gives its value; where that is eager, the variable may change while the tensor keeps the value of now.
+    For a variable, returns its value. In eager mode, the tensor keeps the current value even if the variable changes.
     """
     if isinstance(value, EagerTensor):
         return value
@@ -114,10 +115,10 @@ def as_tensor(value: Any) -> Any:
 
 
 def array_of(tensor: Any) -> Array:
-    """An array that shares memory with an eager tensor, and keeps that memory."""
+    """An array that shares memory with an eager tensor, and keeps that memory alive."""
     try:
         return np.asarray(tensor)
-    except ValueError:  # of types that are not NumPy's own, tensors without dimensions make no array
+    except ValueError:  # for dtypes unknown to NumPy, scalar tensors do not convert to arrays
         return np.asarray(tf.reshape(tensor, [1])).reshape(())
 
 

@@ -1,4 +1,4 @@
-"""The collectives on TensorFlow's tensors, eager and in graphs, with gradients."""
+"""The collectives on TensorFlow's tensors, in eager mode and in graphs, with gradients."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hvd.tensorflow.host_calls import Host, call, differentiable, in_ordered_gra
 
 
 def _named(name: str | None, kind: str) -> str | None:
-    """In a graph whose operations have no order, calls without a name cannot be counted when they run: each gets a name
-    now. Ranks that build the same graph give the same names, and the order in which they run is of no matter.
+    """A name for a call without one, in a graph without an order of operations, where calls cannot be counted at run
+    time. Ranks that build the same graph generate the same names, so the order in which they run does not matter.
     """
     if name is not None or in_ordered_graph():
         return name
@@ -40,7 +40,7 @@ class TensorFlowBlocking(Blocking[Any]):
     def allreduce(
         self, tensors: Sequence[Any], single: bool, name: str | None, how: Reduction, process_set: ProcessSet
     ) -> Any:
-        """The gradients are reduced alike."""
+        """The gradients are reduced in the same way."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
             results = result_of(OPS.allreduce(arrays, None, single, name, how, process_set, wake=False))
@@ -90,9 +90,9 @@ class TensorFlowBlocking(Blocking[Any]):
         return _call(on_host, backward, [tensor], [tensor.shape], "HorovodBroadcast")[0]
 
     def alltoall(self, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-        """The gradient goes back to the ranks that the rows came from. ``splits`` may be a tensor."""
+        """The gradient goes back to the ranks that sent the rows. ``splits`` may be a tensor."""
         inputs = [tensor] if splits is None else [tensor, tf.convert_to_tensor(splits)]
-        of_rows: list[Any] = []  # the received splits, which the gradient needs
+        of_rows: list[Any] = []  # the received splits, needed by the gradient
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
             rows = read_splits(arrays[1]) if len(arrays) > 1 else None
@@ -107,7 +107,7 @@ class TensorFlowBlocking(Blocking[Any]):
 
         def backward(above: list[Any]) -> Any:
             back, _ = self.alltoall(above[0], of_rows[0], _named(None, "Gradient"), process_set)
-            unsent = tf.shape(tensor)[:1] - tf.shape(back)[:1]  # rows that went to no rank
+            unsent = tf.shape(tensor)[:1] - tf.shape(back)[:1]  # rows sent to no rank
             rest = tf.zeros(tf.concat([unsent, tf.shape(back)[1:]], 0), back.dtype)
             return [tf.ensure_shape(tf.concat([back, rest], 0), tensor.shape)]
 
@@ -117,7 +117,7 @@ class TensorFlowBlocking(Blocking[Any]):
     def reducescatter(
         self, tensors: Sequence[Any], single: bool, name: str | None, how: Reduction, process_set: ProcessSet
     ) -> Any:
-        """The gradients are the gathered gradients, for Sum times the number of ranks."""
+        """The gradients are the gathered gradients; for Sum, times the number of ranks."""
 
         def on_host(arrays: Sequence[Any]) -> Sequence[Data]:
             results = result_of(OPS.reducescatter(arrays, single, name, how, process_set, wake=False))
@@ -137,7 +137,7 @@ class TensorFlowBlocking(Blocking[Any]):
 def _compiled(
     tensors: Sequence[Any], names: Sequence[str | None], how: Reduction, process_set: ProcessSet
 ) -> list[Any]:
-    """allreduce in a function that XLA compiles. The function of its gradient is compiled too, but does not say so."""
+    """allreduce in a function compiled by XLA. The function of its gradient is also compiled, but not marked so."""
 
     def forward(*inputs: Any) -> list[Any]:
         return xla.allreduce(inputs, names, [how] * len(inputs), process_set)

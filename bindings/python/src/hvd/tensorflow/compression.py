@@ -1,4 +1,4 @@
-"""How gradients are compressed for sending."""
+"""Compression of gradients for sending."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The choices, as ``DistributedOptimizer`` and the collectives take them."""
+    """The compressors for ``DistributedOptimizer`` and the collectives."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

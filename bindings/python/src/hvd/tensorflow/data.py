@@ -1,4 +1,4 @@
-"""What Horovod has for tf.data's service, which hvd has not."""
+"""Horovod's functions for tf.data's service, which hvd does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that goes on after a failed operation; see hvd.elastic."""
+"""Training that continues after a failed operation; see hvd.elastic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd.tensorflow.functions import broadcast_variables
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """See ``hvd.elastic.run``. Errors of hvd that TensorFlow has turned into its own count as what they were."""
+    """See ``hvd.elastic.run``. Errors of hvd that TensorFlow has converted to its own are converted back."""
 
     @functools.wraps(func)
     def as_raised(*args: Any, **kwargs: Any) -> Any:
@@ -33,10 +33,10 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TensorFlowState(elastic.ObjectState):
-    """``TensorFlowState(variables, batch=0)``: variables, and values, which are attributes.
+    """``TensorFlowState(variables, batch=0)``: variables, and values that become attributes.
 
-    With a ``session`` of version 1, or in its scope, the variables are those of its graph, without ``variables`` all;
-    make the state before the graph is finalized. Raises ValueError in eager mode without variables.
+    With a version 1 ``session``, or in its scope, the variables are those of its graph, by default all. Create the
+    state before the graph is finalized. Raises ValueError in eager mode without variables.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
@@ -63,12 +63,12 @@ class TensorFlowState(elastic.ObjectState):
             self._saved_variables = [np.array(v) for v in self.variables]
 
     def save(self) -> None:
-        """Saves all."""
+        """Saves all variables and values."""
         self._save_variables()
         super().save()
 
     def restore(self) -> None:
-        """Returns to the saved state."""
+        """Restores the saved state."""
         if self.session is not None:
             self.session.run(self._assign, dict(zip(self._inputs, self._saved_variables)))
         else:
@@ -77,7 +77,7 @@ class TensorFlowState(elastic.ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0."""
+        """Copies the state of rank 0 to all ranks."""
         if self.session is not None:
             self.session.run(self._broadcast)
         else:
@@ -87,7 +87,7 @@ class TensorFlowState(elastic.ObjectState):
 
 
 def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> Any:
-    """A ``hvd.keras.elastic.KerasState``. ``backend`` is ignored; scripts of Keras 2 pass it."""
+    """A ``hvd.keras.elastic.KerasState``. ``backend`` is accepted and ignored; scripts for Keras 2 pass it."""
     from hvd.keras.state import KerasState  # only here: it loads Keras
 
     return KerasState(model, optimizer, **kwargs)

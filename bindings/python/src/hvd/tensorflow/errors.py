@@ -1,8 +1,8 @@
-"""Errors of host calls: TensorFlow turns each into one of its own, which is turned back here.
+"""Errors of host calls: TensorFlow converts each to one of its own, which is converted back here.
 
-An exception that leaves a host call in a graph reaches the program as one of ``_CLASSES`` with the text of the
-original. TensorFlow makes it by calling that class, whose ``__new__`` gives the original instead, if the text is that
-of an exception that hvd has raised lately. That is done for sessions of version 1 as well.
+An exception raised in a host call in a graph reaches the program as one of ``_CLASSES`` with the original text.
+TensorFlow creates it by calling that class. Its ``__new__`` returns the original instead if the text matches an
+exception that hvd has raised recently. This also works for version 1 sessions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _kept: collections.deque[Exception] = collections.deque(maxlen=16)
 
 
 def kept(function: F) -> F:
-    """Remembers what ``function`` raises, for the program that waits for the graph."""
+    """Stores exceptions raised by ``function``, for the program that waits for the graph."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
@@ -36,7 +36,7 @@ def kept(function: F) -> F:
 
 
 def keep(e: Exception) -> None:
-    """Remembers an exception, without what its frames hold."""
+    """Stores an exception, without the contents of its frames."""
     _kept.append(_twin(e))
 
 
@@ -48,7 +48,7 @@ def _twin(e: Exception) -> Exception:
 
 
 def original(error: BaseException) -> BaseException:
-    """The exception of hvd that became this error of TensorFlow; the error itself, if it is none."""
+    """hvd's exception behind this error of TensorFlow, or the error itself if there is none."""
     return _found(str(error)) or error if isinstance(error, tf.errors.OpError) else error
 
 
@@ -60,7 +60,7 @@ def _found(message: str) -> Exception | None:
 
 def _new(kind: Any, node_def: Any = None, op: Any = None, message: Any = None, *rest: Any, **more: Any) -> Any:
     if isinstance(node_def, Exception):
-        return node_def  # the interpreter asks a second time, with what it has got, because that is of another class
+        return node_def  # the interpreter calls it again with the result, which is of another class
     return _found(str(message)) or Exception.__new__(kind, node_def, op, message, *rest)
 
 

@@ -1,4 +1,4 @@
-"""Variables and objects of one rank, given to all."""
+"""Broadcasts variables and objects of one rank to all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd.tensorflow.host_calls import as_written, call
 
 
 def _check_same(arrays: Sequence[Array], root_rank: int, prefix: str, process_set: ProcessSet) -> None:
-    """Raises HorovodInternalError on all ranks where they have other variables or roots. Collective."""
+    """Raises HorovodInternalError on all ranks if they have different variables or roots. Collective."""
     mine = [f"root_rank={root_rank}", *(f"{type_name(a.dtype)} {a.shape}" for a in arrays)]
     everyone = objects.allgather_object(mine, f"{prefix}.variables", process_set)
     first, ranks = everyone[0], process_set.ranks or [0]
@@ -37,8 +37,8 @@ def _check_same(arrays: Sequence[Array], root_rank: int, prefix: str, process_se
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> tuple[Any, list[Any]]:
-    """Assigns the root's values to all variables, by one call of the host, in which all travel at once. Returns a
-    tensor that is there when it is done, also without variables, and what the assignments give.
+    """Assigns the root's values to all variables, by one host call that sends them all at once. Returns a tensor that
+    is ready when it is done, even without variables, and the results of the assignments.
     """
     values = [tf.convert_to_tensor(v) for v in variables]
 
@@ -61,11 +61,12 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Gives all ranks the root's values of variables, of TensorFlow or of Keras. In a graph of version 1 it returns the
-    operation that does it. Raises HorovodInternalError on all ranks where their numbers, types or shapes differ.
+    """Copies the root's values of TensorFlow or Keras variables to all ranks. In a version 1 graph, returns the
+    operation that does it. Raises HorovodInternalError on all ranks if number, dtypes or shapes of the variables
+    differ.
 
-    ``inplace`` is ignored: variables that were assigned from each other share memory, so the values always arrive in
-    new memory, which the variables take over without a copy.
+    ``inplace`` is ignored: variables assigned from each other share memory, so the values always arrive in new memory,
+    which the variables take over without a copy.
     """
     done, assigned = _broadcast(list(variables), root_rank, "broadcast_variables", process_set)
     return None if tf.executing_eagerly() else tf.group(done, *assigned)
@@ -75,7 +76,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As ``broadcast_variables``; returns the variables, in a graph their new values."""
+    """Like ``broadcast_variables``. Returns the variables; in a graph, their new values."""
     variables = list(variables)
     _, assigned = _broadcast(variables, root_rank, name or "broadcast_", process_set)
     return variables if tf.executing_eagerly() else assigned
@@ -83,8 +84,8 @@ def broadcast_(
 
 @as_written
 def broadcast_global_variables(root_rank: int) -> Any:
-    """For graphs of version 1: the operation that gives all ranks the root's values of tf.compat.v1.global_variables().
-    Raises RuntimeError in eager mode, where there is no such collection.
+    """For version 1 graphs: the operation that copies the root's values of tf.compat.v1.global_variables() to all
+    ranks. Raises RuntimeError in eager mode, which has no such collection.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -98,14 +99,14 @@ def broadcast_object(
     obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """See ``hvd.broadcast_object``. ``session`` is ignored: objects travel at once, without a graph."""
+    """See ``hvd.broadcast_object``. ``session`` is ignored: objects are sent at once, without a graph."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of one object that is ``broadcast_object``."""
+    """``broadcast_object`` as a function of one object."""
     return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
 
 

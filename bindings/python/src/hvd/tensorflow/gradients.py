@@ -1,5 +1,5 @@
-"""How the gradients of a step are reduced: eagerly, in a tf.function while the backward pass still runs, or in a graph
-of version 1.
+"""Reduces the gradients of a step: in eager mode, in a tf.function while the backward pass still runs, or in a version
+1 graph.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hvd.tensorflow.adapter import OPS, Array, Data, array_of, tensor_of
 from hvd.tensorflow.blocking import BLOCKING, rows_open
 from hvd.tensorflow.host_calls import as_written, call, in_ordered_graph, in_xla, number
 
-_TOGETHER = 64 << 10  # bytes that are submitted by one call
+_TOGETHER = 64 << 10  # bytes submitted by one call
 
 
 class Part:
-    """Tensors that are sent as one operation: gradients that are reduced together, or the values and indices of one
-    sparse gradient, which are gathered.
+    """Tensors sent as one operation: gradients reduced together, or the values and indices of one sparse gradient,
+    which are gathered.
     """
 
     def __init__(
@@ -40,34 +40,34 @@ class Part:
         self.members = members  # the places of the gradients in the step
         self.tensors = tensors
         self.how = how  # None: gather
-        self.contexts = contexts  # what each result needs to be decompressed
+        self.contexts = contexts  # the context to decompress each result
 
     def begin(self, arrays: Sequence[Array], process_set: ProcessSet, wake: bool) -> int:
-        """Submits it, and returns the handle."""
+        """Submits the part, and returns the handle."""
         if self.how is None:
             return OPS.allgather(arrays, False, self.name, process_set, wake=wake)
         return OPS.allreduce(arrays, None, False, self.name, self.how, process_set, wake=wake)
 
     def submitted_as(self) -> PartName:
-        """The name under which ``begin`` submits it."""
+        """The name under which ``begin`` submits the part."""
         return "grouped_allgather" if self.how is None else "grouped_allreduce", self.name
 
     def shapes(self) -> list[Any]:
-        """The shapes of the results, as far as they are known."""
+        """The shapes of the results, as far as known."""
         if self.how is None:
             return [rows_open(t.shape) for t in self.tensors]
         return [t.shape for t in self.tensors]
 
 
 class Plan(NamedTuple):
-    """The parts of a step, in the order in which they are submitted; see Step for the others."""
+    """The parts of a step, in the order of submission. For the other fields see Step."""
 
     parts: Sequence[Part]
     checksum: int
     describe: Callable[[], Mapping[int, Described]]
 
     def names(self) -> list[PartName]:
-        """Those of the parts."""
+        """The names of the parts."""
         return [part.submitted_as() for part in self.parts]
 
 
@@ -76,8 +76,8 @@ class Gradients(StepGradients):
 
     @as_written
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """See StepGradients. In a graph the gradients are reduced when it runs. Raises ValueError within a strategy of
-        tf.distribute that has several replicas.
+        """See StepGradients. In a graph, the gradients are reduced when it runs. Raises ValueError within a
+        tf.distribute strategy with several replicas.
         """
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync > 1:
@@ -89,7 +89,9 @@ class Gradients(StepGradients):
         return super().reduce(gradients, variables)
 
     def _warn_of_two(self, gradients: Sequence[Any]) -> None:
-        """Where a tape has reduced the gradients of an optimizer that reduces as well: each step marks one result."""
+        """Warns if a tape has already reduced the gradients of an optimizer that also reduces. Each step marks one
+        result.
+        """
         for gradient in gradients:
             if gradient is not None:
                 if getattr(gradient, "__dict__", {}).get("_hvd_reduced") is self.process_set:
@@ -137,7 +139,7 @@ class Gradients(StepGradients):
         except Exception as e:  # of a compressor
             self._announce_nothing(e)
             raise
-        begun.sort(key=lambda part: -max(part.members))  # in which order the backward pass completes them
+        begun.sort(key=lambda part: -max(part.members))  # the order in which the backward pass completes them
         for part, reduced in zip(begun, self._run(begun, describe)):
             if part.how is not None:
                 for i, tensor in zip(part.members, reduced):
@@ -170,7 +172,7 @@ class Gradients(StepGradients):
         elif in_xla() and xla.available():
             flat = self._compiled(parts, checksum)
         else:
-            described = describe()  # now: a graph holds no variables
+            described = describe()  # now, because a graph holds no variables
             plan = Plan(parts, checksum, lambda: described)
             flat = self._overlapped(plan) if in_ordered_graph() else self._in_one_call(plan)
         each = iter(flat)
@@ -185,7 +187,7 @@ class Gradients(StepGradients):
         if not (in_xla() and xla.available()):
             super()._announce_nothing(refused)
             return
-        # Programs of other ranks that XLA has compiled cannot tell what they have: they get the engine's own error.
+        # XLA-compiled programs on other ranks cannot exchange what they have: they get the engine's error.
         number = number_of(self.process_set)
         handle = begin(_core.operations["barrier"], "allreduce", self._in_xla(), (), (), lambda _: None, number)
         try:
@@ -196,11 +198,11 @@ class Gradients(StepGradients):
 
     def _together(self, plan: Plan, arrays: Sequence[Sequence[Array]]) -> list[Data]:
         """Submits all parts, and waits for all."""
-        step = self._submit(plan, plan.parts, arrays, wake=False)  # this thread waits at once, and does the work itself
+        step = self._submit(plan, plan.parts, arrays, wake=False)  # this thread waits next, and does the work itself
         return [data for results in step.wait() for data in results]
 
     def _submit(self, plan: Plan, batch: Sequence[Part], arrays: Sequence[Sequence[Array]], wake: bool) -> Step:
-        """Submits parts; those that come first begin the step. With ``wake`` the last one wakes the engine."""
+        """Submits parts. The first parts begin the step. With ``wake``, the last one wakes the engine."""
         if batch[0] is plan.parts[0]:
             step = Step(self._name, self.process_set, self._how(-1), plan.checksum, plan.names, plan.describe)
         else:
@@ -214,8 +216,8 @@ class Gradients(StepGradients):
         return step
 
     def _overlapped(self, plan: Plan) -> list[Any]:
-        """A call that submits each part when its gradients are there, and one that waits for all. Small ones go with
-        the next, because a call costs more than it takes to send them.
+        """One call for each part, which submits it when its gradients are ready, and one that waits for all. Small
+        parts join the next one, because a call costs more than sending them.
         """
         tokens: list[Any] = []
         batch: list[Part] = []
@@ -244,8 +246,8 @@ class Gradients(StepGradients):
         return f"{self._name}.announced.xla"
 
     def _compiled(self, parts: Sequence[Part], checksum: int) -> list[Any]:
-        """Two calls of the program that XLA compiles: without Python nobody could end what waits for other ranks after
-        a failed announcement, so nothing is submitted before it has succeeded.
+        """Two calls in the XLA-compiled program. After a failed announcement, other ranks' operations cannot be ended
+        without Python, so nothing is submitted before the announcement has succeeded.
         """
         together = [(part, k) for part in parts for k in range(len(part.tensors))]
         hows = [part.how for part in parts if part.how is not None for _ in part.tensors]
@@ -259,7 +261,9 @@ class Gradients(StepGradients):
         return xla.allreduce([part.tensors[k] for part, k in together], names, hows, self.process_set)
 
     def _in_one_call(self, plan: Plan) -> list[Any]:
-        """In graphs of version 1 calls have no order, and several that wait could wait for each other."""
+        """One call for everything: in version 1 graphs calls have no order, and several waiting calls could wait for
+        each other.
+        """
 
         def run(arrays: Sequence[Array]) -> list[Data]:
             each = iter(arrays)
@@ -274,14 +278,14 @@ def _refusal(variable: Any, why: str) -> ValueError:
 
 
 def _bytes(part: Part) -> int:
-    """Of its tensors, as far as these are known when the graph is made; a whole batch where they are not."""
+    """The size of its tensors in bytes, if known when the graph is built; otherwise that of a whole batch."""
     counts = [tensor.shape.num_elements() for tensor in part.tensors]
     sizes = [_TOGETHER if n is None else n * t.dtype.size for n, t in zip(counts, part.tensors)]
     return int(sum(sizes))
 
 
 def _outputs(parts: Sequence[Part]) -> tuple[list[Any], list[Any]]:
-    """Types and shapes of all results."""
+    """Dtypes and shapes of all results."""
     types = [tensor.dtype for part in parts for tensor in part.tensors]
     return types, [shape for part in parts for shape in part.shapes()]
 
@@ -295,7 +299,7 @@ def _scaled(gradient: Any, factor: float) -> Any:
 
 
 def gathered(tensor: Any, how: Reduction, name: str | None, process_set: ProcessSet) -> Any:
-    """The Average or Sum of a tf.IndexedSlices over ranks: the values and indices of all. An index may come twice."""
+    """The Average or Sum of a tf.IndexedSlices over ranks: the values and indices of all. An index may appear twice."""
     if how.op not in (Average, Sum):
         raise ValueError(f"hvd: allreduce of a tf.IndexedSlices with op={how.op.name}; allowed: Average, Sum")
     values, indices = BLOCKING.allgather([tensor.values, tensor.indices], False, name, process_set)

@@ -1,11 +1,11 @@
-"""Calls of the host from graphs, and collectives with gradients.
+"""Host calls from graphs, and collectives with gradients.
 
-A call is a stateful operation of a graph (``tf.numpy_function``): in a tf.function such calls run in the order in which
-the program makes them, which is therefore the same on all ranks. In eager mode there is no call: the function runs.
+A call is a stateful operation of a graph (``tf.numpy_function``). In a tf.function, such calls run in program order,
+which is therefore the same on all ranks. In eager mode the function simply runs.
 
-Graphs of version 1 have no such order, and ``Session.run`` may begin their calls in another one on each rank. There a
-call must not hold one of TensorFlow's threads while it waits, because the call that the other ranks wait for may need
-that thread: each waits in a thread of its own.
+Version 1 graphs have no such order, and ``Session.run`` may start calls in a different order on each rank. There a
+waiting call must not hold one of TensorFlow's threads, because the call that other ranks wait for may need it. So each
+call waits on its own thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_written(function: F) -> F:
-    """For functions that programs call in a tf.function: AutoGraph leaves them, what they call, and the exceptions that
-    they raise as they are.
+    """For functions that programs call in a tf.function: AutoGraph leaves them, the functions they call, and their
+    exceptions unchanged.
     """
 
     @functools.wraps(function)
@@ -35,32 +35,32 @@ def as_written(function: F) -> F:
         try:
             return function(*arguments, **more)
         except Exception as e:
-            e.ag_pass_through = True  # type: ignore[attr-defined]  # else AutoGraph makes a StagingError of it
+            e.ag_pass_through = True  # type: ignore[attr-defined]  # else AutoGraph raises a StagingError instead
             raise
 
     return tf.autograph.experimental.do_not_convert(call)  # type: ignore[no-any-return,unused-ignore]
 
 
 def in_ordered_graph() -> bool:
-    """Whether stateful operations that are made now will run in the order in which they are made."""
+    """Whether stateful operations created now will run in the order of their creation."""
     return bool(tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function)
 
 
 def in_xla() -> bool:
-    """Whether what is traced now will be compiled by XLA, in which there are no host calls."""
+    """Whether the current trace will be compiled by XLA, which has no host calls."""
     if tf.executing_eagerly():
         return False
     try:
         from tensorflow.python.ops import control_flow_util
 
         return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
-    except (AttributeError, ImportError):  # then XLA itself refuses it, in its own words
+    except (AttributeError, ImportError):  # then XLA itself rejects it, with its own message
         return False
 
 
 def call(function: Host, tensors: Sequence[Any], types: Sequence[Any], shapes: Sequence[Any], name: str) -> list[Any]:
-    """``function(arrays)`` on the tensors' memory, now or when the graph runs. Returns tensors of ``types``; in a graph
-    of ``shapes`` as far as these are known.
+    """``function(arrays)`` on the tensors' memory, now or when the graph runs. Returns tensors of dtypes ``types``; in
+    a graph with ``shapes`` as far as known.
     """
     if tf.executing_eagerly():
         return [tensor_of(data) for data in function([array_of(t) for t in tensors])]
@@ -75,7 +75,7 @@ def call(function: Host, tensors: Sequence[Any], types: Sequence[Any], shapes: S
     @as_written
     @kept
     def on_host(*arrays: Any) -> list[Array]:
-        # A tensor without dimensions comes as a scalar of NumPy.
+        # A scalar tensor arrives as a NumPy scalar.
         results = function([np.asarray(array) for array in arrays])
         return [data.array() if isinstance(data, Block) else data for data in results]
 
@@ -89,8 +89,8 @@ def call(function: Host, tensors: Sequence[Any], types: Sequence[Any], shapes: S
 
 
 def _on_own_thread(function: Callable[..., list[Any]], tensors: Sequence[Any], name: str) -> list[Any]:
-    """``function(*tensors)``, at least one tensor, in a thread that the operation makes each time it runs. A data set
-    has operations for that: one waits for its only element without a thread of the session. It costs 0.2 ms.
+    """``function(*tensors)`` on a thread that the operation starts for each run. Uses operations of data sets: one
+    waits for a data set's only element without occupying a thread of the session. Costs 0.2 ms.
     """
 
     @as_written
@@ -107,8 +107,8 @@ def _on_own_thread(function: Callable[..., list[Any]], tensors: Sequence[Any], n
 
 
 def number(function: Callable[[], Any], name: str) -> Any:
-    """The whole number that ``function()`` gives; in a graph a scalar of int32, with its value of when the graph runs:
-    a program may join another job between the trace of a function and a call of it.
+    """The integer returned by ``function()``; in a graph an int32 scalar, evaluated when the graph runs. A program may
+    join another job between the trace of a function and a call of it.
     """
     if tf.executing_eagerly():
         return function()
@@ -116,7 +116,7 @@ def number(function: Callable[[], Any], name: str) -> Any:
 
 
 def _recording() -> bool:
-    """Whether a tape may record operations now."""
+    """Whether a tape may currently record operations."""
     try:
         from tensorflow.python.eager import record
 
@@ -128,7 +128,7 @@ def _recording() -> bool:
 def differentiable(
     forward: Callable[..., list[Any]], backward: Callable[[list[Any]], Sequence[Any]], tensors: Sequence[Any]
 ) -> list[Any]:
-    """``forward(*tensors)``; its gradients are ``backward(gradients of its results)``."""
+    """``forward(*tensors)``, with the gradients ``backward(gradients of its results)``."""
     if tf.executing_eagerly() and not _recording():
         return forward(*tensors)
 

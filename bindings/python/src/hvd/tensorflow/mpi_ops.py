@@ -1,8 +1,8 @@
-"""The collectives on TensorFlow's tensors, with the arguments of Horovod's; eager, and in graphs of both versions.
+"""The collectives on TensorFlow's tensors, with Horovod's arguments, in eager mode and in graphs of both versions.
 
-See ``hvd.api`` for what all functions have in common. Results are new tensors on the CPU. In a graph each call is one
-operation of the host. ``device_dense`` and ``device_sparse`` are ignored, and so is ``ignore_name_scope``: names of
-operations have no scopes. All have gradients.
+See ``hvd.api`` for properties common to all functions. Results are new tensors on the CPU. In a graph, each call is one
+host operation. ``device_dense``, ``device_sparse`` and ``ignore_name_scope`` are accepted and ignored; names of
+operations have no scopes. All functions have gradients.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hvd.tensorflow.util import _executing_eagerly  # noqa: F401
 
 
 class _TensorFlowFunctions(Functions[Any, Any]):
-    """What the functions of this module call."""
+    """The implementation of this module's functions."""
 
     def __init__(self) -> None:
         super().__init__(BLOCKING)
-        self._readable = as_tensor  # the adapter's is for what tensors consist of
+        self._readable = as_tensor  # the adapter's converts the components of tensors
 
 
 FUNCTIONS = _TensorFlowFunctions()
@@ -47,7 +47,7 @@ def allreduce(
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """See ``hvd.api``. Of a tf.IndexedSlices the values and indices of all ranks are gathered, for Average and Sum."""
+    """See ``hvd.api``. For a tf.IndexedSlices with Average or Sum, the values and indices of all ranks are gathered."""
     if isinstance(tensor, tf.IndexedSlices):
         if in_xla():
             raise ValueError(
@@ -69,7 +69,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """See ``hvd.api``. If any tensor is a tf.IndexedSlices, each is reduced on its own."""
+    """See ``hvd.api``. If any tensor is a tf.IndexedSlices, each is reduced separately."""
     if not tensors:
         return []
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
@@ -116,7 +116,7 @@ def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """See ``hvd.api``. With ``splits`` (int32, also a tensor of a graph) the result is a pair."""
+    """See ``hvd.api``. With ``splits`` (int32, which may be a graph tensor), the result is a pair."""
     output, received = BLOCKING.alltoall(as_tensor(tensor), splits, name, process_set)
     return output if splits is None else (output, received)
 
@@ -153,15 +153,15 @@ def _number(function: Callable[[], Any], name: str) -> Any:
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a process set, when the graph runs. ``size()`` is a constant of the trace instead: what a
-    tf.function computes with it is wrong after the process has joined a job of another size.
+    """The number of ranks of a process set, when the graph runs. ``size()`` is a constant of the trace instead: a
+    tf.function that uses it gives wrong results after the process has joined a job of another size.
     """
     return _number(lambda: process_set_by_id(process_set_id).size(), name or "HorovodSize")
 
 
 @as_written
 def rank_op(name: str | None = None) -> Any:
-    """The rank of this process, when the graph runs; ``rank()`` is a constant of the trace instead."""
+    """The rank of this process, when the graph runs. ``rank()`` is a constant of the trace instead."""
     return _number(state.rank, name or "HorovodRank")
 
 

@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are reduced over ranks: those of version 1 here, Keras's in ``hvd.keras``."""
+"""Version 1 optimizers that reduce their gradients over ranks. Those of Keras are in ``hvd.keras``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
 class _DistributedOptimizer(_Optimizer):  # type: ignore[misc,unused-ignore]
-    """An optimizer of version 1 that another one, ``inner``, does the work for."""
+    """A version 1 optimizer that delegates to another one, ``inner``."""
 
     def __init__(self, inner: Any, name: str, use_locking: bool, gradients: Gradients, passes: int, mean: bool) -> None:
         super().__init__(name=name, use_locking=use_locking)
@@ -26,18 +26,18 @@ class _DistributedOptimizer(_Optimizer):  # type: ignore[misc,unused-ignore]
         self._gradients = gradients
         self._passes = passes
         self._mean = mean
-        self._sums: list[Any] = []  # of the gradients of passes before, one for each variable that has any
+        self._sums: list[Any] = []  # of earlier passes' gradients, one for each variable that has any
         self._count: Any = None
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Those of the inner optimizer, reduced over ranks; see ``Gradients.reduce``."""
+        """The inner optimizer's gradients, reduced over ranks; see ``Gradients.reduce``."""
         pairs = self._inner.compute_gradients(*args, **kwargs)
         if self._passes > 1:
             return list(pairs)  # they are reduced when they are complete
         return self._reduced([g for g, _ in pairs], [v for _, v in pairs])
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """That of the inner optimizer; with ``backward_passes_per_step`` in every so many calls."""
+        """The inner optimizer's operation; with ``backward_passes_per_step`` k, in every k-th call."""
         pairs = list(grads_and_vars)
         if self._passes == 1:
             return self._inner.apply_gradients(pairs, global_step, name)
@@ -70,19 +70,21 @@ class _DistributedOptimizer(_Optimizer):  # type: ignore[misc,unused-ignore]
         return tf.group(result, name=name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the inner optimizer."""
+        """Delegates to the inner optimizer."""
         return self._inner.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the inner optimizer."""
+        """Delegates to the inner optimizer."""
         return self._inner.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the inner optimizer."""
+        """Delegates to the inner optimizer."""
         return self._inner.variables(*args, **kwargs)
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not reduced, but divided by the number of ranks if so chosen."""
+        """Marks a variable as local: its gradient is not reduced, but divided by the number of ranks if
+        ``scale_local_gradients``.
+        """
         self._gradients.register_local_var(variable)
 
 
@@ -93,12 +95,12 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
     process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that reduces gradients over ranks by ``op`` before it applies them.
+    """An optimizer that reduces gradients over ranks by ``op`` before applying them.
 
-    ``optimizer``: of tf.compat.v1.train, or of Keras (then see ``hvd.keras.DistributedOptimizer``). With
-    ``backward_passes_per_step`` k the gradients of k steps are added on the rank first, or averaged with
-    ``average_aggregated_gradients``, and the variables change in every k-th step. The other arguments are those of
-    ``DistributedGradientTape``. Raises ValueError for other optimizers and for factors and counts that make no sense.
+    ``optimizer``: one of tf.compat.v1.train, or of Keras (then see ``hvd.keras.DistributedOptimizer``). With
+    ``backward_passes_per_step`` k, the rank first sums the gradients of k steps, or averages them with
+    ``average_aggregated_gradients``, and the variables change in every k-th step. For the other arguments see
+    ``DistributedGradientTape``. Raises ValueError for other optimizers and for invalid factors and counts.
     """
     if backward_passes_per_step < 1:
         raise ValueError(f"hvd: backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")

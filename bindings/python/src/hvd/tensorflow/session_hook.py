@@ -1,4 +1,4 @@
-"""Variables of a session of version 1, given to all ranks when it starts."""
+"""Broadcasts the variables of a version 1 session when it starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _Hook: Any = tf.compat.v1.train.SessionRunHook
 
 
 class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc,unused-ignore]
-    """For tf.compat.v1.train.MonitoredTrainingSession: gives all ranks the root's values of all global variables after
-    they were initialised or restored, so that ranks start alike. Collective. ``device`` is ignored.
+    """For tf.compat.v1.train.MonitoredTrainingSession: copies the root's values of all global variables to all ranks
+    after initialisation or restoring, so that all ranks start with the same values. Collective. ``device`` is ignored.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -22,7 +22,7 @@ class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc,unused-ignore]
         self._operation: Any = None
 
     def begin(self) -> None:
-        """Adds the operation to the graph, which is complete after this."""
+        """Adds the operation to the graph, which is then complete."""
         if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
             self._operation = broadcast_global_variables(self._root_rank)
 

@@ -18,8 +18,8 @@ _register: Any = tf.keras.utils.register_keras_serializable
 
 @_register(package="hvd")
 class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
-    """As keras.layers.BatchNormalization, whose arguments it takes; while it trains, mean and variance are those of the
-    batches of all ranks together, whatever their sizes. Each call is two allreduces, and so is its gradient.
+    """Like keras.layers.BatchNormalization, with the same arguments. In training, mean and variance are over the
+    batches of all ranks, which may differ in size. Each call makes two allreduces, and so does its gradient.
 
     ``fused`` is an argument of Horovod's; only False is allowed. Raises ValueError otherwise.
     """
@@ -28,12 +28,12 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
         if fused:
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         if _LEGACY:
-            kwargs["fused"] = False  # else Keras 2 takes an operation of TensorFlow that has both in one
+            kwargs["fused"] = False  # else Keras 2 uses one TensorFlow operation for both
         super().__init__(**kwargs)
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *arguments: Any, **named: Any) -> tuple[Any, Any]:
-        """Keras calls it for mean and variance of a batch: Keras 3 with a mask, Keras 2 with axes, ``keep_dims`` and
+        """Called by Keras for mean and variance of a batch: Keras 3 passes a mask, Keras 2 axes, ``keep_dims`` and
         ``mask``.
         """
         if state.size() == 1:
@@ -48,8 +48,8 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc,unused-ignore]
         sums = [tf.reduce_sum(weights, axes), tf.reduce_sum(values * weights, axes)]
         count, total = grouped_allreduce(sums, op=Sum, process_set=self._process_set)
         mean = total / count
-        # From the mean of all, in a second operation: the mean of squares less the square of the mean loses all digits
-        # where the variance is small.
+        # Relative to the global mean, in a second operation: the mean of squares minus the squared mean loses all
+        # digits if the variance is small.
         shape = [1 if axis in axes else -1 for axis in range(values.shape.rank)]
         squares = tf.reduce_sum(tf.square(values - tf.reshape(mean, shape)) * weights, axes)
         variance = allreduce(squares, op=Sum, process_set=self._process_set) / count

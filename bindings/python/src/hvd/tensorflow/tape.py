@@ -1,4 +1,4 @@
-"""tf.GradientTape whose gradients are reduced over ranks."""
+"""A tf.GradientTape that reduces its gradients over ranks."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc,unused-ign
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
         use_generic_sources: bool = False,
     ) -> Any:
-        """As that of tf.GradientTape; then the gradients are reduced over ranks, all together. Collective."""
+        """Like tf.GradientTape's, and reduces the gradients over ranks, all together. Collective."""
         kind = tf.UnconnectedGradients.NONE if unconnected_gradients is None else unconnected_gradients
         found = super().gradient(target, sources, output_gradients, kind)
-        # A sparse gradient is one gradient, though its parts are tensors.
+        # A sparse gradient counts as one, although its parts are tensors.
         nested = tf.nest.is_nested(sources)
         flat_sources = tf.nest.flatten(sources)
         reduced = self._hvd_reduce(tf.nest.flatten(found) if nested else [found], flat_sources)
         return tf.nest.pack_sequence_as(sources, reduced) if nested else reduced[0]
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this source is not reduced, but divided by the number of ranks if so chosen."""
+        """Marks a source as local: its gradient is not reduced, but divided by the number of ranks if
+        ``scale_local_gradients``.
+        """
         self._hvd_local.append(source)
 
     def _hvd_reduce(self, found: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        # Programs make a tape in each step, so all tapes have one name. In graphs of version 1, where calls have no
-        # order, each has its own.
+        # Programs create a tape in each step, so all tapes share one name. In version 1 graphs, where calls have no
+        # order, each tape has its own.
         gradients = Gradients(*self._hvd_arguments, counted=not in_ordered_graph())
         for source in self._hvd_local:
             gradients.register_local_var(source)
@@ -64,13 +66,13 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
     process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape whose ``gradient`` reduces over ranks by ``op``; ``gradtape`` records for it.
+    """A tape whose ``gradient`` reduces over ranks by ``op``; it uses the recording of ``gradtape``.
 
-    Within a tf.function gradients are sent while others are still computed. tf.IndexedSlices are gathered, unless
-    ``sparse_as_dense``. ``groups``: a number, or lists of variables whose gradients go together; ``num_groups`` is its
-    older form. ``gradient_predivide_factor`` f: each is divided by f before the sum, and the sum by size / f after.
-    Variables of ``register_local_source`` keep their own gradients, divided by the number of ranks where
-    ``scale_local_gradients``. Errors of ``gradient``: see ``Gradients.reduce``.
+    Within a tf.function, gradients are sent while others are still computed. tf.IndexedSlices are gathered, unless
+    ``sparse_as_dense``. ``groups``: a number, or lists of variables whose gradients are reduced together;
+    ``num_groups`` is its older form. ``gradient_predivide_factor`` f: each gradient is divided by f before the sum, and
+    the sum is multiplied by f / size after. Variables passed to ``register_local_source`` keep their own gradients,
+    divided by the number of ranks if ``scale_local_gradients``. Errors of ``gradient``: see ``Gradients.reduce``.
     """
     groups = groups if groups is not None else num_groups
     if isinstance(gradtape, _DistributedGradientTape):
@@ -88,7 +90,8 @@ def PartialDistributedGradientTape(
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
     process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True,
 ) -> Any:
-    """As ``DistributedGradientTape``; the variables of ``local_layers``, a layer or a list of them, are local."""
+    """Like ``DistributedGradientTape``, but the variables of ``local_layers``, a layer or a list of layers, are local.
+    """
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,
@@ -100,7 +103,7 @@ def PartialDistributedGradientTape(
 
 
 def layers_of(local_layers: Any) -> Sequence[Any]:
-    """What scripts pass as ``local_layers``: None, a layer, or several."""
+    """The layers in ``local_layers``: None, a layer, or several."""
     if local_layers is None:
         return []
     return list(local_layers) if isinstance(local_layers, (list, tuple, set)) else [local_layers]

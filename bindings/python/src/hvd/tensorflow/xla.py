@@ -1,8 +1,8 @@
-"""allreduce in functions that XLA compiles (``jit_compile=True``).
+"""allreduce in functions compiled by XLA (``jit_compile=True``).
 
-There a host call is not possible. One operation of TensorFlow, ``XlaCallModule``, puts a call of the engine into the
-program instead: a handler that `_core` registers with XLA. It needs no Python when it runs. Neither the operation nor
-the way to register is part of TensorFlow's public interface, so both are tried before they are used.
+Host calls are not possible there. Instead, a TensorFlow operation, ``XlaCallModule``, puts a call of the engine into
+the program: a handler that `_core` registers with XLA. At run time it needs no Python. Neither the operation nor the
+registration is part of TensorFlow's public interface, so both are tested before use.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hvd.core.handles import number_of
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 
-# What StableHLO calls the types.
+# StableHLO's names of the types.
 _TYPES = {
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "ui8", "uint16": "ui16", "uint32": "ui32",
     "uint64": "ui64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "bool": "i1",
     "complex64": "complex<f32>", "complex128": "complex<f64>",
 }
 _COPY = -1  # the process set of a call that copies its arguments
-# What holds branches and loops in a graph.
+# Operations that contain branches and loops in a graph.
 _INNER = {
     "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile",
     "While",
@@ -40,13 +40,13 @@ _why_not: str | None = None  # "": it works; None: not tried yet
 
 
 def available() -> bool:
-    """Whether it works here."""
+    """Whether allreduce works in XLA-compiled functions here."""
     return not why_not()
 
 
 def why_not() -> str:
-    """Why it does not work here; "" where it does. Tried once, in a thread of its own, which has neither the graph nor
-    the device of the caller.
+    """The reason why it does not work here; "" if it works. Tested once, on a separate thread without the caller's
+    graph and device.
     """
     global _why_not
     with _lock:
@@ -61,13 +61,13 @@ def _find_why_not() -> str:
         return "TensorFlow runs as version 1: eager execution is disabled"
     try:
         return _core.register_xla(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")) or _tried()
-    except Exception as e:  # whatever another version of TensorFlow makes of it
+    except Exception as e:  # any error of another TensorFlow version
         first, *_ = str(e).strip().splitlines() or [type(e).__name__]
         return f"a trial of it failed: {first[:400]}"
 
 
 def _tried() -> str:
-    """A call that copies, on the device on which programs run where they name none."""
+    """Tests a call that copies, on the default device of programs."""
 
     @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
     def program(x: Any) -> Any:
@@ -78,17 +78,17 @@ def _tried() -> str:
 
 
 def _copied(tensors: Sequence[Any]) -> list[Any]:
-    """By a call that sends nothing."""
+    """Copies of the tensors, made by a call that sends nothing."""
     return _call(tensors, ["copy"] * len(tensors), [Reduction(Sum)] * len(tensors), _COPY)
 
 
 def allreduce(
     tensors: Sequence[Any], names: Sequence[str | None], hows: Sequence[Reduction], process_set: ProcessSet
 ) -> list[Any]:
-    """Each tensor reduced over ranks, under its own name, by one call of the program that is traced now. Tensors
-    without a name are counted in each program, so ranks have to trace the same.
+    """Each tensor reduced over ranks, under its own name, by one call in the program being traced. Tensors without a
+    name are counted in each program, so all ranks must trace the same one.
 
-    Errors: ValueError for what a program cannot send; what the call raises when it runs is as without XLA.
+    Errors: ValueError for tensors that a program cannot send. Run-time errors of the call are the same as without XLA.
     """
     state.current_job()
     number = number_of(process_set)
@@ -117,9 +117,9 @@ def _call(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction
         if tensor.dtype.name not in _TYPES:
             allowed = ", ".join(_TYPES)
             raise ValueError(f"hvd: {name}: tensors of type {tensor.dtype.name} cannot be sent; allowed: {allowed}")
-    # XLA may run calls at the same time, and in any order, where none needs the result of another. Ranks that wait in
-    # different calls would wait for ever, so each call takes a number that the one before it has returned. A branch or
-    # loop cannot return the number of its last call; the next call after it takes what it does return.
+    # XLA may run calls concurrently and in any order unless one needs another's result. Ranks that wait in different
+    # calls would wait forever, so each call takes a number returned by the previous one. A branch or loop cannot return
+    # the number of its last call; the next call takes the branch's or loop's results instead.
     graph = tf.compat.v1.get_default_graph()
     inputs = [*tensors, _last_call(graph)]
     results = gen_xla_ops.xla_call_module(
@@ -138,14 +138,14 @@ def _call(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction
 
 
 def _with_outer(graph: Any) -> Iterator[Any]:
-    """A graph of a function, and those around it."""
+    """Yields a function's graph and the graphs around it."""
     while getattr(graph, "building_function", False):
         yield graph
         graph = getattr(graph, "outer_graph", None)
 
 
 def _last_call(graph: Any) -> Any:
-    """A number that is there when the last call before, in this graph or in one around it, has returned."""
+    """A number that is ready when the previous call, in this graph or one around it, has returned."""
     for one in _with_outer(graph):
         _order_after_inner(one)
         if hasattr(one, "hvd_xla_last"):
@@ -154,8 +154,8 @@ def _last_call(graph: Any) -> Any:
 
 
 def _order_after_inner(graph: Any) -> None:
-    """If a branch or loop of this graph has made calls since the graph's last one, makes a call that copies a number of
-    each of its results that need them. Raises ValueError if it has none.
+    """If a branch or loop of this graph has made calls since the graph's last one, adds a call that copies a number
+    from each of its results that depend on them. Raises ValueError if there is no such result.
     """
     results = _after_inner(graph)
     if results is None:
@@ -173,8 +173,8 @@ def _order_after_inner(graph: Any) -> None:
 
 def _after_inner(graph: Any) -> list[Any] | None:
     """Results of the branch or loop of this graph that has made calls since the graph's last one: for each branch at
-    least one that needs its last call, or an empty list. None if there is no such branch or loop, or if it is traced
-    now.
+    least one result that depends on its last call, or an empty list. None if there is no such branch or loop, or if it
+    is still being traced.
     """
     since, inner = getattr(graph, "hvd_xla_inner", (0, []))
     holder = next((op for op in graph.get_operations()[since:] if op.type in _INNER), None) if inner else None
@@ -195,7 +195,7 @@ def _after_inner(graph: Any) -> list[Any] | None:
 
 
 def _needs(tensor: Any, wanted: set[Any]) -> bool:
-    """Whether one of the tensors is needed for this one."""
+    """Whether this tensor depends on one of the wanted tensors."""
     seen, left = set(), [tensor]
     while left:
         one = left.pop()
@@ -208,8 +208,8 @@ def _needs(tensor: Any, wanted: set[Any]) -> bool:
 
 
 def _module(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reduction], process_set: int) -> str:
-    """The call as a program of StableHLO; `_core` reads its attributes. XLA has to give and take plain row-major
-    memory, which it would otherwise do only where it likes to.
+    """The call as a StableHLO program; `_core` reads its attributes. The program requires plain row-major memory,
+    because XLA would choose the layout otherwise.
     """
     encoded = [name.encode() for name in names]
     numbers = [process_set]
@@ -240,5 +240,5 @@ def _row_major(rank: int) -> str:
 
 
 def _bits(value: float) -> int:
-    """The bits of a double, which stay as they are in the text of a program."""
+    """The bits of a double, which survive unchanged in a program's text."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])

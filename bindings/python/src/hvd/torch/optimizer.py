@@ -240,13 +240,11 @@ def DistributedOptimizer(
     * ``groups``: lists of parameters to reduce together, or the number of groups to divide all parameters into;
       ``num_groups`` is an older form.
     * ``sparse_as_dense``: makes sparse gradients dense before the reduction. Without it, a gradient that is sparse on
-    some
-      ranks and dense on others is an error.
+      some ranks and dense on others is an error.
     * ``gradient_as_bucket_view``: gradients lie in memory shared by the ranks of a host, or on a GPU in memory
-    registered
-      with NCCL. They are reduced there without a copy while they stay there: call ``zero_grad(set_to_none=False)``. A
-      gradient that cannot lie there or was removed (``zero_grad()`` sets it to None) is reduced elsewhere, with one
-      warning. Creating the optimizer is then collective over all ranks.
+      registered with NCCL. They are reduced there without a copy while they stay there: call
+      ``zero_grad(set_to_none=False)``. A gradient that cannot lie there or was removed (``zero_grad()`` sets it to
+      None) is reduced elsewhere, with one warning. Creating the optimizer is then collective over all ranks.
 
     Small gradients are collected and submitted together: up to 1 MiB, or 16 MiB if each rank has only one CPU, but no
     more than HOROVOD_FUSION_THRESHOLD, and at the latest when the backward pass ends.

@@ -1,4 +1,4 @@
-"""``hvd.keras`` under the name that programs with tf.keras import: both choose Keras 2 by TF_USE_LEGACY_KERAS."""
+"""``hvd.keras`` under the name that programs with tf.keras import. Both use Keras 2 if TF_USE_LEGACY_KERAS is set."""
 
 from __future__ import annotations
 
