@@ -1,7 +1,7 @@
-"""hvd.spark: functions on the tasks of a Spark job, as ranks of one job of hvd.
+"""hvd.spark: runs functions on the tasks of a Spark job, as ranks of one hvd job.
 
-Nothing else in hvd knows Spark, and nothing here imports pyspark before it is used. `run` has the arguments of
-`horovod.spark.run`; `hvd.horovod_runner` has HorovodRunner.
+No other part of hvd depends on Spark, and pyspark is imported only on use. `run` has the arguments of
+`horovod.spark.run`; `hvd.horovod_runner` contains HorovodRunner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _run_elastic(*_: Any, **__: Any) -> NoReturn:
 
 
 def __getattr__(name: str) -> object:
-    if name == "run_elastic":  # an AttributeError's text would not survive `from horovod.spark import run_elastic`
+    if name == "run_elastic":  # an AttributeError's text would be lost in `from horovod.spark import run_elastic`
         return _run_elastic
     if name == "run":
         from hvd.spark.function import run

@@ -1,5 +1,5 @@
-"""hvd/spark/across.py: what a job whose tasks are on several hosts needs besides: an MPI that is the same everywhere,
-how its ranks find each other, and the network that they use.
+"""hvd/spark/across.py: additions for a job whose tasks are on several hosts: a check that all have the same MPI, how
+ranks find each other, and the network that they use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvd.spark.link import Link
 
 
 def refusal(context: Any, names: Sequence[str]) -> str:
-    """Why the ranks cannot use MPI; "" where they can. Every task calls it."""
+    """Why the ranks cannot use MPI; "" if they can. Every task calls it."""
     found = [json.loads(text) for text in context.allGather(json.dumps(_library()))]
     for rank, (version, problem) in enumerate(found):
         if problem:
@@ -37,7 +37,7 @@ def refusal(context: Any, names: Sequence[str]) -> str:
 
 
 def _library() -> tuple[str, str]:
-    """The MPI of this executor, or what is wrong with it."""
+    """The MPI of this executor, or the problem with it."""
     try:
         from hvd import _core_mpi
     except ImportError as error:
@@ -51,10 +51,11 @@ def _library() -> tuple[str, str]:
 def interface_variables(
     context: Any, rank: int, hosts: Sequence[int], secret: bytes, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """What makes MPICH, NCCL and Gloo use the interfaces by which all hosts reach each other. Every task calls it.
+    """Variables that make MPICH, NCCL and Gloo use the interfaces over which all hosts reach each other. Every task
+    calls it.
 
-    The first rank of each host looks for them, unless the driver's HVD_NETWORK_INTERFACES names them. LaunchError, on
-    all tasks, where some host has none that all others reach.
+    The first rank of each host searches for them, unless the driver's HVD_NETWORK_INTERFACES names them. Raises
+    LaunchError on all tasks if some host has no interface that all others reach.
     """
     if names := named(environ):
         here, problem = of_this_host(names, socket.gethostname())
@@ -78,7 +79,7 @@ def interface_variables(
 
 
 def _gathered(context: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the first ranks of all hosts have, by host."""
+    """The data of the first ranks of all hosts, by host."""
     everywhere = [json.loads(text) for text in context.allGather(json.dumps(own))]
     return [one for one in everywhere if one]
 
@@ -97,7 +98,7 @@ def _prober() -> Iterator[Any]:
 
 
 def _line(prober: Any) -> dict[str, Any]:
-    """What it prints next, network.LONGEST seconds after its order at the latest; {} on a rank without one."""
+    """The prober's next line, at most network.LONGEST seconds after its order; {} on a rank without a prober."""
     if not prober:
         return {}
     if not (line := prober.stdout.readline()):
@@ -106,7 +107,7 @@ def _line(prober: Any) -> dict[str, Any]:
 
 
 def serve(hub: Hub, hosts: Sequence[int], names: Sequence[str], seconds: float) -> None:
-    """Has the first task answer the ranks of MPICH, which have to begin within `seconds` of the first."""
+    """Makes the first task answer MPICH's ranks, which must all begin within `seconds` of the first one."""
     firsts = sorted(set(hosts))
     server = Server([firsts.index(host) for host in hosts])
     one_at_a_time = threading.Lock()
@@ -134,7 +135,7 @@ def serve(hub: Hub, hosts: Sequence[int], names: Sequence[str], seconds: float) 
 
 
 class Pmi:
-    """A rank's way to the first task."""
+    """A rank's connection to the first task."""
 
     def __init__(self, rank: int, size: int, link: Link) -> None:
         self._mine, self.theirs = socket.socketpair()
@@ -142,13 +143,13 @@ class Pmi:
         threading.Thread(target=self._pass_on, args=(link,), name="hvd-pmi", daemon=True).start()
 
     def _pass_on(self, link: Link) -> None:
-        """Passes on what the rank asks, line by line, until its end."""
+        """Forwards the rank's requests, line by line, until its end."""
         with contextlib.suppress(OSError), self._mine.makefile("rb") as lines:
             for line in lines:
                 link.send("pmi", payload=line)
 
     def answer(self, data: bytes) -> None:
-        """Passes on an answer to the rank."""
+        """Forwards an answer to the rank."""
         try:
             self._mine.sendall(data)
         except OSError:  # the rank has ended

@@ -1,7 +1,7 @@
-"""hvd/spark/bars.py: progress bars that run on several ranks at a time: each stays one line.
+"""hvd/spark/bars.py: shows progress bars of several ranks, one line each.
 
-One of them is shown while it runs. Of each other one only the last state is kept, which is shown when it is its turn.
-What is no progress bar is shown at once.
+One bar is shown while it runs. For each other bar, only the last state is kept and shown later. Other output is shown
+at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.text = ""
-        self.overwriting = False  # what comes next replaces the text
+        self.overwriting = False  # the next text replaces this one
 
     def add(self, text: str, end: str) -> None:
         """Adds a piece of output, without its end."""
@@ -25,13 +25,13 @@ class _Line:
 
 
 class Bars:
-    """Called with pieces of output (hvd/launcher/streams.py); passes on to `on_line` what is to be shown."""
+    """Called with pieces of output (hvd/launcher/streams.py). Forwards those to show to `on_line`."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
-        self._shown: Source | None = None  # whose bar is shown
-        self._running: dict[Source, _Line] = {}  # the others
-        self._ended: list[tuple[Source, str]] = []  # and those of them that have ended, until the shown one has
+        self._shown: Source | None = None  # source of the bar that is shown
+        self._running: dict[Source, _Line] = {}  # the other bars
+        self._ended: list[tuple[Source, str]] = []  # other bars that have ended, until the shown one has
 
     def __call__(self, rank: int, stream: str, piece: str) -> None:
         source = (rank, stream)
@@ -51,7 +51,7 @@ class Bars:
                 self._ended.append((source, self._running.pop(source).text))
 
     def finish(self) -> None:
-        """Shows the last states of all that have not ended."""
+        """Shows the last states of all bars that have not ended."""
         self._show_ended()
         while self._running:
             self._show_next()

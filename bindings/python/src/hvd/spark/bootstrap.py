@@ -1,6 +1,6 @@
-"""hvd/spark/bootstrap.py: Spark's barrier job: through RDDs, or, with Spark Connect, through DataFrame.mapInArrow.
+"""hvd/spark/bootstrap.py: Spark's barrier job: through RDDs, or with Spark Connect through DataFrame.mapInArrow.
 
-The function that runs in the tasks is pickled by value: it can say so where an executor has no hvd.
+The function for the tasks is pickled by value, so it can report an executor without hvd.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ Body = Callable[[], Iterator[tuple[int, str, bytes]]]
 
 
 def task_body(order: dict[str, Any], files: tuple[bytes, bytes] | None, sent: Any) -> Body:
-    """What each task runs. The program and the last checkpoint are in `files`, or in a broadcast variable, `sent`."""
+    """The function for each task. The program and the last checkpoint are in `files`, or in a broadcast variable,
+    `sent`.
+    """
 
     def body() -> Iterator[tuple[int, str, bytes]]:
         import socket
@@ -38,7 +40,7 @@ def task_body(order: dict[str, Any], files: tuple[bytes, bytes] | None, sent: An
 
 
 def submit(session: Any, np: int, body: Body) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
-    """A function that runs the job and returns all records, and one that cancels it."""
+    """A function that runs the job and returns all records, and a function that cancels it."""
     from hvd.spark.session import context_of
 
     tag = f"hvd-{secrets.token_hex(8)}"
@@ -87,6 +89,6 @@ def inheriting(session: Any, work: Callable[[], None]) -> Callable[[], None]:
     wrap: Any = inheritable_thread_target
     try:
         found: Callable[[], None] = wrap(session)(work)
-    except TypeError:  # of Spark 3, without Connect
+    except TypeError:  # Spark 3, without Connect
         found = wrap(work)
     return found

@@ -1,4 +1,4 @@
-"""hvd/spark/checkpoint.py: what a training function keeps for the case that Spark loses an executor."""
+"""hvd/spark/checkpoint.py: state kept by a training function in case Spark loses an executor."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 from hvd.descriptors import above_streams
 from hvd.remote import channel
 
-CHECKPOINT = "HVD_RUNNER_CHECKPOINT"  # the variable with the descriptor of the file with the last one
+CHECKPOINT = "HVD_RUNNER_CHECKPOINT"  # the variable with the descriptor of the last checkpoint's file
 
 
 class Checkpoint:
-    """The last state that rank 0 has committed: at the driver, or in a file that all hosts see."""
+    """The last state committed by rank 0: at the driver, or in a file that all hosts see."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._path = None if path is None else os.fspath(path)
 
     @above_streams()
     def load(self) -> Any:
-        """What was committed last, on every rank; None at the first start."""
+        """The last committed state, on every rank; None at the first start."""
         number = os.environ.get(CHECKPOINT, "")
         source = self._path if self._path is not None else f"/proc/self/fd/{number}" if number.isdigit() else ""
         if not source or not os.path.exists(source):
@@ -34,9 +34,9 @@ class Checkpoint:
 
     @above_streams()
     def commit(self, state: Any) -> None:
-        """Keeps `state`, which is pickled, instead of what was committed before; on ranks other than 0 does nothing.
+        """Pickles `state` and replaces the last committed state with it. Does nothing on ranks other than 0.
 
-        Without a path it goes to the driver, and where no Spark job runs nowhere. With a path the file is replaced as a
+        Without a path, sends it to the driver, or drops it if no Spark job runs. With a path, replaces the file as a
         whole.
         """
         if int(os.environ.get("HOROVOD_RANK", "0")) != 0:
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def checkpoint(path: str | os.PathLike[str] | None = None) -> Checkpoint:
-    """In a training function: what survives the loss of an executor.
+    """The state of a training function that survives the loss of an executor. To be called in that function.
 
     ```python
     kept = hvd.spark.checkpoint()
@@ -69,6 +69,6 @@ def checkpoint(path: str | os.PathLike[str] | None = None) -> Checkpoint:
         kept.commit({"epoch": epoch + 1, "model": model.state_dict()})
     ```
 
-    With HVD_RUNNER_RETRIES=N at the driver, a job that has lost an executor is started again, up to N times.
+    With HVD_RUNNER_RETRIES=N at the driver, a job that has lost an executor is restarted up to N times.
     """
     return Checkpoint(path)

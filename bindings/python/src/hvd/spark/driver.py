@@ -1,5 +1,5 @@
-"""hvd/spark/driver.py: the driver's part: it sends a call to the tasks of a barrier job, shows what they print, and
-collects what they leave.
+"""hvd/spark/driver.py: the driver's part: sends a call to the tasks of a barrier job, shows their output, and collects
+their results.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from hvd.spark.link import Link, Listener
 from hvd.spark.place import versions
 from hvd.spark.prepare import forwarded, tried_program
 
-BROADCAST = 1 << 20  # bytes of a program from which on Spark's executors fetch it from each other
+BROADCAST = 1 << 20  # from this size in bytes, Spark's executors fetch a program from each other
 DRIVER_SECONDS = 5.0  # for the first task to reach the driver
-LAST_SECONDS = 10.0  # for what the first task has sent before it ended
+LAST_SECONDS = 10.0  # for data sent by the first task before its end
 STOP_SECONDS = GRACE + 3.0  # for ranks to end when the driver is interrupted
-END_SECONDS = 20.0  # for Spark to end the tasks of a job that was cancelled
+END_SECONDS = 20.0  # for Spark to end the tasks of a cancelled job
 
 Event = tuple[list[Any], bytes]
 
 
 class TaskCall:
-    """One call on `np` tasks. `on_line` gets output as of run_local, if not None; `on_message(text)` what ranks log."""
+    """One call on `np` tasks. `on_line` receives output as in run_local, unless None; `on_message(text)` receives
+    ranks' log messages.
+    """
 
     def __init__(
         self,
@@ -73,10 +75,10 @@ class TaskCall:
         self._program = tried_program(call, np, every, level)
 
     def run(self) -> list[Any]:
-        """What each rank returned, or rank 0 alone."""
+        """The result of each rank, or of rank 0 alone."""
         secret = secrets.token_bytes(32)
         context = sessions.context_of(self.session)
-        self._last_lines.clear()  # of an attempt before
+        self._last_lines.clear()  # of an earlier attempt
         self._links.clear()
         path = self._environ.get("HOROVOD_TIMELINE", "")
         self._collector = timeline.Collector(path) if path and path != "DYNAMIC" else None
@@ -109,7 +111,7 @@ class TaskCall:
         return self._results(records)
 
     def _listen(self, secret: bytes, stack: contextlib.ExitStack) -> Listener | None:
-        """The port for the first task; None where this process has no address that executors know."""
+        """The port for the first task; None if executors know no address of this process."""
         address = sessions.driver_address(self.session)
         if not address:
             return None
@@ -126,7 +128,7 @@ class TaskCall:
         return listener
 
     def _wait(self, job: Callable[[], list[Any]], cancel: Callable[[], None]) -> list[tuple[int, str, bytes]]:
-        """Runs Spark's job on another thread, and shows on this one what the ranks send."""
+        """Runs Spark's job on another thread. On this thread, shows data sent by the ranks."""
         answer: list[Any] = []
 
         def work() -> None:
@@ -144,14 +146,14 @@ class TaskCall:
                     pass
         except BaseException:
             try:
-                # Spark kills the tasks of a job that it cancels. So ranks are told before, and may save their work.
+                # Spark kills the tasks of a cancelled job, so ranks are told first and may save their work.
                 if any([link.send("stop") for link in self._links]):
                     thread.join(STOP_SECONDS)
             finally:
                 until = time.monotonic() + END_SECONDS
                 while thread.is_alive() and time.monotonic() < until:
-                    with contextlib.suppress(Exception):  # the session may be gone as well
-                        cancel()  # again and again: the job may not have begun
+                    with contextlib.suppress(Exception):  # the session may also be gone
+                        cancel()  # repeatedly, because the job may not have begun
                     thread.join(0.5)
             raise
         for reader in self._readers:
@@ -164,7 +166,7 @@ class TaskCall:
         return list(found)
 
     def _show(self, words: list[Any], payload: bytes) -> bool:
-        """Handles what the first task sent; True at the end of the job."""
+        """Handles data sent by the first task. Returns True at the end of the job."""
         if words[0] == "piece" and self._bars:
             self._bars(words[1], words[2], payload.decode("utf-8", "replace"))
         elif words[0] == "message" and words[2] == "log":
@@ -190,7 +192,7 @@ class TaskCall:
                 account = json.loads(bytes(data))
             else:
                 refused[rank] = bytes(data).decode("utf-8", "replace")
-        # A task that is refused after a rank has failed, because the first task has left, is no cause.
+        # A task refused after a rank has failed, because the first task has left, is not the cause.
         if account.get("refusal") or (refused and account.get("failed") in (None, *refused)):
             raise LaunchError("\n".join(dict.fromkeys(filter(None, [account.get("refusal"), *refused.values()]))))
         behind, lines, hosts = account["behind"], account["lines"], account["hosts"]
@@ -213,7 +215,9 @@ class TaskCall:
 
 @contextlib.contextmanager
 def _without_spark_handler() -> Iterator[None]:
-    """At Ctrl-C Spark's handler cancels all jobs, which kills our ranks. Python's raises KeyboardInterrupt, no more."""
+    """Replaces Spark's handler of Ctrl-C, which cancels all jobs and so kills our ranks, with Python's, which only
+    raises KeyboardInterrupt.
+    """
     handler = signal.getsignal(signal.SIGINT)
     ours = str(getattr(handler, "__module__", "")).startswith("pyspark.")
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -237,7 +241,7 @@ def call_on_tasks(
     start_timeout: float | None = None,
     level: int = 5,
 ) -> list[Any]:
-    """Calls `call()` on `np` tasks, by default on all slots, and returns what rank 0 did; with `every` what each did.
+    """Calls `call()` on `np` tasks, by default on all slots. Returns the result of rank 0; with `every`, of each rank.
 
     Errors: see HorovodRunner.run.
     """
@@ -273,7 +277,7 @@ def call_on_tasks(
 
 
 def _retries() -> int:
-    """HVD_RUNNER_RETRIES: how often a job is started again that has lost an executor."""
+    """HVD_RUNNER_RETRIES: the number of restarts of a job that has lost an executor."""
     text = os.environ.get("HVD_RUNNER_RETRIES", "0")
     if not text.isdigit() or len(text) > 6:
         raise ValueError(f"HVD_RUNNER_RETRIES is {text!r}; it must be a whole number from 0")

@@ -1,4 +1,4 @@
-"""hvd/spark/errors.py: what Spark says of a job that failed, in words of ranks."""
+"""hvd/spark/errors.py: translates Spark's errors of a failed job to errors of ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hvd.remote.errors import RankFailed
 
 
 class TaskLost(RankFailed):
-    """Spark lost the task of a rank: its executor, the Python worker in it, or the job that was cancelled.
+    """Spark lost the task of a rank: its executor or Python worker is gone, or the job was cancelled.
 
-    `rank` is -1 where Spark names no task. The error of Spark is the cause.
+    `rank` is -1 if Spark names no task. Spark's error is the cause.
     """
 
     def __init__(self, rank: int, size: int, sentence: str, again: bool = False) -> None:
         super().__init__(rank, 1, (), size)
-        self.again = again  # whether the job may succeed if it is started again
+        self.again = again  # whether the job may succeed if it is restarted
         self.sentence = sentence
         self.args = (sentence,)
 
@@ -35,7 +35,7 @@ _ERROR = re.compile(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception|Failed|Interrupt|Exit
 
 
 def with_lines(text: str, rank: int, lines: Sequence[str]) -> str:
-    """The text of an error, and what its rank wrote last."""
+    """The text of an error, with the last lines of its rank."""
     if not lines:
         return text
     said = "\n".join(f"  {line}" for line in lines)
@@ -44,8 +44,8 @@ def with_lines(text: str, rank: int, lines: Sequence[str]) -> str:
 
 
 def translate(error: BaseException, size: int, hosts: Sequence[str], lines: Mapping[int, Sequence[str]]) -> Exception:
-    """The exception to raise for what Spark has raised. `hosts` of ranks are empty where they are not known; `lines`
-    are the last ones of ranks whose tasks were lost.
+    """The exception to raise for an error of Spark. `hosts` of ranks is empty if unknown; `lines` are the last lines of
+    ranks whose tasks were lost.
     """
     found = _translate(error, size, hosts)
     if isinstance(found, TaskLost):
@@ -88,12 +88,12 @@ def _translate(error: BaseException, size: int, hosts: Sequence[str]) -> Excepti
 
 
 def _after(line: str) -> str:
-    """The part of Spark's line that says something: without the Java class before it."""
+    """The informative part of Spark's line, without the leading Java class."""
     return line.rpartition("SparkException: ")[2]
 
 
 def _message(error: BaseException) -> str:
-    """What the JVM says: py4j's own text ends with it, Spark Connect's is it."""
+    """The JVM's message: the end of py4j's text, or all of Spark Connect's."""
     java = getattr(error, "java_exception", None)
     if java is not None:
         try:

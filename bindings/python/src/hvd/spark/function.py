@@ -1,4 +1,6 @@
-"""hvd/spark/function.py: hvd.spark.run, a function on the tasks of a Spark job, with horovod.spark.run's signature."""
+"""hvd/spark/function.py: hvd.spark.run, which runs a function on the tasks of a Spark job, with horovod.spark.run's
+signature.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,16 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Calls `fn(*args, **kwargs)` on `num_proc` tasks of a Spark job, and returns what each returned, by rank.
+    """Calls `fn(*args, **kwargs)` on `num_proc` tasks of a Spark job. Returns the results by rank.
 
-    num_proc: by default as many as Spark has task slots. start_timeout: seconds for the tasks, once Spark has started
+    num_proc: by default the number of Spark's task slots. start_timeout: seconds for the tasks, once Spark has started
     them, and for the ranks, to find each other; by default HOROVOD_START_TIMEOUT, or 30. env: variables for the ranks,
-    beside those of the executors and the driver's HOROVOD_*, HVD_*, NCCL_*, UCX_*, GLOO_* and TF_*. stdout, stderr:
-    where the ranks' output is shown, each line with its rank; by default this process's; verbose=0 shows none. nics:
-    the network interfaces between hosts (NCCL_SOCKET_IFNAME and the like).
+    in addition to those of the executors and the driver's HOROVOD_*, HVD_*, NCCL_*, UCX_*, GLOO_* and TF_*. stdout,
+    stderr: streams for the ranks' output, each line with its rank; by default this process's. verbose=0 shows no
+    output. nics: the network interfaces between hosts (NCCL_SOCKET_IFNAME and the like).
 
-    Arguments without effect are accepted with a warning: use_mpi, use_gloo, extra_mpi_args and executable. Errors as of
-    HorovodRunner.run.
+    Arguments without effect are accepted with a warning: use_mpi, use_gloo, extra_mpi_args and executable. Errors are
+    those of HorovodRunner.run.
     """
     if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1):
         raise ValueError(f"num_proc, the number of ranks, is {num_proc!r}; it must be a whole number from 1, or None")

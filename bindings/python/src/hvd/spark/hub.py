@@ -1,7 +1,7 @@
-"""hvd/spark/hub.py: the first task's part: it receives from all ranks, decides which one failed, and ends the others.
+"""hvd/spark/hub.py: the first task's part: receives data from all ranks, decides which one failed, and ends the others.
 
-It writes all output, each line with its rank, to its executor's standard error, and passes on to the driver what the
-driver asked for.
+It writes all output, each line with its rank, to its executor's standard error, and forwards the requested output to
+the driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ToDriver = Callable[..., Any]
 
 
 class Hub:
-    """Receives from the tasks of `size` ranks; `to_driver(*words, payload=...)` sends to the driver, if it listens."""
+    """Receives from the tasks of `size` ranks. `to_driver(*words, payload=...)` sends to the driver, if it listens."""
 
     def __init__(
         self, size: int, secret: bytes, addresses: Sequence[str], to_driver: ToDriver, all_output: bool
@@ -33,12 +33,12 @@ class Hub:
         self.outcome = Outcome()
         self.refusal = ""
         self.behind: dict[int, int] = {}  # ns by which a rank's clock is behind this one
-        self.gone: set[int] = set()  # ranks whose tasks left without a word
+        self.gone: set[int] = set()  # ranks whose tasks left without a report
         self._links: dict[int, Link] = {}
         self._lines: dict[int, list[str]] = {}
-        self._splitters = [Splitter() for _ in range(size)]  # what ranks have written last, until they have ended
+        self._splitters = [Splitter() for _ in range(size)]  # last output of ranks that have not ended
         self._ended: set[int] = set()
-        self._left: set[int] = set()  # whose tasks have nothing more to send
+        self._left: set[int] = set()  # ranks whose tasks have nothing more to send
         self._changed = threading.Condition()
         self._printer = LinePrinter(sys.stderr, sys.stderr)
         self._bars = Bars(self._printer)
@@ -50,16 +50,16 @@ class Hub:
             "timeline": lambda _, words, payload: self._to_driver("timeline", *words, payload=payload),
         }  # fmt: skip
         self._opened = threading.Event()
-        self._seconds = self._until = 0.0  # for all tasks to dial in, and when that is over
+        self._seconds = self._until = 0.0  # seconds for all tasks to connect, and the deadline
         self._listener = Listener(addresses, secret, self._welcome)
         self.address = self._listener.address
 
     def handle(self, word: str, handler: Callable[[int, list[Any], bytes], None]) -> None:
-        """Has frames of a kind handled by `handler(rank, words, payload)`."""
+        """Registers `handler(rank, words, payload)` for a kind of frame."""
         self._handlers[word] = handler
 
     def open(self, seconds: float) -> None:
-        """Begins to receive, once all handlers are there; what came before waits. Tasks have `seconds` to dial in."""
+        """Begins to receive, once all handlers are registered; earlier frames wait. Tasks have `seconds` to connect."""
         self._seconds, self._until = seconds, time.monotonic() + seconds
         self._opened.set()
 
@@ -71,7 +71,7 @@ class Hub:
             link.send(*words, payload=payload)
 
     def await_tasks(self, names: Sequence[str]) -> None:
-        """Ends all, with a refusal, unless the tasks of all ranks have dialled in within the `seconds` of open()."""
+        """Ends the job, with a refusal, unless the tasks of all ranks have connected within the `seconds` of open()."""
         with self._changed:
             left = self._until - time.monotonic()
             if self._changed.wait_for(lambda: len(self._links) == self.size or self.settled(), left):
@@ -84,7 +84,8 @@ class Hub:
         )
 
     def await_end(self) -> None:
-        """Returns when no rank is left, or will ever come: one whose task dials in late ends without an error of its own."""
+        """Returns when no rank is left or can still come. A rank whose task connects late ends without its own error.
+        """
         with self._changed:
             while not self._left >= set(range(self.size)):
                 late = self._until - time.monotonic()
@@ -123,11 +124,11 @@ class Hub:
             self.stop_all(signal.SIGTERM, GRACE)
 
     def last_lines(self, rank: int) -> list[str]:
-        """What a rank wrote last."""
+        """The last lines of a rank's output."""
         return self._lines.get(rank, [])
 
     def stop_all(self, number: int, seconds: float) -> None:
-        """Signals all ranks; those that have not ended after `seconds` are killed."""
+        """Signals all ranks. Kills those that have not ended after `seconds`."""
         with self._changed:
             links = [link for rank, link in self._links.items() if rank not in self._ended]
         for link in links:

@@ -1,7 +1,7 @@
-"""hvd/spark/place.py: what the tasks of a job tell each other before it begins, and where each rank belongs.
+"""hvd/spark/place.py: the data that tasks exchange before a job begins, and the place of each rank.
 
-Ranks are the numbers of the tasks. Tasks share a host if they have the same kernel and user and see each other's files
-in the folder for shared memory, whatever executor or container they are in.
+A rank is the number of its task. Tasks share a host if they have the same kernel and user and see each other's files in
+the shared-memory folder, whatever executor or container they are in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvd.launcher.supervisor.processes import segment_prefix
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same wherever a job runs."""
+    """Versions that must be the same on all tasks of a job."""
     try:
         own = metadata.version("hvd")
     except metadata.PackageNotFoundError:
@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def kernel() -> str:
-    """The running kernel and the user, of which shared memory is."""
+    """The running kernel and the user, which own shared memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -41,13 +41,13 @@ def kernel() -> str:
 
 @contextlib.contextmanager
 def shown(folder: str, identity: Mapping[str, str]) -> Iterator[str]:
-    """The name of a new file, which is there while the block runs; empty where none can be made.
+    """The name of a new file that exists while the block runs; empty if none can be created.
 
-    It is locked as files of shared memory are: what has no lock is swept away by any job that begins on the host.
+    It is locked like files of shared memory, because any job that begins on the host removes unlocked files.
     """
     with contextlib.ExitStack() as stack:
         name = ""
-        for _ in range(100):  # it may be swept away before it is locked
+        for _ in range(100):  # it may be removed before it is locked
             name = f"{segment_prefix(dict(identity))}-seen-{secrets.token_hex(8)}"
             path = os.path.join(folder, name)
             try:
@@ -69,7 +69,7 @@ def _unlink(path: str) -> None:
 
 
 def mismatch(facts: Sequence[Mapping[str, Any]], driver: Mapping[str, str]) -> str:
-    """A sentence on the first version that differs from the driver's; "" where none does."""
+    """A sentence on the first version that differs from the driver's; "" if none does."""
     for rank, fact in enumerate(facts):
         for name, there in fact["versions"].items():
             here = driver.get(name)
@@ -82,7 +82,7 @@ def mismatch(facts: Sequence[Mapping[str, Any]], driver: Mapping[str, str]) -> s
 
 
 def hosts_of(facts: Sequence[Mapping[str, Any]], seen: Sequence[Sequence[str]]) -> list[int]:
-    """The host of each rank: the lowest rank on it. `seen[r]` are the files that rank r sees."""
+    """The host of each rank: the lowest rank on it. `seen[r]` are the files seen by rank r."""
     found: list[int] = []
     for rank, fact in enumerate(facts):
         mates = (
@@ -97,7 +97,7 @@ def hosts_of(facts: Sequence[Mapping[str, Any]], seen: Sequence[Sequence[str]]) 
 
 
 def place_of(rank: int, hosts: list[int], names: Sequence[str]) -> dict[str, str]:
-    """The variables of a rank's place; ranks of one host need not follow each other."""
+    """The variables of a rank's place. Ranks of one host need not be consecutive."""
     mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     local = mates.index(rank)
     fellows = [r for r, host in enumerate(hosts) if hosts[:r].count(host) == local]

@@ -1,4 +1,4 @@
-"""hvd/spark/prepare.py: what a job on Spark takes along from the driver: the call, modules beside it, and variables."""
+"""hvd/spark/prepare.py: collects the driver's data for a Spark job: the call, modules next to it, and variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _PLACE = (
 
 
 def tried_program(call: functools.partial[Any], np: int, every: bool, level: int) -> bytes:
-    """What the ranks load, after it was loaded in a new Python here; with modules that functions import later."""
+    """The program for the ranks, with modules that functions import later. It has been loaded once in a new Python
+    here.
+    """
     program = io.BytesIO()
     write_program(program, call, np, every, apart=True, level=level + 1)
     what = f"{contents.describe(call)} and its arguments"
@@ -34,14 +36,14 @@ def tried_program(call: functools.partial[Any], np: int, every: bool, level: int
         )
     if files:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # all has been said
+            warnings.simplefilter("ignore")  # already warned
             program = io.BytesIO()
             write_program(program, call, np, every, apart=True, files=files)
     return program.getvalue()
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the driver that ranks get: settings of hvd and of what it uses, and no place."""
+    """The driver's variables that ranks get: settings of hvd and of libraries that it uses, but no place."""
     return {
         name: value
         for name, value in environ.items()

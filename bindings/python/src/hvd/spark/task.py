@@ -1,4 +1,4 @@
-"""hvd/spark/task.py: what each task of the barrier job does: it finds its place, starts its rank, and watches it."""
+"""hvd/spark/task.py: the work of each task of the barrier job: it finds its place, starts its rank, and watches it."""
 
 from __future__ import annotations
 
@@ -31,28 +31,27 @@ from hvd.spark.checkpoint import CHECKPOINT
 from hvd.spark.hub import Hub
 from hvd.spark.link import Link, dial
 
-Record = tuple[int, str, bytes]  # rank, kind, and what goes to the driver
+Record = tuple[int, str, bytes]  # rank, kind, and data for the driver
 
 LATER = 5.0  # seconds
-LAST_MESSAGES = 30.0  # seconds for what the rank has told the driver before it ended
+LAST_MESSAGES = 30.0  # seconds for messages that the rank sent to the driver before its end
 
 
 class RankJob(Job):
-    """The job of one rank on this executor, whose reports go to the first task."""
+    """The job of one rank on this executor. Its reports go to the first task."""
 
     link: Link
 
     def lost(self, rank: int, by: int) -> None:
-        """Passes on that this rank has lost another one."""
+        """Forwards that this rank has lost another one."""
         self.link.send("lost", rank, by)
 
 
 def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -> Iterator[Record]:
-    """Runs the rank of this task; yields what it leaves for the driver.
+    """Runs the rank of this task. Yields its records for the driver.
 
-    `order` is made by hvd/spark/driver.py; `kept` is the last checkpoint, or empty; `context` is Spark's
-    BarrierTaskContext. Every task makes the same calls of
-    allGather, whatever it finds.
+    `order` is created by hvd/spark/driver.py; `kept` is the last checkpoint, or empty; `context` is Spark's
+    BarrierTaskContext. Every task makes the same calls of allGather, whatever it finds.
     """
     rank, size = context.partitionId(), order["size"]
     secret = bytes.fromhex(order["secret"])
@@ -112,7 +111,7 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
             waiting = threading.Thread(target=hub.await_tasks, args=(names,), daemon=True)
             waiting.start()
         try:
-            # Longer than the first task waits, which says more of what is wrong.
+            # Longer than the first task waits, because its error is more precise.
             link = dial(tuple(facts[0]["hub"]), secret, order["start_timeout"] + LATER)
         except OSError as error:
             yield rank, "refused", f"rank {rank} on {names[rank]}: the first task, on {names[0]}: {error}".encode()
@@ -148,7 +147,7 @@ def run_task(order: dict[str, Any], program: bytes, kept: bytes, context: Any) -
 
 @contextlib.contextmanager
 def _limit(seconds: float, who: str) -> Iterator[None]:
-    """Raises LaunchError when what happens here takes longer: Spark's own limit for tasks to meet is a year."""
+    """Raises LaunchError if the block takes longer. Spark's own limit for tasks to meet is a year."""
 
     def late(*_: Any) -> None:
         raise LaunchError(
@@ -169,7 +168,7 @@ def _limit(seconds: float, who: str) -> Iterator[None]:
 
 
 def _account(hub: Hub, names: list[str]) -> dict[str, Any]:
-    """How the job ended, for the driver."""
+    """The end of the job, as data for the driver."""
     failed = hub.outcome.failed
     return {
         "hosts": names,
@@ -196,8 +195,8 @@ def _run_rank(
     directory: str,
     pmi: across.Pmi | None,
 ) -> None:
-    """Starts the rank under a guard, tells the first task of its output and its end, and obeys its orders."""
-    # What this executor's Python finds, which knows of files that travel with the application.
+    """Starts the rank under a guard, reports its output and end to the first task, and obeys that task's orders."""
+    # The path of this executor's Python, which includes files that travel with the application.
     environ = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with contextlib.ExitStack() as stack:
         call = stack.enter_context(file_in_memory("hvd-program"))
@@ -245,7 +244,7 @@ def _run_rank(
 
 
 def _obey(link: Link, job: RankJob, pmi: across.Pmi | None) -> None:
-    """Handles what the first task orders; when it is gone, the rank is ended."""
+    """Executes orders of the first task. Ends the rank when that task is gone."""
     while (frame := link.receive()) is not None:
         words, payload = frame
         if words[0] == "stop":
@@ -263,20 +262,20 @@ def _obey_driver(link: Link, hub: Hub) -> None:
 
 
 def _receive(mine: socket.socket, link: Link) -> None:
-    """Passes on what the rank tells the driver."""
+    """Forwards messages of the rank for the driver."""
     while (message := channel.receive(mine)) is not None:
         kind, data = message
         link.send("message", kind, payload=data)
 
 
 def _own_addresses(context: Any) -> list[str]:
-    """Where the first task listens: at the address by which Spark's executors reach it, else at any."""
+    """The addresses at which the first task listens: the one at which Spark's executors reach it, or else any."""
     named = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")
     return [named, "0.0.0.0"]
 
 
 def _gpus(context: Any, order: dict[str, Any]) -> dict[str, str]:
-    """What says which GPUs Spark has given to this task; a policy of the user's own counts more."""
+    """The variables with the GPUs that Spark has assigned to this task. A user's own policy takes precedence."""
     given = context.resources().get("gpu")
     if given is None:
         return {}
@@ -284,9 +283,9 @@ def _gpus(context: Any, order: dict[str, Any]) -> dict[str, str]:
 
 
 def _cpus(context: Any, hosts: list[int], rank: int, environ: Mapping[str, str]) -> list[int]:
-    """The cores that a rank gets for itself, as under hvdrun, where the tasks of this job have all CPUs of the host.
+    """A rank's own cores, as under hvdrun, if the tasks of this job have all CPUs of the host.
 
-    Empty, which means no binding, where others use the host too, and where a policy for GPUs decides.
+    Empty, meaning no binding, if others also use the host, or if a policy for GPUs decides.
     """
     from hvd import _core
 
@@ -297,7 +296,7 @@ def _cpus(context: Any, hosts: list[int], rank: int, environ: Mapping[str, str])
 
 
 def _link_to_driver(order: dict[str, Any], secret: bytes, stack: contextlib.ExitStack) -> Link | None:
-    """The connection to the driver; without one, messages for it stay in the executor's log."""
+    """The connection to the driver. Without one, messages for it stay in the executor's log."""
     if order["driver"] is None:
         return None
     try:

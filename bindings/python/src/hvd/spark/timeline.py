@@ -1,6 +1,7 @@
-"""hvd/spark/timeline.py: HOROVOD_TIMELINE on Spark: ranks write a file on each host, whose lines come to the driver's.
+"""hvd/spark/timeline.py: HOROVOD_TIMELINE on Spark: ranks write a file on each host, and its lines are copied to the
+driver's file.
 
-The driver's file is complete JSON after each append, as those of the engine are.
+The driver's file is complete JSON after each append, like the engine's.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ LAST_SECONDS = 5.0  # for the other ranks of a host to end
 
 
 def local_path(identity: dict[str, str]) -> str:
-    """The file of a host's ranks; its name cannot be guessed. The guards remove it if nobody else does."""
+    """The file of a host's ranks, with an unguessable name. Guards remove it if nobody else does."""
     return os.path.join(tempfile.gettempdir(), f"{segment_prefix(identity)}-timeline-{identity['HVD_LAUNCH']}.json")
 
 
 class Sender:
-    """Sends the lines of a host's file to the first task, as they come."""
+    """Sends new lines of a host's file to the first task."""
 
     def __init__(self, path: str, host: int, link: Link) -> None:
         self._path, self._host, self._link = path, host, link
         self._at = 2  # after "[\n"
-        # Empty now: the ranks write into it. Open, because guards may remove it before all of it was read.
+        # Empty now: the ranks write into it. Opened now, because guards may remove it before it is read completely.
         self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY | os.O_CLOEXEC, 0o600), "rb", 0)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="hvd-timeline", daemon=True)
         self._thread.start()
 
     def finish(self, identity: dict[str, str]) -> None:
-        """Sends the rest, once no rank of this host is left, and removes the file."""
+        """Sends the rest when no rank of this host is left, and removes the file."""
         self._over.set()
         self._thread.join()
         until = time.monotonic() + LAST_SECONDS
@@ -66,7 +67,7 @@ class Collector:
     """The driver's file."""
 
     def __init__(self, path: str) -> None:
-        """Empties the file. ValueError if it is there and no timeline of hvd."""
+        """Empties the file. Raises ValueError if it exists and is not a timeline of hvd."""
         file = Path(path)
         with contextlib.suppress(FileNotFoundError):
             with open(file, "rb") as old:
@@ -81,7 +82,7 @@ class Collector:
         self._headers: dict[int, list[bytes]] = {}
 
     def add(self, host: int, data: bytes) -> None:
-        """Appends events of a host, with its times moved to the clock of the first."""
+        """Appends events of a host, with times converted to the clock of the first host."""
         lines = lines_of(data)
         if host not in self._headers:
             self._headers[host], lines = lines[:HEADER], lines[HEADER:]
