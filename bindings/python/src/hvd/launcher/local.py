@@ -44,33 +44,33 @@ def run_local(
     verbose: Callable[[str], None] | None = None,
     hosts: Sequence[tuple[str, int]] = (),
 ) -> None:
-    """Runs a command as `np` ranks of one job on this host, over shared memory; returns when all have succeeded.
+    """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded.
 
     command: a list of words, the program first. Ranks get HOROVOD_RANK, HOROVOD_SIZE and the rest of their place, and
-        HVD_JOB, a random name; the variables that torchrun sets, with a port that is kept free; PYTHONUNBUFFERED=1
-        unless it is set, so that output comes when it is printed.
-    env: the ranks' other variables, by default this process's environment. MASTER_ADDR and MASTER_PORT in it are used;
-        if it has a RANK of another launcher, all of that launcher's are replaced, with a sentence. rank_env(rank)
-        overrides all others.
-    on_line(rank, stream, piece): called on this thread with what ranks write; stream is "stdout" or "stderr". A piece
-        keeps its line's end; see hvd/launcher/streams.py for "\\r" and pieces without one. By default: LinePrinter.
-    stdin: a file descriptor for rank 0, for example 0; all others, and rank 0 where it is None, get /dev/null.
-    pass_fds(rank): file descriptors that the rank inherits, by the same numbers. They stay the caller's to close.
-    bind: True gives each rank its own cores where there are enough, a number that many; False does not bind.
-    pin: a policy for GPUs and CPUs, as of hvd.pin, which the ranks find in HVD_PIN. LaunchError where it has no place
-        for a rank; ValueError for an invalid one.
-    start_timeout: seconds for all to be started, and for ranks to find each other (HOROVOD_START_TIMEOUT).
-    signals: passed on to the ranks where this is called on the main thread; Interrupted, a KeyboardInterrupt, is raised
-        when all ranks are gone. They have 30 s to end; a second signal kills them.
-    output_dir: a folder for rank.N/stdout and rank.N/stderr, the bytes as they were written.
-    notify, verbose: called with sentences for the user about events, and about decisions. Without `notify` a sentence
-        on replaced variables is a warning.
+        HVD_JOB, a random name; torchrun's variables, with a port that is kept free; PYTHONUNBUFFERED=1 unless it is
+        set, so that output arrives when it is printed.
+    env: the ranks' other variables, by default this process's environment. MASTER_ADDR and MASTER_PORT in it are used.
+        If it contains RANK from another launcher, all variables of that launcher are replaced, with a message.
+        rank_env(rank) overrides all others.
+    on_line(rank, stream, piece): called on this thread with the ranks' output; stream is "stdout" or "stderr". A piece
+        keeps its line end; see hvd/launcher/streams.py for "\\r" and pieces without one. By default: LinePrinter.
+    stdin: a file descriptor for rank 0, for example 0. All others, and rank 0 if it is None, get /dev/null.
+    pass_fds(rank): file descriptors that the rank inherits, with the same numbers. They stay the caller's to close.
+    bind: True gives each rank its own cores if there are enough; a number is the number of cores; False does not bind.
+    pin: a policy for GPUs and CPUs, as for hvd.pin, which ranks get in HVD_PIN. LaunchError if it has no place for a
+        rank; ValueError if it is invalid.
+    start_timeout: seconds for all ranks to start, and to find each other (HOROVOD_START_TIMEOUT).
+    signals: forwarded to the ranks if this is called on the main thread. Raises Interrupted, a KeyboardInterrupt, when
+        all ranks are gone. They have 30 s to end; a second signal kills them.
+    output_dir: a folder for rank.N/stdout and rank.N/stderr, with the unchanged bytes.
+    notify, verbose: called with sentences for the user about events and about decisions. Without `notify`, a message on
+        replaced variables is a warning.
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
 
-    When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes that ranks started end with them.
-    RankFailed for the first that failed, when all are gone; LaunchError for what cannot be started; ValueError for a
-    bad np.
-    If this process is killed, all ranks are. Cost: one process besides the ranks, which starts before them.
+    When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes started by ranks end with them. Raises
+    RankFailed for the first failed rank when all are gone; LaunchError if the ranks cannot be started; ValueError for
+    an invalid np. If this process is killed, all ranks are killed. Cost: one process in addition to the ranks, started
+    before them.
     """
     if isinstance(np, bool) or not isinstance(np, int) or not 1 <= np <= MOST_RANKS:
         raise ValueError(f"np, the number of ranks, is {np!r}; allowed: 1 to {MOST_RANKS}")

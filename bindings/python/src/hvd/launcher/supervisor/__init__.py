@@ -1,11 +1,11 @@
-"""hvd.launcher.supervisor: the process that is the parent of all that a job runs on a host, and the launcher's end.
+"""hvd.launcher.supervisor: the parent process of all processes of a job on a host, and the launcher's connection to it.
 
-It is run by its path, with the standard library alone: `python -I -S __main__.py CONTROL REPORT`, the numbers of two
-pipes, or, where mpiexec starts the ranks, one for each: `python -I -S __main__.py rank COMMAND...`; see keep_rank in
-rank.py. So all files here but client.py import nothing else of hvd, and each other by relative names.
+It is run by its path, with only the standard library: `python -I -S __main__.py CONTROL REPORT`, the numbers of two
+pipes. If mpiexec starts the ranks, there is one for each: `python -I -S __main__.py rank COMMAND...`; see keep_rank in
+rank.py. So all files here except client.py import nothing else of hvd, and each other by relative names.
 
-CONTROL carries first what to start, a JSON document after a line with its length, then lines `stop SIGNAL SECONDS`.
-REPORT carries lines, JSON lists: ["started", index], ["refused", index, errno, text], ["exited", index, code] in the
-order of the events (code as in subprocess: negative for signals), ["lost", rank, by] before the end of rank `by`, which
-has lost another one, ["left", pid...] for processes that even SIGKILL does not end, and at last ["done"].
+CONTROL first carries the order, a JSON document after a line with its length, and then lines `stop SIGNAL SECONDS`.
+REPORT carries lines with JSON lists, in the order of events: ["started", index], ["refused", index, errno, text],
+["exited", index, code] (code as in subprocess: negative for signals), ["lost", rank, by] before the end of rank `by`,
+which has lost rank `rank`, ["left", pid...] for processes that even SIGKILL does not end, and finally ["done"].
 """

@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/__main__.py: what the launcher, or mpiexec, runs by its path."""
+"""hvd/launcher/supervisor/__main__.py: the program that the launcher, or mpiexec, runs by its path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .processes import open_streams, sweep
 
 
 def main() -> None:
-    """Reads what to start, and guards it."""
+    """Reads the order, starts its programs and guards them."""
     open_streams()
     if sys.argv[1] == "rank":
         from .rank import OPTIONS, keep_rank

@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/client.py: the launcher's end: starts the process, sends orders, and reads reports."""
+"""hvd/launcher/supervisor/client.py: the launcher's side: starts the process, sends orders, and reads reports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ GUARD = Path(__file__).with_name("__main__.py")
 
 
 class Supervisor:
-    """The process that starts programs and watches them. Its pipes are closed when `stack` ends."""
+    """The process that starts and watches programs. Its pipes are closed when `stack` ends."""
 
     def __init__(self, stack: contextlib.ExitStack, order: Mapping[str, Any], passed: Iterable[int]) -> None:
-        """Starts it; it inherits the descriptors `passed`, which the order names. Raises LaunchError without Python."""
+        """Starts the process. It inherits the descriptors `passed`, which the order names. Raises LaunchError without
+        Python.
+        """
         self._order = json.dumps(order).encode()
-        self._early: bytes | None = b""  # what follows the order; None once that is sent
-        self._told = b""  # the last line, which is not complete yet
+        self._early: bytes | None = b""  # data after the order; None once sent
+        self._told = b""  # the last, incomplete line
         python = sys.executable or shutil.which("python3")
         if not python:
             raise LaunchError("there is no Python to start the ranks: sys.executable is empty, PATH has no python3")
@@ -46,18 +48,20 @@ class Supervisor:
             )
 
     def begin(self) -> None:
-        """Sends the order, and what was to be stopped before. Once is enough."""
+        """Sends the order, and earlier stop commands. Once is enough."""
         with self._telling:
             if self._early is not None:
                 data, self._early = b"%d\n" % len(self._order) + self._order + self._early, None
                 self._tell(data)
 
     def stop(self, number: int, seconds: float) -> None:
-        """Signals all programs; those that have not ended after `seconds` are killed. Before begin(), once they run."""
+        """Signals all programs. Kills those that have not ended after `seconds`. Before begin(), acts as soon as they
+        run.
+        """
         self._give(f"stop {int(number)} {seconds}\n".encode())
 
     def pass_on(self, number: int) -> None:
-        """Signals all programs, of which none has to end."""
+        """Sends all programs a signal that does not have to end them."""
         self._give(f"pass {int(number)}\n".encode())
 
     def _give(self, line: bytes) -> None:
@@ -68,17 +72,17 @@ class Supervisor:
                 self._early += line
 
     def read(self) -> list[list[Any]] | None:
-        """The reports that have come; None at the end of the process. To be called when `reports` can be read."""
+        """The available reports; None at the end of the process. Call it when `reports` is readable."""
         data = os.read(self.reports, 1 << 16)
         *lines, self._told = (self._told + data).split(b"\n")
         return [json.loads(line) for line in lines] if data else None
 
     def wait(self) -> None:
-        """Waits for its end."""
+        """Waits for the end of the process."""
         self._process.wait()
 
     def _tell(self, data: bytes) -> None:
-        """Sends data, if it is still there. With the lock."""
+        """Sends data, if the process still exists. Hold the lock."""
         with contextlib.suppress(BrokenPipeError):
             while data and self._control >= 0:
                 data = data[os.write(self._control, data) :]

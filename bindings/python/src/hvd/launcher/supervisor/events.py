@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/events.py: a rank's events in the timeline of its host, for the launcher on another one."""
+"""hvd/launcher/supervisor/events.py: reads a rank's events from its host's timeline, for a launcher on another host."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterator
 
 HEADER = 2  # lines about the job
-MOST = 16 << 20  # bytes of events, compressed, that a rank sends: about 200 MB of timeline
+MOST = 16 << 20  # compressed bytes of events that a rank sends: about 200 MB of timeline
 
 
 def shared(path: str, mark: str) -> bool:
-    """Whether the launcher sees the same folder, where it has left this file."""
+    """Whether the launcher shares the folder: it contains the launcher's mark file."""
     return os.path.exists(os.path.join(os.path.dirname(os.path.abspath(path)), mark))
 
 
 def of_rank(path: str, rank: int) -> Iterator[bytes]:
-    """The header of the file and the lines of a rank, compressed, in pieces; nothing where there is no file."""
+    """Yields the file's header and the lines of a rank, compressed; nothing if there is no file."""
     own = b'"tid":%d,' % rank
     packer = zlib.compressobj(6)
     try:

@@ -1,10 +1,10 @@
 """hvd/launcher/supervisor/guard.py: starts programs, reports how they end, and ends them.
 
-The guard exists so that nothing is left behind, however the launcher or the ranks end. It has one thread when it starts
-the ranks, so it may run code in a new process before the program begins, which a launcher inside a notebook may not. It
-adopts the processes that ranks leave behind (PR_SET_CHILD_SUBREAPER), and ends only when the kernel reports that it has
-no child left. The end of a pipe shows it that the launcher is gone; PR_SET_PDEATHSIG kills the ranks when the guard
-itself is gone.
+The guard makes sure that no process is left, however the launcher or the ranks end. It has one thread when it starts
+the ranks, so it may run code in a new process before the program begins, unlike a launcher inside a notebook. It adopts
+processes that ranks leave behind (PR_SET_CHILD_SUBREAPER), and ends only when the kernel reports that it has no child
+left. The end of a pipe tells it that the launcher is gone. PR_SET_PDEATHSIG kills the ranks when the guard itself is
+gone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .processes import KILL_TIMEOUT, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, p
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# MPICH's mpiexec passes on SIGUSR1, SIGQUIT and SIGALRM, and dies of SIGUSR2. So for it each signal is carried by one of
-# those: SIGALRM is SIGCONT for a rank that is stopped, else SIGUSR2.
+# MPICH's mpiexec forwards SIGUSR1, SIGQUIT and SIGALRM, and dies of SIGUSR2. So each signal is sent to it as one of
+# those: SIGALRM means SIGCONT for a stopped rank, and otherwise SIGUSR2.
 CARRIERS = {
     signal.SIGUSR1: signal.SIGUSR1,
     signal.SIGUSR2: signal.SIGALRM,
@@ -44,17 +44,17 @@ class Guard:
         self.report = report
         self.commands = b""
         self.running: dict[int, int] = {}  # process number: index of the program
-        self.alone: set[int] = set()  # processes that pass signals on to their children themselves
+        self.alone: set[int] = set()  # processes that forward signals to their children themselves
         self.started: list[subprocess.Popen[bytes]] = []
-        self.deadline: float | None = None  # when all is killed; None while nothing has to end
-        self.leaving: AbstractSet[int] = frozenset()  # programs that have got no signal, because they end by themselves
+        self.deadline: float | None = None  # when all are killed; None while nothing has to end
+        self.leaving: AbstractSet[int] = frozenset()  # programs that got no signal, because they end by themselves
         self.grace = 5.0
-        self.cleared = False  # whether processes that the programs left behind have got SIGTERM
+        self.cleared = False  # whether processes left behind by programs have got SIGTERM
         self.pid = os.getpid()
         self.lost = LostRanks()
         self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # Handlers, not SIG_IGN, which programs would inherit.
+        # Handlers instead of SIG_IGN, which programs would inherit.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in STOPPING:
             signal.signal(number, lambda *_: self.stop(signal.SIGTERM, self.grace))
@@ -68,7 +68,7 @@ class Guard:
                 line = line[os.write(self.report, line) :]
 
     def read_order(self) -> dict[str, Any] | None:
-        """What to start; None if the launcher ended before it had sent it."""
+        """The order with the programs to start; None if the launcher ended before sending it."""
         while b"\n" not in self.commands:
             if not self.read_more():
                 return None
@@ -81,13 +81,13 @@ class Guard:
         return order
 
     def read_more(self) -> bool:
-        """Reads more from the launcher; False at the end of the pipe."""
+        """Reads more data from the launcher. Returns False at the end of the pipe."""
         data = os.read(self.control, 1 << 16)
         self.commands += data
         return bool(data)
 
     def start(self, order: dict[str, Any]) -> bool:
-        """Starts the programs; False if one could not be started."""
+        """Starts the programs. Returns False if one could not be started."""
         self.grace = order["grace"]
         own = {fd for program in order["programs"] for fd in (*program["fds"], *program["pass_fds"])}
         for fd in own:
@@ -119,7 +119,7 @@ class Guard:
         return well
 
     def preparation(self, cpus: list[int] | None) -> Callable[[], None]:
-        """What a new process does before it becomes the program."""
+        """A function that a new process runs before it becomes the program."""
 
         def prepare() -> None:
             os.setpgid(0, 0)
@@ -134,10 +134,10 @@ class Guard:
 
     def run(self) -> None:
         """Runs until no process is left."""
-        sources = select.poll()  # not select(), which takes only descriptors below 1024
+        sources = select.poll()  # not select(), which accepts only descriptors below 1024
         sources.register(self.woken, select.POLLIN)
         sources.register(self.control, select.POLLIN)
-        self.obey()  # commands that came together with the order
+        self.obey()  # commands that arrived with the order
         while self.reap():
             if not self.running and not self.cleared:
                 self.cleared = True
@@ -175,7 +175,7 @@ class Guard:
             time.sleep(0.005)
 
     def reap(self) -> bool:
-        """Reports which programs have ended; False if no process is left."""
+        """Reports the programs that have ended. Returns False if no process is left."""
         ended = []
         left = True
         while left:
@@ -192,16 +192,17 @@ class Guard:
                 self.started[index].returncode = ended[-1][1]
         for rank, by in self.lost.read() if ended else ():
             self.tell("lost", rank, by)
-        # Of several that ended at once one killed by a signal is the cause: its end makes others fail, not the reverse.
+        # Of several that ended at once, one killed by a signal is the cause: its end makes others fail, not the
+        # reverse.
         for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
             self.tell("exited", index, code)
         if any(code != 0 for _, code in ended) and self.deadline is None:
-            # A rank that others have lost has ended its part, and perhaps is the cause: its own exit code is wanted.
+            # A rank lost by others has ended its part and may be the cause, so its own exit code is needed.
             self.stop(signal.SIGTERM, self.grace, leaving=self.lost.ranks)
         return left
 
     def obey(self) -> None:
-        """Executes the complete lines that the launcher has sent."""
+        """Executes the complete lines sent by the launcher."""
         while b"\n" in self.commands:
             line, _, self.commands = self.commands.partition(b"\n")
             word, number, *seconds = line.split()
@@ -211,7 +212,7 @@ class Guard:
                 self.stop(int(number), float(seconds[0]))
 
     def pass_on(self, number: int) -> None:
-        """Sends a signal to all programs, which by itself ends nothing. Reports it, unless mpiexec has it passed on by
+        """Sends all programs a signal that does not end them by itself. Reports it, unless mpiexec forwards it through
         other guards.
         """
         for pid in self.running:
@@ -224,8 +225,8 @@ class Guard:
             self.tell("passed")
 
     def stop(self, number: int, seconds: float, leaving: AbstractSet[int] = frozenset()) -> None:
-        """Sends a signal to all processes; those that are left after `seconds` are killed. Programs that are `leaving`
-        get SIGTERM when half of the grace is over.
+        """Sends a signal to all processes. Kills those left after `seconds`. Programs in `leaving` get SIGTERM after
+        half of the grace period.
         """
         self.leaving = leaving
         wanted = time.monotonic() + seconds
@@ -242,7 +243,7 @@ class Guard:
                 os.kill(pid, signal.SIGCONT)
 
     def below(self) -> set[int]:
-        """All descendants of this process, whatever group or session they have made for themselves."""
+        """All descendants of this process, in any group or session."""
         found = parents()
         below: set[int] = set()
         more = {self.pid}

@@ -1,6 +1,6 @@
-"""hvd/launcher/supervisor/lost.py: what ranks report about ranks that they have lost.
+"""hvd/launcher/supervisor/lost.py: ranks' reports of lost ranks.
 
-A rank writes a line `peer_lost RANK BY PHASE`, with ranks of the job, when it finds another one gone
+When a rank finds another one gone, it writes a line `peer_lost RANK BY PHASE`, with ranks of the job
 (include/hvd/shared_memory/lost_ranks.hpp). So the launcher knows which rank failed because of another one.
 """
 
@@ -11,21 +11,21 @@ import os
 import re
 
 LOST = "HVD_LOST_RANKS"  # the variable with the path of the file
-MOST = 1 << 20  # bytes that are read, of more than a hundred for each rank of the largest job
+MOST = 1 << 20  # the most bytes read: more than a hundred for each rank of the largest job
 
 _LINE = re.compile(rb"^peer_lost ([0-9]{1,9}) ([0-9]{1,9}) [ -~]*$", re.MULTILINE)
 
 
 class LostRanks:
-    """A file in memory to which the ranks append lines, of this user alone.
+    """An in-memory file to which the ranks append lines; only for this user.
 
-    Ranks open it by `path`, which is a descriptor of this process; it lives longer than they do. An empty path: there
-    is no such file.
+    Ranks open it by `path`, a descriptor of this process, which lives longer than they do. If the path is empty, there
+    is no file.
     """
 
     def __init__(self) -> None:
         self.path = ""
-        self.ranks: set[int] = set()  # all that were lost
+        self.ranks: set[int] = set()  # all lost ranks
         self._fd = -1
         self._at = 0
         with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ class LostRanks:
             self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def read(self) -> list[tuple[int, int]]:
-        """What is new: each rank that was lost, and the rank that says so."""
+        """New reports: each lost rank, and the rank that reports it."""
         if not self.path:
             return []
         data = os.pread(self._fd, MOST - self._at, self._at)
@@ -46,5 +46,5 @@ class LostRanks:
 
 
 def parse(data: bytes) -> list[tuple[int, int]]:
-    """The ranks in the lines that are such."""
+    """The ranks in the valid lines."""
     return [(int(lost), int(by)) for lost, by in _LINE.findall(data)]

@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/processes.py: the processes and files of a job that can be found on a host."""
+"""hvd/launcher/supervisor/processes.py: finds the processes and files of a job on a host."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which ends a process that waits for a device late or never
+KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which may act late or never on a process that waits for a device
 
 prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def open_streams() -> None:
-    """Opens standard streams that are closed: no file or pipe of the job gets their numbers, and no code has to check
+    """Opens closed standard streams, so that no file or pipe of the job gets their numbers and no code has to check
     them.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest number that is free
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
         pass
     os.close(number)
 
 
 def parents() -> dict[int, int]:
-    """The parent of each process that can be seen."""
+    """The parent of each visible process."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -34,7 +34,7 @@ def parents() -> dict[int, int]:
 
 
 def processes_of(identity: dict[str, str]) -> list[int]:
-    """All processes of this host with these variables in their environment, whatever started them; not zombies."""
+    """All processes of this host with these variables in their environment, however they were started; no zombies."""
     wanted = {f"{name}={value}".encode() for name, value in identity.items()}
     found = []
     for name in os.listdir("/proc"):
@@ -46,14 +46,14 @@ def processes_of(identity: dict[str, str]) -> list[int]:
 
 
 def segment_prefix(identity: dict[str, str]) -> str:
-    """The prefix of the names of a job's shared memory, which include/hvd/shared_memory/segment.hpp makes."""
+    """The prefix of the names of a job's shared memory, as in include/hvd/shared_memory/segment.hpp."""
     return f"hvd-{os.geteuid()}-{identity['HVD_JOB']}"
 
 
 def sweep(directory: str, prefix: str, identity: dict[str, str] | None = None) -> None:
-    """Removes the files and folders of a job whose processes were killed before they could do it.
+    """Removes files and folders of a job whose processes were killed before they could do it.
 
-    With an `identity` only where no process has these variables: ranks of one job may have several guards on a host.
+    With an `identity`, only if no process has these variables: ranks of one job may have several guards on a host.
     """
     if identity and processes_of(identity):
         return

@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/rank.py: the guard of one rank where mpiexec starts it, on any host."""
+"""hvd/launcher/supervisor/rank.py: the guard of one rank started by mpiexec, on any host."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .guard import CARRIERS, STOPPING, Guard
 from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
-MARK = "\x1ehvd:"  # begins a line of a rank's guard among the rank's output; the job's token and words follow
-OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard: all users can read a command line
+MARK = "\x1ehvd:"  # begins a line of a rank's guard in the rank's output; the job's token and words follow
+OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard, because all users can read a command line
 WINDOW = 1 << 15  # bytes of input in flight through mpiexec, which fails when the pipe to a rank is full
-PIECE = 2880  # bytes of a result in one line, so that a pipe takes the line in one piece (PIPE_BUF)
+PIECE = 2880  # bytes of a result in one line, so that a pipe takes the whole line at once (PIPE_BUF)
 
 
 class RankGuard(Guard):
-    """The guard of one rank where mpiexec starts it, on any host; its launcher reads it from the rank's output."""
+    """The guard of one rank started by mpiexec, on any host. Its launcher reads its reports from the rank's output."""
 
-    # A rank that dies closes its connection for MPI before it has ended. mpiexec's proxy sees that, and at once kills
-    # all processes that it has started on this host.
+    # A dying rank closes its MPI connection before it has ended. mpiexec's proxy notices that, and at once kills all
+    # processes that it has started on this host.
     orphan_grace = 0.5
 
     def __init__(self, control: int, options: dict[str, Any]) -> None:
@@ -38,7 +38,9 @@ class RankGuard(Guard):
         self.result = os.memfd_create("hvd-result") if options["result"] else None
 
     def tell(self, *words: Any) -> None:
-        """In one write, so that no output comes between; with the time, by which the launcher compares clocks."""
+        """Sends one line in one write, so that no output comes between. Adds the time, with which the launcher compares
+        clocks.
+        """
         if words[0] == "exited":
             self.code = words[2]
             self.tell_result()
@@ -48,10 +50,10 @@ class RankGuard(Guard):
         with contextlib.suppress(OSError):
             os.write(self.report, line.encode())
         if words[0] == "exited":
-            self.tell_timeline()  # last: it may be long
+            self.tell_timeline()  # last, because it may be long
 
     def feed(self, pipe: int) -> None:
-        """Passes standard input on to the rank until its end, as fast as the rank reads."""
+        """Forwards standard input to the rank until its end, as fast as the rank reads."""
         with contextlib.suppress(OSError):  # the rank no longer reads
             while data := os.read(0, WINDOW):
                 rest = data
@@ -61,7 +63,7 @@ class RankGuard(Guard):
         os.close(pipe)
 
     def tell_result(self) -> None:
-        """Sends what the rank has written to its file."""
+        """Sends the contents of the rank's result file."""
         if self.result is None:
             return
         place = 0
@@ -70,7 +72,7 @@ class RankGuard(Guard):
             self.tell("result", binascii.b2a_base64(data, newline=False).decode())
 
     def tell_timeline(self) -> None:
-        """Sends the rank's events, where the launcher cannot see the file that they are in."""
+        """Sends the rank's events, if the launcher cannot see their file."""
         asked = self.options["timeline"]
         if asked is None or events.shared(asked["path"], asked["mark"]):
             return
@@ -85,8 +87,8 @@ class RankGuard(Guard):
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
-    """The variables with a rank's place, on hosts with `counts` ranks: those that include/hvd/config/place.hpp reads,
-    and torchrun's.
+    """The variables with a rank's place, on hosts with `counts` ranks: those read by include/hvd/config/place.hpp, and
+    torchrun's.
     """
     host, local = 0, rank
     while local >= counts[host]:
@@ -106,14 +108,16 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 
 
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
-    """Runs one rank under mpiexec, with its place and its cores; returns its exit code.
+    """Runs one rank under mpiexec, with its place and its cores. Returns its exit code.
 
-    `options`: token, counts, names and network variables of hosts, interfaces (those that the user names), meeting
-    (MASTER_ADDR and MASTER_PORT unless they are the user's), pin (a policy, or null), plan (what ranks are planned by,
-    and the path of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and
-    farewell in seconds. mpiexec's proxy may kill the process that it has started at any time. So the guard is a child
-    of that process, and the end of a pipe shows it that its parent is gone. `result` is null, or the name of a variable:
-    the rank finds in it the descriptor of an in-memory file, whose bytes go to the launcher when the rank has ended.
+    `options`: token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
+    and MASTER_PORT, unless the user has set them), pin (a policy, or null), plan (the policy for the plan, and the path
+    of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and farewell in
+    seconds. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
+    in-memory file, whose bytes are sent to the launcher when the rank has ended.
+
+    mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that process, and
+    the end of a pipe tells it that its parent is gone.
     """
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
@@ -149,14 +153,14 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
         os.close(orders)
         return guard_rank(control, options, command)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the proxy is gone
-    os.closerange(3, orders)  # above all the connection of MPI, which is the rank's
+    os.closerange(3, orders)  # above all the MPI connection, which belongs to the rank
     os.closerange(orders + 1, 1024)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def share_of(own: dict[str, str], options: dict[str, Any], guard: RankGuard) -> planning.Share | None:
-    """What this rank gets of its host. Without a policy a rank that cannot be placed runs anywhere; with one it is not
-    started.
+    """The rank's share of its host. If it cannot be placed, it runs anywhere without a policy, and is not started with
+    one.
     """
     policy, extension = options["plan"]
     local, count = int(own["HOROVOD_LOCAL_RANK"]), int(own["HOROVOD_LOCAL_SIZE"])
@@ -171,7 +175,8 @@ def share_of(own: dict[str, str], options: dict[str, Any], guard: RankGuard) -> 
 
 
 def network_of(host: str, options: dict[str, Any], guard: RankGuard) -> dict[str, str]:
-    """The variables with the interfaces that a rank uses. It is not started where the user names none of its host."""
+    """The variables with the interfaces of a rank. The rank is not started if the user names no interface of its host.
+    """
     if not options["interfaces"]:
         return dict(options["network"][options["names"].index(host)])
     here, problem = of_this_host(options["interfaces"], host)
@@ -182,7 +187,9 @@ def network_of(host: str, options: dict[str, Any], guard: RankGuard) -> dict[str
 
 
 def port_of(own: dict[str, str], guard: RankGuard) -> socket.socket | None:
-    """Keeps the port in MASTER_PORT free, unless it is the user's. Rank 0 is not started if another program has it."""
+    """Keeps the port in MASTER_PORT free, unless the user has set it. Rank 0 is not started if another program has the
+    port.
+    """
     if torchrun.PORT not in own:
         return None
     try:
@@ -193,7 +200,7 @@ def port_of(own: dict[str, str], guard: RankGuard) -> socket.socket | None:
 
 
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
-    """The guard of a rank; returns the rank's exit code."""
+    """The guard of a rank. Returns the rank's exit code."""
     rank = int(os.environ["PMI_RANK"])
     own = place(rank, options["counts"], options["names"])
     guard = RankGuard(control, options)
@@ -206,9 +213,9 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     pmi = os.environ.get("PMI_FD", "")
     passed = [int(pmi)] if pmi.isdigit() else []
     if guard.result is not None:
-        passed.append(os.dup(guard.result))  # closed here once the rank has been started
+        passed.append(os.dup(guard.result))  # closed here after the rank has been started
         own[options["result"]] = str(passed[-1])
-    # For all ranks but 0 mpiexec leaves a pipe open that has no writer.
+    # For all ranks but 0, mpiexec leaves open a pipe without a writer.
     stdin, feed = os.pipe2(os.O_CLOEXEC) if rank == 0 else (os.open(os.devnull, os.O_RDONLY), None)
     program = {
         "argv": command,

@@ -1,5 +1,5 @@
-"""hvd/launcher/supervisor/torchrun.py: the variables that torchrun sets, by which Lightning, Accelerate and Hugging
-Face's Trainer find the ranks of a job, and the port in MASTER_PORT.
+"""hvd/launcher/supervisor/torchrun.py: torchrun's variables, with which Lightning, Accelerate and Hugging Face's
+Trainer find the ranks of a job, and the port in MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Mapping, MutableMapping
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 RUN = "TORCHELASTIC_RUN_ID"
-_AGENT = ("TORCHELASTIC_", "ROLE_")  # the beginnings of the other names that torchrun's agent sets
+_AGENT = ("TORCHELASTIC_", "ROLE_")  # prefixes of the other variables set by torchrun's agent
 
 
 def place_variables(place: Mapping[str, str], host: int, hosts: int) -> dict[str, str]:
-    """RANK and its companions for a rank with HOROVOD_RANK and its companions, on one of `hosts` hosts."""
+    """RANK and related variables, from a rank's HOROVOD_RANK and related variables, on one of `hosts` hosts."""
     same = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"]
     return dict(zip(PLACE, (*(place[name] for name in same), str(host), str(hosts))))
 
 
 def remove_outer(env: MutableMapping[str, str]) -> str:
-    """Removes the variables of a launcher around this one, and returns a sentence for the user: "" if there are none, or
-    if hvd has set them. MASTER_ADDR and MASTER_PORT stay if no rank is set, because then they are the user's.
+    """Removes the variables of a launcher around this one. Returns a sentence for the user: "" if there are none, or if
+    hvd has set them. Keeps MASTER_ADDR and MASTER_PORT if no rank is set, because then the user has set them.
     """
     found = [name for name in (*PLACE, RUN) if name in env]
     if not found:
@@ -36,20 +36,20 @@ def remove_outer(env: MutableMapping[str, str]) -> str:
 
 
 def meeting(env: Mapping[str, str], address: str, stack: contextlib.ExitStack) -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT: the user's in `env`, else an address of this host, the first, and a port that is kept
-    free until `stack` ends.
+    """MASTER_ADDR and MASTER_PORT: the user's in `env`, or else an address of this host, which is the first, and a port
+    that is kept free until `stack` ends.
     """
     port = env.get(PORT) or str(stack.enter_context(keep_port()).getsockname()[1])
     return {ADDRESS: env.get(ADDRESS) or address, PORT: port}
 
 
 def keep_port(port: int = 0) -> socket.socket:
-    """Keeps a port, by default any, until the socket is closed; OSError if it is in use.
+    """Reserves a port, by default any, until the socket is closed. Raises OSError if it is in use.
 
-    A program can listen on it if it names the port and sets SO_REUSEADDR, as the store of torch.distributed does. The
-    kernel gives it to nobody else.
+    A program can listen on it if it uses the port's number and sets SO_REUSEADDR, as the store of torch.distributed
+    does. The kernel assigns it to nobody else.
     """
-    with contextlib.suppress(OSError):  # there is no IPv6
+    with contextlib.suppress(OSError):  # no IPv6
         return _bound(socket.AF_INET6, port)
     return _bound(socket.AF_INET, port)
 
