@@ -1,4 +1,4 @@
-// hvd/engine.hpp: named tensors, submitted in any order by each rank, reduced in one agreed order, fused.
+// hvd/engine.hpp: named tensors, submitted in any order by each rank, fused, and reduced in one agreed order.
 #pragma once
 
 #include <hvd/detail/random_word.hpp>
@@ -33,36 +33,36 @@
 namespace hvd::inline HVD_ABI {
 
 /// Runs named operations in the background. Each rank submits them in any order; they run in one order on all ranks,
-/// each as soon as all ranks have submitted it, many small ones as one. Names and signatures (type, shape, operation)
-/// are negotiated once; from then on ranks agree with one exchange of bits for all that is ready. An idle engine sends
-/// nothing and, except for the watch's look each second, uses no CPU. (The contract is Horovod's: A. Sergeev, M. Del
-/// Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
+/// each as soon as all ranks have submitted it; small ones are fused. Names and signatures (type, shape, operation) are
+/// negotiated once; from then on, one exchange of bits covers everything that is ready. An idle engine sends nothing
+/// and uses no CPU, except for the watch's check each second. (The contract is Horovod's: A. Sergeev, M. Del Balso,
+/// "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
 ///
-/// Ranks always agree over `Control`, a transport on the host, which also carries what lies there. Tensors on a device
-/// are the work of a `Device` (hvd/engine/device.hpp): several batches at a time, while the engine goes on; they end in
-/// the order in which they were started. If one fails, the others go on, unless a rank is lost.
+/// Ranks always agree over `Control`, a transport on the host, which also reduces tensors on the host. A `Device`
+/// (hvd/engine/device.hpp) handles tensors on a device: several batches at a time, while the engine goes on. Batches
+/// end in the order in which they were started. If a batch fails, the others go on, unless a rank is lost.
 ///
 /// Any thread may call any function, except that all ranks must call the collective ones in the same order. The rank of
-/// an error (`error::rank`) is one of the whole group, also for operations in a process set. Where ranks end because
-/// another one was lost, errors name the one that was lost. In a forked child, shutdown and stop_timeline do nothing,
-/// and every other call that uses the engine throws invalid_argument at once.
+/// an error (`error::rank`) is a rank of the whole group, also for operations in a process set. If a rank is lost and
+/// others end because of it, errors name the lost rank. In a forked child, shutdown and stop_timeline do nothing, and
+/// every other call that uses the engine throws invalid_argument at once.
 template <Probing Control, class D = no_device>
   requires(memory_of<Control> == memory_kind::host) &&
           (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 class Engine {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
-  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if they give different options.
+  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if their options differ.
   explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
     requires std::same_as<D, no_device>
       : Engine(comm, std::move(opts), no_device{}) {}
-  /// The same with a device, which becomes the engine's. It connects the ranks of `comm`, with the same numbers.
+  /// The same with a device, which the engine takes over. It connects the ranks of `comm`, with the same numbers.
   Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
     requires(!std::same_as<D, no_device>)
       : Engine(comm, std::move(opts), device_type(std::move(device))) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  /// What is in flight on this rank ends with an error of kind aborted; other ranks that wait for this one get an
+  /// This rank's operations in flight end with an error of kind aborted; other ranks that wait for this rank get an
   /// error.
   ~Engine();
 
@@ -72,12 +72,12 @@ class Engine {
   /// Submits, and returns at once; the tensors' memory belongs to the engine until the handle is done. Errors thrown
   /// here, without any effect: invalid_argument for a name that a handle holds, for an operation, type, shape or splits
   /// that can never work, and for a process set that is unknown or that this rank is not in; unsupported for
-  /// reduce_scatter with adasum, and for memory of a device where the engine has none; aborted after shutdown. Errors
-  /// of the handle: mismatch, on all ranks, if they submit different things under one name; peer_lost, timeout or
-  /// aborted if the group has failed, for all that is in flight and all that is submitted later. With `wake` false no
-  /// thread is woken, because the caller is about to wait and then does the work itself.
+  /// reduce_scatter with adasum, and for device memory if the engine has no device; aborted after shutdown. Errors of
+  /// the handle: mismatch, on all ranks, if they submit different operations under one name; peer_lost, timeout or
+  /// aborted if the group has failed, for all operations in flight and submitted later. If `wake` is false, no thread
+  /// is woken: the caller is about to wait, and then does the work itself.
   handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
-  /// Submits and waits: the calling thread does the work where it can. Errors: as of `submit` and the handle.
+  /// Submits and waits; the calling thread does the work if it can. Errors: those of `submit` and of the handle.
   handle run(request r, int process_set = 0) {
     handle h = start(std::move(r), process_set, false);
     h.wait();
@@ -86,8 +86,8 @@ class Engine {
 
   // ---- by buffers, and by lists of them -----------------------------------------------------------------------
 
-  // Buffers must live until the handle is done, and lie where they are: a temporary does not compile. `op` is one of
-  // hvd's own: `hvd::average`, `hvd::scaled(hvd::sum, 0.5)`, or a reduce_op.
+  // Buffers must live until the handle is done and must not move; temporaries do not compile. `op` is a built-in
+  // operation, such as `hvd::average` or `hvd::scaled(hvd::sum, 0.5)`, or a reduce_op.
 
   /// inout[i] = op over all ranks, by name. The tensors of a list are reduced together, when all ranks have submitted
   /// it.
@@ -95,14 +95,14 @@ class Engine {
   handle allreduce(std::string name, B&& inout, dynamic_op op = {}, submit_options how = {}) {
     return reduce(asked(operation::allreduce, std::move(name), std::forward<B>(inout)), op, std::move(how));
   }
-  /// The root's elements, to all ranks, in place; also of a list.
+  /// Sends the root's elements to all ranks, in place; also for a list.
   template <class B>
   handle broadcast(std::string name, B&& inout, int root, submit_options how = {}) {
     request r = asked(operation::broadcast, std::move(name), std::forward<B>(inout));
     r.root = root;
     return submit(std::move(r), std::move(how));
   }
-  /// The elements of all ranks, which may have different numbers of them; the result is the handle's `output`.
+  /// Gathers the elements of all ranks, whose numbers of elements may differ; the result is the handle's `output`.
   template <class B>
   handle allgather(std::string name, B&& in, submit_options how = {}) {
     return submit(asked_input(operation::allgather, std::move(name), std::forward<B>(in)), std::move(how));
@@ -113,7 +113,8 @@ class Engine {
   handle reduce_scatter(std::string name, B&& in, dynamic_op op = {}, submit_options how = {}) {
     return reduce(asked_input(operation::reduce_scatter, std::move(name), std::forward<B>(in)), op, std::move(how));
   }
-  /// splits[r] elements to rank r; the result is the handle's `output`, with the number of elements from each rank.
+  /// Sends splits[r] elements to rank r; the result is the handle's `output`, with the number of elements from each
+  /// rank.
   template <class B>
   handle alltoall(std::string name, B&& in, std::vector<std::size_t> splits = {}, submit_options how = {}) {
     request r = asked_input(operation::alltoall, std::move(name), std::forward<B>(in));
@@ -127,19 +128,20 @@ class Engine {
 
   // ---- ranks that have no more data ---------------------------------------------------------------------------
 
-  /// This rank has nothing more to submit until all ranks have joined. Until then it gives zeros to every allreduce
-  /// with sum, average (which divides by the number of all ranks) or adasum, and takes part in barriers; other
-  /// operations end with an error (unsupported) on the ranks that submit them. The handle's `last_joined` is the rank
-  /// that joined last.
+  /// This rank has nothing more to submit until all ranks have joined. Until then it contributes zeros to every
+  /// allreduce with sum, average (which divides by the number of all ranks) or adasum, and takes part in barriers.
+  /// Other operations end with an error (unsupported) on the ranks that submit them. The handle's `last_joined` is the
+  /// rank that joined last.
   handle join();
 
   // ---- process sets -------------------------------------------------------------------------------------------
 
-  /// A group of some ranks, with operations and names of its own, which runs beside all others. Collective over all
-  /// ranks, also those that are not in it; waits. Returns its number, from 1. Errors: mismatch if ranks give different
-  /// lists; invalid_argument for an empty list, and for ranks that do not exist or are listed twice.
+  /// Adds a group of some ranks, with its own operations and names, which runs independently of all others. Collective
+  /// over all ranks, including those outside of the set; waits. Returns the number of the set, from 1. Errors: mismatch
+  /// if ranks pass different lists; invalid_argument for an empty list, and for ranks that do not exist or are listed
+  /// twice.
   int add_process_set(std::vector<int> ranks);
-  /// Ends a process set; collective over all ranks; waits. What is in flight in it ends with an error. Errors:
+  /// Removes a process set; collective over all ranks; waits. Operations in flight in it end with an error. Errors:
   /// invalid_argument for 0, and for a set that does not exist.
   void remove_process_set(int id);
   /// The ranks of a process set. Errors: invalid_argument if no set has this number.
@@ -147,33 +149,34 @@ class Engine {
 
   // ---- memory -------------------------------------------------------------------------------------------------
 
-  /// Memory for gradients. Where ranks have common memory, an allreduce of tensors in it, in place and at the same
-  /// offset on all ranks, copies nothing. Zero at first. Collective over all ranks; waits. It lives until both the
-  /// pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch if ranks want different sizes.
+  /// Memory for gradients, zero at first. If ranks have common memory, an allreduce of tensors in it, in place and at
+  /// the same offset on all ranks, copies nothing. Collective over all ranks; waits. The memory lives until both the
+  /// pointer and the engine are gone. Errors: no_memory, which ends the engine; mismatch if ranks request different
+  /// sizes.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes);
-  /// The same on the engine's device, this rank's `device`: memory that its library knows (of NCCL: registered). A
-  /// tensor that is all of it, or long, is reduced without a copy. Errors besides: unsupported where the engine's
-  /// device has no such memory; those of connecting it.
+  /// The same on the engine's device, this rank's `device`: memory that is registered with its library, such as NCCL. A
+  /// tensor that fills it, or a long one, is reduced without a copy. Further errors: unsupported if the engine's device
+  /// has no such memory; those of connecting the device.
   [[nodiscard]] std::shared_ptr<std::byte> alloc_device_bucket(std::size_t bytes, int device);
 
   // ---- the timeline -------------------------------------------------------------------------------------------
 
-  /// Records what this rank does from now on in a file (hvd/timeline.hpp). Each rank may start at any time,
-  /// independently of the others, and all may name the same file. Errors: those of Timeline::start.
+  /// Starts recording this rank's work in a file (hvd/timeline.hpp). Each rank may start at any time, independently of
+  /// the others, and all may name the same file. Errors: those of Timeline::start.
   void start_timeline(const std::string& path, bool mark_cycles = false);
-  /// Stops it. The file is strict JSON when this returns, as it was after every append.
+  /// Stops recording. The file is then strict JSON, as it was after every append.
   void stop_timeline();
-  /// To see whether it records, and how many events were dropped.
+  /// The timeline, for example to check that it records, or to count dropped events.
   [[nodiscard]] const Timeline& timeline() const noexcept { return sets_->timeline; }
 
   // ---- counters -----------------------------------------------------------------------------------------------
 
-  /// Counts the end of a step of the program, in which this rank has worked through so many samples (0: it does not
-  /// tell), and marks it in the timeline. Cost: two additions. Does nothing in a forked child.
+  /// Counts the end of a step of the program, in which this rank has processed `samples` samples (0: unknown), and
+  /// marks it in the timeline. Cost: two additions. Does nothing in a forked child.
   void mark_step(std::uint64_t samples = 0) noexcept {
     if (!forked()) sets_->mark_step(samples);
   }
-  /// What this rank has done since the engine was made, and what is in flight. Cost: some microseconds.
+  /// Counters of this rank's work since the engine was made, and its operations in flight. Cost: some microseconds.
   [[nodiscard]] engine_metrics metrics() const {
     refuse_fork();
     return sets_->metrics();
@@ -248,8 +251,8 @@ class Engine {
   std::unique_ptr<sets_type> sets_;
 };
 
-// Defined outside of the class: members that are defined inside are inline, and every file would compile them despite
-// `extern template`.
+// Defined outside of the class: members defined inside are inline, so every file would compile them despite `extern
+// template`.
 
 template <Probing Control, class D>
   requires(memory_of<Control> == memory_kind::host) &&
@@ -275,7 +278,7 @@ template <Probing Control, class D>
           (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 Engine<Control, D>::~Engine() {
   shutdown();
-  // A forked child leaks it: threads that it does not have may have been changing it, or hold its locks.
+  // A forked child leaks it: threads that exist only in the parent may have been changing it, or hold its locks.
   if (forked()) sets_.release();
 }
 

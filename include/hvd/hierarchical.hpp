@@ -1,4 +1,4 @@
-// hvd/hierarchical.hpp: a transport made of two: shared memory between the ranks of a host, messages between hosts.
+// hvd/hierarchical.hpp: a transport made of two: shared memory within a host, messages between hosts.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -37,9 +37,9 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// All ranks of `Cross`, where those on one host also have a `Local` group: for instance MpiTransport and ShmTransport.
+/// The ranks of `Cross`, with a `Local` group for the ranks of each host: for example MpiTransport and ShmTransport.
 /// Collectives run on both levels, so that each byte crosses between hosts once per host and not once per rank. With S
-/// the bytes of the vector, N hosts and L ranks on each, what leaves one host is
+/// the bytes of the vector, N hosts and L ranks on each, one host sends
 ///
 /// | call                          | bytes                        | instead of, without levels |
 /// |-------------------------------|------------------------------|----------------------------|
@@ -50,36 +50,36 @@ namespace hvd::inline HVD_ABI {
 /// | alltoall                      | its ranks' blocks for others | the same                   |
 /// | scan                          | as by `Cross` alone          | the same                   |
 ///
-/// There are as many lanes as the host with the fewest ranks has ranks; all lanes carry their slices of the data at the
-/// same time. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host all goes to
-/// `Cross`, on a single host to `Local`. Reduce-scatter, allgather, gather and scatter, and operations that do not
-/// commute, use both levels where hosts have consecutive ranks, as launchers number them by default, and `Cross` alone
+/// The number of lanes is the smallest number of ranks on any host; all lanes carry their slices of the data at the
+/// same time. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host everything
+/// goes to `Cross`, on a single host to `Local`. Reduce-scatter, allgather, gather and scatter, and operations that do
+/// not commute, use both levels if hosts have consecutive ranks (the default of launchers), and `Cross` alone
 /// otherwise. 16-bit floats are rounded once on each level.
 ///
-/// rank() of an error is a rank of the whole group. Its text is that of the level, where "rank 1 of 2" is a rank of a
-/// local group or of a lane; the rank at fault among all ranks is at its end. Bits are the same on all ranks, and in
-/// every run with the same ranks on the same hosts and the same sizes.
+/// rank() of an error is a rank of the whole group. The error's text is that of the level: in it, "rank 1 of 2" is a
+/// rank of a local group or of a lane; the rank at fault among all ranks is at the end. Results have the same bits on
+/// all ranks, and in every run with the same ranks on the same hosts and the same sizes.
 ///
 /// (Two levels for MPI on clusters of shared-memory machines: S. Sistare, R. vandeVaart, E. Loh, "Optimization of MPI
 /// collectives on clusters of large-scale SMPs", 1999; lanes: J. L. Traeff, S. Hunold, "Decomposing MPI collectives for
 /// exploiting multi-lane communication", 2020.)
 ///
-/// `Local` may be an NcclTransport (hvd/gpu.hpp): then buffers lie on GPUs, those of a host are connected by NCCL, and
-/// what travels between hosts is copied to the host's memory and back. (NCCL itself connects GPUs of several hosts;
-/// this is for networks that only the MPI can use.)
+/// `Local` may be an NcclTransport (hvd/gpu.hpp). Then buffers lie on GPUs, NCCL connects the GPUs of a host, and data
+/// for other hosts is copied to the host's memory and back. (NCCL alone can connect GPUs of several hosts; this is for
+/// networks that only the MPI can use.)
 template <Transport Local, PointToPoint Cross>
 class Hierarchical {
  public:
   static constexpr std::string_view timeline_name = timeline_name_of<Cross>;
   static constexpr memory_kind memory = memory_of<Local>;
   struct options {
-    hierarchy_sizes sizes{};    ///< where collectives change what they do
+    hierarchy_sizes sizes{};    ///< sizes at which collectives change their protocol
     sharing_options sharing{};  ///< of the local groups
   };
 
-  /// Finds out which ranks of `world` can share memory, and builds the local groups; collective. Ranks of one host that
-  /// cannot share memory, for instance because they are in separate containers, each become a host of their own; a line
-  /// on standard error reports this if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and that of
+  /// Finds out which ranks of `world` can share memory, and builds the local groups; collective. If ranks of one host
+  /// cannot share memory, for example because they are in separate containers, each counts as a host; a line on
+  /// standard error reports this if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and the cost of
   /// joining a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different
   /// HVD_JOB; those of `Local`'s constructor, on the ranks of that host, and aborted on all others; those of messages.
   static Hierarchical over(Cross world, const options& opts = {})
@@ -110,21 +110,22 @@ class Hierarchical {
   Hierarchical(Cross world, Local local, const hierarchy_sizes& sizes = {})
       : state_(std::make_unique<state>(std::move(world), std::move(local), sizes)) {}
 
-  /// In the whole group.
+  /// This rank, in the whole group.
   [[nodiscard]] int rank() const noexcept { return state_->world.rank(); }
   [[nodiscard]] int size() const noexcept { return state_->world.size(); }
-  /// How many hosts there are, and lanes between them.
+  /// The number of hosts, and of lanes between them.
   [[nodiscard]] int hosts() const noexcept { return state_->map.hosts(); }
   [[nodiscard]] int lanes() const noexcept { return state_->map.lanes; }
   /// The host of each rank, from 0; hosts are numbered in the order of their local ranks 0.
   [[nodiscard]] const std::vector<int>& host_of() const noexcept { return state_->map.host_of; }
-  /// The ranks of this host, in a group of their own.
+  /// The group of this host's ranks.
   [[nodiscard]] Local& local() noexcept { return state_->local; }
 
   /// No rank leaves before all have come. Errors: those of both transports.
   void barrier() { levels().barrier(); }
 
-  /// Messages go through `Cross`, to neighbours too: one channel, so that they arrive in order. See PointToPoint.
+  /// All messages go through `Cross`, also to ranks of the same host: with one channel they arrive in order. See
+  /// PointToPoint.
   void send(const std::byte* data, std::size_t bytes, int peer)
     requires(memory_of<Local> == memory_kind::host)
   {
@@ -156,7 +157,7 @@ class Hierarchical {
     if (state_->lane) state_->lane->check();
     state_->world.check();
   }
-  /// The rank of the whole group for which this rank's thread waits just now, on any level, or -1. Any thread may call
+  /// The rank of the whole group for which this rank's thread currently waits, on any level, or -1. Any thread may call
   /// this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept
     requires requires(const Local& l, const Cross& c) { l.waiting_for(), c.waiting_for(); }
@@ -177,7 +178,7 @@ class Hierarchical {
     return true;
   }
 
-  /// As in both transports.
+  /// Sets the timeout of both transports.
   void set_timeout(failure_policy::seconds timeout) noexcept
     requires requires(Local& l, Cross& c) { l.set_timeout(timeout), c.set_timeout(timeout); }
   {
@@ -207,12 +208,12 @@ class Hierarchical {
     return Hierarchical(std::move(world), std::move(local), state_->sizes);
   }
 
-  /// n elements on every rank, zero at first, which the ranks of one host can reach of each other; collective.
+  /// n elements on every rank, zero at first, which all ranks of the same host can access; collective.
   template <class T>
   [[nodiscard]] auto alloc_shared(std::size_t n) {
     return on_host([&] { return state_->local.template alloc_shared<T>(n); });
   }
-  /// As ShmTransport::map_shared, among the ranks of a host.
+  /// Like ShmTransport::map_shared, among the ranks of a host.
   template <class T>
   [[nodiscard]] auto map_shared(int fd, std::size_t n)
     requires requires(Local& l) { l.template map_shared<T>(fd, n); }
@@ -310,7 +311,7 @@ class Hierarchical {
     return lowest;
   }
 
-  /// Whether all ranks of `neighbours` see the same directory: they look for a file that rank 0 makes there.
+  /// True if all ranks of `neighbours` see the same directory: they look for a file that rank 0 makes there.
   static bool share_memory(Cross& neighbours, const std::string& directory) {
     if (neighbours.size() == 1) return true;
     std::uint64_t number = detail::random_word();

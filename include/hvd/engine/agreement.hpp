@@ -1,9 +1,9 @@
-// hvd/engine/agreement.hpp: rounds in which ranks learn what all of them have submitted.
+// hvd/engine/agreement.hpp: rounds in which ranks exchange the operations that each has submitted.
 //
-// A round combines words of all ranks by bitwise or, in ceil(log2 p) steps of one message: in step k a rank sends what
-// it has combined so far to the rank 2^k behind it (D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
+// A round combines words of all ranks by bitwise or, in ceil(log2 p) steps of one message: in step k a rank sends its
+// combination so far to the rank 2^k behind it (D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
 // synchronization", 1988; with `or` it does not matter that some words are combined twice). Any rank may start a round:
-// a rank that has something new sends its first message, and the ranks that receive one join. So an idle group sends
+// a rank with something new sends its first message, and the ranks that receive one join. So an idle group sends
 // nothing, and an arriving message wakes its receiver.
 #pragma once
 
@@ -32,11 +32,12 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Where the thread that drives an engine sleeps. In shared memory where there is some, so that peers can wake it.
+/// The word on which the thread that drives an engine sleeps. It lies in shared memory if there is any, so that peers
+/// can wake the thread.
 struct alignas(64) doorbell {
   std::atomic<std::uint32_t> rings{0};
   std::atomic<std::uint32_t> sleeping{0};
-  std::atomic<std::uint64_t> cause{0};  ///< why its rank ends (cause.hpp), or 0
+  std::atomic<std::uint64_t> cause{0};  ///< the reason why its rank ends (cause.hpp), or 0
 
   void ring() noexcept {
     rings.fetch_add(1);
@@ -44,10 +45,10 @@ struct alignas(64) doorbell {
   }
 };
 
-/// How long a rank looks before it sleeps.
+/// The time for which a rank polls before it sleeps.
 struct spin_policy {
-  int looks = 200;  ///< for a message, with a pause of the CPU between them
-  int yields = 10;  ///< then yields of the CPU, with a look after each
+  int looks = 200;  ///< polls for a message, with a pause of the CPU between them
+  int yields = 10;  ///< then yields of the CPU, with a poll after each
   int waits = 50;   ///< yields of a thread that waits for the one that drives
 };
 
@@ -71,18 +72,19 @@ class agreement {
     }
   }
 
-  /// Wakes the thread that sleeps here, if one does. Any thread of this process may call it.
+  /// Wakes the thread that sleeps here, if any. Any thread of this process may call it.
   void ring() noexcept { mine().ring(); }
 
-  /// Why `rank` ends, which it writes into common memory; 0 if it has not, or if there is no common memory.
+  /// The reason why `rank` ends, which that rank writes into common memory; 0 if it has not done so, or if there is no
+  /// common memory.
   [[nodiscard]] std::uint64_t cause(int rank) const noexcept {
     return peer_doorbells_.empty() ? 0 : peer_doorbells_[static_cast<std::size_t>(rank)]->cause.load();
   }
   [[nodiscard]] std::atomic<std::uint64_t>& own_cause() noexcept { return mine().cause; }
 
-  /// Whether a round is under way in which this rank takes part.
+  /// True while this rank takes part in a round.
   [[nodiscard]] bool under_way() const noexcept { return active_; }
-  /// Whether another rank has begun a round.
+  /// True if another rank has begun a round.
   [[nodiscard]] bool called() {
     return std::any_of(before_.begin(), before_.end(), [&](int peer) { return comm_.arrived(peer); });
   }
@@ -96,8 +98,8 @@ class agreement {
     if (!before_.empty()) tell();
   }
 
-  /// Continues the round until its end, or until `until`; returns whether the round has ended. `waited_for` shows the
-  /// rank whose message is missing.
+  /// Continues the round until its end, or until `until`; true if the round has ended. `waited_for` is set to the rank
+  /// whose message is missing.
   bool finish(clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
     while (step_ != before_.size()) {
       const int from = before_[step_];
@@ -206,7 +208,7 @@ class agreement {
       d.sleeping.store(1);
       const auto left = until - clock::now();
       if (!ready() && left > left.zero()) {
-        // Without common memory no peer can ring: look again, less often the longer it lasts.
+        // Without common memory no peer can ring: poll again, less often the longer it lasts.
         const std::chrono::nanoseconds most = peer_doorbells_.empty() ? nap_ : std::chrono::milliseconds(50);
         futex_wait(d.rings, rings, std::min<std::chrono::nanoseconds>(left, most));
         nap_ = std::min(nap_ * 2, std::chrono::microseconds(1000));
@@ -217,7 +219,7 @@ class agreement {
     } while (more);
   }
 
-  /// Texts are sent in pieces, so that a corrupt length allocates no memory for data that never comes.
+  /// Texts are sent in parts, so that a corrupt length allocates no memory for data that never comes.
   static constexpr std::size_t piece_bytes = std::size_t{1} << 16;
 
   void send_text(const std::string& text, int to) {
@@ -259,8 +261,8 @@ class agreement {
   std::vector<doorbell*> peer_doorbells_;
 };
 
-/// A message that was sent and never received stays in the channel, which the backend could give to the next group: so
-/// the channel is kept until the program ends.
+/// A message that was sent but not received stays in the channel. The backend could give that channel to the next
+/// group, so the channel is kept until the program ends.
 template <Probing T>
 void keep_messages(T&& control) {
   if constexpr (!PeerMemory<T> && std::move_constructible<T>) {

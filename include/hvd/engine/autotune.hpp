@@ -26,21 +26,21 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What is tuned.
+/// The tuned settings.
 struct engine_setting {
   std::size_t fusion_threshold = 0;
   std::chrono::microseconds cycle_time{0};
 };
 
 /// The score of a sample is the bytes reduced or moved, divided by the time between the ends of two batches. Ranks run
-/// the same batches in the same order, so all of them end a sample at the same batch. There they receive the score that
-/// rank 0 has measured, and go on with the same setting.
+/// the same batches in the same order, so all end a sample at the same batch. They then receive rank 0's score, and go
+/// on with the same setting.
 template <class T>
 class autotuner {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// Errors: invalid_argument where the log cannot be written.
+  /// Errors: invalid_argument if the log cannot be written.
   autotuner(T& comm, const engine_options& opts)
       : comm_(comm), steps_(opts.autotune_steps),
         search_(tunables(opts), {.warmup = opts.autotune_warmup,
@@ -57,9 +57,9 @@ class autotuner {
     write(search_.csv_header());
   }
 
-  /// Called after a batch of `bytes` bytes. At the end of a sample it is collective, and returns the setting from here
-  /// on. A step ends when the operation that ran just before the sample has run again: so a sample is whole steps, with
-  /// what the program does between them.
+  /// Called after a batch of `bytes` bytes. At the end of a sample it is collective, and returns the setting to use
+  /// from then on. A step ends when the operation that ran just before the sample runs again. So a sample is a number
+  /// of whole steps, including the program's work between them.
   std::optional<engine_setting> count(const std::vector<std::uint32_t>& ids, std::size_t bytes) {
     if (search_.finished()) return std::nullopt;
     if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins anew if that operation does not run again

@@ -1,4 +1,4 @@
-// hvd/engine/by_host.hpp: works on tensors of a device that only the host can do.
+// hvd/engine/by_host.hpp: operations on tensors of a device that only the host supports.
 #pragma once
 
 #include <hvd/engine/execute.hpp>
@@ -17,8 +17,8 @@ inline std::size_t bytes_of(const tensor& t) noexcept {
   return all;
 }
 
-/// Copies the tensors to the host, runs the works there, which change no shapes, and copies the results back; waits for
-/// the device. False, with nothing done, if the device has no `fetch` and `store`.
+/// Copies the tensors to the host, runs the works there, and copies the results back; waits for the device. The works
+/// must not change shapes. Does nothing and returns false if the device has no `fetch` and `store`.
 template <class D, Transport T>
 bool run_by_host(D& device, executor<T>& execute, std::span<const work> works) {
   if constexpr (requires(const tensor& t) { device.fetch(t, std::size_t{}); }) {

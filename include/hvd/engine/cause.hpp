@@ -1,9 +1,9 @@
-// hvd/engine/cause.hpp: why drivers end, passed from rank to rank, so that all name the rank that was lost first.
+// hvd/engine/cause.hpp: the cause of a driver's end, passed from rank to rank, so that all ranks name the rank that was
+// lost first.
 //
-// A rank that is killed takes others with it: they get an error, their programs end, and the ranks that waited for
-// those see them gone. So before a rank visibly ends, it writes the reason into memory that it shares with the ranks of
-// each of its process sets. A rank that finds another one gone reads that reason, and names the rank that is named
-// there.
+// When a rank is killed, others follow: they get an error, their programs end, and the ranks that wait for them lose
+// them, too. So before a rank visibly ends, it writes the cause into memory that it shares with the ranks of each of
+// its process sets. A rank that loses another one reads the cause there, and names the rank in it.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -26,16 +26,16 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What has ended a driver. The rank is one of the engine's whole group.
+/// The cause of a driver's end. `rank` is a rank of the engine's whole group.
 struct cause {
   error_kind kind = error_kind::aborted;
   int rank = 0;
 
-  /// Not 0.
+  /// The cause as a number other than 0.
   [[nodiscard]] std::uint64_t packed() const noexcept {
     return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(rank) << 8;
   }
-  /// Nothing for 0, and for a value that no rank of `size` writes.
+  /// The cause in a number; nothing for 0, and for an invalid value in a group of `size` ranks.
   static std::optional<cause> from(std::uint64_t value, int size) noexcept {
     const std::uint64_t kind = value & 0xff, rank = value >> 8;
     if (kind == 0 || kind > static_cast<std::uint64_t>(error_kind::aborted) + 1) return std::nullopt;
@@ -44,7 +44,7 @@ struct cause {
   }
 };
 
-/// The causes that one engine writes on this rank, one word for each of its drivers. Any thread may use it.
+/// The causes that an engine writes on this rank: one word for each of its drivers. Any thread may use it.
 class cause_board {
  public:
   void add(word& place) {
@@ -56,13 +56,13 @@ class cause_board {
     const std::lock_guard lock(mutex_);
     std::erase(words_, &place);
   }
-  /// The first cause in a word stays.
+  /// Writes a cause into a word, unless the word already has one.
   static void say(word& place, const cause& c) noexcept {
     std::uint64_t nothing = 0;
     place.compare_exchange_strong(nothing, c.packed());
   }
-  /// Records a cause. If a rank was lost, writes that into all words: it is lost to all drivers. (A rank that gives up
-  /// in one driver may go on in another.)
+  /// Records a cause. A lost rank is written into all words, because it is lost to all drivers. (A rank that fails in
+  /// one driver may go on in another.)
   void tell(const cause& c) {
     const std::lock_guard lock(mutex_);
     if (!first_) first_ = c;
@@ -70,7 +70,7 @@ class cause_board {
     if (!lost_) lost_ = c;
     for (word* const place : words_) say(*place, *lost_);
   }
-  /// The cause that was recorded first.
+  /// The first recorded cause.
   [[nodiscard]] std::optional<cause> first() {
     const std::lock_guard lock(mutex_);
     return first_;
@@ -82,9 +82,9 @@ class cause_board {
   std::optional<cause> first_, lost_;
 };
 
-/// Throws the error that has ended the start of an engine over `comm`. With that the other ranks lose this one, and
-/// they may be elsewhere in the start, or have finished it. So this rank first writes the reason into the group that
-/// all of them have. If several ranks write one, the first counts.
+/// Throws the error that has ended the start of an engine over `comm`. The other ranks then lose this rank, possibly in
+/// another part of the start or after it. So this rank first writes the cause into the memory of the group, which all
+/// ranks have. If several ranks write one, the first counts.
 template <class T>
 [[noreturn]] void fail_at_start(T& comm, const error& e, cause_board& board) {
   if constexpr (PeerMemory<T>) {
@@ -122,8 +122,8 @@ class driver_cause {
   driver_cause& operator=(const driver_cause&) = delete;
   ~driver_cause() { board_->remove(words_.own_cause()); }
 
-  /// After an error on a transport of the driver: finds the cause, and passes it on to the other ranks. Returns the
-  /// error to report here, with a rank of the whole group.
+  /// Called after an error on a transport of the driver. Finds the cause, passes it on to the other ranks, and returns
+  /// the error to report here, with a rank of the whole group.
   error settle(const error& e) {
     if (e.rank() < 0 || e.rank() >= static_cast<int>(members_.ranks.size())) {
       abandon();
@@ -145,18 +145,19 @@ class driver_cause {
                    c.rank);
     });
   }
-  /// This rank may end because another was lost, as its program has learned elsewhere: then that is the cause.
+  /// Called before this rank ends. The program may already know of a lost rank from elsewhere; that rank is then the
+  /// cause.
   void look_around() noexcept {
     if constexpr (PeerMemory<T>) {
       try {
         control_.check();
       } catch (const error& e) {
         settle(e);
-      } catch (const std::exception&) {  // no memory to describe it: then this rank is the cause that the others see
+      } catch (const std::exception&) {  // no memory to describe it: the others see this rank as the cause
       }
     }
   }
-  /// Called in a handler: the error for an exception that is no hvd::error.
+  /// Called in a handler: the error for an exception other than an hvd::error.
   [[nodiscard]] error unexpected() const {
     try {
       throw;
@@ -168,42 +169,44 @@ class driver_cause {
   }
   [[nodiscard]] const error& shut_down() const noexcept { return shut_down_; }
 
-  /// Shows ranks with common memory that this one gives up, and the cause if one of its drivers has failed before.
+  /// Ends the driver's groups for ranks with common memory. Writes the cause if a driver of this rank has failed
+  /// before.
   void abandon() noexcept {
     if (const auto c = board_->first()) cause_board::say(words_.own_cause(), *c);
     abandon(error_kind::aborted, rank_);
   }
-  /// Before `abandon`: records the reason if it is no error of a transport; its rank is one of the whole group.
+  /// Called before `abandon`: records a reason other than an error of a transport. Its rank is a rank of the whole
+  /// group.
   void announce(const error& why) noexcept {
     if (why.rank() >= 0 && why.rank() < members_.whole) {
       board_->tell({why.kind(), why.rank()});
-    } else if (!board_->first()) {  // this rank gives up: the others must not take it for a crash
+    } else if (!board_->first()) {  // this rank ends the driver: the others must not report a crash
       retire();
     }
   }
 
-  /// The rank that holds up this one, which waits for `peer` of the driver: a rank of the whole group, or -1.
+  /// The rank that holds up this rank while it waits for rank `peer` of the driver. A rank of the whole group, or -1.
   [[nodiscard]] int behind(int peer) const noexcept {
     if (peer < 0 || peer >= static_cast<int>(members_.ranks.size())) return -1;
     if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
     return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
-  /// Before this rank leaves for a reason of its own: no rank was lost.
+  /// Called before this rank leaves on its own; no rank was lost.
   void retire() noexcept {
     cause_board::say(words_.own_cause(), {error_kind::aborted, members_.ranks[static_cast<std::size_t>(rank_)]});
   }
 
-  /// What has failed one batch, as the error of one of its operations. Made anew for each: copies of an exception share
-  /// its text, with a count that ThreadSanitizer does not see.
+  /// The error of a failed batch, as the error of one of its operations. A new error for each operation: copies of an
+  /// exception share its text, with a reference count that ThreadSanitizer does not see.
   [[nodiscard]] error failed(const completion& end, const error& why) const {
     const bool member = why.rank() >= 0 && why.rank() < static_cast<int>(members_.ranks.size());
     const int rank = member ? members_.ranks[static_cast<std::size_t>(why.rank())] : -1;
     return with_memory(why, [&] { return error(why.kind(), joined({end.label(), ": ", sentence(why)}), rank); });
   }
 
-  /// What has stopped the driver, as the error of one operation: without the step and the group in which it was
-  /// noticed.
+  /// The error that has stopped the driver, as the error of one operation: without the step and the group in which it
+  /// was noticed.
   [[nodiscard]] error told(const completion& end, const error& why) const {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
     return with_memory(why, [&] {
@@ -216,8 +219,8 @@ class driver_cause {
   }
 
  private:
-  /// What f returns, or `otherwise` where there is no memory for it: drivers end on threads and in destructors, which
-  /// must not throw.
+  /// The result of f, or `otherwise` if there is no memory: drivers end on threads and in destructors, which must not
+  /// throw.
   template <class F>
   static error with_memory(const error& otherwise, const F& f) {
     try {
@@ -232,18 +235,18 @@ class driver_cause {
       data_.peers().set_abort(kind, rank);
     }
   }
-  /// In a process set, whose ranks have numbers of their own, it adds the size of the whole group.
+  /// "rank 3"; in a process set, which numbers its ranks differently, "rank 3 of all 8".
   [[nodiscard]] std::string name_of(int rank) const {
     return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
   }
 
   T& control_;
   T& data_;
-  const int rank_;  // a driver that has ended may have given its transports away
+  const int rank_;  // kept, because an ended driver may have given its transports away
   agreement<T>& words_;
   const driver_members members_;
   const std::shared_ptr<cause_board> board_;
-  // Made while there is memory.
+  // Made in advance, while there is memory.
   const std::string label_ = joined({"the engine on rank ", rank_, " of ", members_.ranks.size(), ": "});
   const error shut_down_{error_kind::aborted, "the engine was shut down"};
   const error no_memory_{error_kind::no_memory, label_ + "there is no memory"};

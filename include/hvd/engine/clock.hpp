@@ -1,4 +1,4 @@
-// hvd/engine/clock.hpp: what ranks agree on when they make an engine: options, and the clock of rank 0.
+// hvd/engine/clock.hpp: the agreement of ranks that make an engine: on its options, and on the clock of rank 0.
 #pragma once
 
 #include <hvd/collective/front_door.hpp>
@@ -17,7 +17,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// When a job began, the same on all ranks but for the offset.
+/// The start of a job; the same on all ranks except for the offset.
 struct job_clock {
   std::uint64_t job = 0;       ///< a random number from rank 0
   std::int64_t steady_ns = 0;  ///< rank 0's steady clock at the start
@@ -68,7 +68,7 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
   return c;
 }
 
-/// Collective. Throws mismatch on all ranks if an option differs that must be the same on all of them.
+/// Collective. Throws mismatch on all ranks if they differ in an option that must be the same on all.
 template <PointToPoint T>
 void agree_on_options(T& comm, const engine_options& o, bool device) {
   constexpr std::string_view names[] = {"fusion_threshold",
@@ -97,7 +97,7 @@ void agree_on_options(T& comm, const engine_options& o, bool device) {
                     number(o.autotune_steps),
                     number(o.autotune_samples),
                     number(o.thread),
-                    number(o.autotune && o.threshold_fixed),  // they decide what is tuned, and nothing else
+                    number(o.autotune && o.threshold_fixed),  // they only decide what is tuned
                     number(o.autotune && o.cycle_fixed),
                     number(device)};
   const std::vector<values> all = share_by_messages(comm, mine);

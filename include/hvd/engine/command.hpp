@@ -1,4 +1,5 @@
-// hvd/engine/command.hpp: what an engine asks of itself, at the same point of the order of operations on all ranks.
+// hvd/engine/command.hpp: an engine's internal commands, which run at the same point in the order of operations on all
+// ranks.
 #pragma once
 
 #include <hvd/engine/request.hpp>
@@ -34,8 +35,8 @@ struct alloc_bucket {
 
 using command = std::variant<add_process_set, remove_process_set, alloc_bucket>;
 
-/// The form in which ranks agree on a command: its name, apart from users' names, and its arguments as a shape, so that
-/// ranks compare them.
+/// The request by which ranks agree on a command: its name differs from all users' names, and its arguments form a
+/// shape, so that ranks compare them.
 inline request request_of(const command& c) {
   request r;
   r.kind = operation::split;

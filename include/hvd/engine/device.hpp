@@ -1,4 +1,4 @@
-// hvd/engine/device.hpp: what an engine needs of a device whose memory its tensors are in.
+// hvd/engine/device.hpp: the interface between an engine and a device that holds tensors.
 #pragma once
 
 #include <hvd/engine/plan.hpp>
@@ -10,51 +10,50 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// An engine with this device has none: it takes tensors on the host alone.
+/// For an engine without a device: it takes only tensors on the host.
 struct no_device {
   static constexpr int index() noexcept { return -1; }
   static constexpr no_device split(int /*color*/, int /*key*/) noexcept { return {}; }
 };
 
-/// Of allgather and alltoall: how many rows of tensor t come from rank r is rows[t][r]. Tensors are counted through all
-/// works of a batch.
+/// For allgather and alltoall: rows[t][r] is the number of rows of tensor t that come from rank r. Tensors are numbered
+/// through all works of a batch.
 using received_rows = std::vector<std::vector<std::size_t>>;
 
-/// A device of this rank, connected with the devices of the other ranks of a group: a stream and a communicator, for
-/// instance. The thread that drives an engine calls its functions, one at a time. Only `split` may wait for another
-/// rank: a device that needs several steps (a communicator that is not blocking) takes the next one in `poll`. Ranks in
-/// errors are those of the group.
+/// A device of this rank, connected with the devices of the other ranks of a group: for example a stream and a
+/// communicator. The thread that drives an engine calls its functions, one at a time. Only `split` may wait for another
+/// rank; a device that needs several steps (a non-blocking communicator) takes the next step in `poll`. Ranks in errors
+/// are those of the group.
 ///
-/// An error of `start` or `poll` fails one batch, and the others go on. So it must be an error of this batch on all
-/// ranks; if it is more than that, or of this rank alone, `check` must throw as well.
+/// An error of `start` or `poll` fails one batch, and the others go on. So it must be an error of this batch alone, on
+/// all ranks. For any other error, `check` must throw as well.
 template <class D>
 concept Device = std::movable<D> && requires(D& d, std::span<const detail::work> works, const received_rows& rows,
                                              typename D::pending& batch, int color, int key) {
-  // Which device of this rank it is. Tensors on others are refused.
+  // The index of the device on this rank. Tensors on other devices are refused.
   { d.index() } -> std::convertible_to<int>;
-  // Queues a batch: works that are `fusable`, the same in the same order on all ranks. It begins behind the `ready`
-  // event of each tensor. The works and signatures are valid during the call, requests and completions until the batch
-  // has ended. It fills in the `results` of the completions, which have an entry for each tensor, as the executor of
-  // the host does: type, shape, received_splits, and memory where the request gives none. A work without a request is
-  // that of a rank that has joined: it gives zeros.
+  // Queues a batch: works that are `fusable`, the same in the same order on all ranks. The batch begins behind the
+  // `ready` event of each tensor. The works and signatures are valid during the call, requests and completions until
+  // the batch has ended. Fills in the `results` of the completions, which have an entry for each tensor, like the
+  // executor of the host: type, shape, received_splits, and memory if the request has none. A work without a request
+  // belongs to a joined rank and contributes zeros.
   { d.start(works, rows) } -> std::same_as<typename D::pending>;
-  // Whether the batch is done: its outputs are written, the device uses none of its memory any more, and no other rank
-  // needs this one for it. Throws hvd::error if the batch has failed. It is called often, for the batch that was
-  // started first.
+  // True if the batch is done: its outputs are written, the device no longer uses its memory, and no other rank needs
+  // this rank for it. Throws hvd::error if the batch has failed. Called often, for the batch that was started first.
   { d.poll(batch) } -> std::same_as<bool>;
-  // Throws hvd::error if the group is lost, with the rank at fault where that is known; also when the device has waited
-  // for other ranks for longer than it allows. It is called often.
+  // Throws hvd::error if the group is lost, with the rank at fault if it is known; also if the device has waited too
+  // long for other ranks. Called often.
   d.check();
   // Ends all work on this rank at once; called at most once, after any error. Then the device uses no memory of any
-  // batch, and nothing but its destructor is called.
+  // batch, and only its destructor is called.
   { d.abort() } noexcept;
-  // A group of some ranks; collective, as that of a transport. No batch is pending then.
+  // A group of some ranks; collective, like `split` of a transport. No batch is pending then.
   { d.split(color, key) } -> std::same_as<D>;
 };
 
 namespace detail {
 
-/// Whether a device has a static member `converts` that is true: its tensors may travel as another type.
+/// True if a device has a static member `converts` that is true: its tensors may travel as another type.
 template <class D>
 inline constexpr bool device_converts = [] {
   if constexpr (requires { bool{D::converts}; }) return D::converts;
@@ -63,8 +62,8 @@ inline constexpr bool device_converts = [] {
 
 }  // namespace detail
 
-/// What an engine that is made with a D runs on: D itself, or a Device that a header makes of a transport, as
-/// hvd/gpu.hpp does of NcclTransport.
+/// The device of an engine that is made with a D: D itself, or a Device that a header makes from a transport, such as
+/// hvd/gpu.hpp from an NcclTransport.
 template <class D>
 struct device_for {
   using type = D;

@@ -34,8 +34,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Any thread may submit. One at a time drives: takes what is submitted, agrees with other ranks, runs what is ready,
-/// and ends what the device has done.
+/// Any thread may submit. One thread at a time drives: it takes submissions, agrees with other ranks, runs operations
+/// that are ready, and ends operations that the device has completed.
 template <class T, class D = no_device>
 class driver final : public waiting_room {
  public:
@@ -44,8 +44,8 @@ class driver final : public waiting_room {
       std::same_as<D, no_device> || !requires(T& t) { t.await_arrival(std::span<const int>{}); },
       "hvd: a device needs ranks that run in real time");
 
-  /// `control` carries the agreement, `data` the operations on the host, `device` those on it; all have the ranks of
-  /// the process set.
+  /// `control` carries the agreement, `data` the operations on the host, and `device` the operations on the device; all
+  /// have the ranks of the process set.
   driver(T control, T data, D device, const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
@@ -83,7 +83,7 @@ class driver final : public waiting_room {
   }
 
   /// Takes a request whose arguments have been checked, or a command. Errors: invalid_argument if its name is
-  /// held. With `wake` false no thread is woken, because the caller waits at once.
+  /// held. If `wake` is false, no thread is woken, because the caller waits at once.
   template <class Request>
   std::shared_ptr<completion> submit(Request r, bool wake) {
     const auto what = std::make_shared<submission>(std::move(r));
@@ -126,7 +126,7 @@ class driver final : public waiting_room {
     observer_.waited(end, since, end.reached(only_queued));
   }
 
-  /// Ends the driver: what is in flight ends with an error, and so do later submissions.
+  /// Ends the driver: operations in flight and later submissions end with an error.
   void close() {
     const auto until = clock::now() + std::chrono::seconds(1);
     progress_.close();
@@ -137,7 +137,7 @@ class driver final : public waiting_room {
     progress_.join();
     progress_.insist([&] {
       pending_.finish(until, end_of_batch());
-      if (agreement_.under_way()) {  // other ranks wait for this rank's words
+      if (agreement_.under_way()) {  // other ranks wait for this rank's message
         cause_.look_around();
         cause_.abandon();
         keep_messages(std::move(control_));
@@ -146,13 +146,13 @@ class driver final : public waiting_room {
     });
   }
 
-  /// As `close`, where all ranks end the driver and none of them is lost.
+  /// Like `close`, if all ranks end the driver and no rank is lost.
   void retire() {
     cause_.retire();
     close();
   }
 
-  /// What is in flight, for the watch. Any thread.
+  /// The operations in flight, for the watch. Any thread.
   [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
   /// Any thread.
   void report(std::vector<operation_metrics>& to) const { observer_.report(to); }
@@ -167,18 +167,19 @@ class driver final : public waiting_room {
     cause_.abandon();  // ends the collective that the thread that drives may be in
     stir();
   }
-  /// The rank of the whole group that holds up the driving thread, perhaps by way of others; or -1. Any thread.
+  /// The rank of the whole group that holds up the driving thread, directly or through other ranks; -1 if there is
+  /// none. Any thread.
   [[nodiscard]] int held_up_by() noexcept { return cause_.behind(state().waiting_for); }
-  /// What the driving thread does, and for which rank of the process set it waits. Any thread.
+  /// The state of the driving thread, and the rank of the process set for which it waits. Any thread.
   [[nodiscard]] driver_state state() noexcept {
     const int control = waited_for_.load(std::memory_order_relaxed);
     return {phase_.load(std::memory_order_relaxed), control >= 0 ? control : data_.waiting_for()};
   }
 
  private:
-  // ---- who drives ---------------------------------------------------------------------------------------------
+  // ---- driving ---------------------------------------------------------------------------------------------
 
-  /// There is something new: wakes the thread that drives, or else the driver's own thread.
+  /// Called when there is something new: wakes the driving thread, or else the driver's own thread.
   void stir() noexcept {
     if (progress_.taken()) agreement_.ring();
     if (!progress_.taken()) progress_.wake();  // the thread that drove may just have stopped
@@ -259,7 +260,8 @@ class driver final : public waiting_room {
     return true;
   }
 
-  /// Moved, because copies of an exception share its text, with a count that ThreadSanitizer does not see.
+  /// The refusal is moved: copies of an exception share its text, with a reference count that ThreadSanitizer does not
+  /// see.
   void refuse(refusal r) {
     if (const auto s = negotiation_.take(r.name)) finish(*s, std::move(r.why));
   }
@@ -331,7 +333,7 @@ class driver final : public waiting_room {
     observer_.enter(mine, activities_on<D>::name(kind));
     pending_.start(works, rows, std::move(mine));
   }
-  /// Adasum of tensors on the device, which has no collective for it.
+  /// Runs Adasum of tensors on the device through the host, because the device has no collective for it.
   void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
     await_device();
     observer_.enter(mine, activities_on<T>::name(operation::allreduce));
@@ -348,7 +350,7 @@ class driver final : public waiting_room {
   void poll_device(std::chrono::milliseconds longest) {
     pending_.poll(longest, end_of_batch(), [this] { return agreement_.called(); });
   }
-  /// Waits until the device does nothing.
+  /// Waits until the device is idle.
   void await_device() {
     while (!pending_.empty()) {
       if (progress_.closing()) throw error(cause_.shut_down());

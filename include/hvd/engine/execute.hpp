@@ -33,7 +33,7 @@ inline dtype wire_of(const signature& s, std::size_t t) noexcept {
   return converts ? s.wire : s.types[t];
 }
 
-/// The caller's memory for the result of tensor `t`, or what `memory(bytes)` gives.
+/// The caller's memory for the result of tensor `t`, or the result of `memory(bytes)`.
 template <class Memory>
 std::byte* output_of(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape,
                      const Memory& memory) {
@@ -51,14 +51,14 @@ inline std::vector<std::size_t> splits_of(const tensor& t, std::size_t ranks) {
   return t.splits.empty() ? std::vector<std::size_t>(ranks, t.shape.front() / ranks) : t.splits;
 }
 
-/// The shape of an allgather's or alltoall's result that has so many rows.
+/// The shape of an allgather's or alltoall's result with `rows` rows.
 inline std::vector<std::size_t> shape_of_rows(const signature& s, std::size_t t, std::size_t rows) {
   std::vector<std::size_t> shape{rows};
   shape.insert(shape.end(), s.shapes[t].begin(), s.shapes[t].end());
   return shape;
 }
 
-/// What the ranks get of a reduce_scatter: elements for each, and the shape of this one's.
+/// The shares of a reduce_scatter's result: the number of elements for each rank, and the shape of this rank's share.
 struct row_shares {
   std::vector<std::size_t> counts, shape;
 };
@@ -91,8 +91,8 @@ class executor {
     }
   }
 
-  /// Exchanges the numbers of rows, for works of allgather or alltoall; collective. All ranks have submitted those:
-  /// none has joined. Errors: mismatch if a result would be larger than can be addressed.
+  /// Exchanges the numbers of rows, for works of allgather or alltoall; collective. All ranks have submitted these
+  /// works: no rank has joined. Errors: mismatch if a result would be larger than can be addressed.
   [[nodiscard]] received_rows exchange_rows(std::span<const work> works) {
     const auto p = static_cast<std::size_t>(comm_.size());
     const bool each_to_all = works.front().what.kind == operation::allgather;
@@ -165,7 +165,7 @@ class executor {
     each(works, [&](const work& w, std::size_t t) {
       if (w.mine == nullptr) zeros += w.what.elements(t) * size_of(w.what.types[t]) + 64;
     });
-    zeros_.assign(zeros, std::byte{});  // also holds the result on a joined rank, which is not used
+    zeros_.assign(zeros, std::byte{});  // also receives the unused result on a joined rank
     std::byte* zero = zeros_.data();
     each(works, [&](const work& w, std::size_t t) {
       const std::size_t count = w.what.elements(t), bytes = count * size_of(w.what.types[t]);

@@ -1,4 +1,4 @@
-// hvd/engine/metrics.hpp: counters of what an engine has done, which are always on.
+// hvd/engine/metrics.hpp: counters of an engine's work, which are always on.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -12,25 +12,25 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What this rank has done with one kind of operation in one process set.
+/// This rank's counters for one kind of operation in one process set.
 struct operation_metrics {
   operation kind = operation::barrier;
   int process_set = 0;
   std::uint64_t operations = 0;         ///< that have ended, with or without an error
   std::uint64_t failed = 0;             ///< of these, with an error
   std::uint64_t bytes = 0;              ///< of this rank's inputs
-  std::uint64_t waits = 0;              ///< how often the program has waited for one that was not done yet
-  std::chrono::nanoseconds exposed{0};  ///< how long: communication that the program has not hidden
+  std::uint64_t waits = 0;              ///< times the program has waited for an unfinished operation
+  std::chrono::nanoseconds exposed{0};  ///< the duration of these waits: exposed communication
 };
 
-/// What an engine has done since it was made, and what it does now. See Engine::metrics.
+/// The counters of an engine since it was made, and its current state. See Engine::metrics.
 struct engine_metrics {
   std::uint64_t steps = 0;                      ///< calls of Engine::mark_step
-  std::uint64_t samples = 0;                    ///< the sum of what they told
+  std::uint64_t samples = 0;                    ///< the sum of their samples
   std::uint64_t stalls = 0;                     ///< reports of the watch on this rank
   std::uint64_t dropped = 0;                    ///< events that are not in the timeline
   std::uint64_t in_flight = 0;                  ///< operations that are submitted and not done
-  std::chrono::nanoseconds oldest{0};           ///< since when the first of these is
+  std::chrono::nanoseconds oldest{0};           ///< the age of the oldest of these
   std::vector<operation_metrics> operations{};  ///< of each kind and process set that was used; removed sets are not
 };
 
@@ -50,7 +50,7 @@ class operation_counters {
     if (to_the_end) add(c.waits, 1);
     add(c.exposed_ns, static_cast<std::uint64_t>(time.count()));
   }
-  /// Adds what was counted, of each kind that was used.
+  /// Adds the counters of each kind that was used.
   void report(std::vector<operation_metrics>& to, int process_set) const {
     for (std::size_t i = 0; i != all_.size(); ++i) {
       const counters& c = all_[i];

@@ -40,7 +40,7 @@ class nccl_device {
 
   [[nodiscard]] int index() const noexcept { return group().device()->ordinal(); }
 
-  /// Throws invalid_argument for addresses that are not this device's, on the rank that submits them; any thread.
+  /// Throws invalid_argument for addresses of other devices, on the rank that submits them; any thread.
   void check_request(const request& r) const { check_request(*group().device(), r); }
   static void check_request(const cuda_device& device, const request& r) {
     if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
@@ -60,7 +60,7 @@ class nccl_device {
     try {
       batch = batch_of(works, rows);
     } catch (const error& e) {
-      // What NCCL cannot do it cannot do on any rank; but memory is missing on this one.
+      // NCCL supports a call on all ranks or on none, but memory may be missing on this rank alone.
       if (e.kind() == error_kind::unsupported) throw;
       throw batches_->lose(e);
     }
@@ -90,7 +90,8 @@ class nccl_device {
   /// Memory for tensors, registered with NCCL; collective.
   [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) { return group().allocate(bytes, 1); }
 
-  /// For what only the host can do: the elements of a tensor, once it is ready; and back. They wait for the GPU.
+  /// For operations that only the host supports: copies the elements of a tensor to the host once it is ready, and
+  /// back. Both wait for the GPU.
   std::vector<std::byte> fetch(const tensor& t, std::size_t bytes) {
     std::vector<std::byte> copy(bytes);
     transfer(t.memory.ready, [&](const cuda_driver& driver, cu_stream stream) {
@@ -215,8 +216,8 @@ static_assert(Device<nccl_device>);
 }  // namespace detail
 
 /// A device of engines whose ranks are connected by NCCL when the first tensors on GPUs come: each rank's GPU is the
-/// one on which its first tensor lies. Until then nothing is looked for, and a job without GPUs runs as it does
-/// without.
+/// one on which its first tensor lies. Until then it looks for no library, and a job without GPUs runs as without this
+/// device.
 class NcclOnDemand {
  public:
   static constexpr std::string_view timeline_name = NcclTransport::timeline_name;
@@ -228,7 +229,7 @@ class NcclOnDemand {
 
   [[nodiscard]] int index() const noexcept { return in_->index.load(std::memory_order_acquire); }
 
-  /// By the thread that submits: the first tensor decides. Errors: those of a missing driver.
+  /// Called by the thread that submits: the first tensor decides. Errors: those of a missing driver.
   void choose(const request& r) {
     if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
     choose(r.tensors.front().memory.device);
@@ -243,7 +244,7 @@ class NcclOnDemand {
   void check_request(const request& r) const {
     if (index() >= 0) detail::nccl_device::check_request(*in_->device, r);
   }
-  /// By the thread that drives, before the first batch, at the same point of the order on all ranks.
+  /// Called by the thread that drives, before the first batch, at the same point of the order on all ranks.
   template <Bootstrap T>
   void connect(T& data) {
     if (in_->connected) return;
@@ -273,8 +274,8 @@ class NcclOnDemand {
   void store(const tensor& t, result& r, std::span<const std::byte> from) { in_->connected->store(t, r, from); }
 
  private:
-  /// Of a rank that has had no tensor on a GPU: it has joined. What the thread that made this is pinned to, else what
-  /// `pin` would choose, with as many ranks on a GPU as the options allow.
+  /// The device of a joined rank that has had no tensor on a GPU: the one that the thread that made this is pinned to,
+  /// or else the one that `pin` would choose, with as many ranks on a GPU as the options allow.
   template <class T>
   [[nodiscard]] int own_device(T& data) const {
     if (in_->pinned >= 0) return in_->pinned;

@@ -1,4 +1,5 @@
-// hvd/engine/negotiation.hpp: one rank's part in agreeing on what runs; without transports and threads.
+// hvd/engine/negotiation.hpp: one rank's part in the agreement on the operations to run; without transports and
+// threads.
 #pragma once
 
 #include <hvd/engine/command.hpp>
@@ -37,7 +38,7 @@ struct submission {
   int id = -1;              ///< in the signature cache; -1: other ranks do not know this signature yet
 };
 
-/// Why an operation cannot run; the same on all ranks.
+/// The reason why an operation cannot run; the same on all ranks.
 struct refusal {
   std::string name;
   error why;
@@ -71,7 +72,7 @@ struct announcements {
     for (auto n = detail::take<std::uint32_t>(text); n != 0; --n) g.all.push_back(take_announcement(text));
     return g;
   }
-  /// Adds what another part of the ranks has announced.
+  /// Adds the announcements of other ranks.
   void add(announcements&& other) {
     joined += other.joined;
     last_join = std::max(last_join, other.last_join);
@@ -112,14 +113,14 @@ class negotiation {
 
   [[nodiscard]] const signature_cache& known() const noexcept { return known_; }
   void use(std::uint32_t id) noexcept { known_.use(id); }
-  /// Nothing is submitted, and this rank has not joined.
+  /// True if nothing is submitted, and this rank has not joined.
   [[nodiscard]] bool idle() const noexcept { return pending_.empty() && !joined(); }
-  /// There is something that the other ranks do not know yet.
+  /// True if the other ranks do not know everything yet.
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool joined() const noexcept { return joined_ != 0; }
 
-  /// Other ranks see the oldest submission of a name; the next one follows when that has been taken. So the n-th of a
-  /// rank runs with the n-th of the others.
+  /// Other ranks see only the oldest submission of a name; the next one follows when that has been taken. So a rank's
+  /// n-th submission runs with the n-th of the others.
   void add(std::shared_ptr<submission> s) {
     const auto [place, first] = pending_.try_emplace(s->what.name, s);
     if (!first) {
@@ -136,7 +137,7 @@ class negotiation {
   }
   /// All have joined: this rank takes part again.
   void rejoin() noexcept { joined_ = 0; }
-  /// What this rank has submitted under a number; null if nothing. `take`, by number or by name, also removes it.
+  /// This rank's submission with a number; null if there is none. `take`, by number or by name, also removes it.
   [[nodiscard]] submission* find(std::uint32_t id) const {
     const auto found = by_id_.find(id);
     return found == by_id_.end() ? nullptr : found->second;
@@ -180,7 +181,7 @@ class negotiation {
     return all;
   }
 
-  /// What follows from the words of all ranks.
+  /// The decisions that follow from the words of all ranks.
   decision decide(const std::vector<std::uint64_t>& all) {
     ++rounds_;
     decision d;
@@ -189,11 +190,11 @@ class negotiation {
     someone_joined_ = (all[0] & flag_joined) != 0;
     everyone_joined_ = (all[1] & flag_joined) == 0;
     if (everyone_joined_ && (all[0] & flag_unknown) != 0) {
-      // What a rank submitted before it joined first gets a number, and runs; then the join ends.
+      // Submissions from before a rank joined first get a number, and run; then the join ends.
       everyone_joined_ = false;
       news_ = true;
     }
-    // A name that ranks use with different signatures does not run, not even if only a joined rank has another one.
+    // A name with different signatures does not run, even if only a joined rank has a different signature.
     std::vector<std::uint64_t> may_run(width, ~std::uint64_t{0});
     disputed_.clear();
     known_.each_ambiguous([&](const std::string& name, const std::vector<std::uint32_t>& ids) {
@@ -222,7 +223,7 @@ class negotiation {
     return d;
   }
 
-  /// This rank's announcements: signatures that are new, and what it has submitted under disputed names.
+  /// This rank's announcements: new signatures, and its submissions under disputed names.
   [[nodiscard]] std::string announce() const {
     announcements mine;
     if (joined()) mine.joined = 1, mine.last_join = joined_;
@@ -238,7 +239,8 @@ class negotiation {
     return mine.text();
   }
 
-  /// Takes in the announcements of all ranks. Returns what can never run, because ranks submitted different things.
+  /// Processes the announcements of all ranks. Returns the operations that can never run, because ranks submitted
+  /// different ones.
   std::vector<refusal> learn(const std::string& text) {
     const announcements all = announcements::from(text);
     std::vector<refusal> refused;
@@ -270,7 +272,7 @@ class negotiation {
   static constexpr std::uint64_t flag_unknown = 1, flag_joined = 2;
   static constexpr int rank_bits = 24;  // the lower bits of `joined_`; the others count rounds
 
-  /// The oldest one of a name has been taken.
+  /// Called when the oldest submission of a name has been taken.
   void follow(const std::string& name) {
     const auto found = behind_.find(name);
     if (found == behind_.end()) return;
@@ -334,7 +336,7 @@ class negotiation {
   std::unordered_map<std::uint32_t, submission*> by_id_;
   std::vector<submission*> unknown_;   // of this round
   std::vector<std::string> disputed_;  // of this round: names that ranks use with different signatures
-  bits wanted_;                        // of this round: what any rank has submitted
+  bits wanted_;                        // of this round: submitted by any rank
   std::uint64_t rounds_ = 0;
   std::uint64_t joined_ = 0;  // round and rank of the join; 0 if this rank has not joined
   int last_joined_ = -1;

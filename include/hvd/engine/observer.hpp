@@ -1,4 +1,4 @@
-// hvd/engine/observer.hpp: what a driver shows of its work, as events of a timeline and as counters.
+// hvd/engine/observer.hpp: records a driver's work as events of a timeline and in counters.
 #pragma once
 
 #include <hvd/engine/metrics.hpp>
@@ -66,8 +66,8 @@ class activities_on {
 };
 
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
-/// while other batches run, then the collective (`activities_on`). What was submitted before the timeline started is
-/// not shown. Counters are always on.
+/// while other batches run, then the collective (`activities_on`). Submissions from before the timeline started are not
+/// shown. Counters are always on.
 class observer {
  public:
   using submissions = std::span<const std::shared_ptr<submission>>;
@@ -84,7 +84,7 @@ class observer {
     timeline_.tick(s.track, rank_);
   }
   void cycle() noexcept { timeline_.cycle(); }
-  /// All ranks have submitted it.
+  /// Called when all ranks have submitted it.
   void ready(submission* s) {
     if (s == nullptr) return;
     if (s->behind) submitted(*s);  // the one before has ended
@@ -101,7 +101,7 @@ class observer {
       timeline_.begin(s->track, activity);
     }
   }
-  /// It has ended; counts it, and shows nothing.
+  /// Counts an ended submission, without an event.
   void count(const submission& s, bool failed) noexcept {
     std::uint64_t bytes = 0;
     for (const tensor& t : s.what.tensors) {
@@ -115,7 +115,7 @@ class observer {
     if (s.what.tensors.empty()) return timeline_.end(s.track, dtype::user, {});
     timeline_.end(s.track, s.what.tensors.front().type, s.what.tensors.front().shape);
   }
-  /// A thread of the program has waited, from `since` until now.
+  /// Called when a thread of the program has waited, from `since` until now.
   void waited(const completion& end, std::chrono::steady_clock::time_point since, bool to_the_end) {
     counters_.waited(end.kind, std::chrono::steady_clock::now() - since, to_the_end);
     if (timeline_.active() && !end.name.empty()) timeline_.waited(timeline_.tensor(end.name, set_), since);

@@ -1,4 +1,4 @@
-// hvd/engine/options.hpp: what can be set on an engine, and the HOROVOD_* variables that set it.
+// hvd/engine/options.hpp: the options of an engine, and the HOROVOD_* variables that set them.
 #pragma once
 
 #include <hvd/config.hpp>
@@ -17,8 +17,8 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The options of an engine. All ranks must give the same, except for `report`, the autotuner's log, the options of the
-/// timeline and the times of the watch; otherwise making the engine is an error on all ranks.
+/// The options of an engine. They must be the same on all ranks, except for `report`, the autotuner's log, the options
+/// of the timeline and the times of the watch; otherwise making the engine is an error on all ranks.
 struct engine_options {
   using seconds = std::chrono::duration<double>;
 
@@ -47,10 +47,10 @@ struct engine_options {
   bool threshold_fixed = false;  ///< not tuned, because the user has set it
   bool cycle_fixed = false;      ///< the same for cycle_time
 
-  /// A thread of the engine makes progress. Without it only waiting threads do: for simulations.
+  /// A thread of the engine makes progress. Without it, only waiting threads make progress: for simulations.
   bool thread = true;
 
-  /// Reads the variables above. invalid_argument names variable, value and what is allowed.
+  /// Reads the variables above. An invalid_argument error names the variable, its value and the allowed values.
   static engine_options from_environment() { return from_environment(detail::variable_of_environment); }
   /// The same from any source of variables.
   static engine_options from_environment(const config::lookup& variable) {

@@ -1,4 +1,4 @@
-// hvd/engine/pending.hpp: the batches that a device works on while the engine goes on.
+// hvd/engine/pending.hpp: the batches that a device runs while the engine goes on.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -21,19 +21,19 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The batches of a driver that its device works on, in the order in which they were started; they end in that order.
-/// The thread that drives uses it, and any thread may ask whether it is empty.
+/// The batches that a driver's device runs, in the order in which they were started; they end in that order. Only the
+/// driving thread uses it, except that any thread may check that it is empty.
 ///
-/// Its functions throw if a rank is lost: because the device says so, or the transport, which is asked when nothing has
-/// ended for a while. Where the device does not know which rank it is, the transport gets a moment to name it.
+/// Its functions throw if the device or the transport reports a lost rank. The transport is asked if no batch has ended
+/// for a while. If the device does not know which rank is lost, the transport gets a moment to name it.
 template <Probing T, class D>
 class pending_batches {
  public:
   using clock = std::chrono::steady_clock;
-  /// How long no batch may end until the transport is asked. In a round a rank may have ended properly whose words are
-  /// still to come, by way of others.
+  /// The transport is asked for lost ranks if no batch ends for this long. Longer within a round: the last message of a
+  /// rank that has ended properly may still be in transit, through other ranks.
   static constexpr std::chrono::milliseconds quiet{50}, quiet_in_round{500};
-  /// For batches that still finish although a rank is lost.
+  /// The time for batches that still finish although a rank is lost.
   static constexpr std::chrono::milliseconds last_chance{100};
 
   pending_batches(T& control, D device) : control_(control), device_(std::move(device)) {}
@@ -41,8 +41,8 @@ class pending_batches {
   [[nodiscard]] D& device() noexcept { return device_; }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
-  /// Connects a device that is connected when it is first needed: collective, over the transport for data. What keeps
-  /// the ranks from it, all of them find.
+  /// Connects a device that is connected only when it is first needed; collective, over the transport for data. If it
+  /// fails, it fails on all ranks; returns the error.
   [[nodiscard]] std::optional<error> connect(T& data) {
     if constexpr (requires { device_.connect(data); }) {
       try {
@@ -70,8 +70,8 @@ class pending_batches {
     nap_ = least_nap;
   }
 
-  /// Calls `end(submission, error or null)` for all of the batches that are done. If none is, and none has been for
-  /// `longest`, asks the transport, unless `called()`: then another rank has begun a round.
+  /// Calls `end(submission, error or null)` for all submissions of the batches that are done. If no batch has been done
+  /// for `longest`, asks the transport for lost ranks, unless `called()` is true: then another rank has begun a round.
   template <class End, class Called>
   void poll(std::chrono::milliseconds longest, const End& end, const Called& called) {
     if (all_.empty()) return;
@@ -86,21 +86,21 @@ class pending_batches {
       control_.check();
     }
   }
-  /// True for some looks after a batch was started or has ended: the next one may be done in a moment.
+  /// True for some polls after a batch was started or has ended: the next one may be done in a moment.
   bool spin() noexcept {
     if (all_.empty() || ++looks_ > most_looks) return false;
     cpu_pause();
     return true;
   }
-  /// When to look again, at `until` at the latest; less often the longer it lasts.
+  /// The time of the next poll, at `until` at the latest; less often the longer it lasts.
   clock::time_point next_look(clock::time_point until) noexcept {
     if (all_.empty()) return until;
     nap_ = std::min<std::chrono::microseconds>(nap_ * 5 / 4, std::chrono::milliseconds(1));
     return std::min(until, clock::now() + nap_);
   }
 
-  /// Ends the batches that are done before `until`, and aborts the device if others are left. The caller ends their
-  /// submissions.
+  /// Ends the batches that are done before `until`, and aborts the device if others are left. The caller ends the
+  /// submissions of the others.
   template <class End>
   void finish(clock::time_point until, const End& end) noexcept {
     try {
@@ -122,7 +122,7 @@ class pending_batches {
  private:
   static constexpr int most_looks = 200;
   static constexpr std::chrono::microseconds least_nap{20};
-  static constexpr std::chrono::milliseconds to_name{500};  // how long the transport has to name a lost rank
+  static constexpr std::chrono::milliseconds to_name{500};  // the time for the transport to name a lost rank
 
   struct entry {
     std::vector<std::shared_ptr<submission>> mine;
@@ -177,7 +177,7 @@ class pending_batches {
   std::chrono::microseconds nap_ = least_nap;
 };
 
-/// Without a device no batch is pending, and all of this is nothing.
+/// Without a device no batch is pending, and all functions do nothing.
 template <Probing T>
 class pending_batches<T, no_device> {
  public:

@@ -1,4 +1,4 @@
-// hvd/engine/plan.hpp: which of the operations that are ready run together.
+// hvd/engine/plan.hpp: groups operations that are ready into batches.
 #pragma once
 
 #include <hvd/engine/signature_cache.hpp>
@@ -16,7 +16,7 @@ struct batch {
   std::size_t bytes = 0;
 };
 
-/// Bytes of all tensors of an operation on a rank; of one row each where ranks may have different numbers of rows.
+/// Bytes of all tensors of an operation on a rank; of one row of each if ranks may have different numbers of rows.
 inline std::size_t bytes_of(const signature& s) noexcept {
   std::size_t all = 0;
   for (std::size_t t = 0; t != s.types.size(); ++t) all += s.elements(t) * size_of(s.types[t]);
@@ -26,12 +26,12 @@ inline std::size_t bytes_of(const signature& s) noexcept {
 /// One operation of a batch on this rank.
 struct work {
   const signature& what;
-  const request* mine = nullptr;  ///< null on a rank that has joined: it gives zeros
+  const request* mine = nullptr;  ///< null on a joined rank, which contributes zeros
   completion* end = nullptr;
 };
 
-/// Whether two operations may share a collective: all but names, types and shapes is equal, and they are no alltoall or
-/// barrier.
+/// True if two operations may share a collective: they differ only in names, types and shapes, and are neither alltoall
+/// nor barrier.
 inline bool fusable(const signature& a, const signature& b) noexcept {
   if (a.kind != b.kind || a.op != b.op || a.root != b.root || a.memory != b.memory) return false;
   if (a.prescale != b.prescale || a.postscale != b.postscale || a.wire != b.wire) return false;
@@ -39,8 +39,9 @@ inline bool fusable(const signature& a, const signature& b) noexcept {
 }
 
 /// Batches of at most `threshold` bytes (a single operation may have more; 0: nothing is fused), in the order in which
-/// they run: by priority, then by number. What does not fit into a batch does not end it: later ones that fit join it.
-/// With `groups_alone` a group is a batch of its own. A pure function, so that all ranks come to the same plan.
+/// they run: by priority, then by number. An operation that does not fit into a batch does not end it: later ones that
+/// fit still join it. With `groups_alone` each group is a separate batch. A pure function, so that all ranks make the
+/// same plan.
 inline std::vector<batch> plan(const signature_cache& known, std::vector<std::uint32_t> ready, std::size_t threshold,
                                bool groups_alone) {
   std::sort(ready.begin(), ready.end(), [&](std::uint32_t a, std::uint32_t b) {

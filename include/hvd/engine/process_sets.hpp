@@ -29,7 +29,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What an engine's threads use. Process set 0 has all ranks. Ranks are those of the whole group.
+/// The state that an engine's threads share. Process set 0 has all ranks. Ranks are ranks of the whole group.
 template <Probing T, class D>
 class process_sets {
  public:
@@ -163,7 +163,7 @@ class process_sets {
     }
     for (const auto& [id, d] : all) d->close();
     all.clear();
-    watch_.reset();  // its thread asks drivers, which takes the lock: so not under it
+    watch_.reset();  // not under the lock, which its thread takes when it asks drivers
   }
 
  private:
@@ -180,8 +180,8 @@ class process_sets {
   }
 
   std::shared_ptr<driver_type> make_driver(T control, T data, D device, int set, const std::vector<int>& ranks) {
-    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, where nothing of it can be destroyed;
-    // and so does a thread that waits while another one ends the engine. The driver's timeline lives as long.
+    // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, which must not destroy any of it. So
+    // does a thread that waits while another one ends the engine. The driver's timeline lives as long.
     std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
                                                       timeline, {set, ranks, size_}, causes_),
                                       [owner = ::getpid(), kept = timeline_kept](const driver_type* d) {
@@ -194,7 +194,7 @@ class process_sets {
 
   // ---- commands -----------------------------------------------------------------------------------------------
 
-  /// Asks all ranks for the same, one command at a time on this rank (`commanding_`); returns the answer.
+  /// Submits a command, which all ranks submit; one command at a time on this rank (`commanding_`). Returns the answer.
   int ask(command c) {
     const auto world = driver_of(0);
     const auto end = world->submit(std::move(c), false);

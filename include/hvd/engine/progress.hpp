@@ -1,4 +1,4 @@
-// hvd/engine/progress.hpp: which thread drives.
+// hvd/engine/progress.hpp: the choice of the thread that drives.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>
@@ -12,8 +12,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// One thread at a time drives. It is one that waits for a result, so that a call that is awaited at once needs no
-/// switch between threads; else it is a thread of this class, which sleeps while there is nothing to do.
+/// One thread at a time drives. If a thread waits for a result, it drives, so a call that is awaited at once needs no
+/// switch between threads. Otherwise a thread of this class drives, which sleeps while there is nothing to do.
 class progress {
  public:
   progress() = default;
@@ -34,24 +34,24 @@ class progress {
       }
     });
   }
-  /// Drives, unless another thread does.
+  /// Drives, unless another thread drives.
   template <class Drive>
   bool attempt(const Drive& drive) {
     if (!driving_.try_lock()) return false;
     take(drive);
     return true;
   }
-  /// Drives, once no other thread does.
+  /// Drives, once no other thread drives.
   template <class Drive>
   void insist(const Drive& drive) {
     driving_.lock();
     take(drive);
   }
 
-  /// Whether the calling thread drives, and so must not wait for progress.
+  /// True if the calling thread drives, and so must not wait for progress.
   [[nodiscard]] bool mine() const noexcept { return driver_.load() == std::this_thread::get_id(); }
-  /// Whether any thread drives. After something new was made visible, either the thread that drives sees it, or this is
-  /// false.
+  /// True if any thread drives. After a thread has made something new visible, either the driving thread sees it, or
+  /// this is false.
   [[nodiscard]] bool taken() const noexcept { return driven_.load(); }
   /// Makes the thread check for work.
   void wake() noexcept {
@@ -85,8 +85,8 @@ class progress {
   std::atomic<std::thread::id> driver_{};
   std::atomic<bool> driven_{false};
   std::atomic<bool> closing_{false};
-  std::atomic<std::uint32_t> calls_{0};   // reasons to look
-  std::atomic<std::uint32_t> asleep_{0};  // whether the thread sleeps
+  std::atomic<std::uint32_t> calls_{0};   // counts the reasons to check for work
+  std::atomic<std::uint32_t> asleep_{0};  // 1 while the thread sleeps
   std::thread thread_;
 };
 

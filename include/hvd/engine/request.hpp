@@ -1,4 +1,4 @@
-// hvd/engine/request.hpp: what is submitted to the engine, and the handle on which its end is awaited.
+// hvd/engine/request.hpp: a request to the engine, and the handle to wait for its end.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -28,20 +28,20 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Where a tensor lies: on the host, or on a device of this rank.
+/// The location of a tensor: on the host, or on a device of this rank.
 struct tensor_memory {
   memory_kind kind = memory_kind::host;
   int device = 0;  ///< its index on this rank; ranks need not have the same
-  /// An event of the device: the input is read and the output written only after it; null: at once. Only the device
-  /// knows what it points to, which must live until the operation is done.
+  /// An event of the device: the input is read and the output written only after it; null: at once. The type of the
+  /// event depends on the device. It must live until the operation is done.
   void* ready = nullptr;
 };
 
 /// One tensor of a submission, on this rank: contiguous memory in row-major order.
 struct tensor {
   const std::byte* in = nullptr;  ///< null only without elements
-  /// For allreduce and broadcast as long as `in`, and possibly the same memory; for reduce_scatter this rank's rows.
-  /// Null: the engine allocates the result, which `handle::output` gives; for allgather and alltoall it always does.
+  /// For allreduce and broadcast as long as `in`, and possibly the same memory; for reduce_scatter this rank's rows. If
+  /// null, the engine allocates the result, which `handle::output` returns; for allgather and alltoall it always does.
   std::byte* out = nullptr;
   dtype type = dtype::float32;
   std::vector<std::size_t> shape{};   ///< of the input; empty: a scalar
@@ -51,7 +51,7 @@ struct tensor {
 
 namespace detail {
 
-/// A tensor of a list as one of a request.
+/// Converts a tensor of a list to a tensor of a request.
 inline tensor tensor_of(const fused& f) {
   tensor t;
   t.in = f.in;
@@ -66,28 +66,29 @@ inline tensor tensor_of(const fused& f) {
 class handle;
 
 /// One named operation, on one tensor or on a group of them. Ranks may submit in any order; an operation runs when all
-/// ranks of the process set have submitted one of this name.
+/// ranks of the process set have submitted its name.
 struct request {
   operation kind = operation::allreduce;  ///< allreduce, allgather, broadcast, reduce_scatter, alltoall or barrier
   std::string name{};                     ///< not one that a handle of the process set holds: see `handle`
-  std::vector<tensor> tensors{};          ///< all of a group are ready, and run, together
+  std::vector<tensor> tensors{};          ///< the tensors of a group become ready, and run, together
   reduce_op op = reduce_op::sum;          ///< for allreduce and reduce_scatter
   double prescale = 1.0;                  ///< factor of every input
   double postscale = 1.0;                 ///< factor of the result
   /// For allreduce and reduce_scatter: the type in which wider floating-point tensors travel and are reduced, float16
   /// or bfloat16 for float32, float32 for float64; other tensors travel as they are. They are converted while they are
-  /// packed, and each result is rounded to this type. `user`: all travel as they are.
+  /// packed, and each result is rounded to this type. `user`: no conversion.
   dtype wire = dtype::user;
   int root = 0;  ///< of a broadcast: a rank of the process set
-  /// Of what is ready at the same time, higher ones run first. For a new name the value of the lowest rank counts.
+  /// Of operations that are ready at the same time, those with higher values run first. For a new name the value of the
+  /// lowest rank counts.
   int priority = 0;
   std::shared_ptr<void> keep{};  ///< kept alive until the operation is done
   /// Called once, by the thread that ended the operation; must neither wait nor throw. Its handle does not hold the
-  /// name; `poll` of it lets go of that, so that the callback can submit the name again.
+  /// name. Calling `poll` on it releases the name, so that the callback can submit the name again.
   std::function<void(const handle&)> done{};
 };
 
-/// What a call by name and buffer leaves at its defaults.
+/// The optional arguments of a call by name and buffer.
 struct submit_options {
   int process_set = 0;
   int priority = 0;              ///< as in request
@@ -97,7 +98,7 @@ struct submit_options {
 
 /// The result for one tensor.
 struct result {
-  std::shared_ptr<std::byte> data{};  ///< in the kind of memory of the input; null where the caller gave it
+  std::shared_ptr<std::byte> data{};  ///< in the kind of memory of the input; null if the caller passed memory
   std::vector<std::size_t> shape{};   ///< of the output
   dtype type = dtype::float32;
   std::vector<std::size_t> received_splits{};  ///< alltoall: rows from each rank
@@ -108,27 +109,27 @@ namespace detail {
 /// The end of one submission, shared between its handles and the engine.
 class completion {
  public:
-  /// Whether its name is taken: the program has a handle, and has not seen the end by it. A matter of the program's
-  /// order alone, and so the same on all ranks; whether the operation has ended is not.
+  /// True while its name is taken: the program has a handle and has not seen the end through it. This depends only on
+  /// the order of the program's calls, so it is the same on all ranks; the time of the operation's end is not.
   [[nodiscard]] bool held() const noexcept { return !let_go_.load(std::memory_order_relaxed); }
   void let_go() noexcept { let_go_.store(true, std::memory_order_relaxed); }
-  /// Another handle has it; the first one, which the engine returns, is counted already.
+  /// Counts another handle; the first one, which the engine returns, is already counted.
   void hold() noexcept { handles_.fetch_add(1, std::memory_order_relaxed); }
   void drop() noexcept {
     if (handles_.fetch_sub(1, std::memory_order_relaxed) == 1) let_go();
   }
 
   [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
-  /// Whether it has finished, or all of its work is queued on a device behind `event`.
+  /// True if it has finished, or if all of its work is queued on a device before `event`.
   [[nodiscard]] bool queued() const noexcept { return state_.load(std::memory_order_acquire) != 0; }
-  /// The device's event behind which the outputs are written; null for an operation on the host, and until `queued`.
+  /// The device's event after which the outputs are written; null for an operation on the host, and until `queued`.
   [[nodiscard]] const std::shared_ptr<void>& event() const noexcept { return event_; }
   /// The operation's error, if it has one; once finished.
   [[nodiscard]] const std::optional<error>& problem() const noexcept { return problem_; }
 
-  /// Whether what a waiting thread wants has come: the end, or all work on a device.
+  /// True if a waiting thread may go on: at the end, or with `only_queued` when all work is queued on a device.
   [[nodiscard]] bool reached(bool only_queued) const noexcept { return only_queued ? queued() : finished(); }
-  /// Sleeps until it is reached, or until `until`; returns whether it is.
+  /// Sleeps until it is reached, or until `until`; true if it is reached.
   bool sleep_until(std::chrono::steady_clock::time_point until, bool only_queued = false) const noexcept {
     for (auto seen = state_.load(std::memory_order_acquire); !reached(only_queued);
          seen = state_.load(std::memory_order_acquire)) {
@@ -155,8 +156,8 @@ class completion {
 
   std::vector<result> results{};        ///< one for each tensor; written before the end
   int answer = -1;                      ///< of a join: the rank that came last; of a new process set: its number
-  operation kind = operation::barrier;  ///< what it is counted as
-  std::string_view what{};              ///< this and what follows are for messages, which are made when needed
+  operation kind = operation::barrier;  ///< the kind under which it is counted
+  std::string_view what{};              ///< this and the following members are for messages, which are made when needed
   std::string name{};
   int rank = 0, size = 1;
 
@@ -180,27 +181,28 @@ class completion {
   std::optional<error> problem_;
 };
 
-/// The child of a fork has neither the threads nor the common memory of an engine, and a thread that it does not have
-/// may have held any of its locks: so this is called before one is taken.
+/// A forked child has neither the threads nor the common memory of an engine, and a thread that exists only in the
+/// parent may hold any of its locks. So this is called before a lock is taken.
 inline void refuse_fork(pid_t owner, int rank, int size) {
   if (::getpid() == owner) return;
   fail(error_kind::invalid_argument, {"the engine of rank ", rank, " of ", size,
                                       ": this process was forked from the one that made it; only that one may use it"});
 }
 
-/// What a handle needs of its driver: a wait that makes progress.
+/// The part of a driver that a handle uses: a wait that makes progress.
 class waiting_room {
  public:
   virtual ~waiting_room() = default;
-  /// Returns when `end` has finished, or is queued on a device where that is enough, or at `until`.
+  /// Returns when `end` has finished, or with `only_queued` when it is queued on a device, or at `until`.
   virtual void await(const completion& end, std::chrono::steady_clock::time_point until, bool only_queued) = 0;
 };
 
-/// A completion as a handle has it.
+/// A handle's share of a completion.
 class completion_share {
  public:
   completion_share() = default;
-  /// `holds`: whether it holds the name. That of a callback does not: when the callback returns is a matter of time.
+  /// `holds` is true if it holds the name. The share of a callback does not, because the callback's time of return
+  /// differs between ranks.
   completion_share(std::shared_ptr<completion> end, bool holds) noexcept : end_(std::move(end)), holds_(holds) {}
   completion_share(const completion_share& other) noexcept : end_(other.end_), holds_(other.holds_) {
     if (holds_ && end_) end_->hold();
@@ -230,44 +232,45 @@ class completion_share {
 }  // namespace detail
 
 /// A submission in flight or done. Copies of a handle refer to the same submission; any thread may use them. They may
-/// outlive the engine, whose end also ends the submission.
+/// outlive the engine, which ends the submission when it ends.
 ///
-/// A handle holds the name of its submission until a wait has returned or thrown what the operation ended with, until
-/// `poll` has returned true, or until the last copy is gone. Until then the name cannot be submitted again, also if the
-/// operation has ended meanwhile: so ranks that make the same calls are all refused, or none. Then it can, also while
-/// the operation is in flight: the next one of a name begins when the one before it has ended.
+/// A handle holds the name of its submission until a wait has returned or thrown the operation's error, until `poll`
+/// has returned true, or until the last copy is gone. Until then the name cannot be submitted again, even if the
+/// operation has ended meanwhile. So if ranks make the same calls, either all are refused or none. After that the name
+/// can be submitted again, even while the operation is in flight: an operation begins when the previous one of its name
+/// has ended.
 class handle {
  public:
   handle() = default;
   handle(std::shared_ptr<detail::completion> end, std::weak_ptr<detail::waiting_room> where)
       : end_(std::move(end), true), where_(std::move(where)) {}
-  /// For a callback: it does not hold the name, but may let go of it.
+  /// For a callback: does not hold the name, but can release it.
   explicit handle(std::shared_ptr<detail::completion> end) : end_(std::move(end), false) {}
 
-  /// Whether the operation is done, with or without an error. Cost: one load.
+  /// True if the operation is done, with or without an error. Cost: one load.
   [[nodiscard]] bool poll() const noexcept {
     if (!end_) return true;
     if (!end_->finished()) return false;
     end_.let_go();
     return true;
   }
-  /// Lets go of the name, as if all copies were gone.
+  /// Releases the name, as if all copies were gone.
   void let_go() const noexcept { end_.let_go(); }
 
-  /// Blocks until the operation is done. A waiting thread drives the engine where no other does; else it sleeps.
-  /// Errors: what the operation ended with (mismatch between ranks, a lost peer, ...); timeout after `limit`, and then
-  /// the operation stays in flight. A negative limit is over at once; infinity, or more than a hundred years,
-  /// means no limit; NaN is an error (invalid_argument).
+  /// Blocks until the operation is done. The waiting thread drives the engine if no other thread does; otherwise it
+  /// sleeps. Errors: the operation's error (mismatch between ranks, a lost peer, ...); timeout after `limit`, and the
+  /// operation then stays in flight. A negative limit ends at once; infinity, or more than a hundred years, means no
+  /// limit; NaN is an error (invalid_argument).
   void wait(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, false); }
-  /// As `wait`, but of an operation on a device also returns when all of its work is queued there: then `device_event`
-  /// is the event behind which the outputs are written, and what fails later is not known yet.
+  /// Like `wait`, but for an operation on a device, also returns when all of its work is queued there. Then
+  /// `device_event` is the event after which the outputs are written; later failures are not known yet.
   void wait_queued(std::optional<std::chrono::duration<double>> limit = std::nullopt) const { await(limit, true); }
   /// The event for other streams to wait for (a cudaEvent_t or CUevent); it lives as long as a handle. Null for an
   /// operation on the host, and before `wait_queued` has returned.
   [[nodiscard]] void* device_event() const noexcept { return end_ && end_->queued() ? end_->event().get() : nullptr; }
 
-  /// The result of tensor `i`, after `wait`; on a device after `wait_queued`, and written behind `device_event`.
-  /// Errors: invalid_argument before that, or for a tensor that is not there.
+  /// The result of tensor `i`, after `wait`; on a device also after `wait_queued`, and then written only after
+  /// `device_event`. Errors: invalid_argument before that, or for a tensor that does not exist.
   [[nodiscard]] const result& output(std::size_t i = 0) const {
     if (!end_ || !end_->queued() || i >= end_->results.size()) {
       detail::fail(error_kind::invalid_argument, {"output ", i, " of a handle that has ",
@@ -275,7 +278,7 @@ class handle {
     }
     return end_->results[i];
   }
-  /// Of a join that is done: the rank that joined last; -1 of anything else.
+  /// For a join that is done: the rank that joined last; otherwise -1.
   [[nodiscard]] int last_joined() const noexcept { return end_ && end_->finished() ? end_->answer : -1; }
 
  private:

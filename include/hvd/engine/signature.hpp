@@ -1,4 +1,4 @@
-// hvd/engine/signature.hpp: what ranks must agree on before an operation runs, and its form in messages.
+// hvd/engine/signature.hpp: an operation's signature, on which ranks agree before it runs, and its form in messages.
 #pragma once
 
 #include <hvd/engine/request.hpp>
@@ -12,20 +12,20 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What must be equal on all ranks that submit under one name.
+/// The properties of an operation that must be equal on all ranks that submit its name.
 struct signature {
   operation kind = operation::allreduce;
   reduce_op op = reduce_op::sum;
   int root = 0;
   double prescale = 1.0, postscale = 1.0;
   std::vector<dtype> types{};
-  std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 where numbers of rows may differ
+  std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 if numbers of rows may differ
   memory_kind memory = memory_kind::host;          ///< of all tensors
   dtype wire = dtype::user;                        ///< see request::wire
 
   bool operator==(const signature&) const = default;
 
-  /// Elements of tensor `t`: in one row (of dimension 0) where ranks may have different numbers of rows, else all.
+  /// Elements of tensor `t`: in one row (of dimension 0) if ranks may have different numbers of rows, otherwise in all.
   [[nodiscard]] std::size_t elements(std::size_t t) const noexcept {
     std::size_t all = 1;
     for (const std::size_t n : shapes[t]) all *= n;
@@ -33,7 +33,7 @@ struct signature {
   }
 };
 
-/// Ranks may have different numbers of rows.
+/// True if ranks may have different numbers of rows.
 constexpr bool rows_differ(operation kind) noexcept {
   return kind == operation::allgather || kind == operation::alltoall;
 }
@@ -46,7 +46,7 @@ constexpr bool is_wire(dtype type) noexcept {
   return type == dtype::float16 || type == dtype::bfloat16 || type == dtype::float32;
 }
 
-/// How many of `rows` rows (of dimension 0) a rank gets: the first `rows % ranks` ranks get one more.
+/// The number of `rows` rows (of dimension 0) that a rank gets: the first `rows % ranks` ranks get one more.
 constexpr std::size_t share_of(std::size_t rows, std::size_t rank, std::size_t ranks) noexcept {
   return rows / ranks + (rank < rows % ranks ? 1 : 0);
 }
@@ -113,7 +113,7 @@ inline void put(std::string& to, const announcement& a) {
     for (const std::size_t n : a.what.shapes[t]) put(to, n);
   }
 }
-/// Refuses a signature that `validate` would not have let pass on the rank that sent it.
+/// Refuses a signature that `validate` would have refused on the rank that sent it.
 inline void check_received(const signature& s) {
   bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown" &&
                (s.wire == dtype::user || is_wire(s.wire));

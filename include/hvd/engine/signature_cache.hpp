@@ -1,4 +1,4 @@
-// hvd/engine/signature_cache.hpp: the numbers under which all ranks know the signatures that they have agreed on.
+// hvd/engine/signature_cache.hpp: numbers for the signatures on which all ranks have agreed.
 #pragma once
 
 #include <hvd/engine/signature.hpp>
@@ -28,8 +28,8 @@ class bits {
 };
 
 /// All ranks make every change in the same order, so that all have the same signature cache. A name has a variant for
-/// each signature it has been used with, and each variant is an entry of its own. So a tensor whose shape changes is
-/// negotiated anew while all others go on, and is known again when the old shape comes back.
+/// each of its signatures, and each variant is a separate entry. So a tensor whose shape changes is negotiated again
+/// while all others go on, and is known again when the old shape comes back.
 class signature_cache {
  public:
   struct entry {
@@ -59,8 +59,8 @@ class signature_cache {
     for (const std::string& name : ambiguous_) f(name, names_.at(name));
   }
 
-  /// Adds an entry. If the signature cache is full, it replaces the least recently used one that no rank has submitted
-  /// (`wanted`): the number of that is returned in `evicted`, else -1.
+  /// Adds an entry. If the signature cache is full, it replaces the least recently used entry that no rank has
+  /// submitted (`wanted`). `evicted` is set to the number of that entry, or -1.
   std::uint32_t add(const announcement& a, const bits& wanted, int& evicted) {
     evicted = -1;
     std::uint32_t id = static_cast<std::uint32_t>(entries_.size());

@@ -1,4 +1,4 @@
-// hvd/engine/submission_table.hpp: what this rank has submitted to a driver and what is not done yet.
+// hvd/engine/submission_table.hpp: this rank's submissions to a driver that are not done yet.
 #pragma once
 
 #include <hvd/engine/negotiation.hpp>
@@ -57,7 +57,7 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     return !stopped_ && (!all_.empty() || !joins_.empty());
   }
-  /// Whether there is something that `take_fresh` would give to `n`.
+  /// True if `take_fresh` would add something to `n`.
   [[nodiscard]] bool has_fresh(const negotiation& n) {
     const std::lock_guard lock(mutex_);
     return !fresh_.empty() || (!joins_.empty() && !n.joined());
@@ -77,7 +77,7 @@ class submission_table {
     all_[s.place]->place = s.place;
     all_.pop_back();
   }
-  /// All have joined.
+  /// Called when all ranks have joined.
   std::shared_ptr<completion> end_join(negotiation& n) {
     const std::lock_guard lock(mutex_);
     n.rejoin();
@@ -98,7 +98,7 @@ class submission_table {
     std::vector<std::shared_ptr<submission>> all{};
     std::vector<std::shared_ptr<completion>> joins{};
   };
-  /// From now on nothing is added, because of `why` or what has stopped it before; returns what is left.
+  /// From now on nothing is added, because of `why` or an earlier error; returns the remaining submissions.
   rest stop(const error& why) {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
@@ -108,7 +108,8 @@ class submission_table {
   }
 
  private:
-  /// Names are often used once. So their number stays below twice the largest number that was held at a time.
+  /// Removes free names, because many names are used only once. The number of names stays below twice the largest
+  /// number that was held at a time.
   void forget_names() {
     std::erase_if(newest_, [](const auto& named) {
       const auto end = named.second.lock();

@@ -1,7 +1,7 @@
-// hvd/engine/tuner.hpp: the search of the autotuner: which setting to try next, and which one to keep.
+// hvd/engine/tuner.hpp: the search of the autotuner: the next setting to try, and the one to keep.
 //
-// It depends on no ranks and no clock: the engine measures, and passes in scores. Equal scores give equal proposals, so
-// ranks that record the same scores stay together.
+// It does not depend on ranks or a clock: the engine measures, and passes in scores. Equal scores give equal proposals,
+// so ranks that record the same scores stay together.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -49,7 +49,7 @@ struct tuner_options {
 /// little and much noise): halving alone and climbing to neighbours end lower at every budget; sweeps alone come close
 /// and miss a ridge now and then. tests/engine/tuner.cpp has such landscapes.
 ///
-/// What is passed to record() must come from samples of equal length. Cost: negligible beside the engine's step.
+/// Scores for record() must come from samples of equal length. Cost: negligible compared to the engine's step.
 class tuner {
  public:
   /// Errors: invalid_argument, which names the tunable, for one without values, with a value twice, with a standard
@@ -60,8 +60,8 @@ class tuner {
   /// The setting to measure next, a value for each tunable; when finished, the one that is kept.
   [[nodiscard]] const std::vector<std::int64_t>& propose() const noexcept { return proposal_; }
 
-  /// The score of what propose() returned; higher is better. Errors: invalid_argument if it is no finite number, or
-  /// the search has finished.
+  /// Records the score of the setting that propose() returned; higher is better. Errors: invalid_argument if it is not
+  /// finite, or if the search has finished.
   void record(double score);
 
   [[nodiscard]] bool finished() const noexcept { return phase_ == phase::done; }

@@ -19,7 +19,7 @@ namespace hvd::inline HVD_ABI::detail {
        {"there is no process set ", id, "; 0 is all ranks, others come from add_process_set"});
 }
 
-/// Checks the ranks of a process set that is to be made.
+/// Checks the ranks of a new process set.
 inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   const std::string who = joined({"add_process_set on rank ", rank, " of ", size, ": "});
   if (ranks.empty()) fail(error_kind::invalid_argument, {who, "no ranks are given"});
@@ -34,8 +34,8 @@ inline void check_members(const std::vector<int>& ranks, int rank, int size) {
   }
 }
 
-/// Throws invalid_argument, or unsupported, in a sentence that names the operation, the rank and what is allowed.
-/// `device` is the index of the engine's device, or -1; `converts`: it can let tensors travel as another type.
+/// Throws invalid_argument, or unsupported, with the operation, the rank and the allowed values. `device` is the index
+/// of the engine's device, or -1; `converts`: its tensors may travel as another type.
 inline void validate(const request& r, int rank, int size, int device = -1, bool converts = false) {
   const auto refuse = [&](std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) {
     fail(kind, {name(r.kind), " \"", r.name, "\" on rank ", rank, " of ", size, ": ", joined(why)});
@@ -70,7 +70,7 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
   for (std::size_t i = 0; i != r.tensors.size(); ++i) {
     const tensor& t = r.tensors[i];
     const std::string which = r.tensors.size() == 1 ? std::string("the tensor") : joined({"tensor ", i});
-    // As if no dimension were 0: other ranks may have more than 0 rows.
+    // Checked as if no dimension were 0: other ranks may have more than 0 rows.
     std::size_t elements = 1;
     for (const std::size_t n : t.shape) {
       if (__builtin_mul_overflow(elements, std::max<std::size_t>(n, 1), &elements) ||
@@ -100,7 +100,7 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
           {which, " lies on a device and is to travel as ", name(r.wire), "; only tensors on the host are converted"},
           error_kind::unsupported);
     }
-    // What addresses of a device mean, the device knows.
+    // Addresses of a device are checked by the device.
     if (memory == memory_kind::host && t.in == nullptr && elements != 0)
       refuse({which, " is null but has ", elements, " elements"});
     if (t.out != nullptr && !(t.out == t.in && r.kind != operation::reduce_scatter)) {

@@ -29,7 +29,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What the thread that drives the operations of a process set does.
+/// The activity of the thread that drives the operations of a process set.
 enum class driver_phase : std::uint8_t { idle, waiting, negotiating, running };
 
 /// An operation that this rank has in flight.
@@ -44,26 +44,26 @@ struct driver_state {
   int waiting_for = -1;  ///< a rank of the whole group; from `driver::state`, of the process set
 };
 
-/// What a watch needs of its engine; called by its thread.
+/// The functions of an engine that a watch uses; called by the watch's thread.
 struct watched {
   std::function<std::vector<pending_operation>()> list{};
   std::function<driver_state(int set)> state{};
   std::function<std::vector<int>(int set)> ranks{};
   std::function<int(int set)> blame{};  ///< the rank (of all) that holds up the thread that drives a set, or -1
   std::function<void(const error&)> give_up{};
-  std::function<void(const std::string&)> told{};  ///< what the watch reports
+  std::function<void(const std::string&)> told{};  ///< receives the watch's reports
 };
 
-/// Looks about every second. When something has been in flight for longer than `stall_warning`, it asks the watches of
-/// other ranks about it, over a transport of its own. So a rank whose program or engine is stuck still answers; one
+/// Checks about every second. If an operation has been in flight for longer than `stall_warning`, it asks the watches
+/// of other ranks about it, over a separate transport. A rank whose program or engine is stuck still answers; a rank
 /// whose process is stopped does not, and is reported for that. The lowest rank that has submitted a stalled operation
-/// reports it. So a rank asks those below it first, twice as many each time, and the ranks above it only if none below
-/// has submitted it. While nothing stalls, no message is sent.
+/// reports it. So a rank first asks the ranks below it, twice as many each time, and asks the ranks above it only if
+/// none below has submitted it. While nothing stalls, no message is sent.
 ///
 /// No `send` waits for its receiver, with any number of ranks: a message fits into one slot of a channel, and no
-/// channel holds more than two. One is a question: a rank that has not answered is not asked again, not even about
-/// something else. The other is an answer: its receiver asks again only after it has received it. Over MPI these two
-/// short messages are all that MPI has to buffer.
+/// channel holds more than two. One is a question: a rank that has not answered is not asked again, about anything. The
+/// other is an answer: its receiver asks again only after it has received it. MPI has to buffer only these two short
+/// messages.
 template <Probing T>
 class stall_watch {
  public:
@@ -84,9 +84,9 @@ class stall_watch {
   }
 
  private:
-  static constexpr std::size_t most_activities = 8;  // in a report; with more, it counts the ranks and names none
+  static constexpr std::size_t most_activities = 8;  // in a report; with more, it only counts the ranks
 
-  /// A question about some operations; with its fields filled in, it is the answer.
+  /// A question about some operations; with its other fields filled in, it is the answer.
   struct message {
     enum : std::uint32_t { question, answer };
     static constexpr std::size_t most = 16;
@@ -192,8 +192,8 @@ class stall_watch {
     }
     asked_at_ = clock::now();
   }
-  /// For the operation that is in flight for longest, the first rank of its process set that owes an answer; else the
-  /// first that has not submitted it; -1 if there is none.
+  /// For the operation that has been in flight longest: the first rank of its process set that has not answered, or
+  /// else the first that has not submitted it; -1 if there is none.
   [[nodiscard]] int find_suspect() const {
     int late = -1;
     for (const int r : what_.ranks(asked_.front().set)) {
@@ -207,7 +207,7 @@ class stall_watch {
   [[nodiscard]] bool all_replied() const {
     return replies_.size() + (comm_.rank() < asked_ranks_ ? 1 : 0) == static_cast<std::size_t>(asked_ranks_);
   }
-  /// Whether for each operation a lower rank reports.
+  /// True if a lower rank reports each of the operations.
   [[nodiscard]] bool reported_below() const {
     for (std::size_t i = 0; i != asked_.size(); ++i) {
       const auto has = [&](const auto& reply) {
@@ -286,7 +286,7 @@ class stall_watch {
                       " s: submitted by ", ranks_text(with)});
       if (!without.empty()) text += joined({"; not submitted by ", ranks_text(without)});
       if (!silent.empty()) text += joined({"; no answer from ", ranks_text(silent), " (stopped, or lost?)"});
-      // With many ranks, each may wait for another one: then how many do what says enough.
+      // With many ranks, each may wait for another rank; a count for each activity is then enough.
       const bool few = doing.size() <= most_activities;
       for (const auto& [what, ranks] : few ? doing : phases) {
         if (!what.empty()) text += joined({"; ", few ? ranks_text(ranks) : joined({ranks.size(), " ranks"}), what});
@@ -326,11 +326,11 @@ class stall_watch {
   T comm_;
   const engine_options& opts_;
   watched what_;
-  std::vector<pending_operation> asked_;  // what the question under way is about
+  std::vector<pending_operation> asked_;  // the operations of the current question
   clock::time_point asked_at_{}, next_{};
   std::uint32_t number_ = 0;  // of the question
   int asked_ranks_ = 0;       // ranks below this number have been asked
-  int suspect_ = -1;          // the rank that holds up what is in flight for longest, or -1
+  int suspect_ = -1;          // the rank that holds up the operation that has been in flight longest, or -1
   std::map<int, message> replies_;
   std::vector<bool> owing_;  // ranks that have been asked and have not answered
   std::atomic<std::uint32_t> stop_{0};
