@@ -20,7 +20,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Temporary memory where the buffers of a local group lie: on the host, unless hvd/gpu.hpp says otherwise.
+/// Temporary memory of the kind of a local group's buffers: on the host, unless hvd/gpu.hpp specialises it.
 template <class Local>
 struct level_memory {
   static temporary take(Local& /*local*/, std::size_t bytes) { return temporary(bytes); }
@@ -46,7 +46,7 @@ void run_across(Local& local, Cross& cross, const Call& c) {
   }
 }
 
-/// What one rank needs of its two levels, and the collectives on them. `lane` is null if this rank is in no lane.
+/// One rank's two levels, and the collectives on them. `lane` is null if this rank is in no lane.
 template <class Local, class Cross>
 class two_levels {
  public:
@@ -74,7 +74,7 @@ class two_levels {
         [&](std::size_t at, const slices& s, int) { join(c.out + at * unit, s); });
   }
 
-  /// As allreduce, but the lanes reduce to the root's host, where the root gathers.
+  /// Like allreduce, but the lanes reduce to the root's host, where the root gathers.
   void operator()(const reduce_call& c) const {
     if (flat(c, c.op.commutative || map_.consecutive)) return;
     const auto [before, after] = stages(c.op);
@@ -219,10 +219,10 @@ class two_levels {
     here(scatter_call{ours.data(), c.out, mine, leader});
   }
 
-  /// On one level: every pair of ranks has its own block, so two levels would not send less between hosts.
+  /// Runs on one level: every pair of ranks has its own block, so two levels would not send less between hosts.
   void operator()(const alltoall_call& c) const { flat(c, false); }
 
-  /// A rank waits for all below it: two levels would take more steps, not fewer bytes.
+  /// Runs on one level: a rank waits for all ranks below it, so two levels would take more steps and not save bytes.
   void operator()(const scan_call& c) const { flat(c, false); }
 
   void barrier() const {
@@ -279,7 +279,7 @@ class two_levels {
     host_map::on_level(f, [&](int host) { return map_.rank_of(host, local_.rank()); });
   }
 
-  /// Runs the call on one level, and returns true, where there are no two levels or two do not help it.
+  /// If there is only one level, or two do not help the call, runs the call on one level and returns true.
   template <class Call>
   bool flat(const Call& c, bool helped) const {
     const bool one_host = map_.hosts() == 1 && map_.consecutive;
@@ -303,7 +303,7 @@ class two_levels {
     return {before, after};
   }
 
-  /// Of each count the slice that this rank's lane carries.
+  /// The slice of each count that this rank's lane carries.
   [[nodiscard]] std::vector<std::size_t> lane_counts(const std::vector<std::size_t>& counts) const {
     std::vector<std::size_t> mine;
     for (const std::size_t n : counts) {
@@ -317,13 +317,13 @@ class two_levels {
     const auto lanes = static_cast<std::size_t>(map_.lanes);
     return chunk_elements(std::min(sizes_.chunk_bytes, SIZE_MAX / lanes) * lanes, unit, count);
   }
-  /// Gives the slices of all local ranks to each of them.
+  /// Gathers the slices of all local ranks on each of them.
   void join(std::byte* out, const slices& s) const {
     here(allgather_call{out + s.offset(local_.rank()), out, s.blocks()});
   }
 
   /// For each chunk: `begin` on the host returns the call for the lane, and `end` on the host follows it; the next
-  /// chunk begins while one is on its way. Both get where the chunk starts, its slices, and 0 and 1 in turn.
+  /// chunk begins while one is on its way. Both get the start of the chunk, its slices, and 0 and 1 in turn.
   template <class Call, class Begin, class End>
   void in_chunks(std::size_t count, std::size_t unit, const Begin& begin, const End& end) const {
     const std::size_t each = chunk(count, unit);

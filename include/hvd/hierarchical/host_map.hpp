@@ -1,4 +1,4 @@
-// hvd/hierarchical/host_map.hpp: which ranks of a group are neighbours on one host.
+// hvd/hierarchical/host_map.hpp: the hosts of a group's ranks.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -12,7 +12,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Where one rank of a group is: the leader of its host (local rank 0), its local rank, and the local number of ranks.
+/// The place of one rank of a group: the leader of its host (local rank 0), its local rank, and the local number of
+/// ranks.
 struct host_place {
   int leader = 0;
   int local_rank = 0;

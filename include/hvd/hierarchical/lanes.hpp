@@ -1,4 +1,4 @@
-// hvd/hierarchical/lanes.hpp: what lanes between hosts carry, and how; a part of hierarchical.hpp.
+// hvd/hierarchical/lanes.hpp: collectives and slices of the lanes between hosts; a part of hierarchical.hpp.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -37,8 +37,9 @@ class in_flight {
     if constexpr (startable) {
       if (automatic<>{}.choose(lane, call) == choice::native) {
         if constexpr (Call::kind == operation::allreduce) {
-          // Libraries pair hosts above a power of two with others, which then send up to 2 S; a ring is even. Short
-          // vectors would pay for its steps, and a user who asks for the library (HVD_TUNING) gets it.
+          // If the number of hosts is not a power of two, libraries pair some hosts with others, which then send up to
+          // 2 S; a ring is even. Not for short vectors, because a ring has more steps, and not if the user chose the
+          // library (HVD_TUNING).
           const bool even = std::has_single_bit(static_cast<unsigned>(lane.size()));
           const bool long_enough = call.count * call.op.element_bytes > default_tuning{}.long_bytes;
           if (!even && long_enough && call.op.commutative && !has_table(lane)) {

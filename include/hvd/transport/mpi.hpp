@@ -29,15 +29,16 @@ namespace hvd::inline HVD_ABI {
 /// The ranks of an MPI communicator. Runs with any MPI from 3.1 on; tested with MPICH and Open MPI. Move-only; groups
 /// made by `split` may outlive it.
 ///
-/// What MPI's limits mean here:
-/// * hvd's own algorithms, messages, `barrier` and what `start` returned wait with a deadline, and yield the CPU
-///   (sooner where oversubscribed). `native`, and everything else that uses MPI's collectives, waits inside MPI:
-///   without a deadline, and in MPICH without yielding (so that oversubscribed ranks take the non-blocking form there).
+/// Effects of MPI's limits:
+/// * hvd's algorithms, messages, `barrier` and requests from `start` wait with a deadline, and yield the CPU (sooner if
+///   ranks are oversubscribed). `native`, and everything else that uses MPI's collectives, waits inside MPI: without a
+///   deadline, and in MPICH without yielding (so oversubscribed ranks use the non-blocking form there).
 /// * When a rank is killed, the launcher normally ends the whole job with an exit code other than 0, and no rank gets
-///   an error. Where it does not, waits in hvd's loops end with a timeout that names the silent rank.
+///   an error. Otherwise, waits in hvd's loops end with a timeout that names the silent rank.
 /// * After a timeout MPI may still read or write the buffers of the call that failed: end the process, or keep them. A
-///   process that exits after that, or with a status other than 0, does so without MPI_Finalize, which could hang.
-/// * HVD_CHECK compares the calls of the front doors by messages; `native` and `start` themselves compare nothing.
+///   process that exits after that, or with a status other than 0, skips MPI_Finalize, which could hang.
+/// * HVD_CHECK compares calls of collectives such as hvd::allreduce by messages; `native` and `start` themselves
+///   compare nothing.
 class MpiTransport {
  public:
   using options = mpi_options;
@@ -48,10 +49,10 @@ class MpiTransport {
   /// Collective over all its ranks. Initialises MPI if it is not yet initialised, with options::thread_level, and then
   /// finalises it when the process exits with 0. With HOROVOD_LOG_LEVEL=info rank 0 logs the name of the MPI.
   ///
-  /// Errors: unsupported (MPI has another thread level than is wanted, is finalised already, or was started by the
+  /// Errors: unsupported (MPI runs at a lower thread level than requested, is already finalised, or was started by the
   /// launcher of another MPI), invalid_argument (MPI_COMM_NULL, an intercommunicator), mismatch (ranks with different
-  /// versions of hvd, on all ranks), and MPI's own as no_memory or system. Cost: some 100 us, more where ranks
-  /// outnumber CPUs.
+  /// versions of hvd, on all ranks), and MPI's own as no_memory or system. Cost: some 100 us, more if ranks outnumber
+  /// CPUs.
   explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = {}) : group_(join(over, opts)) {}
 
   MpiTransport(MpiTransport&&) noexcept = default;
@@ -80,22 +81,22 @@ class MpiTransport {
     group_->exchange(out, out_bytes, to, in, in_bytes, from);
   }
 
-  /// Whether a message from `peer`, or its beginning, is there; polls MPI. Errors: invalid_argument if there is no such
-  /// rank, timeout if one has ended the group.
+  /// True if a message from `peer`, or its beginning, has arrived; polls MPI. Errors: invalid_argument if there is no
+  /// such rank, timeout if one has ended the group.
   [[nodiscard]] bool arrived(int peer) { return group_->arrived(peer); }
-  /// Throws the timeout that has ended the group, if one has. MPI does not report whether a rank is gone.
+  /// Throws the timeout that has ended the group, if one has. MPI does not report lost ranks.
   void check() { group_->usable(); }
-  /// The rank for which the thread of this rank waits now, or -1; also -1 where it waits inside MPI, and in the first
-  /// microseconds of a wait. Any thread may ask, as long as the transport is neither moved nor destroyed.
+  /// The rank for which the thread of this rank currently waits, or -1; also -1 if it waits inside MPI, and in the
+  /// first microseconds of a wait. Any thread may call this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
 
-  /// Changes mpi_options::timeout for the operations to come.
+  /// Changes mpi_options::timeout for later operations.
   void set_timeout(options::seconds timeout) noexcept { group_->set_timeout(timeout); }
-  /// What may end waits in hvd's loops from now on; not those inside MPI.
+  /// Sets a callback that can end later waits in hvd's loops, but not waits inside MPI.
   void set_interruption(const interruption& by) noexcept { group_->set_interruption(by); }
 
-  /// For code (`who`) that uses groups of this process in several threads at the same time. Errors: unsupported, unless
-  /// MPI runs at MPI_THREAD_MULTIPLE.
+  /// Called by code (`who`) that uses groups of this process in several threads at the same time. Errors: unsupported,
+  /// unless MPI runs at MPI_THREAD_MULTIPLE.
   static void require_threads(std::string_view who) {
     int given = MPI_THREAD_SINGLE;
     MPI_Query_thread(&given);
@@ -108,7 +109,7 @@ class MpiTransport {
   }
 
   /// Collective: ranks with the same color, any number, form a group, ordered by key and then by rank here. Errors:
-  /// timeout; MPI's own. MPI has some 2000 groups at a time.
+  /// timeout; MPI's own. MPI allows some 2000 groups at a time.
   [[nodiscard]] MpiTransport split(int color, int key) {
     detail::mpi_group& g = *group_;
     g.barrier("split");  // with a deadline; MPI's own calls have none
@@ -122,8 +123,8 @@ class MpiTransport {
     return MpiTransport(std::make_shared<detail::mpi_group>(part, g.options(), g.agreed()));
   }
 
-  /// n elements of this rank, zero at first, in private memory: here so that programs run on every transport. Errors:
-  /// no_memory.
+  /// n elements of this rank, zero at first, in private memory. It exists so that programs run on every transport.
+  /// Errors: no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     if (n == 0) return {};
@@ -139,13 +140,13 @@ class MpiTransport {
     return {data, n, std::move(owner)};
   }
 
-  /// Runs MPI's own collective for the call, any of the nine. False, on all ranks and with nothing sent, where MPI has
-  /// no reduction that does what hvd's does: 16-bit floats, user types and operations, minimum and maximum of floats
-  /// (for which MPI does not define the result of a NaN), and integers where a test at start finds this library wrong.
-  /// Waits inside MPI, see above. Same bits on all ranks and in all runs as far as the MPI follows the standard's
-  /// advice. Errors: MPI's own, no_memory, and timeout where oversubscribed (not with Open MPI).
+  /// Runs MPI's collective for the call, any of the nine. Returns false, on all ranks and with nothing sent, if MPI has
+  /// no reduction with the result of hvd's: for 16-bit floats, user types and operations, minimum and maximum of floats
+  /// (MPI does not define the result for a NaN), and integer reductions that a test at the start finds wrong in this
+  /// library. Waits inside MPI, see above. Results have the same bits on all ranks and in all runs if the MPI follows
+  /// the standard's advice. Errors: MPI's own, no_memory, and timeout if ranks are oversubscribed (not with Open MPI).
   ///
-  /// Counts and lengths beyond 2^31 go in pieces, or as one element of a datatype of many bytes; blocks of different
+  /// Counts and lengths beyond 2^31 go in parts, or as one element of a datatype of many bytes. Blocks of different
   /// sizes that together are longer than that go by messages.
   template <class Call>
     requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
@@ -156,20 +157,20 @@ class MpiTransport {
     return true;
   }
 
-  /// Starts the same without waiting, so that the caller can do something else: any of the nine calls. All ranks start
-  /// the same calls in the same order; in between they may call anything else. The call's buffers, reduction and
-  /// partitions stay alive until the request is done. An empty request where `native` would return false.
+  /// Starts the same without waiting, so that the caller can go on: any of the nine calls. All ranks start the same
+  /// calls in the same order; in between they may call anything else. The call's buffers, reduction and partitions must
+  /// live until the request is done. Returns an empty request if `native` would return false.
   template <class Call>
     requires requires(detail::mpi_work& work, const Call& c) { work.start(c); }
   [[nodiscard]] request start(const Call& c);
 
-  /// What `automatic` has learned of this group, and what the user wants: see Selecting.
+  /// The measured costs of this group and the user's choices, for `automatic`: see Selecting.
   [[nodiscard]] selector& selection() noexcept { return selection_; }
 
  private:
   explicit MpiTransport(std::shared_ptr<detail::mpi_group> group) : group_(std::move(group)) {}
 
-  /// What each rank sends when it joins. The layout is the same in all versions.
+  /// The message that each rank sends when it joins. The layout is the same in all versions.
   struct greeting {
     std::array<char, 24> version{};
     std::uint64_t most = 0;
@@ -177,8 +178,8 @@ class MpiTransport {
     std::uint64_t oversubscribed = 0;
   };
 
-  /// Whether this host has more ranks than CPUs in the union of those that they may use. (A launcher may bind each rank
-  /// to a CPU of its own.)
+  /// True if this host has more ranks than CPUs in the union of those that they may use. (A launcher may bind each rank
+  /// to a different CPU.)
   static bool is_oversubscribed(MPI_Comm comm) {
     MPI_Comm here = MPI_COMM_NULL;
     if (MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here) != MPI_SUCCESS) return false;
@@ -246,7 +247,7 @@ class MpiTransport {
   selector selection_;
 };
 
-/// A collective that `MpiTransport::start` has started. Move-only. One thread at a time, as its transport. The
+/// A collective that `MpiTransport::start` has started. Move-only. For one thread at a time, like its transport. The
 /// destructor waits.
 class MpiTransport::request {
  public:
@@ -260,11 +261,11 @@ class MpiTransport::request {
   }
   ~request() { end(); }
 
-  /// Whether a collective was started: not where MPI has no such collective.
+  /// True if a collective was started; false if MPI has no such collective.
   [[nodiscard]] explicit operator bool() const noexcept { return work_ != nullptr; }
-  /// Whether it has ended; each call lets MPI make progress. The last step (average, postscale) happens here.
+  /// True if it has ended; each call lets MPI make progress. The last step (average, postscale) happens here.
   [[nodiscard]] bool done() { return work_ == nullptr || work_->done(); }
-  /// Until it has ended. Errors: timeout.
+  /// Waits until it has ended. Errors: timeout.
   void wait() {
     if (work_ != nullptr) work_->wait();
   }

@@ -23,22 +23,23 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The ranks of a group, each with a GPU, connected by NCCL. Buffers of its collectives are memory of that GPU. NCCL
-/// and the CUDA driver are looked for when the first transport is made (libnccl.so.2, libcuda.so.1; HVD_NCCL_LIBRARY
-/// and HVD_CUDA_LIBRARY name other files): a program needs neither to be compiled or to start. NCCL 2.18 or newer is
-/// best; 2.14 works, without memory that is registered. Move-only; groups made by `split` may outlive it.
+/// The ranks of a group, each with a GPU, connected by NCCL. Buffers of its collectives are memory of that GPU. hvd
+/// looks for NCCL and the CUDA driver when the first transport is made (libnccl.so.2, libcuda.so.1; HVD_NCCL_LIBRARY
+/// and HVD_CUDA_LIBRARY name other files): a program compiles and starts without them. NCCL 2.18 or newer is best; 2.14
+/// works, without registered memory. Move-only; groups made by `split` may outlive it.
 ///
 /// `hvd::allreduce(gpu, buffer)` waits until the result is there. With `hvd::on_stream{s}` as the last argument it is
-/// queued on the stream `s` and returns; what follows on that stream sees the result. All ranks call the same
-/// collectives in the same order.
+/// queued on the stream `s` and returns; later work on that stream sees the result. All ranks call the same collectives
+/// in the same order.
 ///
-/// Every wait has a deadline (nccl_options::timeout), after which the communicator is aborted. NCCL does not tell which
-/// rank is lost, and inside a host it does not notice one: hvd::Engine does, by its transport on the host.
+/// Every wait has a deadline (nccl_options::timeout), after which the communicator is aborted. NCCL does not report
+/// which rank is lost, and inside a host it does not notice a lost rank. hvd::Engine does both, through its transport
+/// on the host.
 ///
-/// Types: all but 16-bit integers and user types, which move but cannot be reduced; bool is reduced by min and max,
-/// complex numbers by sum and average. Operations: sum, average, min, max, product, and these scaled; not Adasum. The
-/// minimum and maximum of a NaN and a number are what NCCL makes of them. NCCL decides in which order it adds: the same
-/// bits on all ranks, and in every run with the same NCCL, GPUs and connections.
+/// Types: all, except that 16-bit integers and user types move but cannot be reduced; bool is reduced by min and max,
+/// complex numbers by sum and average. Operations: sum, average, min, max, product, and these scaled; not Adasum. NCCL
+/// decides the minimum and maximum of a NaN and a number, and the order in which it adds. Results have the same bits on
+/// all ranks, and in every run with the same NCCL, GPUs and connections.
 class NcclTransport {
  public:
   using options = nccl_options;
@@ -48,9 +49,9 @@ class NcclTransport {
   /// A group of the ranks of `control`, a transport on the host, with the same numbers; collective. `control` is used
   /// during the call only.
   ///
-  /// Errors, on all ranks: unsupported (no driver, no GPU, no NCCL, NCCL too old), invalid_argument (a device that is
-  /// not there, several ranks on one GPU), mismatch (different versions of hvd or NCCL), timeout (ranks that do not
-  /// connect), system (what NCCL says). Cost: some 100 ms.
+  /// Errors, on all ranks: unsupported (no driver, no GPU, no NCCL, NCCL too old), invalid_argument (a device that does
+  /// not exist, several ranks on one GPU), mismatch (different versions of hvd or NCCL), timeout (ranks that do not
+  /// connect), system (an error of NCCL). Cost: some 100 ms.
   template <Bootstrap Control>
   explicit NcclTransport(Control& control, const options& opts = {})
       : group_(detail::nccl_group::connect(control, opts)) {}
@@ -65,15 +66,15 @@ class NcclTransport {
   [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// The GPU of this rank: its ordinal among those that the process sees.
   [[nodiscard]] int device() const noexcept { return group_->device()->ordinal(); }
-  /// "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6": what identifies it everywhere.
+  /// The GPU's unique id: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6".
   [[nodiscard]] std::string device_uuid() const { return group_->device()->uuid(); }
-  /// "2.28.9". Works without a transport. Errors: unsupported where NCCL is not found.
+  /// The version of NCCL: "2.28.9". Works without a transport. Errors: unsupported if NCCL is not found.
   [[nodiscard]] static std::string library() {
     detail::get_nccl();
     return detail::nccl_version_text(detail::nccl_search::result().version);
   }
 
-  /// No rank leaves before all have entered. Errors: timeout, and what NCCL says.
+  /// No rank leaves before all have entered. Errors: timeout, and those of NCCL.
   void barrier() { group_->barrier(); }
 
   /// Runs NCCL's collective for the call, and waits for it. Errors: invalid_argument (memory of the host, or of another
@@ -91,23 +92,23 @@ class NcclTransport {
     group_->queue(c, stream);
   }
 
-  /// A message between two ranks, in device memory; waits until it is sent or there. See hvd::send.
+  /// A message between two ranks, in device memory; waits until it is sent or received. See hvd::send.
   void send(const std::byte* data, std::size_t bytes, int peer) { group_->send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) { group_->recv(data, bytes, peer); }
 
-  /// Ranks with the same color form a group, ordered by key and then by rank here; collective. It has a communicator of
-  /// its own, which may be used beside this one.
+  /// Ranks with the same color form a group, ordered by key and then by rank here; collective. It has a separate
+  /// communicator, which may be used at the same time as this one.
   [[nodiscard]] NcclTransport split(int color, int key) { return NcclTransport(group_->split(color, key)); }
 
-  /// The ranks that are left after others were lost, in a group of their own, in the same order; collective over those
-  /// that are left, which all name the same ranks. What is under way here ends with its outputs unspecified, and this
-  /// transport is finished. Errors: invalid_argument, timeout; unsupported before NCCL 2.27, and before 2.28.7 after an
-  /// error of this transport: then make a new NcclTransport over a transport of the ranks that are left.
+  /// A group of the remaining ranks after others were lost, in the same order. Collective over the remaining ranks,
+  /// which all pass the same lost ranks. Calls under way on this transport end with unspecified outputs, and it can no
+  /// longer be used. Errors: invalid_argument, timeout; unsupported before NCCL 2.27, and before 2.28.7 after an error
+  /// of this transport. If it is unsupported, make a new NcclTransport over a transport of the remaining ranks.
   [[nodiscard]] NcclTransport without(std::vector<int> lost) { return NcclTransport(group_->without(std::move(lost))); }
 
-  /// n elements of device memory of this rank, zero at first, from NCCL and registered with it where it can;
-  /// collective, with the same n on all ranks. Collectives on it skip NCCL's copies where the connection allows that.
-  /// The host must not touch the elements. Errors: no_memory.
+  /// n elements of device memory of this rank, zero at first, from NCCL and registered with it if possible; collective,
+  /// with the same n on all ranks. Collectives on it skip NCCL's copies if the connection allows that. The host must
+  /// not touch the elements. Errors: no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     std::shared_ptr<std::byte> owner = group_->allocate(n, sizeof(T));
@@ -115,8 +116,8 @@ class NcclTransport {
     return {data, n, std::move(owner)};
   }
 
-  /// Copies elements between the host and this rank's GPU; waits. For programs that do not use CUDA themselves: others
-  /// copy on a stream of theirs. Errors: invalid_argument for memory that is not this GPU's; system.
+  /// Copies elements between the host and this rank's GPU; waits. For programs that do not use CUDA themselves; others
+  /// copy on their own streams. Errors: invalid_argument for memory of another device; system.
   template <Element T>
   void copy_to_device(std::span<const T> host, T* device) {
     group_->upload(reinterpret_cast<std::byte*>(device), std::as_bytes(host));
@@ -126,7 +127,7 @@ class NcclTransport {
     group_->download(std::as_writable_bytes(host), reinterpret_cast<const std::byte*>(device));
   }
 
-  /// For hvd's own parts: the communicator with its device and streams.
+  /// For internal use: the communicator with its device and streams.
   [[nodiscard]] const std::shared_ptr<detail::nccl_group>& group() const noexcept { return group_; }
 
  private:
@@ -135,9 +136,9 @@ class NcclTransport {
   std::shared_ptr<detail::nccl_group> group_;
 };
 
-/// As the last argument of a collective on an NcclTransport: queues it on a stream and returns. Input and output belong
-/// to the collective until the stream has passed it. Errors of the call are thrown here, those of other ranks by a
-/// later call. Cost: about that of NCCL's call.
+/// The last argument of a collective on an NcclTransport: queues it on a stream and returns. Input and output belong to
+/// the collective until the stream has passed it. Errors of the call are thrown here, those of other ranks by a later
+/// call. Cost: about that of NCCL's call.
 struct on_stream {
   void* stream = nullptr;  ///< a cudaStream_t or CUstream of the transport's device; null: the default stream
 

@@ -32,8 +32,8 @@ class SelfTransport {
     check_peer(peer, "send");
     queue_.emplace_back(data, data + bytes);
   }
-  /// Errors: invalid_argument for another rank, or where nothing was sent (no other rank can send); mismatch for
-  /// another length.
+  /// Errors: invalid_argument for another rank, or if nothing was sent (no other rank can send); mismatch for another
+  /// length.
   void recv(std::byte* data, std::size_t bytes, int peer) {
     check_peer(peer, "recv");
     if (queue_.empty()) {
@@ -56,7 +56,7 @@ class SelfTransport {
     recv(in, in_bytes, from);
   }
 
-  /// Whether a message to itself is queued. Errors: invalid_argument for another rank.
+  /// True if a message to itself is queued. Errors: invalid_argument for another rank.
   [[nodiscard]] bool arrived(int peer) const {
     check_peer(peer, "arrived");
     return !queue_.empty();

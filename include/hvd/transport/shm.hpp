@@ -25,7 +25,7 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// Finds the group or makes it, and joins it. (A template, so that HVD_COMPILED can have it compiled once.)
+/// Finds or makes the group, and joins it. (A template, so that HVD_COMPILED can compile it once.)
 template <class Group = shm_group>
 std::shared_ptr<Group> join_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
                                   const watch& lost = {}, std::shared_ptr<job_claims> claims = {}) {
@@ -50,29 +50,29 @@ class ShmTransport : public detail::peer_communicator {
   static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
 
   /// Joins `job` as `rank` of `size` and waits for the others. Jobs of one user are distinguished by name: a launcher
-  /// draws a random one, or appends '@' and random text. Without '@' the name is kept in the directory while the group
-  /// lives, so that a second process that claims one of its ranks is noticed: it gets invalid_argument, and the group
+  /// draws a random name, or appends '@' and random text. Without '@' the name stays in the directory while the group
+  /// lives, so that a second claim of one of its ranks is detected: that process gets invalid_argument, and the group
   /// ends with mismatch on all ranks. Cost: some 100 us; without '@' 20 ms, a wait for processes of another launch
-  /// under the same name. Errors: invalid_argument (rank, size or name out of range, rank taken), timeout naming the
-  /// ranks that did not come, peer_lost, no_memory with how much was wanted and where, mismatch (another size or
-  /// version of hvd), system.
+  /// under the same name. Errors: invalid_argument (rank, size or name out of range, rank taken), timeout with the
+  /// missing ranks, peer_lost, no_memory with the amount and the place, mismatch (another size or version of hvd),
+  /// system.
   ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
       : ShmTransport(detail::join_group(detail::group_name(job), rank, size, opts, 0)) {}
 
-  /// The same ranks as `over`, which find each other by its messages. All of them must be able to share memory: a
-  /// random number that rank 0 of `over` puts into the segment and sends to the others proves that they do.
+  /// The same ranks as `over`, which find each other through its messages. All of them must be able to share memory.
+  /// This is proven by a random number, which rank 0 of `over` puts into the segment and sends to the others.
   template <Bootstrap T>
     requires(!std::same_as<T, options>)
   explicit ShmTransport(T& over, const options& opts = {}) : ShmTransport(meet(over, opts)) {}
 
   /// Joins the job that the environment describes (hvd/config.hpp): HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as hvdrun
-  /// sets them, or the variables of torchrun, mpiexec or srun; alone if nothing says that a launcher has started this
-  /// process. Errors: invalid_argument, which names the variable, its value and what is allowed; unsupported if the job
-  /// has ranks on other hosts.
+  /// sets them, or the variables of torchrun, mpiexec or srun; a group of one rank if no variable shows that a launcher
+  /// has started this process. Errors: invalid_argument, which names the variable, its value and the allowed values;
+  /// unsupported if the job has ranks on other hosts.
   static ShmTransport from_environment() {
     const config c = config::from_environment();
     detail::refuse_nameless(c);
-    // Once in a process.
+    // Warns once in a process.
     static const std::string text = detail::lone_rank_warning(c, detail::variable_of_environment);
     static const int printed = text.empty() ? 0 : std::fprintf(stderr, "hvd: warning: %s\n", text.c_str());
     static_cast<void>(printed);
@@ -102,8 +102,8 @@ class ShmTransport : public detail::peer_communicator {
   ~ShmTransport() { leave(); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
-  /// Errors: those of the constructor and of `barrier`. The deadline is failure_policy::timeout where that is shorter
-  /// than start_timeout; a timeout ends this group, too.
+  /// Errors: those of the constructor and of `barrier`. The deadline is the shorter one of failure_policy::timeout and
+  /// start_timeout; a timeout ends this group, too.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&](int awaited) {
@@ -124,8 +124,8 @@ class ShmTransport : public detail::peer_communicator {
       peers().check_abort(-1, detail::phase::join);  // this group has ended, and with it the new one
       if (e.kind() == error_kind::peer_lost) peers().inform();
       if (e.rank() < 0) throw;
-      // The caller does not know the ranks of the new group, which it never gets: the error names ranks of this one. A
-      // rank may have left because of another one, which need not be in the new group.
+      // The caller never gets the new group and does not know its ranks, so the error names ranks of this group. A rank
+      // may have left because of another one, which need not be in the new group.
       int culprit = plan.members[static_cast<std::size_t>(e.rank())];
       if (e.kind() == error_kind::peer_lost) culprit = state_->blame(culprit);
       // Other ranks still wait, and would blame this one when it leaves.
@@ -146,8 +146,8 @@ class ShmTransport : public detail::peer_communicator {
     }
   }
 
-  /// n elements on every rank, zero at first; collective. Collectives on them touch no staging memory. Errors:
-  /// mismatch if ranks want different sizes, no_memory (on all ranks; the transport stays usable).
+  /// n elements on every rank, zero at first; collective. Collectives on them do not use staging memory. Errors:
+  /// mismatch if ranks request different sizes, no_memory (on all ranks; the transport stays usable).
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
     std::shared_ptr<detail::segment> memory = state_->allocate(n, sizeof(T));
@@ -157,11 +157,11 @@ class ShmTransport : public detail::peer_communicator {
     return share_block<T>(std::move(memory), base, stride, n);
   }
 
-  /// The same for memory that each rank has already, in a file of its own that is on a memory file system and may have
-  /// no name: n elements at its start, mapped at another address than the one that the rank knows. Collective. Empty,
-  /// on all ranks, where a rank passes -1 for `fd`, or cannot open the file of another one (it then is of another user,
-  /// or in another PID namespace). The descriptors may be closed after the call. Cost: two exchanges and a mapping for
-  /// each rank. Errors: those of `barrier`.
+  /// The same for memory that each rank already has in a file on a memory file system, which need not have a name. Maps
+  /// n elements at the start of the file, at a new address. Collective. Empty, on all ranks, if a rank passes -1 for
+  /// `fd`, or cannot open another rank's file (for example a file of another user, or of another PID namespace). The
+  /// descriptors may be closed after the call. Cost: two exchanges and a mapping for each rank. Errors: those of
+  /// `barrier`.
   template <class T>
   [[nodiscard]] shared_array<T> map_shared(int fd, std::size_t n) {
     std::shared_ptr<detail::peer_files> files = state_->map_files(fd, n * sizeof(T));
@@ -200,7 +200,7 @@ class ShmTransport : public detail::peer_communicator {
     meeting.file.back() = '\0';
     detail::group_name name(detail::joined({"over-", detail::hex(meeting.nonce[0])}), meeting.file.data(),
                             std::same_as<T, ShmTransport>);
-    // Where `over` can show that one of its ranks is gone, the others do not wait for it here.
+    // If `over` can show that one of its ranks is lost, the others do not wait for it here.
     std::vector<int> members;
     for (int q = 0; q != over.size(); ++q) members.push_back(q);
     const auto lost = [&](int) {

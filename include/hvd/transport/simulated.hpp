@@ -32,7 +32,7 @@ template <class F>
 simulation simulate(int np, const network& net, F&& f, const simulation_options& opts = {});
 
 /// A rank of a simulation: see `simulate`. Messages carry their bytes and take virtual time, by the rules of `network`;
-/// all else takes none, unless the program requests it (`spend`, `charged`). Valid only inside `simulate`.
+/// everything else takes none, unless the program requests it (`spend`, `charged`). Valid only inside `simulate`.
 class SimulatedTransport {
  public:
   using options = simulation_options;
@@ -56,8 +56,8 @@ class SimulatedTransport {
     }
     ranks_->spend(seconds);
   }
-  /// Whether the messages that this rank sends carry bytes, and its charged kernels do their work: see
-  /// simulation_options. A program may switch it off after a first part whose messages matter.
+  /// True if this rank's messages carry bytes, and its charged kernels compute: see simulation_options. A program may
+  /// switch it off after a first part whose messages matter.
   [[nodiscard]] bool payload() const noexcept { return ranks_->payload(); }
   void payload(bool on) noexcept { ranks_->payload() = on; }
 
@@ -79,9 +79,9 @@ class SimulatedTransport {
 
   /// Messages as PointToPoint describes them. `send` returns when the message has left this rank, after its overhead
   /// and its bytes / bandwidth; it never waits for the receiver. Errors: invalid_argument if there is no such rank;
-  /// mismatch, of `recv`, for a message of another length, which is dropped. Where no rank can go on, every rank that
-  /// waits gets an error with all that is waited for: peer_lost if the reason is a rank that has failed or returned,
-  /// else timeout. Its text counts ranks as the whole simulation does, error::rank as this group does.
+  /// mismatch, of `recv`, for a message of another length, which is dropped. If no rank can go on, every waiting rank
+  /// gets an error that lists all waits: peer_lost if the reason is a rank that has failed or returned, otherwise
+  /// timeout. Its text has ranks of the whole simulation, error::rank is a rank of this group.
   void send(const std::byte* data, std::size_t bytes, int peer) { send_as("send", data, bytes, peer); }
   /// See `send`.
   void recv(std::byte* data, std::size_t bytes, int peer) { recv_as("recv", data, bytes, peer); }
@@ -91,14 +91,14 @@ class SimulatedTransport {
     send_as("exchange", out, out_bytes, to);
     recv_as("exchange", in, in_bytes, from);
   }
-  /// Whether a message from `peer`, or its beginning, is there: see Probing. Takes no virtual time, so that a loop
-  /// which only calls this never ends; `await_arrival` or `spend` lets time pass. Errors: those of `recv` where nothing
-  /// is there.
+  /// True if a message from `peer`, or its beginning, has arrived: see Probing. Takes no virtual time, so a loop that
+  /// only calls this never ends; `await_arrival` or `spend` lets time pass. Errors: those of `recv` if nothing has
+  /// arrived.
   [[nodiscard]] bool arrived(int peer) {
     check_peer("arrived", peer);
     return ranks_->arrived(place("arrived"), peer);
   }
-  /// Blocks until a message from one of these ranks, itself included, is there as a whole; `recv` then takes no more
+  /// Blocks until a message from one of these ranks, itself included, has arrived completely; `recv` then takes no more
   /// time for the first of them. Errors: those of `recv`, and invalid_argument for no ranks.
   void await_arrival(std::span<const int> peers) {
     for (const int peer : peers) check_peer("await_arrival", peer);
@@ -108,7 +108,7 @@ class SimulatedTransport {
     }
     ranks_->await_arrival(place("await_arrival"), peers);
   }
-  /// Errors: those of `send` where no rank can go on. See Probing.
+  /// Errors: those of `send` if no rank can go on. See Probing.
   void check() { ranks_->check(place("check")); }
   /// Always -1: while a rank waits, no other thread could ask. See ShmTransport::waiting_for.
   [[nodiscard]] int waiting_for() const noexcept { return -1; }
@@ -198,7 +198,7 @@ class SimulatedTransport {
       recv_as(operation, nullptr, 0, (rank_ + p - distance) % p);
     }
   }
-  /// Called when the wishes of all ranks are there: makes the new groups of all ranks.
+  /// Called when all ranks have passed their color and key: makes the new groups of all ranks.
   void plan(splitting& s) {
     std::vector<splitting::wish> order = s.wishes;
     std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {

@@ -24,14 +24,14 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Connects threads of one process by the protocols of shared memory, in memory of the process. A rank whose transport
-/// is destroyed (its thread returned or threw) counts as lost for the ranks that still wait for it.
+/// Connects threads of one process by the protocols of shared memory, in private memory of the process. If a rank's
+/// transport is destroyed (its thread returned or threw), the rank counts as lost for ranks that still wait for it.
 class ThreadTransport : public detail::peer_communicator {
  public:
   using options = sharing_options;
   static constexpr std::string_view timeline_name = "SHM";  ///< see timeline_name_of
 
-  /// The memory of a group. Made once and given to every rank's constructor.
+  /// The memory of a group. Make it once and pass it to every rank's constructor.
   class group {
    public:
     /// For `size` threads. Errors: invalid_argument, no_memory.
@@ -73,7 +73,8 @@ class ThreadTransport : public detail::peer_communicator {
       void* data;
       std::size_t bytes;
     } memory_;
-    /// What each rank hands out. It is kept here because a rank that fails may end before the others have taken it.
+    /// The objects that ranks share. They are kept here because a failing rank may end before the others have taken its
+    /// object.
     std::vector<std::shared_ptr<void>> handed_;
 
     [[nodiscard]] detail::group_header& header() const noexcept {
@@ -109,7 +110,7 @@ class ThreadTransport : public detail::peer_communicator {
     return {std::move(next), plan.rank};
   }
 
-  /// n elements on every rank, zero at first; collective. Errors: mismatch if ranks want different sizes, no_memory.
+  /// n elements on every rank, zero at first; collective. Errors: mismatch if ranks request different sizes, no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n);
 
@@ -146,7 +147,7 @@ class ThreadTransport : public detail::peer_communicator {
     state_.reset();
   }
 
-  /// Gives all ranks what rank `from` holds. `from` may differ between ranks: each gets what its own `from` holds.
+  /// Gives each rank the object of rank `from`, which may differ between ranks.
   template <class P>
   std::shared_ptr<P> hand_out(std::shared_ptr<P> mine, int from, operation kind) {
     detail::peer_memory& m = peers();

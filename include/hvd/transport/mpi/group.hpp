@@ -32,17 +32,17 @@ namespace hvd::inline HVD_ABI {
 /// The options of `MpiTransport`.
 struct mpi_options {
   using seconds = std::chrono::duration<double>;
-  /// For every wait in hvd's own loops: messages, and so hvd's own algorithms, `barrier`, and what `start` returned. 0
-  /// waits for ever. MPI's own blocking collectives have no deadline.
+  /// The time limit for every wait in hvd's loops: messages (and so hvd's algorithms), `barrier`, and requests from
+  /// `start`. 0 waits for ever. MPI's blocking collectives have no deadline.
   seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300),
                                           [](auto name, auto text) { return parse_seconds(name, text, "no limit"); });
   /// The level requested from MPI_Init_thread, and required of an MPI that is initialised already. MPI_THREAD_FUNNELED,
   /// or MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd; groups that several threads
   /// use at the same time need MPI_THREAD_MULTIPLE.
   int thread_level = MPI_THREAD_SERIALIZED;
-  /// How often a wait polls MPI before it yields its CPU; the second number where oversubscribed.
+  /// The number of polls of MPI before a wait yields its CPU; the second number is for oversubscribed ranks.
   int polls = 512, oversubscribed_polls = 4;
-  /// The largest count given to MPI at once; larger ones go in pieces. Equal on all ranks. Tests lower it.
+  /// The largest count passed to MPI at once; larger ones go in parts. Equal on all ranks. Tests lower it.
   std::size_t most = INT_MAX;
 };
 
@@ -51,8 +51,8 @@ namespace detail {
 /// A count and a datatype for many bytes.
 class mpi_bytes {
  public:
-  /// `n` bytes at `offset` of a buffer; beyond `most` with a datatype of their own, which the destructor frees (MPI
-  /// allows that while the operation still runs).
+  /// `n` bytes at `offset` of a buffer; beyond `most` with a special datatype, which the destructor frees (MPI allows
+  /// that while the operation still runs).
   explicit mpi_bytes(std::size_t n, std::size_t most, std::size_t offset = 0) {
     if (n <= most && offset <= most) {
       count_ = static_cast<int>(n);
@@ -89,7 +89,7 @@ class mpi_bytes {
   MPI_Datatype type_ = MPI_BYTE;
 };
 
-/// What the ranks of a job agree on when they first meet.
+/// The values on which the ranks of a job agree when they first meet.
 struct mpi_agreement {
   bool oversubscribed = false;  ///< on some host there are more ranks than usable CPUs
   mpi_sound_integers sound;     ///< sound on all ranks
@@ -122,12 +122,12 @@ class mpi_group {
   [[nodiscard]] const mpi_agreement& agreed() const noexcept { return agreed_; }
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
-  /// For waits that begin from now on.
+  /// Applies to waits that begin from now on.
   void set_timeout(mpi_options::seconds timeout) noexcept { options_.timeout = timeout; }
   void set_interruption(const interruption& by) noexcept { interruption_ = by; }
 
-  /// Whether MPI's own collectives may block: not where oversubscribed if MPI does not yield. (Four ranks on two CPUs,
-  /// allreduce of 1 KiB: MPICH takes 13 ms, and 0.4 ms if polled now and then. Open MPI yields.)
+  /// True if MPI's collectives may block: not if ranks are oversubscribed and MPI does not yield. (Four ranks on two
+  /// CPUs, allreduce of 1 KiB: MPICH takes 13 ms, and 0.4 ms if polled now and then. Open MPI yields.)
   [[nodiscard]] bool blocks() const noexcept {
 #ifdef OPEN_MPI
     return true;
@@ -176,11 +176,11 @@ class mpi_group {
     check(MPI_Iprobe(from, messages, comm_, &flag, MPI_STATUS_IGNORE), "arrived", "MPI_Iprobe");
     return flag != 0;
   }
-  /// The rank for which `await` waits, or -1. Any thread may ask.
+  /// The rank for which `await` waits, or -1. Any thread may call this.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
   /// Dissemination: in step k an empty message comes from the rank 2^k before this one. (D. Hensgen, R. Finkel, U.
-  /// Manber, "Two algorithms for barrier synchronization", 1988.) By messages, and not MPI's own: these waits have a
-  /// deadline.
+  /// Manber, "Two algorithms for barrier synchronization", 1988.) It uses messages instead of MPI_Barrier, because
+  /// their waits have a deadline.
   void barrier(std::string_view operation) {
     usable();
     for (int distance = 1; distance < size_; distance *= 2) {
@@ -189,8 +189,8 @@ class mpi_group {
     }
   }
 
-  /// Waits until `done()`, which polls MPI; after the first polls it yields the CPU in between. After the deadline the
-  /// group has ended: calls `drop()` and throws a timeout that names the rank `silent()` (-1: not known).
+  /// Waits until `done()`, which polls MPI; after the first polls it yields the CPU in between. At the deadline it ends
+  /// the group, calls `drop()` and throws a timeout that names the rank `silent()` (-1: unknown).
   template <class Done, class Silent, class Drop>
   void await(std::string_view operation, Done done, Silent silent, Drop drop) {
     for (int i = agreed_.oversubscribed ? options_.oversubscribed_polls : options_.polls; i > 0; --i) {
@@ -239,14 +239,14 @@ class mpi_group {
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
 
-    /// Whether it is complete or has failed; polls MPI.
+    /// True if it is complete or has failed; polls MPI.
     bool done() {
       int flag = 1;
       if (code == MPI_SUCCESS && request != MPI_REQUEST_NULL) code = MPI_Test(&request, &flag, MPI_STATUS_IGNORE);
       return flag != 0 || code != MPI_SUCCESS;
     }
-    /// Cancels the message, which may fail while its peer reads or writes it. Waits at most 100 ms for the outcome: the
-    /// peer may be gone.
+    /// Cancels the message, which may fail while its peer reads or writes it. Waits at most 100 ms for the outcome,
+    /// because the peer may be lost.
     void drop() {
       if (done()) return;
       MPI_Cancel(&request);
@@ -262,7 +262,7 @@ class mpi_group {
     MPI_Count length = 0;
     std::vector<std::byte> dropped;
 
-    /// Starts to receive it, if it is there and not yet matched. Returns whether it is matched or has failed.
+    /// Starts to receive it, if it has arrived and is not yet matched. True if it is matched or has failed.
     bool match(MPI_Comm comm, std::byte* data, std::size_t expected, int from, int tag, std::size_t most) {
       if (matched) return true;
       MPI_Message message = MPI_MESSAGE_NULL;
@@ -328,7 +328,7 @@ class mpi_group {
          from);
   }
 
-  /// Messages to itself are queued: no MPI completes the send of one before it is received.
+  /// Queues a message to itself, because no MPI completes its send before it is received.
   void keep(const std::byte* data, std::size_t bytes) { own_.emplace_back(data, data + bytes); }
   void take(std::string_view operation, std::byte* data, std::size_t bytes) {
     if (own_.empty()) {

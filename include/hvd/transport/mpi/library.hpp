@@ -15,8 +15,8 @@
 
 #include <unistd.h>
 
-// MPI's C++ bindings are gone from the standard; where a library still has them, they require a further library to
-// link.
+// MPI's C++ bindings were removed from the standard. In libraries that still have them, they require linking a further
+// library.
 #ifndef MPICH_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX 1
 #endif
@@ -80,7 +80,7 @@ inline error_kind mpi_error_kind(int code) {
 /// launcher ends the whole job when a rank exits without it.
 class mpi_process {
  public:
-  /// Makes sure that MPI runs at thread level `wanted` at least.
+  /// Ensures that MPI runs at thread level `wanted` at least.
   static void start(int wanted) {
     int yes = 0;
     MPI_Finalized(&yes);
@@ -146,7 +146,7 @@ class mpi_process {
   }
 };
 
-/// A reduction in MPI's terms; `op` is MPI_OP_NULL where MPI has none that does the same.
+/// A reduction in MPI's terms; `op` is MPI_OP_NULL if MPI has no equivalent.
 struct mpi_reduction {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   MPI_Op op = MPI_OP_NULL;
@@ -168,7 +168,7 @@ inline MPI_Datatype mpi_integer(dtype type, MPI_Op op) {
   }
 }
 
-/// MPI's operation of that name; MPI_OP_NULL for a user's.
+/// MPI's equivalent of a built-in operation; MPI_OP_NULL for a user's.
 inline MPI_Op mpi_op(std::uint32_t op) noexcept {
   switch (op) {
     case op_id<sum_t>:
@@ -180,9 +180,9 @@ inline MPI_Op mpi_op(std::uint32_t op) noexcept {
   }
 }
 
-/// Which reductions of integers this MPI does as hvd defines them: a bit for each type and operation, found by a test.
-/// MPICH 4.0 orders unsigned integers as if they were signed; sums of 8 and 16 bits saturate in Open MPI 4.1 where it
-/// uses AVX.
+/// The integer reductions that this MPI computes as hvd defines them: a bit for each type and operation, found by a
+/// test. MPICH 4.0 orders unsigned integers as if they were signed; sums of 8 and 16 bits saturate in Open MPI 4.1 if
+/// it uses AVX.
 class mpi_sound_integers {
  public:
   static mpi_sound_integers of_this_library() {
@@ -224,10 +224,10 @@ class mpi_sound_integers {
   }
 };
 
-/// Sums and products as in hvd. Minimum and maximum of integers only: MPI does not define the result for a NaN. Those
-/// of bool are bitwise. Nothing for 16-bit floats, which MPI 4 does not know, nor for user types and operations: an
-/// MPI_Op that calls hvd's kernel was tried for sums of `half` (2 ranks, MPICH 4.0: as fast as hvd's own algorithms up
-/// to 1 KiB, 1.5 times their time at 64 KiB, 1.7 times at 4 MiB).
+/// MPI's equivalent of a reduction. Minimum and maximum of integers only, because MPI does not define the result for a
+/// NaN; those of bool are bitwise. None for 16-bit floats, which MPI 4 does not know, nor for user types and
+/// operations: an MPI_Op that calls hvd's kernel was tried for sums of `half` (2 ranks, MPICH 4.0: as fast as hvd's own
+/// algorithms up to 1 KiB, 1.5 times their time at 64 KiB, 1.7 times at 4 MiB).
 inline mpi_reduction mpi_reduction_of(const reduction& r, const mpi_sound_integers& sound) {
   const MPI_Op op = mpi_op(r.op);
   if (op == MPI_OP_NULL) return {};

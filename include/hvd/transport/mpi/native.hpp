@@ -17,14 +17,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a collective of MPI needs until its end. Made only when needed: most blocking calls need none of it, and the
-/// shortest take 200 ns.
+/// The objects that a collective of MPI needs until its end. Made only when needed: most blocking calls do not need
+/// them, and the shortest take 200 ns.
 struct mpi_kept {
   std::vector<MPI_Request> pending;
   std::vector<int> counts, places;
   std::vector<MPI_Datatype> types;
   temporary input, output;
-  // What remains to do at the end.
+  // The remaining steps at the end.
   const reduction* finish = nullptr;
   std::byte* result = nullptr;
   std::size_t count = 0;
@@ -34,10 +34,10 @@ struct mpi_kept {
 };
 
 /// One collective of MPI, from its start to its end. In hvd each rank decides for itself whether its input and output
-/// are the same. MPI wants MPI_IN_PLACE on all ranks or on none, except at roots, and Open MPI's non-blocking
-/// collectives choose their algorithm by it: these are in place on all ranks here, after a copy where necessary.
-/// Blocking ones accept a mixture: the copy would cost 14 % of an allreduce of 64 KiB in MPICH, and 80 % of an
-/// allgather in Open MPI.
+/// are the same. MPI requires MPI_IN_PLACE on all ranks or on none, except at roots, and Open MPI's non-blocking
+/// collectives choose their algorithm by it. So here non-blocking collectives are in place on all ranks, after a copy
+/// if necessary. Blocking ones accept a mixture: the copy would cost 14 % of an allreduce of 64 KiB in MPICH, and 80 %
+/// of an allgather in Open MPI.
 class mpi_work {
  public:
   /// `blocking`: waits inside MPI; otherwise `done` or `wait` complete the collective.
@@ -45,7 +45,7 @@ class mpi_work {
   mpi_work(const mpi_work&) = delete;
   mpi_work& operator=(const mpi_work&) = delete;
 
-  /// Each `start` returns false, with nothing sent, if MPI cannot do it; the same on all ranks.
+  /// Each `start` returns false, with nothing sent, if MPI does not support the call; the same on all ranks.
   bool start(const allreduce_call& c) { return start_vector("MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, c); }
   bool start(const scan_call& c) { return start_vector("MPI_Scan", MPI_Scan, MPI_Iscan, c); }
 
@@ -76,7 +76,7 @@ class mpi_work {
       c.op.prepare(prepared, in, c.blocks.total_count());
       in = prepared;
     }
-    // In place, the result lies within the input. hvd leaves the rest of the input unchanged, MPI would not.
+    // In place, the result lies within the input. hvd leaves the rest of the input unchanged; MPI would not.
     const std::less<const std::byte*> before;
     const bool inside = in == c.in && own != 0 && !before(c.out, in) && before(c.out, in + c.blocks.total_bytes());
     std::byte nothing;  // an empty output that MPI does not take for `in`
@@ -144,7 +144,7 @@ class mpi_work {
       issue("MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall, in, out.count(), out.type(), c.out, back.count(), back.type());
       return true;
     }
-    // Only MPI_Alltoallw takes a type for each block: a rank with long blocks makes types of its own, the others need
+    // Only MPI_Alltoallw takes a type for each block: a rank with long blocks makes special types, the others need
     // none.
     std::vector<mpi_bytes> types;
     types.reserve(2 * static_cast<std::size_t>(size()));
@@ -212,7 +212,7 @@ class mpi_work {
     return true;
   }
 
-  /// Whether it has ended; each call lets MPI make progress.
+  /// True if it has ended; each call lets MPI make progress.
   bool done() {
     if (!kept_) return true;
     mpi_kept& k = *kept_;
@@ -227,7 +227,7 @@ class mpi_work {
     kept_.reset();
     return true;
   }
-  /// Until it has ended. Errors: timeout.
+  /// Waits until it has ended. Errors: timeout.
   void wait() {
     if (done()) return;
     group_.usable();
@@ -275,7 +275,7 @@ class mpi_work {
   }
   MPI_Request& next() { return keep().pending.emplace_back(MPI_REQUEST_NULL); }
 
-  /// Calls f(offset in bytes, number of MPI's elements) for pieces whose elements fit into MPI's count.
+  /// Calls f(offset in bytes, number of MPI's elements) for parts whose elements fit into MPI's count.
   template <class F>
   void in_pieces(std::size_t count, const reduction& op, const mpi_reduction& r, F f) const {
     if (count * r.components <= most()) return f(0, static_cast<int>(count * r.components));
@@ -303,7 +303,7 @@ class mpi_work {
     keep().input = temporary(bytes);
     return kept_->input.data();
   }
-  /// A block of a uniform partition, as a type of its own if all blocks together are more than MPI can count: some MPIs
+  /// A block of a uniform partition, as a special type if all blocks together are more than MPI can count: some MPIs
   /// compute the total in an int.
   [[nodiscard]] mpi_bytes block_of(const partition& blocks) const {
     const std::size_t each = blocks.bytes(0);

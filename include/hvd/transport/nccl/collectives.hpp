@@ -14,7 +14,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What NCCL is to do for a reduction, and what remains to be done for it.
+/// NCCL's part of a reduction, and the rest of it.
 struct nccl_reduction {
   int type = 0;
   std::size_t components = 1;  ///< of NCCL's elements in one of hvd's
@@ -47,7 +47,7 @@ constexpr bool is_floating(dtype type) noexcept {
          type == dtype::complex64 || type == dtype::complex128;
 }
 
-/// Errors: unsupported, in a sentence, for what NCCL cannot reduce; the same on all ranks.
+/// Errors: unsupported for reductions that NCCL does not support; the same on all ranks.
 inline nccl_reduction nccl_reduction_of(const reduction& r, int ranks, nccl_average how, operation kind) {
   nccl_reduction n;
   n.type = nccl_type_of(r.type);
@@ -72,7 +72,7 @@ inline nccl_reduction nccl_reduction_of(const reduction& r, int ranks, nccl_aver
   // An integer quotient that is scaled afterwards is rounded once, and not by NCCL.
   const bool whole = floating || (n.rest.divisor != 1 && n.rest.post == 1.0);
   if ((how == nccl_average::nccl_avg && whole) || (how == nccl_average::pre_mul && floating)) {
-    // Take the division by the number of ranks out again, in whichever form it is.
+    // Take the division by the number of ranks out again, in any of its forms.
     if (n.rest.divisor != 1) {
       n.rest.divisor = 1;
     } else {
@@ -120,7 +120,7 @@ class nccl_group_call {
     if (!comm_.has(handle_)) return;  // after an abort
     for (const int op : ops_) nccl_.op_destroy(op, handle_);
   }
-  /// Whether all of it is on the stream; if not, see nccl_communicator::ready.
+  /// True if all calls are on the stream; if not, see nccl_communicator::ready.
   [[nodiscard]] bool close() {
     open_ = false;
     return comm_.queued(what_, nccl_.group_end());
@@ -183,7 +183,7 @@ class nccl_group_call {
     }
     recv(c.out, c.blocks.bytes(comm_.rank()), c.root);
   }
-  /// What is empty is not sent: both sides know the length.
+  /// Empty messages are not sent: both sides know the length.
   void send(const std::byte* data, std::size_t bytes, int peer) {
     if (bytes != 0) check(nccl_.send(data, bytes, nccl_uint8, peer, handle_, stream_));
   }
@@ -191,7 +191,7 @@ class nccl_group_call {
     if (bytes != 0) check(nccl_.recv(data, bytes, nccl_uint8, peer, handle_, stream_));
   }
 
-  /// The operation of PreMulSum with 1 / ranks; of this group alone.
+  /// The operation of PreMulSum with 1 / ranks, valid for this group of calls alone.
   [[nodiscard]] int multiply(dtype type, int nccl_type) {
     nccl_scalar scalar(type, comm_.size());
     int op = nccl_sum;
@@ -215,7 +215,7 @@ class nccl_group_call {
   bool open_ = false;
 };
 
-/// NCCL has a collective for this call, or several calls that make one.
+/// A call for which NCCL has a collective, or several calls that form one.
 template <class Call>
 concept nccl_collective = requires(nccl_group_call& g, const Call& c) { g.add(c); } ||
                           requires(nccl_group_call& g, const Call& c, const nccl_reduction& r) { g.add(c, r); };

@@ -1,4 +1,4 @@
-// hvd/transport/nccl/communicator.hpp: one communicator of NCCL, non-blocking, with hvd's own deadline.
+// hvd/transport/nccl/communicator.hpp: one communicator of NCCL, non-blocking, with hvd's deadline.
 #pragma once
 
 #include <hvd/cuda/device.hpp>
@@ -23,17 +23,17 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// How many ranks the policy lets use one GPU; 0: any number.
+/// The number of ranks that the policy allows on one GPU; 0: any number.
 inline int ranks_of_pin() { return pinned() ? pinned()->max_ranks : pin_of_environment().max_ranks; }
 
 }  // namespace detail
 
-/// How NCCL forms an average. The results differ in the last bits.
+/// The methods of NCCL to form an average. The results differ in the last bits.
 enum class nccl_average {
   /// hvd decides: post_scale.
   automatic,
-  /// Sums, and then divides, in the kernel that unpacks where tensors are fused: as on the host, and NVLink's switches
-  /// can add.
+  /// Sums, and then divides; for fused tensors, in the kernel that unpacks. As on the host; NVLink's switches can do
+  /// the additions.
   post_scale,
   /// Multiplies each input by 1/n, rounded to the element type, before it adds: for 16-bit floats whose sum overflows.
   pre_mul,
@@ -44,14 +44,15 @@ enum class nccl_average {
 /// The options of an NcclTransport.
 struct nccl_options {
   using seconds = std::chrono::duration<double>;
-  /// Which GPU, among those that the process sees; -1: the current one of the calling thread, which hvd::pin chooses.
+  /// The GPU, by its ordinal among those that the process sees; -1: the calling thread's current GPU, which hvd::pin
+  /// chooses.
   int device = -1;
-  /// How many ranks may use one GPU; 0: any number. By default as this thread is pinned (`shared`), or as HVD_PIN says.
-  /// More than one needs NCCL 2.30, or a NCCL_HOSTID that differs between ranks.
+  /// The number of ranks that may use one GPU; 0: any number. The default is that of this thread's pinning (`shared`),
+  /// or of HVD_PIN. More than one needs NCCL 2.30, or a NCCL_HOSTID that differs between ranks.
   int ranks_per_device = detail::ranks_of_pin();
-  /// For every wait for other ranks; 0 waits as long as no error is known.
+  /// The time limit for every wait for other ranks; 0 waits as long as no error is known.
   seconds timeout = failure_policy{}.timeout;
-  /// For the ranks to connect.
+  /// The time limit for the ranks to connect.
   seconds start_timeout = failure_policy{}.start_timeout;
   nccl_average average = nccl_average::automatic;
   /// The most thread blocks that NCCL uses; 0: NCCL decides.
@@ -60,7 +61,7 @@ struct nccl_options {
 
 namespace detail {
 
-/// What an error of NCCL is to a program. NCCL does not know which rank is lost.
+/// The kind of an error of NCCL. NCCL does not know which rank is lost.
 constexpr error_kind nccl_error_kind(nccl_result code) noexcept {
   switch (code) {
     case nccl_invalid_argument:
@@ -81,13 +82,14 @@ class nccl_communicator {
   nccl_communicator(const nccl_communicator&) = delete;
   nccl_communicator& operator=(const nccl_communicator&) = delete;
   ~nccl_communicator() { close(); }
-  /// Ends it. To be called before memory that NCCL uses is freed: what is stuck on a stream ends here at the latest.
+  /// Ends the communicator. Call it before freeing memory that NCCL uses: work that is stuck on a stream ends here at
+  /// the latest.
   void close() noexcept {
     if (comm_ == nullptr) return;
     try {
       const cuda_device::scope current(*device_);
-      // NCCL may wait for the other ranks here, which need not come. Some versions say that they have ended although a
-      // thread of theirs still works on it.
+      // NCCL may wait here for the other ranks, which may never come. Some versions report the end although one of
+      // their threads still works on it.
       nccl_result state = lost_ ? nccl_remote_error : nccl_.comm_finalize(comm_);
       if (state == nccl_success) nccl_.comm_async_error(comm_, &state);
       for (const auto until = clock::now() + std::chrono::seconds(2); state == nccl_in_progress;) {
@@ -116,17 +118,17 @@ class nccl_communicator {
     usable();
     return comm_;
   }
-  /// Throws the error that has ended it.
+  /// Throws the error that has ended the communicator, if any.
   void usable() const {
     if (lost_) throw again(*lost_);
     if (comm_ == nullptr) fail(error_kind::aborted, {"the NCCL communicator of ", label(), " is not connected"});
   }
-  /// Whether this is the communicator still; it is not after an abort.
+  /// True if `comm` is still the communicator; false after an abort.
   [[nodiscard]] bool has(nccl_comm comm) const noexcept { return comm_ != nullptr && comm_ == comm; }
   /// "rank 0 of 4", for messages.
   [[nodiscard]] std::string label() const { return joined({"rank ", rank_, " of ", size_}); }
 
-  /// Starts to connect the ranks; within a scope of the device, as all that calls NCCL.
+  /// Starts to connect the ranks; within a scope of the device, like all calls of NCCL.
   void connect(const nccl_unique_id& id) {
     nccl_config config = configuration();
     begun("connecting", nccl_.comm_init(&comm_, size_, id, rank_, &config));
@@ -135,12 +137,12 @@ class nccl_communicator {
   /// The same as a part of another communicator. `color` is not negative.
   void connect(nccl_communicator& whole, int color, int key) {
     nccl_config config = configuration();
-    // NCCL makes the part in a thread, which belongs to the whole and writes `comm_` when it is done.
+    // NCCL makes the part in a thread of the whole communicator, which writes `comm_` when it is done.
     whole.begun("split", nccl_.comm_split(whole.get(), color, key, &comm_, &config));
     whole.await_ready("split", options_.start_timeout);  // aborts the whole if it fails, and so joins the thread
     finish_start("split");
   }
-  /// The ranks of another one that are left. What is under way there ends, with its outputs unspecified.
+  /// The same with the remaining ranks of another communicator. Calls under way there end, with unspecified outputs.
   void connect(nccl_communicator& whole, std::span<int> lost) {
     if (nccl_.comm_shrink == nullptr || whole.comm_ == nullptr) {
       fail(error_kind::unsupported,
@@ -155,7 +157,7 @@ class nccl_communicator {
       whole.lost_.emplace(error_kind::aborted, joined({"the ranks of ", whole.label(), " go on without others"}));
     }
     begun("without", code);
-    // NCCL's thread writes it. The state of the whole says nothing any more.
+    // NCCL's thread writes it. The state of the whole communicator no longer shows the progress.
     const auto until = clock::now() + options_.start_timeout;
     for (; __atomic_load_n(&comm_, __ATOMIC_ACQUIRE) == nullptr; nap(std::chrono::microseconds(100))) {
       if (clock::now() < until) continue;
@@ -166,19 +168,20 @@ class nccl_communicator {
     finish_start("without");
   }
 
-  /// Takes what a call of NCCL has returned. True if its work is on the stream; false if that needs another look, by
-  /// `ready`, before anything else is called. Throws if it has failed.
+  /// Handles the result of a call of NCCL. True if its work is on the stream; false if `ready` must be polled before
+  /// anything else is called. Throws if the call has failed.
   [[nodiscard]] bool queued(std::string_view what, nccl_result code) {
     if (code == nccl_success) [[likely]]
       return true;
     if (code != nccl_in_progress) refuse(what, code);
     return ready(what);
   }
-  /// For calls other than collectives: some versions return success although a thread of theirs still works on it.
+  /// The same for calls other than collectives: some versions return success although one of their threads still works
+  /// on it.
   void begun(std::string_view what, nccl_result code) {
     if (code != nccl_success && code != nccl_in_progress) refuse(what, code);
   }
-  /// Whether all that was called is on its streams.
+  /// True if the work of all calls is on its streams.
   [[nodiscard]] bool ready(std::string_view what) {
     usable();
     nccl_result state = nccl_success;
@@ -195,8 +198,8 @@ class nccl_communicator {
   /// Throws if the communicator has failed.
   void check() { static_cast<void>(ready("a collective")); }
 
-  /// Looks until `done`, and for errors; yields the CPU first, and then sleeps. Errors: timeout, and those of `check`;
-  /// after both nothing is under way any more.
+  /// Polls until `done`, and for errors; yields the CPU first, and then sleeps. Errors: timeout, and those of `check`;
+  /// after either, no work is under way.
   template <class Done>
   void await(std::string_view what, nccl_options::seconds limit, const Done& done) {
     abort_if_lost([&] {
@@ -215,9 +218,9 @@ class nccl_communicator {
       return true;
     });
   }
-  /// What f returns. If the communicator is lost in it, what is under way would never end, and whoever frees memory or
-  /// waits for a stream would wait for it. (An engine aborts by itself: until then no work is over that only has
-  /// ended.)
+  /// Returns the result of f. If the communicator is lost in f, aborts it: work under way would never end, and freeing
+  /// memory or waiting for a stream would hang. (An engine aborts by itself; until then, a failed call does not count
+  /// as complete.)
   template <class F>
   bool abort_if_lost(const F& f) {
     try {
@@ -236,7 +239,8 @@ class nccl_communicator {
     throw again(*lost_);
   }
 
-  /// Makes every later call throw: a group of calls was launched in part, and other ranks wait for the rest.
+  /// Makes every later call throw. Called if a group of calls was launched only in part, so that other ranks wait for
+  /// the rest.
   void condemn(std::string_view what) noexcept {
     try {
       if (!lost_) lost_.emplace(error_kind::aborted, joined({what, " on ", label(), " was begun and not completed"}));
@@ -250,7 +254,7 @@ class nccl_communicator {
     if (comm_ != nullptr) static_cast<void>(nccl_.window_deregister(comm_, window));
   }
 
-  /// Ends all that is under way after an error. Where NCCL can, the communicator stays, so that the ranks that are left
+  /// Ends all work under way after an error. If NCCL supports it, the communicator stays, so that the remaining ranks
   /// can go on from it.
   void stop() noexcept {
     if (comm_ == nullptr) return;
@@ -264,7 +268,7 @@ class nccl_communicator {
     }
   }
 
-  /// Ends all that is under way, on this rank alone; no call works afterwards.
+  /// Ends all work under way, on this rank alone; no call works afterwards.
   void abort() noexcept {
     if (comm_ == nullptr) return;
     try {
@@ -279,7 +283,7 @@ class nccl_communicator {
  private:
   [[nodiscard]] nccl_config configuration() const noexcept {
     nccl_config config;
-    config.blocking = 0;  // with a blocking one, a rank that does not come leaves the others in NCCL for ever
+    config.blocking = 0;  // in a blocking one, a missing rank would leave the others in NCCL for ever
     config.comm_name = "hvd";
     if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
     return config;
@@ -295,14 +299,14 @@ class nccl_communicator {
     if (last != nullptr && *last != '\0') all += joined({" (", last, ")"});
     return all + "; NCCL_DEBUG=WARN tells more";
   }
-  /// An error of one call; NCCL may take it for one of the communicator.
+  /// Throws an error of one call, which NCCL may treat as an error of the communicator.
   [[noreturn]] void refuse(std::string_view what, nccl_result code) {
     nccl_result state = nccl_success;
     if (comm_ != nullptr && nccl_.comm_async_error(comm_, &state) != nccl_success) state = code;
     if (state != nccl_success && state != nccl_in_progress) lose(what, code);
     throw error(nccl_error_kind(code), text(what, code));
   }
-  /// An error that ends the communicator.
+  /// Throws an error that ends the communicator.
   [[noreturn]] void lose(std::string_view what, nccl_result code) {
     lost_.emplace(nccl_error_kind(code), text(what, code));
     throw again(*lost_);

@@ -52,7 +52,7 @@ class nccl_group {
   static std::shared_ptr<nccl_group> connect(Control& control, const nccl_options& options) {
     return connect(control, options, [&] { return options.device; });
   }
-  /// The same on GPU `find()`. What keeps one rank from finding its GPU all ranks are told.
+  /// The same on GPU `find()`. If `find` throws on one rank, all ranks throw.
   template <Bootstrap Control, class F>
   static std::shared_ptr<nccl_group> connect(Control& control, const nccl_options& options, const F& find) {
     nccl_greeting mine;
@@ -85,7 +85,7 @@ class nccl_group {
       const cuda_device::scope current(*group->device_);
       group->comm_.connect(all.front().id);
     });
-    // A rank that is ahead could start a collective while others still connect, or while they cannot.
+    // Wait for all ranks: otherwise one could start a collective while others still connect, or have failed to.
     check_problems(exchange_greetings(control, mine));
     return group;
   }
@@ -98,10 +98,10 @@ class nccl_group {
   [[nodiscard]] const cuda_driver& driver() const noexcept { return device_->driver(); }
   [[nodiscard]] nccl_average average() const noexcept { return comm_.options().average; }
 
-  /// The kernels.
+  /// The kernels, once `load` has loaded them.
   [[nodiscard]] cuda_copies& copies() { return *copies_; }
-  /// Loads them, before ranks compare how they have started: what one rank cannot do, all must know, and to load them
-  /// beside a collective could wait for it.
+  /// Loads the kernels. Called before ranks exchange their errors: a load failure must be reported to all ranks, and
+  /// loading during a collective can deadlock.
   void load() {
     const cuda_device::scope current(*device_);
     copies_.emplace(driver());
@@ -109,8 +109,8 @@ class nccl_group {
 
   // ---- calls ----------------------------------------------------------------------------------------------------
 
-  /// Queues a call on a stream. The thread waits while NCCL wants to be asked again: long when it first connects, and
-  /// some versions want it after every call.
+  /// Queues a call on a stream. The thread waits while NCCL has to be polled: long when it first connects, and after
+  /// every call in some versions.
   template <class Call>
     requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
   void queue(const Call& c, cu_stream stream) {
@@ -118,7 +118,7 @@ class nccl_group {
     check_buffers(c);
     comm_.usable();
     if constexpr (requires { c.send; }) {
-      if (c.in == c.out && c.in != nullptr) {  // NCCL has none in place
+      if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
         const auto copy = scratch_.take(c.send.total_bytes());
         copy_on_device(copy.get(), c.in, c.send.total_bytes(), stream);
         const Call call{copy.get(), c.out, c.send, c.recv};
@@ -201,7 +201,7 @@ class nccl_group {
   }
 
   [[nodiscard]] std::shared_ptr<nccl_group> split(int color, int key) {
-    // All colors and keys: NCCL takes no negative color, and the ranks of the new group must be known.
+    // Ranks exchange all colors and keys: NCCL takes no negative color, and the ranks of the new group must be known.
     struct wish {
       int color, key;
     };
@@ -227,7 +227,7 @@ class nccl_group {
     if (comm_.library().comm_split != nullptr) {
       const cuda_device::scope current(*device_);
       part->comm_.connect(comm_, index, key);
-    } else {  // before NCCL 2.18: each rank offers an id, and that of the first one counts
+    } else {  // before NCCL 2.18: each rank offers an id, and the id of the first one counts
       nccl_unique_id own{};
       const nccl_result code = comm_.library().unique_id(&own);
       if (code != nccl_success) fail(nccl_error_kind(code), {"split: ncclGetUniqueId failed"});
@@ -298,7 +298,7 @@ class nccl_group {
     check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
     check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
   }
-  /// What f makes, if it does so on all ranks; else all throw.
+  /// Returns the result of f if f succeeds on all ranks; otherwise all ranks throw.
   template <class F>
   auto agreed(std::string_view what, const F& f) -> decltype(f()) {
     decltype(f()) made{};
@@ -340,7 +340,7 @@ class nccl_group {
     const device_part all{in, out, bytes / op.element_bytes};
     copies()(std::span(&all, 1), op.type, op.type, factor, divisor, stream);
   }
-  /// Until what is queued on this group's stream is done.
+  /// Waits until all work on this group's stream is done.
   void wait(std::string_view what) {
     const cuda_device::scope current(*device_);
     const auto done = events_->record(stream_.get());
@@ -353,7 +353,7 @@ class nccl_group {
     return true;
   }
 
-  /// The bytes of all ranks, by way of the device, for the operation `what`; waits.
+  /// Gathers `bytes` bytes of every rank, through the device, for the operation `what`; waits.
   void share(std::string_view what, const void* mine, void* all, std::size_t bytes) {
     const cuda_device::scope current(*device_);
     const std::size_t whole = bytes * static_cast<std::size_t>(size());

@@ -47,7 +47,7 @@ inline constexpr int nccl_window_symmetric = 1;
 inline constexpr int nccl_shrink_abort = 1;
 inline constexpr std::size_t nccl_window_alignment = 4096;
 
-/// ncclConfig_t of NCCL 2.27. A library takes from it as many bytes as `size` says, and fills in what it knows besides.
+/// ncclConfig_t of NCCL 2.27. A library reads `size` bytes of it, and uses its defaults for the rest.
 struct nccl_config {
   std::size_t size = sizeof(nccl_config);
   unsigned magic = 0xcafebeef;
@@ -66,7 +66,7 @@ struct nccl_config {
   int nvls_ctas = INT_MIN;
 };
 
-/// The table. A pointer is null where the library has no such function; those that `each` says every library has are
+/// The table. A pointer is null if the library has no such function. Functions that `each` marks as always present are
 /// never null once NCCL was found.
 struct nccl_library {
   nccl_result (*version)(int*) = nullptr;
@@ -151,14 +151,14 @@ inline std::string nccl_version_text(int code) {
   return joined({code / 10000, ".", code / 100 % 100, ".", code % 100});
 }
 
-/// NCCL in this process. It is looked for once: where HVD_NCCL_LIBRARY says, else a copy that is already loaded, else
-/// libnccl.so.2.
+/// NCCL in this process. It is looked for once: the file in HVD_NCCL_LIBRARY, or else a copy that is already loaded, or
+/// else libnccl.so.2.
 struct nccl_search {
   nccl_library table{};
   bool usable = false;
   int version = 0;
   std::string why{};      ///< if it is not usable: one sentence
-  std::string library{};  ///< what the table was filled from: a file's name, or "linked"
+  std::string library{};  ///< the source of the table: a file's name, or "linked"
 
   static const nccl_search& result() {
     static const nccl_search once;
@@ -249,7 +249,7 @@ inline nccl_search::nccl_search() {
   if (!usable) why = joined({"NCCL (", library, ") does not tell its version: ", table.error_text(code)});
 }
 
-/// NCCL's table, or an error of kind unsupported, whose sentence says what was looked for and where.
+/// NCCL's table. Errors: unsupported, with the names and places that were searched.
 inline const nccl_library& get_nccl() {
   const nccl_search& found = nccl_search::result();
   if (!found.usable) throw error(error_kind::unsupported, found.why);

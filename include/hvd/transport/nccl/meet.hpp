@@ -1,4 +1,4 @@
-// hvd/transport/nccl/meet.hpp: what ranks tell each other, over another transport, before NCCL connects them.
+// hvd/transport/nccl/meet.hpp: the messages of ranks, over another transport, before NCCL connects them.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -16,10 +16,10 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What each rank sends.
+/// The message of each rank.
 struct nccl_greeting {
   short_text<24> version{hvd::version};
-  short_text<512> problem{};  ///< why this rank cannot take part; empty if it can
+  short_text<512> problem{};  ///< the reason why this rank cannot take part; empty if it can
   error_kind kind{};          ///< of the problem
   int nccl = 0;
   device_of_rank gpu{};  ///< and host
@@ -43,8 +43,8 @@ std::vector<nccl_greeting> exchange_greetings(Control& control, const nccl_greet
   return all;
 }
 
-/// Throws, on all ranks the same, the problem of the first rank that has one; rather none of those that have waited for
-/// others in vain.
+/// Throws the problem of the first rank that has one, the same on all ranks. Prefers other problems to those of ranks
+/// that have waited in vain.
 inline void check_problems(std::span<const nccl_greeting> all) {
   for (const bool waited : {false, true}) {
     for (std::size_t r = 0; r != all.size(); ++r) {
@@ -56,7 +56,7 @@ inline void check_problems(std::span<const nccl_greeting> all) {
   }
 }
 
-/// Throws, on all ranks the same, what keeps the ranks from being connected.
+/// Throws if the ranks cannot be connected; the same error on all ranks.
 inline void check_greetings(std::span<const nccl_greeting> all) {
   check_problems(all);
   for (std::size_t r = 0; r != all.size(); ++r) {
@@ -77,10 +77,11 @@ inline void check_greetings(std::span<const nccl_greeting> all) {
   }
 }
 
-/// Before the first call of NCCL: lets several ranks use one GPU. Errors: unsupported where this NCCL cannot.
+/// Called before the first call of NCCL: lets several ranks use one GPU. Errors: unsupported if this NCCL does not
+/// allow it.
 inline void allow_sharing(const nccl_options& options) {
   if (options.ranks_per_device == 1) return;
-  if (std::getenv("NCCL_HOSTID") != nullptr) return;  // then NCCL takes each rank for a host
+  if (std::getenv("NCCL_HOSTID") != nullptr) return;  // then NCCL treats each rank as a host
   const int version = nccl_search::result().version;
   if (version < 23000) {
     fail(error_kind::unsupported,

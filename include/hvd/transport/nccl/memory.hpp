@@ -1,5 +1,5 @@
-// hvd/transport/nccl/memory.hpp: memory of a GPU: what calls are given, what they need, and what NCCL has registered on
-// all ranks.
+// hvd/transport/nccl/memory.hpp: memory of a GPU: checks of buffers, temporary memory, and memory that NCCL has
+// registered on all ranks.
 #pragma once
 
 #include <hvd/cuda/device.hpp>
@@ -19,7 +19,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Throws invalid_argument for memory that is not that of the device.
+/// Throws invalid_argument for memory of the host or of another device.
 inline void check_device_memory(const cuda_device& device, std::string_view operation_name, const std::string& who,
                                 const char* what, const void* address, std::size_t bytes) {
   if (bytes == 0) return;
@@ -37,8 +37,8 @@ inline void check_device_memory(const cuda_device& device, std::string_view oper
                                       " is memory of GPU ", owner, "; this rank's is GPU ", device.ordinal()});
 }
 
-/// Memory that calls use and give back. It is not freed before the communicator has ended: to free it waits for all
-/// that the device does, which may be for other ranks. Within a scope of the device.
+/// Temporary memory of calls, which is reused. It is not freed before the communicator has ended: freeing waits for all
+/// work of the device, which may wait for other ranks. Within a scope of the device.
 class nccl_scratch {
  public:
   nccl_scratch(std::shared_ptr<cuda_device> device, std::shared_ptr<cuda_events> events)
@@ -53,7 +53,7 @@ class nccl_scratch {
     }
     return all_.emplace_back(entry{cuda_memory(device_, bytes), bytes}).memory;
   }
-  /// It may be taken again when the stream has passed.
+  /// Returns memory, which may be reused after the current work on the stream.
   void give_back(const std::shared_ptr<std::byte>& memory, cu_stream stream) {
     for (entry& e : all_) {
       if (e.memory == memory) e.free = events_->record(stream);
@@ -71,7 +71,8 @@ class nccl_scratch {
   std::vector<entry> all_;
 };
 
-/// One byte of each rank, on the device and on the host: allocated early, because it is needed when there is no memory.
+/// One byte of each rank, on the device and on the host: allocated in advance, because it is needed when there is no
+/// memory.
 class nccl_votes {
  public:
   nccl_votes(const std::shared_ptr<cuda_device>& device, int size)
@@ -106,9 +107,8 @@ struct nccl_memory {
   }
 };
 
-/// Allocates the same number of bytes on all ranks, zeroed, and registers them with NCCL where all ranks can;
-/// collective. It takes steps, none of which waits for another rank: a rank without memory must not leave the others in
-/// NCCL.
+/// Allocates the same number of bytes on all ranks, zeroed, and registers them with NCCL if all ranks can; collective.
+/// It proceeds in steps, none of which waits for another rank: a rank without memory must not leave the others in NCCL.
 class nccl_growth {
  public:
   nccl_growth(std::shared_ptr<nccl_communicator> comm, std::shared_ptr<cuda_events> events, const nccl_votes& votes,
@@ -119,8 +119,8 @@ class nccl_growth {
     memory_->comm = comm_;
   }
 
-  /// Takes the steps that can be taken now, within a scope of the device; true if the memory is there. Errors:
-  /// no_memory, the same on all ranks, with the first rank that has none.
+  /// Takes all possible steps, within a scope of the device; true once the memory is ready. Errors: no_memory, the same
+  /// on all ranks, with the first rank that has none.
   [[nodiscard]] bool advance() {
     if (step_ == step::voting) vote();
     if (step_ == step::calling) {
@@ -143,7 +143,7 @@ class nccl_growth {
     return true;
   }
   [[nodiscard]] std::shared_ptr<std::byte> memory() const { return {memory_, memory_->address}; }
-  /// Whether the error was that of all ranks.
+  /// True if all ranks had the error.
   [[nodiscard]] bool refused() const noexcept { return refused_; }
 
  private:
@@ -196,7 +196,8 @@ class nccl_growth {
     step_ = step::done;
     const nccl_library& nccl = comm_->library();
     if (least != of_nccl || nccl.window_register == nullptr) return;
-    // Some versions leave the window as it is where they cannot register, and some return success before they have.
+    // Some versions leave the window unchanged if they cannot register, and some return success before they have
+    // registered.
     const nccl_result code =
         nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, nccl_window_symmetric);
     comm_->begun("registering memory", code);

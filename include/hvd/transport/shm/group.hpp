@@ -1,4 +1,4 @@
-// hvd/transport/shm/group.hpp: how processes come together in a segment, and how they leave it.
+// hvd/transport/shm/group.hpp: processes join a group in a segment, and leave it.
 #pragma once
 
 #include <hvd/detail/deadline.hpp>
@@ -64,26 +64,26 @@ class shm_group {
   [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
   [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
 
-  /// Where groups that are split off this one look for a second claim; nothing where none can come.
+  /// The header in which groups made by `split` look for a second claim; null if none can come.
   [[nodiscard]] const std::shared_ptr<job_claims>& claims() const noexcept { return claims_; }
 
   void leave() noexcept {
     if (!tell_left()) return;
-    // Ranks may have been killed while they joined a group that this rank is not in, and have left its name.
+    // Ranks may have been killed while they joined a group without this rank, and have left its name.
     if (somebody_died()) segment::sweep(opts_.memory.directory);
     if (!keeps_name_) return;
     segment_->unlink();
     claims_->forget();
   }
 
-  /// Whether a rank has left or died.
+  /// True if a rank has left or died.
   [[nodiscard]] bool gone(int rank) const {
     return peers_->of(rank).self.state.load(std::memory_order_acquire) == presence::left || !segment_->locked(rank);
   }
 
-  /// The rank to blame for the loss of `peer`: preferably one that was killed, not one that left, or that knew of a
-  /// failure before it ended and may have ended because of it. (A process that ends leaves its groups one by one:
-  /// another rank may notice this in another group, and leave this group, before it is visible here.)
+  /// The rank to blame for the loss of `peer`: preferably a rank that was killed, not one that left, and not one that
+  /// knew of a failure before it ended and may have ended because of it. (A process that ends leaves its groups one by
+  /// one: another rank may notice this in another group, and leave this group, before it is visible here.)
   [[nodiscard]] int blame(int peer) const {
     for (int attempt = 0; attempt != 3; ++attempt) {
       for (int q = 0; q != peers_->size(); ++q) {
@@ -110,7 +110,7 @@ class shm_group {
     return -1;
   }
 
-  /// Memory for n elements on each rank; every rank gets it or every rank throws.
+  /// Memory for n elements on each rank; it succeeds on all ranks or throws on all.
   std::shared_ptr<segment> allocate(std::size_t n, std::size_t element_bytes) {
     peer_memory& m = *peers_;
     peer_memory::scope scope(m, "alloc_shared");
@@ -139,7 +139,7 @@ class shm_group {
     return memory;
   }
 
-  /// The first `bytes` of each rank's file; null, on all ranks, where they cannot be mapped.
+  /// The first `bytes` of each rank's file; null, on all ranks, if they cannot be mapped.
   std::shared_ptr<peer_files> map_files(int fd, std::size_t bytes) {
     peer_memory& m = *peers_;
     peer_memory::scope scope(m, "map_shared");
@@ -171,7 +171,7 @@ class shm_group {
     return true;
   }
 
-  /// Whether a rank has ended without leaving.
+  /// True if a rank has ended without leaving.
   [[nodiscard]] bool somebody_died() const noexcept {
     for (int q = 0; q != size_; ++q) {
       const auto left = [&] { return peers_->of(q).self.state.load(std::memory_order_acquire) == presence::left; };
@@ -180,8 +180,8 @@ class shm_group {
     return false;
   }
 
-  /// Ends a join that failed. Living ranks remove the name, but wait up to 200 ms first: ranks on their way find the
-  /// segment and learn the reason. (If a launcher made the segment, only the launcher removes the name.)
+  /// Ends a failed join. Living ranks remove the name, but first wait up to 200 ms, so that ranks that come later find
+  /// the segment and its error. (If a launcher made the segment, only the launcher removes the name.)
   void abandon() noexcept {
     if (!entered_ && !creator_) return;
     tell_left();
@@ -243,14 +243,14 @@ class shm_group {
     await_all(header, lost);
     if (keeps_name_) await_second_claims(header);
     count_cpus();
-    // Groups that are split off this one get its options, and with them its costs, if they are known.
+    // Groups made by `split` get this group's options, including its costs, if they are known.
     if (size_ > 1) opts_.lines = agree_on_line_costs(*peers_, opts_.lines);
     peers_->set_costs(opts_.lines);
   }
 
   void await_all(const group_header& header, const watch& lost) {
     auto pause = std::chrono::microseconds(20);
-    // A look costs a system call for each rank, and all ranks look: the more ranks, the less often.
+    // A check costs a system call for each rank, and all ranks check; so with more ranks they check less often.
     const auto between = std::chrono::microseconds(50) * size_;
     auto next_look = clock::now();
     for (int q = 0; q != size_;) {
@@ -287,8 +287,8 @@ class shm_group {
     if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
   }
 
-  /// Processes of another launch under the same name may come a moment later: an error now is better than results that
-  /// mix the data of both.
+  /// Waits for processes of another launch under the same name, which may come a moment later. An error now is better
+  /// than results that mix the data of both.
   void await_second_claims(const group_header& header) {
     for (const auto until = clock::now() + std::chrono::milliseconds(20); clock::now() < until;) {
       nap(std::chrono::milliseconds(2));

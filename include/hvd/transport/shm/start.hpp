@@ -1,4 +1,4 @@
-// hvd/transport/shm/start.hpp: how a group's segment is made, and how ranks find it by the name of their job.
+// hvd/transport/shm/start.hpp: makes a group's segment, and finds it by the name of the job.
 #pragma once
 
 #include <hvd/detail/function_ref.hpp>
@@ -39,7 +39,7 @@ struct group_name {
   group_name(std::string job_text, std::string file_name, bool is_part)
       : job(std::move(job_text)), file(std::move(file_name)), part(is_part) {}
 
-  /// Whether a user chose the name: another launch may then use it at the same time.
+  /// True if a user chose the name: another launch may then use it at the same time.
   [[nodiscard]] bool ambiguous() const noexcept { return !part && job.find('@') == job.npos; }
 };
 
@@ -51,7 +51,7 @@ inline std::uint64_t process_identity() noexcept {
   return number << 32 | static_cast<std::uint32_t>(::getpid());
 }
 
-/// A segment's geometry, from what no other process can change: its length, and the size that this rank was given.
+/// A segment's geometry, computed from values that no other process can change: its length, and this rank's `size`.
 inline geometry geometry_of(const segment& s, int size) {
   return make_geometry(size, (s.bytes() - sizeof(group_header)) / static_cast<std::size_t>(size) + header_bytes);
 }
@@ -88,15 +88,15 @@ inline std::optional<segment> create_group(const group_name& name, int size, con
 inline constexpr const char* how_to_meet =
     "; were all ranks started on this host, by this user, with the same HVD_JOB, HOROVOD_SIZE and HVD_SHM_DIR?";
 
-/// Ends a group in which another process is `rank` already, and throws invalid_argument.
+/// Ends a group in which another process already is `rank`, and throws invalid_argument.
 [[noreturn]] inline void claim_twice(group_header& h, int rank) {
   std::uint64_t none = 0;
   h.abort.value.compare_exchange_strong(none, abort_reason(error_kind::mismatch, rank, -1, phase::join));
   fail(error_kind::invalid_argument, {two_claims(rank)}, rank);
 }
 
-/// A job's header, mapped once more for the groups that are split off the group with the job's name: they look there
-/// for a second claim. All of them on this rank share it, as they may outlive the group that was joined by name.
+/// A job's header, mapped once more for groups that are split off the named group: they look there for a second claim.
+/// All of them on this rank share it, because they may outlive the named group.
 class job_claims {
  public:
   explicit job_claims(const segment& s) {
@@ -112,8 +112,8 @@ class job_claims {
   [[nodiscard]] const word& abort_word() const noexcept { return static_cast<const group_header*>(page_)->abort.value; }
 
   /// Called when the name is removed, so that no process can claim a rank any more. Maps an empty page over the header,
-  /// so that the header no longer keeps its file, the staging memory of all ranks. Other threads may be reading it. (If
-  /// the system refuses, the header stays mapped.)
+  /// so that the header no longer keeps its file alive, which holds the staging memory of all ranks. Other threads may
+  /// be reading it. (If the system refuses, the header stays mapped.)
   void forget() noexcept {
     if (page_ == nullptr) return;
     ::mmap(page_, sizeof(group_header), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -130,7 +130,7 @@ class job_claims {
 using watch = function_ref<int(int awaited)>;
 inline constexpr int group_ended = -2;
 
-/// How long a rank waits for the others to join.
+/// The time for which a rank waits for the others to join.
 struct join_limit {
   std::chrono::duration<double> time;
   const char* variable;
@@ -174,7 +174,7 @@ struct group_finder {
         }
         const bool dead = !s->locked(segment::creator_byte);  // a creator that is alive holds it
         if (dead || rank == 0) s->unlink();
-        // At the first look it was absent or alive: so it was this job's, unless another process was this rank of it.
+        // It was absent or alive on the first check, so it belongs to this job unless another process claimed the rank.
         if (dead && rank != 0 && !first && !taken(*s)) refuse_dead(*s);
       } else if (!why.empty()) {
         fail(error_kind::system, {why, "; remove it or use another job name"});
@@ -209,8 +209,8 @@ struct group_finder {
   }
 
  private:
-  /// Why an existing segment is not this job's; empty if it is. Throws mismatch if a living job has another version of
-  /// hvd or another size than this rank.
+  /// The reason why an existing segment is not this job's; empty if it is. Throws mismatch if a living job has another
+  /// version of hvd or another size than this rank.
   [[nodiscard]] std::string stale_reason(const segment& s) const {
     if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that is gone"});
     if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
@@ -233,7 +233,8 @@ struct group_finder {
     return {};
   }
 
-  /// Whether all ranks have joined. The group then keeps its name, so that a second launch under the same name notices.
+  /// True if all ranks have joined. The group then keeps its name, so that a second launch under the same name is
+  /// detected.
   [[nodiscard]] bool complete(const segment& s) const noexcept {
     const auto& h = *reinterpret_cast<const group_header*>(s.data());
     int q = 0;
@@ -256,7 +257,7 @@ struct group_finder {
 
   [[noreturn]] static void refuse_lost(int who) { fail(error_kind::peer_lost, {"rank ", who, is_lost}, who); }
 
-  /// This job's group has ended before this rank came.
+  /// Throws: this job's group ended before this rank came.
   [[noreturn]] void refuse_dead(const segment& s) const {
     std::uint64_t reason = 0;
     if (s.bytes() >= sizeof(group_header)) {

@@ -1,5 +1,4 @@
-// hvd/transport/simulated/events.hpp: the messages of a simulation, and what happens to them next; a part of
-// simulated.hpp.
+// hvd/transport/simulated/events.hpp: the messages of a simulation and their next events; a part of simulated.hpp.
 #pragma once
 
 #include <hvd/version.hpp>

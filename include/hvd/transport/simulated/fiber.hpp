@@ -72,7 +72,7 @@ class fiber_stacks {
   void* memory_;
 };
 
-/// A stack and what runs on it. A new fiber is the stack on which the thread already runs.
+/// A stack and the state of its execution. A new fiber is the stack on which the thread already runs.
 class fiber {
  public:
   fiber() = default;
@@ -114,7 +114,7 @@ class fiber {
   }
 
  private:
-  /// What the Itanium C++ ABI (2.2.2) keeps for each thread: the running handlers, and the number of uncaught
+  /// The state that the Itanium C++ ABI (2.2.2) keeps for each thread: the running handlers, and the number of uncaught
   /// exceptions.
   struct exceptions {
     void* caught = nullptr;

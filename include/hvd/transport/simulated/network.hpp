@@ -42,9 +42,9 @@ struct network {
   double reduction_rate = 10e9;           ///< bytes/s of result, of a kernel with two inputs; more than 0
 };
 
-/// How ranks are simulated.
+/// The options of a simulation.
 struct simulation_options {
-  /// Whether messages carry bytes, until a rank changes it by SimulatedTransport::payload. If not, the buffers of
+  /// True if messages carry bytes, until a rank changes it by SimulatedTransport::payload. If not, the buffers of
   /// messages and of `charged` reductions are neither written nor read, and may be any address: for lengths times ranks
   /// that exceed any memory.
   bool payload = true;
@@ -90,7 +90,8 @@ inline void check(const network& net) {
   rate("reduction_rate", net.reduction_rate);
 }
 
-/// When each part of the network is free. All calls come in the order of virtual time: first come, first served.
+/// The times at which parts of the network become free. All calls come in the order of virtual time: first come, first
+/// served.
 class wires {
  public:
   wires(int ranks, const network& net)
@@ -102,22 +103,22 @@ class wires {
 
   [[nodiscard]] int host(int rank) const noexcept { return rank / net_.ranks_per_host; }
   [[nodiscard]] bool crosses(int from, int to) const noexcept { return host(from) != host(to); }
-  /// Whether a message shares the uplink with messages of other ranks.
+  /// True if a message shares the uplink with messages of other ranks.
   [[nodiscard]] bool shares(bool crossing) const noexcept { return crossing && per_byte_uplink_ > 0; }
   [[nodiscard]] double latency(bool crossing) const noexcept {
     return crossing ? net_.between.latency : net_.inside.latency;
   }
-  /// For how long a message occupies each of the two ranks.
+  /// The time for which a message occupies each of the two ranks.
   [[nodiscard]] double busy(bool crossing, std::size_t bytes) const noexcept {
     const auto n = static_cast<double>(bytes);
     return crossing ? net_.between.overhead + n * per_byte_between_ : net_.inside.overhead + n * per_byte_inside_;
   }
 
-  /// When a message that is ready at `at` begins to leave the host of `from`: when it enters the uplink.
+  /// The time when a message that is ready at `at` enters the uplink of the host of `from`.
   double depart(double at, int from, std::size_t bytes) noexcept {
     return through(hosts_[static_cast<std::size_t>(host(from))].out, at, bytes);
   }
-  /// When the last byte of a message is received whose first byte reaches the host of `to` at `at`.
+  /// The time when the last byte of a message is received, if its first byte reaches the host of `to` at `at`.
   double arrive(double at, int to, bool crossing, std::size_t bytes) noexcept {
     if (shares(crossing)) at = through(hosts_[static_cast<std::size_t>(host(to))].in, at, bytes);
     double& free = in_[static_cast<std::size_t>(to)];

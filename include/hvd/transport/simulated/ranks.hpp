@@ -2,7 +2,7 @@
 //
 // A discrete-event simulation. A rank runs, ahead of the others, until it has to wait: until then it only puts events
 // with later times into a queue. A rank that waits takes the earliest events out of the queue, until one of them wakes
-// a rank. So all that ranks share (uplinks, a rank's way in) is assigned in the order of virtual time, and every run is
+// a rank. So shared resources (uplinks, a rank's way in) are assigned in the order of virtual time, and every run is
 // the same.
 #pragma once
 
@@ -110,7 +110,7 @@ class simulated_ranks {
     }
   }
 
-  /// Waits until a message from rank `peer` of the group is there, takes it and returns its length. A message of
+  /// Waits until a message from rank `peer` of the group has arrived, takes it and returns its length. A message of
   /// another length than `bytes` is dropped.
   std::size_t receive(const simulated_place& at, std::byte* data, std::size_t bytes, int peer) {
     state& self = *running_;
@@ -132,7 +132,7 @@ class simulated_ranks {
     return sent;
   }
 
-  /// Whether a message from rank `peer` of the group, or its beginning, has come. Takes no virtual time.
+  /// True if a message from rank `peer` of the group, or its beginning, has arrived. Takes no virtual time.
   bool arrived(const simulated_place& at, int peer) {
     state& self = *running_;
     const std::uint64_t key = key_of(at.context, at.world(peer));
@@ -146,7 +146,7 @@ class simulated_ranks {
     return there();
   }
 
-  /// Waits until a message from one of these ranks of the group is there, and takes none.
+  /// Waits until a message from one of these ranks of the group has arrived; takes none.
   void await_arrival(const simulated_place& at, std::span<const int> peers) {
     state& self = *running_;
     std::vector<std::uint64_t> keys;
@@ -295,7 +295,7 @@ class simulated_ranks {
     running_ = self;
   }
 
-  /// What runs on a rank's stack.
+  /// The function that runs on a rank's stack.
   static void start() {
     simulated_ranks& here = *current();
     state& self = *here.running_;
@@ -317,7 +317,7 @@ class simulated_ranks {
     self.ended = true;
   }
 
-  /// Why no rank can go on.
+  /// The reason why no rank can go on.
   std::string report() {
     constexpr int most = 16;
     int listed = 0, waiting = 0;
