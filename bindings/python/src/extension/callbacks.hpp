@@ -1,4 +1,4 @@
-// callbacks.hpp: Python functions that are called when operations end.
+// callbacks.hpp: Python functions called when operations end.
 #pragma once
 
 #include "gil.hpp"
@@ -15,25 +15,25 @@
 
 namespace hvd_python {
 
-/// Functions whose operations have ended, for the thread of Python that calls them. A thread of the engine only adds
-/// to it: it never takes the GIL, so no callback holds up other operations.
+/// Functions of ended operations, for the Python thread that calls them. Engine threads only add functions and never
+/// take the GIL, so no callback delays other operations.
 class callbacks {
  public:
   /// Never destroyed: threads may still use it while the process ends.
   static callbacks& instance() { return *current()[0]; }
-  /// Those of groups, which other threads call.
+  /// Callbacks of groups, called by other threads.
   static callbacks& of_groups() { return *current()[1]; }
-  /// For a forked child, in which threads that it does not have may hold the lock: it gets its own.
+  /// For a forked child, which gets its own one: a thread missing in the child may hold the lock.
   static void forget() { current() = {new callbacks, new callbacks}; }
 
-  /// A function that `keep_alive` holds.
+  /// A function held by `keep_alive`.
   void add(std::shared_ptr<void> function) {
     const std::lock_guard lock(mutex_);
     ready_.push_back(std::move(function));
     any_.notify_one();
   }
 
-  /// Waits without the GIL for the next one, in the order in which operations have ended.
+  /// Waits without the GIL for the next function, in the order in which operations end.
   nanobind::object next() {
     std::shared_ptr<void> function;
     {

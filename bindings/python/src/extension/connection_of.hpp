@@ -57,7 +57,7 @@ inline hvd::reduction reduction_of(const collective& c, int size) {
   }
 }
 
-/// Runs a collective on any transport. Buffers have been checked.
+/// Runs a collective on any transport. The caller has checked the buffers.
 template <hvd::Transport T>
 void run_on(T& comm, const collective& c) {
   const std::size_t unit = hvd::size_of(c.type);
@@ -81,7 +81,7 @@ void run_on(T& comm, const collective& c) {
   }
 }
 
-/// `Messages` has the functions of hvd::detail::tagged_messages; none where there is one rank.
+/// `Messages` has the functions of hvd::detail::tagged_messages; null if there is only one rank.
 template <hvd::Transport T, class Messages>
 class connection_of final : public connection {
  public:

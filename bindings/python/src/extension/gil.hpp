@@ -1,4 +1,4 @@
-// gil.hpp: the interpreter's lock, which other threads may never get again once one ends Python.
+// gil.hpp: the interpreter's lock. Once a thread ends Python, other threads may never get the lock again.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,9 +7,9 @@
 
 namespace hvd_python {
 
-/// Calls f, which throws nothing itself but may take the GIL. Once the interpreter ends, Python before 3.14 ends a
-/// thread that takes the GIL by pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so the process
-/// would abort. The thread stays here instead until the process is gone, as Python itself does from 3.14 on.
+/// Calls f, which throws nothing itself but may take the GIL. When the interpreter has begun to end, Python before 3.14
+/// ends a thread that takes the GIL with pthread_exit, which unwinds its stack. Frames of nanobind are noexcept, so the
+/// process would abort. Instead, the thread waits here until the process is gone, as Python itself does since 3.14.
 template <class F>
 void stay_if_python_ends(const F& f) {
   try {
@@ -19,7 +19,7 @@ void stay_if_python_ends(const F& f) {
   }
 }
 
-/// The GIL is released while this lives.
+/// Releases the GIL during its lifetime.
 class released_gil {
  public:
   released_gil() : thread_(PyEval_SaveThread()) {}

@@ -14,7 +14,7 @@
 namespace hvd_python {
 namespace {
 
-constexpr std::size_t small = 64 << 10;  // bytes of an operation that takes no longer than to wake a thread
+constexpr std::size_t small = 64 << 10;  // up to this size in bytes, an operation takes no longer than a wake-up
 
 bool is_small(const pending& p) {
   if (p.message) return p.message->bytes <= small;
@@ -25,9 +25,9 @@ hvd::operation kind_of(const hvd::detail::tagged_message& m) {
   return m.sends ? hvd::operation::send : hvd::operation::recv;
 }
 
-constexpr seconds slice(0.05);  // between looks for signals while another thread does the work
+constexpr seconds slice(0.05);  // between checks for signals while another thread does the work
 
-/// Asked by the transport while this thread waits in it.
+/// Called by the transport while this thread waits in it.
 thread_local group::interrupted by_signal_here = nullptr;
 
 class asks_for_signals {
@@ -132,7 +132,7 @@ std::shared_ptr<pending> group::submit(std::shared_ptr<pending> p) {
   return p;
 }
 
-/// Runs the first of the queue; the caller holds the lock, and no other collective runs.
+/// Runs the first collective of the queue. The caller holds the lock, and no other collective runs.
 void group::run_next(lock& held) {
   const std::shared_ptr<pending> next = queue_.front();
   queue_.pop_front();
@@ -182,16 +182,17 @@ std::shared_ptr<pending> group::post(std::shared_ptr<pending> p, bool at_once) {
     connection_->wake();
     return p;
   }
-  move_messages(held, false);  // what fits between the ranks, or is there already, needs no thread
+  move_messages(held, false);  // messages that fit between ranks or have arrived need no thread
   if (!p->done && !at_once) {
     carrier_.added(is_small(*p), [this] { drive_messages(); });
   } else if (!posted_.empty() || !in_flight_.empty()) {
-    carrier_.left();  // it may have come while this thread moved messages, and sleep
+    carrier_.left();  // it may have arrived while this thread moved messages, and be asleep
   }
   return p;
 }
 
-/// Moves what can be moved; the caller holds the lock, and no other thread moves any. `waits`: until something can be.
+/// Moves messages as far as possible. The caller holds the lock, and no other thread moves any. `waits`: wait until a
+/// message can be moved.
 void group::move_messages(lock& held, bool waits) {
   carrying_ = true;
   const std::deque<std::shared_ptr<pending>> fresh = std::exchange(posted_, {});
@@ -234,7 +235,7 @@ void group::move_messages(lock& held, bool waits) {
   });
 }
 
-/// Moves messages until `until` is done, or all are. Returns early where another thread goes on.
+/// Moves messages until `until` is done, or all are. Returns early if another thread takes over.
 void group::carry(lock& held, const pending* until) {
   while (until != nullptr ? !until->done : !(posted_.empty() && in_flight_.empty())) {
     move_messages(held, true);
@@ -248,7 +249,7 @@ void group::carry(lock& held, const pending* until) {
     carrier_.added(false, [this] { drive_messages(); });  // the message is still in flight
     throw interrupted_error();
   }
-  ended_.notify_all();  // another thread may go on
+  ended_.notify_all();  // another thread may continue
 }
 
 void group::drive_messages() {
@@ -271,7 +272,7 @@ bool group::wait(pending& p, std::optional<seconds> limit, interrupted by_signal
   lock held(mutex_);
   const bool exposed = !p.done;
   while (!p.done) {
-    const bool alone = !limit;  // with a limit another thread does the work
+    const bool alone = !limit;  // with a limit, another thread does the work
     if (alone && !p.message && !running_ && !queue_.empty()) {
       const asks_for_signals asks(by_signal);
       if (queue_.front().get() == &p && is_small(p)) driver_.not_needed();

@@ -1,4 +1,4 @@
-// group_python.hpp: the class Group of Python. Two modules make groups.
+// group_python.hpp: the Python class Group. Two modules create groups.
 #pragma once
 
 #include "connection.hpp"
@@ -14,12 +14,12 @@
 
 namespace hvd_python {
 
-/// All functions are called with the GIL, and release it while they wait.
+/// All functions need the GIL, and release it while they wait.
 class group_object {
  public:
   explicit group_object(std::unique_ptr<connection> c) : group_(std::make_shared<group>(std::move(c))) {}
 
-  /// The group. Errors: ValueError once it is closed.
+  /// The group. Raises ValueError if it is closed.
   [[nodiscard]] std::shared_ptr<group> get() const {
     if (!group_) throw nanobind::value_error("hvd: this process has left the group");
     return group_;
@@ -30,7 +30,8 @@ class group_object {
     const released_gil released;
     last->close(seconds(limit));
   }
-  /// For a forked child, which has none of the group's threads and is no rank. Leaks it: nothing is destroyed.
+  /// For a forked child, which has none of the group's threads and is not a rank. Leaks the group instead of destroying
+  /// it.
   void forget() { new std::shared_ptr<group>(std::move(group_)); }
 
  private:

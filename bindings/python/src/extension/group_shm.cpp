@@ -13,7 +13,7 @@
 namespace hvd_python {
 namespace {
 
-/// Messages in a segment of their own, so that they wait for no collective.
+/// Messages in their own segment, so that they never wait for a collective.
 class shm_messages : public hvd::detail::tagged_messages {
  public:
   explicit shm_messages(hvd::ShmTransport comm) : tagged_messages(comm.peers()), comm_(std::move(comm)) {}

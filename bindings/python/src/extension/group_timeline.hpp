@@ -1,4 +1,4 @@
-// group_timeline.hpp: operations of groups in the process's timeline, and counted.
+// group_timeline.hpp: records groups' operations in the process's timeline, and counts them.
 #pragma once
 
 #include "connection.hpp"
@@ -19,7 +19,8 @@
 
 namespace hvd_python {
 
-/// Shows a collective while it lives. Collectives have no names: those of one group, kind, type and length are one row.
+/// Shows a collective during its lifetime. Collectives have no names: those with the same group, kind, dtype and length
+/// share a row.
 class timeline_entry {
  public:
   timeline_entry(const collective& c, std::string_view transport, int ranks, int set) : what_(c), ranks_(ranks) {
@@ -44,13 +45,13 @@ class timeline_entry {
     if (timeline().active()) timeline().waited(row_of(c, set), since);
   }
   static void mark_step(std::uint64_t samples) { timeline().step(samples); }
-  /// Of all groups of the process, since it began. Never destroyed, as the timeline.
+  /// For all groups of the process, since it began. Never destroyed, like the timeline.
   static hvd::detail::operation_counters& counters() {
     static auto* const all = new hvd::detail::operation_counters;
     return *all;
   }
 
-  /// Of a group that has not all ranks: its number among process sets, and its ranks.
+  /// For a group without all ranks: its number among process sets, and its ranks.
   static void describe(int set, const std::vector<int>& ranks) {
     {
       texts& t = known();
@@ -97,7 +98,7 @@ class timeline_entry {
     if (fresh) at->second = timeline().tensor(name, set);
     return at->second;
   }
-  /// As "SHM_ALLREDUCE"; lives for ever, as the timeline demands.
+  /// Such as "SHM_ALLREDUCE". Lives forever, as the timeline requires.
   static const char* activity(hvd::operation kind, std::string_view transport) {
     texts& t = known();
     const std::lock_guard lock(t.mutex);

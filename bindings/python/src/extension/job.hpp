@@ -1,4 +1,4 @@
-// job.hpp: the session of a process, as the class Job of Python.
+// job.hpp: the session of a process as the Python class Job.
 #pragma once
 
 #include "errors.hpp"
@@ -13,23 +13,23 @@
 
 namespace hvd_python {
 
-/// All functions are called with the GIL; run and close release it. Not in an unnamed namespace: two modules use it.
+/// All functions need the GIL; run and close release it. Not in an unnamed namespace, because two modules use it.
 class job {
  public:
   explicit job(std::shared_ptr<session> s) : session_(std::move(s)) {}
 
-  /// f(session). Errors: ValueError once the job is closed.
+  /// Calls f(session). Raises ValueError if the job is closed.
   template <class F>
   auto run(const F& f) const {
-    // A reference of its own: another thread may close the job meanwhile.
+    // Its own reference: another thread may close the job meanwhile.
     const std::shared_ptr<session> s = session_;
     if (!s) throw closed_job();
     const released_gil released;
     return f(*s);
   }
 
-  /// Shuts the session down. Other ranks that wait for this one get an error; so do other threads that are in a call,
-  /// which then release the session.
+  /// Shuts the session down. Ranks that wait for this one get an error. So do threads in a call, which then release the
+  /// session.
   void close() {
     std::shared_ptr<session> last = std::move(session_);
     {
@@ -40,10 +40,11 @@ class job {
     released_objects::instance().drain();
   }
 
-  /// For what uses the session without Python, while the job holds it.
+  /// For users of the session outside Python, while the job holds it.
   [[nodiscard]] std::weak_ptr<session> held() const { return session_; }
 
-  /// For a forked child, which has none of the job's threads and is no rank. Leaks the session: nothing is destroyed.
+  /// For a forked child, which has none of the job's threads and is not a rank. Leaks the session instead of destroying
+  /// it.
   void forget() { new std::shared_ptr<session>(std::move(session_)); }
 
  private:

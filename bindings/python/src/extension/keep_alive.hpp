@@ -1,4 +1,4 @@
-// keep_alive.hpp: Python objects whose references threads of the engine drop.
+// keep_alive.hpp: Python objects released by engine threads.
 #pragma once
 
 #include "gil.hpp"
@@ -12,13 +12,13 @@
 
 namespace hvd_python {
 
-/// References that wait for a thread with the GIL to drop them. A thread of the engine never takes the GIL: it would
-/// wait for any thread that computes in Python, and for ever once the interpreter has ended.
+/// References waiting for a thread with the GIL to drop them. An engine thread never takes the GIL: it would wait for
+/// any thread that computes in Python, and forever once the interpreter has ended.
 class released_objects {
  public:
   /// Never destroyed: threads may still use it while the process ends.
   static released_objects& instance() { return *current(); }
-  /// For a forked child, in which threads that it does not have may hold the lock: it gets its own.
+  /// For a forked child, which gets its own one: a thread missing in the child may hold the lock.
   static void forget() { current() = new released_objects; }
 
   void add(PyObject* object) {

@@ -23,12 +23,12 @@ namespace hvd_python {
 namespace nb = nanobind;
 namespace {
 
-/// As an array of bytes that has __dlpack__ and __dlpack_device__. The framework's stream has to wait for the results
-/// before (Handle.make_stream_wait): this does not.
+/// A byte array with __dlpack__ and __dlpack_device__. The framework's stream must already wait for the results
+/// (Handle.make_stream_wait); this function does not make it wait.
 nb::object to_array(const memory& m) {
   struct owner {
     std::shared_ptr<std::byte> data;
-    // Memory of a device may be freed only when the device is done with it, and the driver waits for that.
+    // Device memory may be freed only when the device is done with it, and the driver waits for that.
     ~owner() {
       const released_gil released;
       data.reset();
@@ -56,12 +56,12 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer)}, {0, nullptr}};
 
-/// Memory for large results, which comes back when the last tensor over it goes. New memory costs more than to reduce
-/// what lies in it, because the kernel clears its pages when they are touched. What is in use and what is kept are
-/// together at most as much as was ever in use at once.
+/// Memory for large results, returned when the last tensor over it is gone. New memory costs more than a reduction in
+/// it, because the kernel clears pages when they are first touched. Used and kept memory together never exceed the most
+/// ever used at once.
 class kept_blocks {
  public:
-  static constexpr std::size_t least = 64 << 10;  // smaller ones the allocator keeps itself
+  static constexpr std::size_t least = 64 << 10;  // the allocator itself keeps smaller ones
 
   /// Never destroyed: tensors may live until the process ends.
   static kept_blocks& instance() {
@@ -70,7 +70,7 @@ class kept_blocks {
   }
 
   std::shared_ptr<std::byte> take(std::size_t bytes) {
-    // A forked child keeps none: a thread that it does not have may hold the lock.
+    // A forked child keeps no memory: a thread missing in the child may hold the lock.
     if (bytes < least || ::getpid() != owner_) return hvd::detail::result_memory(bytes);
     const std::size_t size = hvd::detail::round_up(bytes, page);
     std::byte* block = find(size);
@@ -104,7 +104,7 @@ class kept_blocks {
       return release(block);
     }
     kept_ += size;
-    while (used_ + kept_ > most_used_) {  // sizes that are not asked for any more
+    while (used_ + kept_ > most_used_) {  // sizes no longer requested
       const auto other = free_.begin()->first == size ? std::prev(free_.end()) : free_.begin();
       release(other->second);
       forget(other);
@@ -122,7 +122,7 @@ class kept_blocks {
   std::size_t kept_ = 0, used_ = 0, most_used_ = 0;
 };
 
-// The structs of DLPack 0.8 (dmlc.github.io/dlpack): a capsule "dltensor", the one kind that TensorFlow takes.
+// The structs of DLPack 0.8 (dmlc.github.io/dlpack), for a capsule "dltensor", the only kind that TensorFlow accepts.
 struct dl_type {
   std::uint8_t code, bits;
   std::uint16_t lanes;
@@ -161,7 +161,7 @@ dl_type dl_type_of(hvd::dtype type) {
   }
 }
 
-/// A capsule of the memory with this type and shape. Any thread may drop what is made of it, without Python's lock.
+/// A capsule of the memory with this dtype and shape. Any thread may drop the resulting tensor, without the GIL.
 nb::object to_capsule(const memory& m, std::uint8_t number, nb::handle lengths) {
   struct owner {
     dl_managed managed;
@@ -178,7 +178,7 @@ nb::object to_capsule(const memory& m, std::uint8_t number, nb::handle lengths) 
                     held->shape.data(), nullptr, 0},
                    held,
                    [](dl_managed* one) { delete static_cast<owner*>(one->owner); }};
-  // Who takes the tensor out of the capsule gives it another name, and calls the deleter.
+  // The consumer of the tensor renames the capsule, and calls the deleter.
   PyObject* const capsule = PyCapsule_New(&held->managed, "dltensor", [](PyObject* self) {
     if (!PyCapsule_IsValid(self, "dltensor")) return;
     auto* const unused = static_cast<dl_managed*>(PyCapsule_GetPointer(self, "dltensor"));

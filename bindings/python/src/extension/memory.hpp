@@ -1,4 +1,4 @@
-// memory.hpp: memory of hvd's own as the class Memory of Python, for results.
+// memory.hpp: hvd's memory for results, as the Python class Memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,14 +9,14 @@
 
 namespace hvd_python {
 
-/// A result, or memory for one; lives as long as a view of it.
+/// A result, or memory for one. Lives as long as a view of it.
 struct memory {
   std::shared_ptr<std::byte> data;
   std::size_t bytes;
-  int device = -1;  ///< that it is on; -1: the host
+  int device = -1;  ///< its device; -1: the host
 };
 
-/// Lengths of dimensions, or numbers of rows. Raises ValueError for a negative one.
+/// Dimensions, or row counts. Raises ValueError for a negative number.
 std::vector<std::size_t> read_lengths(nanobind::handle lengths);
 
 void define_memory(nanobind::module_& m);

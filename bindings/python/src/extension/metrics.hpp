@@ -1,4 +1,4 @@
-// metrics.hpp: counters as objects of Python.
+// metrics.hpp: counters as Python objects.
 #pragma once
 
 #include <hvd/engine/metrics.hpp>

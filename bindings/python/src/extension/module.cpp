@@ -1,5 +1,5 @@
-// module.cpp: hvd._core, the engine for Python. Tensors are addresses, types, shapes and streams: no framework is
-// needed here.
+// module.cpp: hvd._core, the engine for Python. Tensors are addresses, dtypes, shapes and streams, so no framework is
+// needed.
 
 #include "callbacks.hpp"
 #include "errors.hpp"
@@ -38,7 +38,7 @@ namespace {
 namespace nb = nanobind;
 using seconds = std::chrono::duration<double>;
 
-/// (address of the input, address of the output or 0, number of the dtype, shape[, splits or None[, device, stream]])
+/// (input address, output address or 0, number of the dtype, shape[, splits or None[, device, stream]])
 hvd::tensor read_tensor(nb::tuple description, ready_events& ready) {
   hvd::tensor t;
   t.in = reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(description[0]));
@@ -88,7 +88,7 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
         throw failed_operation{e};
       }
     }
-    if (problem->kind() != hvd::error::timeout) throw failed_operation{*problem};  // it cannot be waited for at all
+    if (problem->kind() != hvd::error::timeout) throw failed_operation{*problem};  // it cannot be waited for
     int interrupted = 0;
     stay_if_python_ends([&] { interrupted = PyErr_CheckSignals(); });
     if (interrupted != 0) throw nb::python_error();
@@ -99,8 +99,8 @@ void wait(const hvd::handle& h, std::optional<double> limit) {
   }
 }
 
-/// Sets `pending.handle`, here, because Ctrl-C may come before Python has stored a result. `wire`: a dtype's number, or
-/// -1. `done`: None, or what `next_callback` returns when the operation has ended.
+/// Sets `pending.handle` here, because Ctrl-C may arrive before Python has stored a result. `wire`: a dtype's number,
+/// or -1. `done`: None, or the function that `next_callback` returns when the operation has ended.
 void submit(const job& j, nb::object pending, int kind, std::string name, nb::sequence tensors, int op, double prescale,
             double postscale, int wire, int root, int priority, int process_set, nb::object keep, bool wake,
             std::optional<nb::object> done) {
@@ -123,7 +123,7 @@ void submit(const job& j, nb::object pending, int kind, std::string name, nb::se
   if (done) {
     r.done = [function = keep_alive(*done)](const hvd::handle&) { callbacks::instance().add(function); };
   }
-  static const nb::handle attribute(PyUnicode_InternFromString("handle"));  // made once: it takes longer than the rest
+  static const nb::handle attribute(PyUnicode_InternFromString("handle"));  // created once, because that is slow
   nb::setattr(pending, attribute,
               nb::cast(j.run([&](session& s) { return s.submit(std::move(r), process_set, wake); })));
 }
@@ -151,7 +151,7 @@ void define_handle(nb::module_& m) {
       .def("last_joined", &hvd::handle::last_joined);
 }
 
-/// A variable of a dictionary; it may be no text: Python escapes its bytes.
+/// An environment variable from a dictionary. It may not be valid text: Python escapes its bytes.
 std::optional<std::string> variable_of(const nb::dict& environment, const char* name) {
   const nb::object value = environment.attr("get")(name);
   if (value.is_none()) return std::nullopt;
@@ -236,7 +236,7 @@ void define_job(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   namespace nb = nanobind;
-  // What lives until the process ends is no leak, and a user can do nothing about a report of it.
+  // Objects that live until the process ends are not leaks, and a report would not help a user.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(&hvd_python::translate);
   hvd_python::define_memory(m);

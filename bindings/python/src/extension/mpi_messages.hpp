@@ -1,4 +1,4 @@
-// mpi_messages.hpp: tagged messages over an MPI, which matches them itself.
+// mpi_messages.hpp: tagged messages over an MPI, which does the matching.
 #pragma once
 
 #include <hvd/detail/tagged_message.hpp>
@@ -21,8 +21,8 @@
 
 namespace hvd_python {
 
-/// Has the functions of hvd::detail::tagged_messages. Takes over a communicator with MPI_ERRORS_RETURN that nothing
-/// else uses. MPI does not tell that a rank is lost: its launcher ends the job, or deadlines do what they can.
+/// Has the functions of hvd::detail::tagged_messages. Takes over a communicator with MPI_ERRORS_RETURN that has no
+/// other user. MPI does not report lost ranks: its launcher ends the job, or deadlines end the waits.
 class mpi_messages {
  public:
   using message = hvd::detail::tagged_message;
@@ -38,7 +38,7 @@ class mpi_messages {
   mpi_messages& operator=(const mpi_messages&) = delete;
   ~mpi_messages() {
     int finalized = 0;
-    // After a failure MPI may wait for the other ranks there.
+    // After a failure, MPI may wait for the other ranks there.
     if (idle() && MPI_Finalized(&finalized) == MPI_SUCCESS && finalized == 0) MPI_Comm_free(&comm_);
   }
 
@@ -70,7 +70,7 @@ class mpi_messages {
     }
     return moved;
   }
-  /// Only messages can be waited for that MPI moves while it is polled; so this is short.
+  /// MPI moves messages only while it is polled, so this is short.
   template <class Woken>
   void wait(const Woken& woken) {
     if (++waits_ % 256 != 0 || woken()) {
@@ -94,12 +94,12 @@ class mpi_messages {
     std::shared_ptr<message> what;
     MPI_Request request;
     int tag;
-    std::vector<std::byte> dropped;  // of a message of another length
+    std::vector<std::byte> dropped;  // for a message of another length
     bool matched = false;
     MPI_Count length = 0;
   };
 
-  /// The highest tag is left to hvd's own messages.
+  /// The highest tag is reserved for hvd.
   [[nodiscard]] int tag_of(std::int64_t tag) const {
     if (tag < 0) return most_tag_;
     if (tag >= most_tag_) {
@@ -113,7 +113,7 @@ class mpi_messages {
       hvd::detail::fail(hvd::detail::mpi_error_kind(code), {function, " failed: ", hvd::detail::mpi_text(code)});
     }
   }
-  /// Whether MPI moves the message. One that is received is matched first, so that its length is known.
+  /// Whether MPI moves the message. A receive is matched first, so that its length is known.
   bool match(transfer& t) {
     message& m = *t.what;
     if (m.sends || t.matched) return true;
@@ -165,7 +165,7 @@ class mpi_messages {
 
   MPI_Comm comm_;
   int most_tag_ = 32767;
-  std::list<transfer> all_;  // in the order in which they were posted
+  std::list<transfer> all_;  // in posting order
   unsigned waits_ = 0;
   std::atomic<bool> aborted_{false};
 };

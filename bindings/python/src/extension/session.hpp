@@ -1,4 +1,4 @@
-// session.hpp: the engine of a job with the type of its transport hidden, which is all that Python sees of it.
+// session.hpp: the engine of a job with its transport's type hidden. Python sees only this.
 #pragma once
 
 #include <hvd/engine/metrics.hpp>
@@ -23,9 +23,9 @@ class session {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// The host of each rank: a number that ranks with common memory share.
+  /// A number for each rank's host; ranks with common memory have the same one.
   virtual std::vector<int> hosts() const = 0;
-  /// Without `wake` the caller waits at once, and does the work itself.
+  /// Without `wake`, the caller waits next, and does the work itself.
   virtual hvd::handle submit(hvd::request r, int process_set, bool wake) = 0;
   virtual hvd::handle join() = 0;
   virtual int add_process_set(const std::vector<int>& ranks) = 0;
@@ -39,9 +39,9 @@ class session {
   virtual void shutdown() = 0;
 };
 
-/// A job of one process. Errors: those of hvd::Engine.
+/// A job of one process. Throws hvd::Engine's errors.
 std::shared_ptr<session> connect_alone();
-/// A job of processes of this host. Errors: those of hvd::ShmTransport and hvd::Engine.
+/// A job of processes of this host. Throws the errors of hvd::ShmTransport and hvd::Engine.
 std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size);
 
 }  // namespace hvd_python

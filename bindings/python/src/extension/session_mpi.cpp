@@ -1,4 +1,4 @@
-// session_mpi.cpp: hvd._core_mpi, jobs and groups of processes that MPI connects, on one host or on several.
+// session_mpi.cpp: hvd._core_mpi: jobs and groups of processes connected by MPI, on one host or several.
 
 #include "connection_of.hpp"
 #include "errors.hpp"
@@ -29,11 +29,11 @@ namespace {
 namespace nb = nanobind;
 using two_levels = hvd::Hierarchical<hvd::ShmTransport, hvd::MpiTransport>;
 
-pid_t rank_process = 0;  // the process that is a rank: abort_if_failed ignores its forked children
+pid_t rank_process = 0;  // the rank's process: abort_if_failed ignores its forked children
 int rank_of_process = -1;
 
-/// Ends the job when a rank exits with an error. Ranks of other hosts do not notice such an exit, and MPICH's mpiexec
-/// waits for them; only MPI_Abort makes it end them. Under hvdrun, which sets HOROVOD_RANK, guards watch the ranks.
+/// Ends the job when a rank exits with an error. Ranks on other hosts do not notice such an exit, and MPICH's mpiexec
+/// waits for them until MPI_Abort is called. Under hvdrun, which sets HOROVOD_RANK, guards watch the ranks instead.
 void abort_if_failed(int status, void* /*unused*/) {
   int finalized = 0;
   if (status == 0 || ::getpid() != rank_process || std::getenv("HOROVOD_RANK") != nullptr) return;
@@ -44,17 +44,17 @@ void abort_if_failed(int status, void* /*unused*/) {
   MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-/// From now on, see abort_if_failed.
+/// Enables abort_if_failed from now on.
 void watch_exit(int rank) {
   rank_of_process = rank;
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
 }
 
-/// Connects the ranks of the communicator at `address` (as mpi4py gives it), or all processes of the launch if that is
-/// 0. Ranks of one host share memory.
+/// Connects the ranks of the communicator at `address` (from mpi4py), or all processes of the launch if it is 0. Ranks
+/// of one host share memory.
 hvd_python::job connect(std::uintptr_t address) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
-  // The engine calls MPI on a thread of its own, while the program may call it on others.
+  // The engine calls MPI on its own thread, while the program may call it on others.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
   watch_exit(world.rank());
   return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world))));
@@ -74,8 +74,8 @@ nb::tuple find_world() {
   return nb::make_tuple(rank, size);
 }
 
-/// A communicator of these ranks of the launch, which alone call this; that they are the same in all groups at a time
-/// is told apart by `number`.
+/// A communicator of these ranks of the launch; only they call this. `number` distinguishes groups created at the same
+/// time.
 MPI_Comm join_ranks(const std::vector<int>& ranks, int number) {
   MPI_Group world = MPI_GROUP_NULL, part = MPI_GROUP_NULL;
   MPI_Comm made = MPI_COMM_NULL;
@@ -90,7 +90,8 @@ MPI_Comm join_ranks(const std::vector<int>& ranks, int number) {
   return made;
 }
 
-/// Ranks of several hosts, for torch.distributed: a std::unique_ptr<connection>, which hvd._core makes a group of.
+/// Connects ranks of several hosts for torch.distributed. Returns a std::unique_ptr<connection>, from which hvd._core
+/// creates a group.
 nb::capsule connect_group(const std::vector<int>& ranks, int number, double timeout, bool check) {
   auto made = std::make_unique<std::unique_ptr<hvd_python::connection>>();
   {

@@ -1,4 +1,5 @@
-// session_of.hpp: a session over one transport. Each has a file of its own, so that they compile in parallel.
+// session_of.hpp: a session over one transport. Each transport has its own source file, so that they compile in
+// parallel.
 #pragma once
 
 #include "session.hpp"
@@ -50,7 +51,7 @@ class session_of final : public session {
 
  private:
   T comm_;
-  hvd::Engine<T, hvd::NcclOnDemand> engine_;  // NCCL is looked for when a tensor on a GPU comes
+  hvd::Engine<T, hvd::NcclOnDemand> engine_;  // NCCL is loaded when the first GPU tensor arrives
 };
 
 }  // namespace hvd_python

@@ -1,4 +1,4 @@
-// bins.cpp: shares of columns of a span of time, from its activities or from the cells in which it lies.
+// bins.cpp: shares of the columns of a time span, from its activities or from the cells that it crosses.
 
 #include "window.hpp"
 
@@ -10,14 +10,14 @@
 namespace hvd_timeline {
 namespace {
 
-// Shares of columns, from spans of time.
+// Shares of columns, from time spans.
 class columns {
  public:
   columns(std::int64_t begin, std::int64_t end, std::size_t count)
       : begin_(static_cast<double>(begin)), width_(static_cast<double>(end - begin) / static_cast<double>(count)),
         count_(count) {}
 
-  // Calls put(column, share of the span that lies in it, share of the column that it fills).
+  // Calls put(column, share of the span in the column, share of the column filled by the span).
   template <class Put>
   void spread(double begin, double end, const Put& put) const {
     const double from = (begin - begin_) / width_, to = (end - begin_) / width_;
@@ -57,7 +57,7 @@ struct rank_spans {
   std::vector<span> busy, negotiate, wait;
 };
 
-// Operations without the time in which they were queued. Slices are in the order of a window.
+// Operations without their time in the queue. Slices are in a window's order.
 void sort_out(const window& from, std::map<std::uint32_t, rank_spans>& to, const columns& places,
               std::map<std::uint32_t, bins::of_rank*>& rows) {
   std::vector<activity> names;

@@ -1,4 +1,4 @@
-// buckets.cpp: cells of the index, grouped.
+// buckets.cpp: groups the index's cells.
 
 #include "buckets.hpp"
 
@@ -7,7 +7,7 @@
 namespace hvd_timeline {
 namespace {
 
-// What goes on now has no end yet, and belongs to the spans up to the last event.
+// Current activities have no end yet, and count up to the last event.
 void add_open(const open_span& span, std::int64_t cell::*member, std::int64_t last, buckets& to,
               std::vector<cell>& cells) {
   if (span.open == 0) return;
@@ -31,7 +31,7 @@ buckets sum_buckets(const index& of, std::int64_t begin, std::int64_t end, std::
   const std::int64_t group = std::max<std::int64_t>(1, ((end - begin) / step + static_cast<std::int64_t>(most) - 1) /
                                                            static_cast<std::int64_t>(most));
   buckets found{.width = step * group};
-  // Equal widths begin at equal times whenever they are asked for, so that charts do not flicker.
+  // Spans of one width always begin at the same times, so that charts do not flicker.
   found.from = begin / found.width * found.width;
   const auto count = static_cast<std::size_t>((end - found.from + found.width - 1) / found.width);
   found.count = count;

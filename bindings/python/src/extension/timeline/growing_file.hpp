@@ -1,4 +1,4 @@
-// growing_file.hpp: a timeline that is read while others append to it, and where in it times lie.
+// growing_file.hpp: reads a timeline while others append to it, and maps times to positions in it.
 #pragma once
 
 #include "lines.hpp"
@@ -21,19 +21,19 @@
 
 namespace hvd_timeline {
 
-/// A file is not the one any more of which a part was read.
+/// Thrown if a file was replaced after a part of it was read.
 struct restarted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A part of a file, and the times of the events in it.
+/// A part of a file, and the times of its events.
 struct block {
   std::uint64_t offset = 0, bytes = 0;
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = std::numeric_limits<std::int64_t>::min();
 };
 
-/// A descriptor of its own.
+/// Owns a descriptor.
 class descriptor {
  public:
   explicit descriptor(int fd) : fd_(hvd::detail::duplicate_descriptor(fd)) {
@@ -45,7 +45,7 @@ class descriptor {
     if (fd_ >= 0) ::close(fd_);
   }
 
-  /// How many bytes there are from `offset` on, at most `size`.
+  /// The number of bytes from `offset` on, at most `size`.
   std::size_t read(char* to, std::size_t size, std::uint64_t offset) const {
     std::size_t have = 0;
     while (have != size) {
@@ -68,7 +68,7 @@ class descriptor {
   int fd_;
 };
 
-/// One thread at a time fetches; what is public is guarded by its owner, as `take` is.
+/// Only one thread at a time fetches. The owner guards public members, as `take` does.
 class growing_file {
  public:
   static constexpr std::size_t block_bytes = std::size_t{1} << 18;
@@ -76,7 +76,7 @@ class growing_file {
 
   growing_file(int fd, std::int64_t shift_ns) : file(fd), shift(shift_ns), buffer_(block_bytes + line_padding) {}
 
-  /// Reads the next part into the buffer, and says how much that is: 0 if nothing was added. Throws `restarted`.
+  /// Reads the next part into the buffer and returns its size: 0 if nothing was added. Throws `restarted`.
   std::size_t fetch() {
     found_size_ = file.size();
     check_beginning();
@@ -87,8 +87,8 @@ class growing_file {
     return fetched_;
   }
 
-  /// Calls visit(event, line) for the events of the last fetch, whose block is blocks.back(); says whether there may be
-  /// more to read. The block's times are the caller's to set.
+  /// Calls visit(event, line) for the events of the last fetch, whose block is blocks.back(). Returns whether there may
+  /// be more to read. The caller sets the block's times.
   template <class Visit>
   bool take(const Visit& visit) {
     size = found_size_;
@@ -115,11 +115,11 @@ class growing_file {
     return !at_end_;
   }
 
-  /// Bytes at the end that are no whole event, the end of the array apart.
+  /// Bytes at the end that are not a whole event, without the end of the array.
   [[nodiscard]] std::uint64_t rest() const noexcept { return closed || size <= consumed ? 0 : size - consumed; }
 
   const descriptor file;
-  const std::int64_t shift;  // nanoseconds, of the file's times against those of the job
+  const std::int64_t shift;  // nanoseconds to add to the file's times for the job's
   std::vector<block> blocks;
   std::uint64_t consumed = 0;
   std::uint64_t size = 0;
@@ -127,7 +127,7 @@ class growing_file {
   bool closed = false;
 
  private:
-  // A file that was begun anew has another job, or another time of the start.
+  // A restarted file has another job, or another start time.
   void check_beginning() {
     constexpr std::size_t most = 512;
     if (found_size_ < consumed) throw restarted("the timeline was emptied while it was read");

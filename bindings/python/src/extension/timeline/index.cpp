@@ -1,4 +1,4 @@
-// index.cpp: events as sums.
+// index.cpp: adds up events.
 
 #include "index.hpp"
 
@@ -143,7 +143,7 @@ void index::end(indexed_file& from, const line_event& e, std::int64_t time) {
   }
 }
 
-// The innermost activity of a row ends.
+// Ends the innermost activity of a row.
 void index::end_activity(row& r, rank_state& rank, std::int64_t time, bool unfinished) {
   --r.depth;
   if (r.depth >= row::deepest) return;
@@ -165,7 +165,7 @@ void index::end_activity(row& r, rank_state& rank, std::int64_t time, bool unfin
   }
 }
 
-// What a row has begun does not end any more.
+// Drops a row's open activities, which will not end any more.
 void index::abandon(row& r, rank_state& rank) {
   while (r.depth != 0) end_activity(r, rank, rank.last, true);
   r.submitted = never;
@@ -267,7 +267,7 @@ void index::metadata(indexed_file& from, const line_event& e) {
     const std::uint32_t number = rank_index(e.rank);
     if (number == UINT32_MAX) return;
     rank_state& rank = ranks_[number];
-    // Another process has this rank now: what the one before has begun does not end.
+    // Another process now has this rank, so open activities of the previous one will not end.
     if (rank.starts != 0) {
       for (row& r : rows_) {
         if (r.rank == number) abandon(r, rank);
@@ -307,7 +307,7 @@ row* index::row_of(indexed_file& from, const line_event& e) {
   return &rows_.back();
 }
 
-// `process`: 0 if it is not known.
+// `process`: 0 if unknown.
 std::uint32_t index::tensor_named(std::string_view name, std::uint32_t process) {
   const auto known = by_name_.find(name);
   if (known != by_name_.end()) {
@@ -348,7 +348,7 @@ void index::count_event(rank_state& rank, std::int64_t time) {
   ++recent.events;
 }
 
-// Cells become wider until a time has a place.
+// Widens cells until there is one for a time.
 void index::make_room(std::int64_t time) {
   const auto most = static_cast<std::int64_t>(
       std::clamp<std::size_t>(most_cells / std::max<std::size_t>(ranks_.size(), 1), 256, most_cells_of_a_rank));

@@ -1,4 +1,4 @@
-// json_line.cpp: any JSON object as an event: keys in any order, escapes, numbers in any form.
+// json_line.cpp: parses any JSON object as an event: keys in any order, escapes, numbers in any form.
 
 #include "line.hpp"
 
@@ -53,7 +53,7 @@ class scanner {
     return true;
   }
 
-  // Keeps where read() has read.
+  // Stores the position of read().
   template <class Read>
   bool text_of(std::string_view& to, const Read& read) {
     blanks();
@@ -63,7 +63,7 @@ class scanner {
     return good;
   }
 
-  // Calls member(key) at the value of each member, which it reads.
+  // Calls member(key) at the value of each member, which it must read.
   template <class Member>
   bool object(const Member& member) {
     if (!take('{')) return false;
@@ -76,7 +76,7 @@ class scanner {
     return take('}');
   }
 
-  // What tells how many ranks there are decides how much memory is used.
+  // The number of ranks determines the memory used.
   bool plausible() {
     if (e_.phase != 'M' || e_.process != 0) return true;
     if (e_.name == "hvd_rank") return e_.rank < most_ranks && e_.size >= 0 && e_.size <= most_ranks;
@@ -149,7 +149,7 @@ class scanner {
     to = static_cast<std::uint32_t>(value);
     return true;
   }
-  // Microseconds, as nanoseconds; as many as read_time takes.
+  // Microseconds, converted to nanoseconds; the same range as read_time.
   bool time(std::int64_t& to) {
     double value = 0;
     if (!number(value) || !(std::abs(value) < 1e14)) return false;
@@ -160,7 +160,7 @@ class scanner {
   bool text(std::string_view& to) {
     return texts_.used != texts_.texts.size() && text(to, texts_.texts[texts_.used++]);
   }
-  // `to` lies in the line, or in `decoded` where the text has escapes.
+  // `to` lies in the line, or in `decoded` if the text has escapes.
   bool text(std::string_view& to, std::string& decoded) {
     if (!take('"')) return false;
     const char* const begin = p_;
@@ -213,7 +213,7 @@ class scanner {
         p_ = before;
       }
     }
-    if (code >= 0xd800 && code < 0xe000) code = 0xfffd;  // half of a pair is no character
+    if (code >= 0xd800 && code < 0xe000) code = 0xfffd;  // half of a surrogate pair is not a character
     append(to, code);
     return true;
   }
@@ -248,7 +248,7 @@ class scanner {
     return true;
   }
 
-  // A value that is not needed.
+  // Skips a value.
   bool anything(int depth) {
     if (depth == deepest) return false;
     switch (peek()) {

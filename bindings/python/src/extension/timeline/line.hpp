@@ -1,7 +1,7 @@
-// line.hpp: one line of a timeline, as an event.
+// line.hpp: parses one line of a timeline as an event.
 //
-// Files of 1 GB are read in seconds, so lines that have the keys in the order of hvd's writer are compared with what it
-// writes, a few bytes at a time. All others go through a scanner of JSON (json_line.cpp), whatever their order.
+// Files of 1 GB are read in seconds. So lines with keys in the order of hvd's writer are compared with the writer's
+// text, a few bytes at a time. All others are parsed as JSON (json_line.cpp), in any order.
 #pragma once
 
 #include <array>
@@ -14,39 +14,39 @@
 
 namespace hvd_timeline {
 
-/// Ranks are below it: a line that tells of more is damaged.
+/// Ranks are below it. A line with a higher number is damaged.
 constexpr std::uint32_t most_ranks = 1 << 16;
 
-/// Texts lie in the line that was read, or in `decoded` of its reader, until the next line.
+/// Texts lie in the line, or in its reader's `decoded`, until the next line.
 struct line_event {
   char phase = 0;
   bool unfinished = false;
   bool has_time = false;
-  std::uint32_t process = 0;                 ///< "pid", which stands for a tensor
+  std::uint32_t process = 0;                 ///< "pid", which identifies a tensor
   std::uint32_t rank = 0;                    ///< "tid"
   std::int64_t time = 0;                     ///< nanoseconds
   std::int64_t duration = 0;                 ///< nanoseconds
-  std::string_view process_text, time_text;  ///< the numbers as they stand in the line
+  std::string_view process_text, time_text;  ///< the numbers as written in the line
   std::string_view name;
-  std::string_view dtype, shape;         ///< of the end of an operation
+  std::string_view dtype, shape;         ///< from the end of an operation
   std::string_view label;                ///< args: "name" of M, "tensor" of WAIT, "text" of STALL
   std::string_view host, job;            ///< args of hvd_rank and of the header
   std::int64_t size = 0, pid = 0;        ///< args of hvd_rank
   std::int64_t samples = 0, events = 0;  ///< args of STEP and DROPPED
-  std::int64_t set = 0;                  ///< args of hvd_process_set, as the next one
+  std::int64_t set = 0;                  ///< args of hvd_process_set, like `ranks`
   std::vector<std::uint32_t> ranks;
 };
 
-/// What the decoded texts of a line lie in. A line has at most as many that differ from their bytes in the file.
+/// Storage for a line's decoded texts. A line has at most 8 that differ from their bytes in the file.
 struct decoded_texts {
   std::array<std::string, 8> texts;
   std::size_t used = 0;
 };
 
-/// Reads any JSON object with the keys of an event; false if the line is none.
+/// Reads any JSON object with the keys of an event. Returns false if the line is not one.
 bool read_json_line(std::string_view line, line_event& to, decoded_texts& texts);
 
-/// Bytes that can be read after the last line of a buffer.
+/// Readable bytes after the last line of a buffer.
 constexpr std::size_t line_padding = 64;
 
 namespace detail {
@@ -64,10 +64,10 @@ inline bool read_digits(const char*& p, std::uint64_t& to) noexcept {
   for (unsigned digit; (digit = static_cast<unsigned>(*p) - '0') <= 9 && p - begin < 18; ++p)
     value = value * 10 + digit;
   to = value;
-  return p != begin && (*begin != '0' || p == begin + 1);  // JSON has no zeros in front
+  return p != begin && (*begin != '0' || p == begin + 1);  // JSON has no leading zeros
 }
 
-// Microseconds with at most three decimals, which is all that the clock has.
+// Microseconds with at most three decimals, the clock's full precision.
 inline bool read_time(const char*& p, std::int64_t& to) noexcept {
   constexpr std::uint64_t most = 100'000'000'000'000;  // three years, so that sums of nanoseconds have room
   const bool negative = *p == '-';
@@ -86,7 +86,7 @@ inline bool read_time(const char*& p, std::int64_t& to) noexcept {
   return true;
 }
 
-// A text without escapes, behind its first quote.
+// A text without escapes, after its first quote.
 inline bool read_text(const char*& p, const char* last, std::string_view& to) noexcept {
   const char* const begin = p;
   while (p != last && *p != '"' && *p != '\\' && static_cast<unsigned char>(*p) >= 0x20) ++p;
@@ -98,8 +98,9 @@ inline bool read_text(const char*& p, const char* last, std::string_view& to) no
 
 }  // namespace detail
 
-/// Reads what hvd's writer makes of the events that come often. `p` is at the beginning of a line and `last` at a line
-/// feed in the same buffer. True: `p` is after the "}" of the event, which a line feed, or a comma and one, follow.
+/// Reads frequent events as hvd's writer formats them. `p` is at the beginning of a line and `last` at a line feed in
+/// the same buffer. If it returns true, `p` is after the "}" of the event, which is followed by a line feed, or by a
+/// comma and a line feed.
 inline bool read_own_line(const char*& p, const char* last, line_event& e) noexcept {
   using namespace detail;
   if (last - p < 32 || !skip(p, "{\"ph\":\"")) return false;

@@ -1,4 +1,4 @@
-// lines.hpp: the events in a part of a file, which may end anywhere and may be damaged.
+// lines.hpp: finds the events in a part of a file, which may end anywhere and may be damaged.
 #pragma once
 
 #include "line.hpp"
@@ -16,9 +16,9 @@ struct lines_read {
   bool closed = false;  ///< the array ends here
 };
 
-/// Calls visit(event, its line) for each event in `size` bytes, after which `line_padding` more can be read. `first`:
-/// the file begins here; `last`: nothing follows in the file as it is now. A line that is no event is damaged, unless
-/// it is the last one: that may be half written.
+/// Calls visit(event, its line) for each event in `size` bytes, followed by `line_padding` readable bytes. `first`: the
+/// file begins here; `last`: the file currently ends here. A line that is not an event is damaged, unless it is the
+/// last one, which may be half written.
 template <class Visit>
 lines_read read_lines(const char* const begin, std::size_t size, bool first, bool last, decoded_texts& texts,
                       const Visit& visit) {

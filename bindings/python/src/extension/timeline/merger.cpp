@@ -1,4 +1,4 @@
-// merger.cpp: lines of one file as lines of the merged one.
+// merger.cpp: converts lines of one file to lines of the merged one.
 
 #include "merger.hpp"
 
@@ -17,7 +17,7 @@ bool is_ascii(std::string_view text) noexcept {
   return all < 0x80;
 }
 
-// JSON is UTF-8; what is none, in a damaged file, becomes U+FFFD.
+// JSON is UTF-8; invalid bytes, in a damaged file, become U+FFFD.
 void append_utf8(std::string& to, std::string_view text) {
   if (is_ascii(text)) {
     to += text;
@@ -37,7 +37,7 @@ void append_utf8(std::string& to, std::string_view text) {
 }  // namespace
 
 void merger::add(const line_event& e, std::string_view line, std::string& to) {
-  // The merged file has a beginning of its own.
+  // The merged file has its own beginning.
   if (e.phase == 'M' && e.process == 0 && (!e.job.empty() || e.name == "process_sort_index")) return;
   ++events;
   if (e.phase != 'M' || e.name == "hvd_rank") ranks.insert(e.rank);
@@ -78,7 +78,7 @@ std::uint32_t merger::process_of(const line_event& e) {
   return moved == moved_.end() ? e.process : moved->second;
 }
 
-// The number of a tensor in the merged file: that which it has, unless another tensor came first.
+// The number of a tensor in the merged file: its own, unless another tensor already has it.
 std::uint32_t merger::process_named(std::string_view name, std::uint32_t wanted) {
   const auto known = by_name_.find(name);
   if (known != by_name_.end()) return known->second;

@@ -1,8 +1,8 @@
-// merger.hpp: several timelines of a job as one, for viewers that open one file.
+// merger.hpp: merges several timelines of a job into one, for viewers that open one file.
 //
-// Lines stay as they are, but for two numbers: the time, where the file has another time 0, and the "pid" of a tensor,
-// where another tensor has the same one. Both happen: a "pid" is a hash of a name, and ranks that see names in
-// different orders solve a clash in different ways.
+// Lines stay unchanged except for two numbers: the time, if the file has another time 0, and the "pid" of a tensor, if
+// another tensor has the same one. Both happen: a "pid" is a hash of a name, and ranks that see names in different
+// orders resolve a collision differently.
 #pragma once
 
 #include "lines.hpp"
@@ -19,7 +19,7 @@ namespace hvd_timeline {
 
 class merger {
  public:
-  /// The next file, whose times are moved by `shift_ns`.
+  /// Begins the next file and shifts its times by `shift_ns`.
   void begin_file(std::int64_t shift_ns) {
     shift_ = shift_ns;
     moved_.clear();
@@ -27,7 +27,7 @@ class merger {
     first_ = true;
   }
 
-  /// Lines of the merged file, each of which begins with ",\n", of the next part of the file. `last`: nothing follows
+  /// Converts the next part of the file to lines of the merged file, each beginning with ",\n". `last`: nothing follows
   /// it.
   std::string feed(std::string_view part, bool last) {
     carry_ += part;

@@ -22,7 +22,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Names in a file that is damaged may be no UTF-8.
+// Names in a damaged file may not be UTF-8.
 nb::object text(std::string_view bytes) {
   return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
 }
@@ -41,7 +41,7 @@ nb::list list_of(const Range& range, const Value& value) {
   return list;
 }
 
-// What copy(index) gives, of one moment.
+// The result of copy(index), all from one moment.
 template <class Copy>
 auto copied(const index& of, const Copy& copy) {
   const nb::gil_scoped_release release;
@@ -101,7 +101,7 @@ nb::dict state(const index& of) {
   return d;
 }
 
-// The columns of a chart, each with the value that a cell has for it.
+// The columns of a chart, each with its value of a cell.
 template <class Use>
 void for_each_column(const Use& use) {
   use("operations", [](const cell& c) { return static_cast<double>(c.operations); });
@@ -188,7 +188,7 @@ nb::dict slices(const index& of, double from_us, double to_us, std::size_t most,
     const nb::gil_scoped_release release;
     found = read_window(of, from, to, rank, most_bytes);
     if (found.slices.size() > most) found = {};
-    // As they are drawn: outer ones first.
+    // In drawing order: outer ones first.
     std::stable_sort(found.slices.begin(), found.slices.end(),
                      [](const slice& a, const slice& b) { return a.begin < b.begin; });
     if (found.marks.size() > most) found.marks.resize(most);
@@ -218,7 +218,7 @@ nb::dict slices(const index& of, double from_us, double to_us, std::size_t most,
   return d;
 }
 
-// Text of Python as UTF-8; UnicodeEncodeError if it is half of a character.
+// Python text as UTF-8. UnicodeEncodeError for half of a surrogate pair.
 std::string_view utf8(const nb::str& text) {
   Py_ssize_t size = 0;
   const char* const bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
@@ -272,7 +272,7 @@ nb::list open_operations(const index& of) {
   });
 }
 
-// Whether the file says which ranks a process set has, and which: else those that have used it.
+// Whether the file lists the ranks of a process set, and the ranks: otherwise those that have used it.
 nb::tuple process_set_ranks(const index& of, int number) {
   const process_set set = copied(of, [&](const index& i) {
     const process_set* const found = i.sets().find(number);

@@ -1,4 +1,4 @@
-// process_sets.hpp: which ranks are in the process sets of a job, but the one of all ranks.
+// process_sets.hpp: the ranks of a job's process sets, except the one of all ranks.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 namespace hvd_timeline {
 
 struct process_set {
-  std::vector<std::uint32_t> ranks{};  ///< in order; empty where the file does not say
-  std::uint32_t start = 0;             ///< how often the rank that says so had started
-  std::vector<std::uint32_t> users{};  ///< the ranks that have a tensor of it, in order
+  std::vector<std::uint32_t> ranks{};  ///< in order; empty if the file does not list them
+  std::uint32_t start = 0;             ///< number of starts of the rank that recorded it
+  std::vector<std::uint32_t> users{};  ///< ranks that have a tensor of it, in order
 };
 
-/// By their numbers. What is more than a job can have is forgotten.
+/// Process sets by number. Sets beyond the most that a job can have are dropped.
 class process_sets {
  public:
-  /// A rank says which ranks a set has, in its start of this number. Files are read one after the other, so what an
-  /// earlier start says may come later.
+  /// A rank recorded the ranks of a set in its start of this number. Files are read one after the other, so records of
+  /// an earlier start may arrive later.
   void tell(int set, std::vector<std::uint32_t> ranks, std::uint32_t start) {
     process_set* const known = find_or_add(set);
     if (known == nullptr || start < known->start) return;
@@ -42,13 +42,13 @@ class process_sets {
     if (place == users.end() || *place != rank) users.insert(place, rank);
   }
 
-  /// Null if nothing is known of it.
+  /// Null if nothing is known about it.
   [[nodiscard]] const process_set* find(int set) const {
     const auto found = sets_.find(set);
     return found == sets_.end() ? nullptr : &found->second;
   }
 
-  /// How many ranks it has; where nothing tells, those that have used it until now, and at least two.
+  /// Its number of ranks. If not recorded, the number of ranks that have used it, and at least two.
   [[nodiscard]] std::size_t size(int set) const {
     const process_set* const known = find(set);
     if (known == nullptr) return 2;

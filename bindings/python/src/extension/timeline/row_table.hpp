@@ -1,4 +1,4 @@
-// row_table.hpp: the rows of a file by its "pid" and "tid".
+// row_table.hpp: a file's rows by "pid" and "tid".
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace hvd_timeline {
 
-/// A hash table with open addressing: each event is looked up in it.
+/// A hash table with open addressing, because each event is looked up in it.
 class row_table {
  public:
   static constexpr std::uint32_t none = UINT32_MAX;
@@ -20,7 +20,7 @@ class row_table {
     }
   }
 
-  /// The pair must not be there yet.
+  /// The pair must be new.
   void add(std::uint32_t process, std::uint32_t rank, std::uint32_t row) {
     if (2 * ++used_ > slots_.size()) {
       std::vector<slot> old(2 * slots_.size());

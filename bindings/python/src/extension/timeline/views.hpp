@@ -1,5 +1,5 @@
-// views.hpp: parts of an index as plain data. They are copied while its mutex is held, so that no object of Python is
-// made then: making one may run code of Python, which may give the GIL to a thread that waits for the mutex.
+// views.hpp: parts of an index as plain data, copied while its mutex is held. No Python object is created meanwhile,
+// because that may run Python code, which may give the GIL to a thread that waits for the mutex.
 #pragma once
 
 #include "index.hpp"
@@ -22,7 +22,7 @@ struct file_view {
 struct state_view {
   totals sums;
   std::vector<file_view> files;
-  std::vector<rank_facts> ranks;  ///< by their numbers
+  std::vector<rank_facts> ranks;  ///< by number
   std::deque<stall> stalls;
 };
 
@@ -44,7 +44,7 @@ struct tensor_view {
   tensor_state tensor;
   std::string kind;
   std::int64_t recently_exposed = 0;
-  std::int64_t slowest = -1;  ///< the rank that has spent most on it: in waits for it, or without any, in the operation
+  std::int64_t slowest = -1;  ///< the rank that spent most on it: in waits for it or, without any, in the operation
 };
 
 namespace detail {
@@ -59,7 +59,7 @@ inline std::string kind_of(const index& of, const tensor_state& t) {
   return t.kind == activity_names::most ? std::string() : of.activities()[t.kind].kind;
 }
 
-// The slowest rank of each of some tensors, at the place of the tensor in the index.
+// The slowest rank of each of some tensors, at the tensor's place in the index.
 inline std::vector<std::int64_t> slowest_ranks(const index& of, const std::vector<std::uint32_t>& tensors) {
   std::vector<std::int64_t> slowest(of.tensors().size(), -1), most(of.tensors().size(), -1);
   std::vector<bool> asked(of.tensors().size());
@@ -76,10 +76,10 @@ inline std::vector<std::int64_t> slowest_ranks(const index& of, const std::vecto
 
 }  // namespace detail
 
-/// What a tensor has much of, at a time.
+/// Sorting weight of a tensor at a time.
 using tensor_weight = double (*)(const tensor_state& tensor, std::int64_t now);
 
-/// The `most` tensors of greatest weight whose names contain a text, in either case.
+/// The `most` tensors of greatest weight whose names contain a text, ignoring case.
 inline std::vector<tensor_view> view_tensors(const index& of, std::string_view text, std::size_t most,
                                              tensor_weight weight) {
   const std::string part = detail::lower(text);
@@ -113,8 +113,8 @@ struct row_view {
   std::int64_t submitted = never;
 };
 
-/// The rows of all tensors that a rank has begun something with. Also those of ranks that have not, if they know the
-/// tensor: a person asks for those.
+/// The rows of all tensors on which some rank has an open activity. Includes ranks without one that know the tensor,
+/// because people look for those.
 inline std::vector<row_view> view_open(const index& of) {
   std::vector<bool> open(of.tensors().size());
   for (const row& r : of.rows()) {

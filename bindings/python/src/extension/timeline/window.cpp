@@ -1,4 +1,4 @@
-// window.cpp: activities of a span of time, from the blocks of the files in which it lies.
+// window.cpp: activities in a time span, from the blocks of the files that it crosses.
 
 #include "window.hpp"
 
@@ -11,7 +11,7 @@
 namespace hvd_timeline {
 namespace {
 
-// Gives texts numbers in the order in which they come.
+// Numbers texts in order of appearance.
 class text_table {
  public:
   std::uint32_t number(std::string_view text) {
@@ -74,8 +74,8 @@ class collector {
 
   [[nodiscard]] bool wanted(std::uint32_t rank) const noexcept { return rank_ < 0 || rank == rank_; }
 
-  // Activities that are not kept as long ones are shorter than `long_from`, so both of their events are in blocks that
-  // are so near. All blocks between are read as well, in order to pair the right events.
+  // Activities not kept as long ones are shorter than `long_from`, so both of their events are in blocks within that
+  // distance. All blocks between are also read, in order to pair the right events.
   bool plan(std::uint64_t most_bytes) {
     const std::lock_guard hold(of_.mutex());
     long_from_ = of_.long_from();
@@ -103,7 +103,7 @@ class collector {
       const std::size_t have = file.read(buffer.data(), most, part.offset + done);
       std::fill_n(buffer.data() + have, line_padding, '\0');
       const bool all = done + have >= part.bytes;
-      // The last event of a block ends where a line feed, or a comma and one, follow.
+      // The last event of a block is followed by a line feed, or by a comma and a line feed.
       if (all) buffer[have] = '\n';
       const lines_read read = read_lines(buffer.data(), have + all, part.offset + done == 0, false, texts,
                                          [&](const line_event& e, std::string_view) { take(part, e); });
@@ -152,7 +152,7 @@ class collector {
     }
   }
 
-  // Until `resolve` a slice has the number of its row.
+  // Until `resolve`, a slice has the number of its row.
   void add(const slice& s) {
     if (s.end - s.begin < long_from_ && overlaps(s.begin, s.end)) slices_.push_back(s);
   }
@@ -191,7 +191,7 @@ class collector {
     return static_cast<std::uint16_t>(std::min<std::uint32_t>(table.number(text), UINT16_MAX));
   }
 
-  // Rows become tensors and ranks.
+  // Converts rows to tensors and ranks.
   void resolve() {
     std::vector<std::uint32_t> tensors;
     for (const place& p : places_) {
@@ -208,7 +208,7 @@ class collector {
     }
   }
 
-  // What the index keeps: long activities, and those that have not ended.
+  // Kept by the index: long activities, and those that have not ended.
   void add_kept() {
     const std::uint16_t nothing = small(details_, {});
     for (const long_slice& s : of_.long_slices()) {
@@ -244,7 +244,7 @@ class collector {
     }
   }
 
-  // A row that was met in the middle of an operation has counted too few activities around: depths are counted anew.
+  // A row first read in the middle of an operation has counted too few outer activities, so depths are counted again.
   void order() {
     const std::uint16_t wait = name("WAIT");
     const auto key = [&](const slice& s) {
@@ -255,7 +255,7 @@ class collector {
     for (std::size_t i = 0; i != slices_.size(); ++i) {
       slice& s = slices_[i];
       if (i == 0 || slices_[i - 1].rank != s.rank || slices_[i - 1].tensor != s.tensor || s.name == wait) ends.clear();
-      // One of no duration at the end of another one lies in it where it did when it was read.
+      // An activity without duration at the end of another one is inside it if it was inside when read.
       const bool at_the_end = s.begin == s.end && s.depth != 0;
       while (!ends.empty() && (ends.back() < s.end || (ends.back() <= s.begin && !at_the_end))) ends.pop_back();
       s.depth = static_cast<std::uint8_t>(std::min<std::size_t>(ends.size(), UINT8_MAX));

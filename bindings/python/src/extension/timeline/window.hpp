@@ -1,4 +1,4 @@
-// window.hpp: a span of time, event by event, as it is read again from the parts of the files that tell of it.
+// window.hpp: a time span, event by event, read again from the relevant parts of the files.
 #pragma once
 
 #include "index.hpp"
@@ -12,7 +12,7 @@ namespace hvd_timeline {
 
 enum class slice_state : unsigned char { finished, unfinished, open };
 
-/// One activity. Numbers of tensors, names and details count in the tables of its window.
+/// One activity. Numbers of tensors, names and details are indices into the tables of its window.
 struct slice {
   std::uint32_t tensor = 0, rank = 0;
   std::int64_t begin = 0, end = 0;
@@ -30,24 +30,23 @@ struct instant_mark {
 };
 
 struct window {
-  bool complete = false;      ///< false: it would have been too much to read; the rest is empty then
-  std::vector<slice> slices;  ///< by rank, tensor and begin, those that lie in another one after it
+  bool complete = false;      ///< false: too much to read; the rest is then empty
+  std::vector<slice> slices;  ///< by rank, tensor and begin; inner ones after outer ones
   std::vector<instant_mark> marks;
   std::vector<std::string> tensors, names, details;
 };
 
-/// All activities that have a part in [begin, end), of one rank or of all (-1). Reads at most `most_bytes` of the
-/// files.
+/// All activities that overlap [begin, end), of one rank or of all (-1). Reads at most `most_bytes` of the files.
 window read_window(const index& of, std::int64_t begin, std::int64_t end, std::int64_t rank, std::uint64_t most_bytes);
 
-/// For each rank what share of each of `columns` equal parts of [begin, end) was spent how.
+/// For each rank, the shares of its states in each of `columns` equal parts of [begin, end).
 struct bins {
-  bool exact = false;  ///< computed from activities; else from sums over spans that may be longer than a column
+  bool exact = false;  ///< computed from activities; otherwise from sums over spans that may be longer than a column
   std::vector<std::uint32_t> ranks;
   struct of_rank {
     std::vector<double> busy, negotiate, wait, operations, steps;
   };
-  std::vector<of_rank> rows;  ///< of each rank
+  std::vector<of_rank> rows;  ///< for each rank
 };
 bins read_bins(const index& of, std::int64_t begin, std::int64_t end, std::size_t columns, std::int64_t rank,
                std::uint64_t most_bytes);
