@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/keras.py: LogCallback, which logs a Keras training where HorovodRunner was called."""
+"""hvd/horovod_runner/keras.py: LogCallback, which logs a Keras training to the process that called HorovodRunner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd.horovod_runner.log import log_to_driver
 
 
 def _keras_callback() -> type:
-    """Keras' Callback: from TensorFlow's Keras, which may be another one, if there is TensorFlow; `object` without."""
+    """Keras's Callback. Prefers TensorFlow's Keras, which may be a different one; `object` if there is no Keras."""
     if find_spec("tensorflow") is not None:
         from tensorflow.keras.callbacks import Callback  # type: ignore[import, unused-ignore]
     elif find_spec("keras") is not None:
@@ -23,9 +23,10 @@ def _keras_callback() -> type:
 
 
 class LogCallback(_keras_callback()):  # type: ignore[misc]
-    """A Keras callback that logs each epoch, and with `per_batch_log` each batch, with its metrics by `log_to_driver`.
+    """A Keras callback that logs the metrics of each epoch, and with `per_batch_log` of each batch, with
+    `log_to_driver`.
 
-    Pass it to `fit` on every rank: it logs on rank 0 only.
+    Pass it to `fit` on every rank. It logs only on rank 0.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:

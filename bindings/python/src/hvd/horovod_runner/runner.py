@@ -1,4 +1,4 @@
-"""hvd/horovod_runner/runner.py: HorovodRunner, with exactly the signatures that Databricks' has."""
+"""hvd/horovod_runner/runner.py: HorovodRunner, with the same signatures as Databricks'."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class HorovodRunner:
     loss = HorovodRunner(np=-2).run(train, rate=0.1)
     ```
 
-    `np`: how many processes.
-        -1: none is started: the function is called in this process, and sees and changes its state. There is no page
-            of its timeline.
+    `np`: the number of processes.
+        -1: starts no process: the function is called in this process, and can change its state. There is no page of its
+            timeline.
         -n (n of 2 or more): n processes on this machine, over shared memory. Nothing else is needed.
-        n of 1 or more: n tasks of a Spark job in barrier mode, on the executors of the active Spark session (where there
-            is none, of one as Spark's settings say). `run` waits for as many free task slots.
-        0: all task slots. Deprecated, because executors may come and go: say how many.
+        n of 1 or more: n tasks of a Spark job in barrier mode, on the executors of the active Spark session (if there
+            is none, of a new one with Spark's settings). `run` waits for as many free task slots.
+        0: all task slots. Deprecated, because executors may come and go: pass a number.
 
-    `driver_log_verbosity`: "log_callback_only" or "all": what of Spark tasks is shown here: the messages of
-    `log_to_driver` and `LogCallback`, or all that they print, too. The log of the first task's executor has everything.
-    What processes on this machine print goes to this process's standard output in any case, each line with its rank.
+    `driver_log_verbosity`: the output of Spark tasks shown here. "log_callback_only": messages of `log_to_driver` and
+    `LogCallback`; "all": also everything that they print. The log of the first task's executor contains everything.
+    Output of processes on this machine always goes to this process's standard output, each line with its rank.
 
-    Raises TypeError for an `np` that is not an integer, ValueError for a verbosity of another name.
+    Raises TypeError for an `np` that is not an integer, ValueError for another verbosity.
     """
 
     def __init__(self, *, np, driver_log_verbosity="log_callback_only"):  # type: ignore[no-untyped-def]
-        # The signature is what callers inspect: no annotations, no further arguments.
+        # Callers inspect the signature, so it has no annotations and no further arguments.
         if isinstance(np, bool):
             raise TypeError(f"np is {np}, and must be an integer: -2 for two processes on this machine")
         try:
@@ -60,28 +60,28 @@ class HorovodRunner:
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main, **kwargs):  # type: ignore[no-untyped-def]
-        """Calls `main(**kwargs)` on every rank and returns what it returned on rank 0.
+        """Calls `main(**kwargs)` on every rank. Returns the result of rank 0.
 
-        Where processes are started, `main`, `kwargs` and the result are pickled by cloudpickle: what `main` changes
-        outside of itself is changed on the ranks only. Modules that lie beside the notebook or script (imported Python
-        files below the working directory, the script's directory or `sys.path[0]`, that are not installed) are sent
-        along, as they are in memory here. Imports inside of `main` and of what it calls are resolved on the ranks, with
-        the same `sys.path`.
+        If processes are started, cloudpickle pickles `main`, `kwargs` and the result, so changes that `main` makes
+        outside of itself stay on the ranks. Modules next to the notebook or script are sent along, as they are in
+        memory here: imported Python files below the working directory, the script's directory or `sys.path[0]` that are
+        not installed. Imports inside `main` and the functions it calls are resolved on the ranks, with the same
+        `sys.path`.
 
-        Raises what `main` raises if np is -1. Else, once all processes have ended:
+        If np is -1, raises the exceptions of `main`. Otherwise, after all processes have ended:
             NotPicklable (a TypeError) before any is started, with the path to each object that cannot be pickled;
             TypeError if `kwargs` do not fit `main`;
-            RankError (a RankFailed) if `main` raised: its text has the rank and the traceback there, its __cause__ is
-            the exception itself where it can be pickled;
+            RankError (a RankFailed) if `main` raised: its text contains the rank and its traceback; its __cause__ is
+            the exception itself if it can be pickled;
             RankFailed (a RuntimeError) if a process was killed, with the signal and its last lines;
-            KeyboardInterrupt if this process was interrupted, once the ranks are gone;
-            with Spark: LaunchError (a RuntimeError) if it is not there, or has not so many slots; TaskLost (a
-            RankFailed) if an executor was lost or the job cancelled.
+            KeyboardInterrupt if this process was interrupted, after the ranks are gone;
+            with Spark: LaunchError (a RuntimeError) if Spark is missing or has too few slots; TaskLost (a RankFailed)
+            if an executor was lost or the job cancelled.
 
-        With HVD_TIMELINE_LIVE=1 in the environment the job's timeline (HOROVOD_TIMELINE, or a new file in
-        ./hvd-timelines) is shown on a page while it runs: in the notebook's cell, and at an address that is printed.
+        With HVD_TIMELINE_LIVE=1 in the environment, the job's timeline (HOROVOD_TIMELINE, or a new file in
+        ./hvd-timelines) is shown on a page while it runs: in the notebook's cell, and at a printed address.
 
-        Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes go to each process.
+        Warns, with names and sizes, if more than `hvd.remote.pickling.LARGE` bytes are sent to each process.
         """
         if not callable(main):
             raise TypeError(f"main is {main!r}, and must be a function, which is called on every rank")

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             try:
                 sys.stderr.flush()
-            except OSError:  # what argparse could not write
+            except OSError:  # argparse could not write
                 discard(sys.stderr)
             sys.stdout.flush()
         return code
@@ -38,21 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard(sys.stdout, sys.stderr)
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if code == 0:  # else it is said already why the job has ended
+        if code == 0:  # else the job's error is already printed
             Speech(options.program_name()).error(f"standard output: {error.strerror or error}")
         discard(sys.stdout)
         return code or 1
 
 
 def discard(*streams: TextIO) -> None:
-    """Gives up what could not be written, which Python would try once more when it ends."""
+    """Drops unwritten output, which Python would try to write again at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(null, stream.fileno())
 
 
 def use_streams() -> None:
-    """Makes the standard streams fit for any text; those that were closed are /dev/null."""
+    """Makes the standard streams accept any text. Closed ones become /dev/null."""
     open_streams()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -76,12 +76,12 @@ def run(arguments: Sequence[str] | None) -> int:
     speech = Speech(options.program_name())
     for sentence in warnings:
         speech.warn(sentence)
-    with contextlib.ExitStack() as stack:  # what it says at the end comes after the job's error
+    with contextlib.ExitStack() as stack:  # its last messages come after the job's error
         return attempt(chosen, speech, stack)
 
 
 def attempt(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitStack) -> int:
-    """Runs the job, and says why it has failed; returns the exit code."""
+    """Runs the job, and prints why it has failed. Returns the exit code."""
     try:
         return launch(chosen, speech, stack)
     except ValueError as error:
@@ -104,7 +104,7 @@ def attempt(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSt
 
 
 def interrupt(number: int, _: Any) -> NoReturn:
-    """Handles signals while there are no ranks to pass them on to: the exception cleans up what was begun."""
+    """Handles signals while there are no ranks to forward them to. The exception cleans up."""
     raise Interrupted(number)
 
 
@@ -181,7 +181,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
 
 
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
-    """What --binding-args asks for on this host, as in mpiexec -bind-to none, core or core:N."""
+    """The binding requested by --binding-args for this host, as in mpiexec -bind-to none, core or core:N."""
     text = " ".join(arguments or [])
     match = re.fullmatch(r"--?bind-to[ =](none|core)(?::([0-9]{1,9}))?( --?map-by \S+)?", text)
     if text and not match:
@@ -192,7 +192,7 @@ def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
 
 
 def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speech: Speech) -> None:
-    """Removes HOROVOD_THREAD_AFFINITY where it has fewer CPUs than a host has ranks: as in Horovod, none is used."""
+    """Removes HOROVOD_THREAD_AFFINITY if it has fewer CPUs than a host has ranks: as in Horovod, none is then used."""
     most = max(count for _, count in places)
     text = env.get("HOROVOD_THREAD_AFFINITY")
     if text and len(text.split(",")) < most:
@@ -224,7 +224,7 @@ def version() -> str:
 
 
 def check_build() -> int:
-    """Prints what `python -m hvd` prints; returns the exit code."""
+    """Prints the report of `python -m hvd`. Returns the exit code."""
     try:
         from hvd.__main__ import main as report
 

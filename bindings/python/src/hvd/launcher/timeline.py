@@ -15,7 +15,7 @@ from typing import Callable
 from hvd.launcher.collection import Collection
 from hvd.timeline.live import Live
 
-FOLDER = "hvd-timelines"  # below the current folder, where no file is named
+FOLDER = "hvd-timelines"  # below the current folder, if no file is named
 LIVE = "HVD_TIMELINE_LIVE"
 FILE = "HOROVOD_TIMELINE"
 ELSEWHERE = (
@@ -25,7 +25,7 @@ ELSEWHERE = (
 
 
 def wanted(environ: MutableMapping[str, str]) -> bool:
-    """Whether the environment asks for a page; ranks do not find that there, as they would start jobs with pages."""
+    """Whether the environment requests a page. Removes the request, so that ranks do not start jobs with pages."""
     text = environ.pop(LIVE, "")
     if text not in ("", "0", "1"):
         raise ValueError(f"{LIVE}={text!r} must be 1 (the job's timeline is shown on a page) or 0")
@@ -48,7 +48,7 @@ def page(
     made = None
     if not file:
         name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}.json"
-        # Other hosts may not have the folder, and their ranks write into one that is there.
+        # Other hosts may not have the folder, and their ranks write to an existing one.
         made = None if several else _folder()
         file = os.path.abspath(f"hvd-timeline-{name}" if made is None else made / name)
     environ[FILE] = file
@@ -77,7 +77,7 @@ def page(
 
 
 def _folder() -> Path:
-    """The folder for files that nobody has named, which is made where there is none."""
+    """The folder for files without a given name, created if missing."""
     folder = Path(FOLDER)
     try:
         folder.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def _folder() -> Path:
 
 def _remove_empty(folder: Path | None) -> None:
     if folder is not None:
-        with contextlib.suppress(OSError):  # of other jobs there may be timelines
+        with contextlib.suppress(OSError):  # other jobs' timelines may be in it
             folder.rmdir()
 
 
@@ -103,11 +103,11 @@ def _span(seconds: float) -> str:
 
 
 def shown(file: str) -> str:
-    """A path from the current folder, where the file is below that."""
+    """A path relative to the current folder, if the file is below it."""
     path = os.path.relpath(file)
     return os.path.abspath(file) if path.startswith(os.pardir) else path
 
 
 def command() -> str:
-    """How hvd-timeline is called here."""
+    """The command line that runs hvd-timeline here."""
     return "hvd-timeline" if shutil.which("hvd-timeline") else "python -m hvd.timeline.main"
