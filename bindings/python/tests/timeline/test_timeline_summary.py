@@ -25,20 +25,23 @@ def test_the_summary_of_a_job(tmp_path: Path) -> None:
     lines.begin("g1", 0, "NEGOTIATE_ALLREDUCE", 30_000_000)
     lines.mark("STALL", 0, 30_000_001, text="rank 0 of 2: in flight for 60 s")
     said = summary(lines, tmp_path, 4.0)
-    first, *rest = said.split("\n")
+    verdict, first, *rest = said.split("\n")
+    assert verdict == "Rank 1 costs 12 % of the speed"
     assert first == "Job 00c0ffee00c0ffee of 2 ranks on 2 hosts runs; started 2023-11-14 22:13:20, 30 s until the last event"
     for line in (
         "Slow rank",
         "  rank 1 on node1 comes 12 ms later than the others, each step, since 22:13:30",
-        "Waited for now",
+        "Stuck right now",
         "  allreduce of 'g1': rank 0 waits for rank 1, for 4.0 s",
         "Stalls",
         "  22:13:50 rank 0 of 2: in flight for 60 s",
-        "Operations  1,200, 12,018 events",
+        "Operations                  1,200, 12,018 events",
         "Waited for most, in the last minute",
     ):
         assert line in rest, said
-    assert any(line.startswith("Speed       6 steps/s, 384 samples/s") for line in rest)
+    assert any(line.startswith("Speed                       6 steps/s, 384 samples/s") for line in rest)
+    assert any(line.startswith("Time lost to communication  28.4% of the time, 47 ms a step") for line in rest)
+    assert any(line.startswith("Bandwidth                   ") for line in rest)
     assert [line.split() for line in rest if "node" in line and line.strip()[0] in "01"] == [
         ["0", "node0", "600", "6", "0", "ms", "52.0%", "now"],
         ["1", "node1", "600", "6", "12", "ms", "4.8%", "now"],
@@ -55,7 +58,7 @@ def test_an_old_file_of_many_ranks(tmp_path: Path) -> None:
 
 def test_of_a_file_without_events(tmp_path: Path) -> None:
     said = summary(Lines(), tmp_path)
-    assert "of 0 ranks" in said and "not known: the program marks no steps (hvd.mark_step())" in said
+    assert said.startswith("Starting: no rank has joined yet\nJob ") and "of 0 ranks" in said and "not known: the program marks no steps (hvd.mark_step())" in said
 
 
 def test_names_are_texts_and_no_commands_of_the_terminal(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class HorovodRunner:
         call = functools.partial(main, **kwargs)
         with contextlib.ExitStack() as stack:
             if timeline.wanted(environ):
-                stack.enter_context(timeline.page(environ, False, print, show_page))
+                program = getattr(main, "__name__", "HorovodRunner")
+                stack.enter_context(timeline.page(environ, False, print, show_page, program))
             if self.num_processor < -1:
                 return call_on_ranks(-self.num_processor, call, env=environ)[0]
             return self._run_on_spark(call, environ)

@@ -126,7 +126,10 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         bound = binding(chosen.binding_args, speech)
         return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
     check_affinity(env, places if several and places else [("", chosen.np)], speech)
-    collection = stack.enter_context(timeline.page(env, several, speech.say)) if timeline.wanted(env) else None
+    collection = None
+    if timeline.wanted(env):
+        program = timeline.title(chosen.command)
+        collection = stack.enter_context(timeline.page(env, several, speech.say, program=program))
     try:
         if several:
             from hvd.launcher.mpi import run_mpi

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -34,11 +34,12 @@ def wanted(environ: MutableMapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def page(
-    environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None
+    environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None,
+    program: str = "",
 ) -> Iterator[Collection | None]:
     """Serves the page of a job that gets `environ`, in which FILE is set where it is not; at the end says how to see it
     later. `several`: the job has several hosts; then what it yields gets the events of hosts that write other files.
-    `show(address)` shows the address, by default `say` does.
+    `show(address)` shows the address, by default `say` does. `program` is the page's title.
 
     ValueError if there can be no page.
     """
@@ -54,7 +55,7 @@ def page(
     environ[FILE] = file
     collection = Collection(file) if several else None
     try:
-        live = Live(file, environ, note=ELSEWHERE if several else "")
+        live = Live(file, environ, note=ELSEWHERE if several else "", program=program)
     except ValueError:
         _remove_empty(made)
         raise
@@ -74,6 +75,14 @@ def page(
         else:
             _remove_empty(made)
             say("there is no timeline: no rank of this host has called init()")
+
+
+def title(command: Sequence[str]) -> str:
+    """The name of a job: its script or module, else its program."""
+    name = os.path.basename(command[0])
+    if name.startswith("python"):
+        name = dict(zip(command, command[1:])).get("-m", name)
+    return os.path.basename(next((word for word in command if word.endswith(".py")), name))
 
 
 def _folder() -> Path:

@@ -11,6 +11,7 @@ from hvd.timeline.alive import all_gone, one_lives
 from hvd.timeline.charts import WRITTEN, Charts
 from hvd.timeline.slow import slow_rank
 from hvd.timeline.sources import Found
+from hvd.timeline.verdict import verdict
 from hvd.timeline.waiting import SHORTEST, milliseconds, ranks as named, waiting
 
 QUIET = 5.0  # seconds without an event after which a job is not said to run
@@ -96,12 +97,13 @@ class _Job:
         slow, behind = slow_rank(self.charts, self.window, rate)
         missing = [rank for rank in range(self.size) if rank not in self.ranks]
         ended = self.phase == "ended"
-        return {
+        found = {
             "job": self.found.job if self.found is not None else "",
+            "program": "",
             "files": [source.name for source in self.found.sources] if self.found is not None else [],
             "now_us": self.now_us,
             "reading": _part_read(state),
-            "begin_us": 0,
+            "begin_us": self.charts.begin_us,
             "end_us": self.end_us,
             "epoch_us": self.epoch_us,
             "state": self.phase,
@@ -127,6 +129,7 @@ class _Job:
             "events": state["events"],
             "notes": self._notes(missing),
         }
+        return {**found, "verdict": verdict(found)}
 
     def _samples(self, sums: dict[str, Any]) -> float | None:
         """Samples a second, of all ranks together."""
@@ -213,7 +216,7 @@ class _Job:
     def _notes(self, missing: Sequence[int]) -> list[str]:
         state = self.state
         notes = list(self.found.notes) if self.found is not None else []
-        if missing and self.ranks:
+        if missing and state["operations"]:  # before the first one the verdict tells
             one = len(missing) == 1
             notes.append(
                 f"Nothing is known of {named(missing)} of {self.size}: {'its' if one else 'their'} host's file is not "

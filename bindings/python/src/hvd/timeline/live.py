@@ -48,9 +48,10 @@ class Live:
     @above_streams()
     def __init__(
         self, path: str | os.PathLike[str], environ: Mapping[str, str], *, host: str = "127.0.0.1", port: int = 0,
-        note: str = "",
+        note: str = "", program: str = "",
     ) -> None:
-        """Starts it; `path` is the timeline that the job will write. `note` is shown where ranks are missing.
+        """Starts it; `path` is the timeline that the job will write. `note` is shown if ranks are missing, `program` as
+        the page's title.
 
         ValueError, with a sentence, if it cannot be started.
         """
@@ -73,7 +74,7 @@ class Live:
             read, self._pipe = os.pipe2(os.O_CLOEXEC)
             order = {
                 "path": str(self.path), "token": token, "socket": opened.fileno(), "proxied": bool(proxy), "note": note,
-                "stays": self.stays,
+                "stays": self.stays, "program": program,
             }  # fmt: skip
             try:
                 self._process = subprocess.Popen(
@@ -155,7 +156,7 @@ def main() -> None:
             return
         line += data
     order = json.loads(line)
-    watched = Watched(Path(order["path"]), expected=True, note=order["note"])
+    watched = Watched(Path(order["path"]), expected=True, note=order["note"], program=order["program"])
     site = Site(watched, order["token"], any_name=order["proxied"])
     job = _Job(watched, site, order["stays"])
     try:

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hvd.timeline.waiting import duration, milliseconds, ranks as named
+from hvd.timeline.waiting import duration, milliseconds, ranks as named, tensor_name
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_RANKS = 16
@@ -22,9 +22,10 @@ _STATES = {"running": "runs", "quiet": "is quiet", "ended": "has ended"}
 
 def render(answers: dict[str, Any]) -> Group:
     """What rich prints."""
-    parts: list[RenderableType] = [_head(answers), Text(), _facts(answers)]
+    verdict = Text(clean(answers["verdict"]["text"]), style="bold", overflow="fold")
+    parts: list[RenderableType] = [verdict, _head(answers), Text(), _facts(answers)]
     parts += _section("Slow rank", [answers["slow"]["text"]] if answers["slow"] else [])
-    verb = "Not ended" if answers["state"] == "ended" else "Waited for now"
+    verb = "Not ended" if answers["state"] == "ended" else "Stuck right now"
     parts += _section(verb, [entry["text"] for entry in answers["waiting"]])
     parts += _section("Stalls", [f"{_clock(answers, s['ts_us'])} {s['text']}" for s in answers["stalls"]])
     if answers["exposed"]["tensors"]:
@@ -49,7 +50,7 @@ def clean(name: str) -> str:
 
 def _head(answers: dict[str, Any]) -> Text:
     job = Text()
-    job.append(f"Job {clean(answers['job'])}" if answers["job"] else "The job", style="bold")
+    job.append(f"Job {clean(answers['job'])}" if answers["job"] else "The job")
     hosts = {rank["host"] for rank in answers["ranks"] if rank["host"]}
     size = answers["size"]
     job.append(f" of {size} rank{'s' * (size != 1)}")
@@ -80,17 +81,17 @@ def _facts(answers: dict[str, Any]) -> Table:
             said += f", {_number(speed['samples_per_second'])} samples/s"
     table.add_row("Speed", _with_chart(said, speed["history"]["steps"]))
     if exposed["recorded"]:
-        said = f"{exposed['share']:.1%} of the time the program waits for communication"
+        said = f"{exposed['share']:.1%} of the time"
         if exposed["ms_per_step"] is not None:
             said += f", {milliseconds(exposed['ms_per_step'])} a step"
-        table.add_row("Exposed", _with_chart(said, exposed["history"]))
+        table.add_row("Time lost to communication", _with_chart(said, exposed["history"]))
     else:
-        table.add_row("Exposed", Text("not recorded: the timeline has no waits of the program"))
+        table.add_row("Time lost to communication", Text("not recorded: the timeline has no waits of the program"))
     if bandwidth["bus_GB_per_s"] is not None:
         said = f"{_number(bandwidth['bus_GB_per_s'])} GB/s while operations run, {bandwidth['busy_share']:.0%} of the time"
         if bandwidth["bytes_per_step"] is not None:
             said += f", {_number(bandwidth['bytes_per_step'] / 1e6)} MB a step"
-        table.add_row("Bus", _with_chart(said, bandwidth["history"]))
+        table.add_row("Bandwidth", _with_chart(said, bandwidth["history"]))
     table.add_row("Operations", Text(f"{answers['operations']:,}, {answers['events']:,} events"))
     return table
 
@@ -130,7 +131,7 @@ def _tensors(tensors: Sequence[dict[str, Any]]) -> Table:
     table.add_column("a step", justify="right")
     for tensor in tensors:
         step = milliseconds(tensor["ms_per_step"]) if tensor["ms_per_step"] is not None else ""
-        table.add_row(Text(clean(tensor["name"])), f"{tensor['share']:.1%}", step)
+        table.add_row(Text(clean(tensor_name(tensor["name"]))), f"{tensor['share']:.1%}", step)
     return table
 
 
@@ -138,7 +139,7 @@ def _ranks(answers: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right")
     table.add_column("host", overflow="fold")
-    for title in ("operations", "steps/s", "behind", "exposed", "last event"):
+    for title in ("operations", "steps/s", "behind", "time lost", "last event"):
         table.add_column(title, justify="right")
     shown = answers["ranks"]
     if len(shown) > MOST_RANKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -69,7 +70,8 @@ def _of_tensor(
 
 
 def _sentence(entry: dict[str, Any], ended: bool, members_known: bool) -> str:
-    what = f"{entry['kind']} of {entry['tensor']!r}" if entry["kind"] else repr(entry["tensor"])
+    tensor = repr(tensor_name(entry["tensor"]))
+    what = f"{entry['kind']} of {tensor}" if entry["kind"] else tensor
     seconds = duration(entry["seconds"])
     have, lack = ranks(entry["with"]), ranks(entry["without"])
     one = len(entry["with"]) == 1
@@ -83,6 +85,13 @@ def _sentence(entry: dict[str, Any], ended: bool, members_known: bool) -> str:
     if not entry["without"]:
         lack = f"other ranks of set {entry['set']}"
     return f"{what}: {have} {'waits' if one else 'wait'} for {lack}, for {seconds}"
+
+
+def tensor_name(text: str) -> str:
+    """A name without the prefix that Horovod's optimizers give to all gradients. Other operations keep theirs, or
+    a parameter that is broadcast would have the name of its gradient. tensorName of page/format.js does the same.
+    """
+    return re.sub(r"^(set \d+: )?allreduce\.", r"\1", text)
 
 
 def ranks(numbers: Iterable[int]) -> str:

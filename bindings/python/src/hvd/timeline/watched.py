@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from hvd.timeline import answers as model
 from hvd.timeline.sources import BadTimeline, Found, find, open_index
+from hvd.timeline.verdict import verdict
 
 BLOCK = 1 << 26  # bytes that are read at a time
 PERIOD = 0.25  # seconds between two looks at files that somebody watches
@@ -22,13 +23,14 @@ SOONEST = 0.2  # seconds in which answers stay the same: several pages cost as m
 class Watched:
     """A timeline, or a folder of timelines, that grows. Any thread may ask."""
 
-    def __init__(self, path: Path, *, expected: bool = False, note: str = "") -> None:
+    def __init__(self, path: Path, *, expected: bool = False, note: str = "", program: str = "") -> None:
         """`expected`: the job has not begun yet, so that there may be no file, or one of an older job, which is not
-        shown. `note` is shown where ranks are missing. Raises BadTimeline if there is no timeline.
+        shown. `note` is shown if ranks are missing, `program` as the title. Raises BadTimeline if there is no timeline.
         """
         self._path = path
         self._old_job = ""
         self._note = note
+        self._program = program
         self._found: Found | None = None
         self._index: Any = None
         self._problem = ""  # of the last look for files
@@ -64,7 +66,7 @@ class Watched:
         with self._lock:
             if self._last is None or time.monotonic() - self._last[0] > SOONEST:
                 self._last = (time.monotonic(), self._answers())
-            return self._last[1]
+            return {**self._last[1], "program": self._program}
 
     def _answers(self) -> dict[str, Any]:
         index, found = self._index, self._found
@@ -158,8 +160,8 @@ def _why(error: Exception) -> str:
 def _nothing(name: str, notes: list[str], ended: bool) -> dict[str, Any]:
     """The answers while there is no file yet."""
     speed = {"steps_per_second": None, "samples_per_second": None, "source": None}
-    return {
-        "job": "", "files": [name], "now_us": 0, "reading": 1.0, "begin_us": 0, "end_us": 0, "epoch_us": 0,
+    found = {
+        "job": "", "program": "", "files": [name], "now_us": 0, "reading": 1.0, "begin_us": 0, "end_us": 0, "epoch_us": 0,
         "state": "ended" if ended else "quiet", "size": 0, "ranks": [], "missing": [],
         "speed": {**speed, "history": {"t": [], "steps": [], "samples": []}},
         "exposed": {"share": None, "ms_per_step": None, "history": [], "tensors": [], "recorded": False},
@@ -167,3 +169,4 @@ def _nothing(name: str, notes: list[str], ended: bool) -> dict[str, Any]:
         "slow": None, "waiting": [], "stalls": [], "dropped": 0, "damaged": 0, "operations": 0, "events": 0,
         "notes": notes,
     }  # fmt: skip
+    return {**found, "verdict": verdict(found)}
