@@ -1,4 +1,4 @@
 """The framework-independent part of hvd: the job, process sets, collectives, objects and gradients.
 
-For hvd's own modules only; programs use ``hvd`` and ``hvd.torch``.
+For hvd's modules only; programs use ``hvd`` and ``hvd.torch``.
 """

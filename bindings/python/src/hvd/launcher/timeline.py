@@ -37,9 +37,9 @@ def page(
     environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None,
     program: str = "",
 ) -> Iterator[Collection | None]:
-    """Serves the page of a job that gets `environ`, in which FILE is set where it is not; at the end says how to see it
-    later. `several`: the job has several hosts; then what it yields gets the events of hosts that write other files.
-    `show(address)` shows the address, by default `say` does. `program` is the page's title.
+    """Serves the page of a job that gets `environ`, and sets FILE in it if it is not set. At the end, prints how to
+    view the page later. `several`: the job has several hosts; then yields a collection for the events of hosts that
+    write other files. `show(address)` shows the address, by default with `say`. `program` is the page's title.
 
     ValueError if there can be no page.
     """
@@ -78,7 +78,7 @@ def page(
 
 
 def title(command: Sequence[str]) -> str:
-    """The name of a job: its script or module, else its program."""
+    """The name of a job: its script or module, or else its program."""
     name = os.path.basename(command[0])
     if name.startswith("python"):
         name = dict(zip(command, command[1:])).get("-m", name)

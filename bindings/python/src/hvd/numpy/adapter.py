@@ -16,7 +16,7 @@ ArrayLike = Any  # an array, or an object with __dlpack__, __array_interface__ o
 
 
 def as_array(value: ArrayLike) -> Array:
-    """The value as an array, without a copy where possible."""
+    """The value as an array, without a copy if possible."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):

@@ -99,7 +99,7 @@ class Storages:
         return entry
 
     def address(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor's bytes: in hvd's own mapping, if they are shared."""
+        """The address of a tensor's bytes: in hvd's mapping, if they are shared."""
         address = tensor.data_ptr()
         entry = self.starts.get(address)
         if entry is not None:
