@@ -103,7 +103,7 @@ constexpr const adasum_kernels* find_adasum(dtype type) noexcept {
 /// compute A(A(A(x0, x1), x2), A(x3, x4)), 6 compute A(A(A(x0, x1), A(x2, x3)), A(x4, x5)).
 ///
 /// `op` must be `sum`, which may be `scaled`: inputs are multiplied by prescale first, the result by postscale last.
-/// Elements must be half, bfloat16, float or double. Else all ranks throw an `error` of kind unsupported before
+/// Elements must be half, bfloat16, float or double. Otherwise all ranks throw an `error` of kind unsupported before
 /// anything is sent.
 ///
 /// Products are computed and added in double, and each A is rounded once to the type; all ranks get the same bits, in

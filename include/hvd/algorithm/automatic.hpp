@@ -20,11 +20,11 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The default of every collective: `direct` where ranks have common memory; the transport's own collective where it
-/// has nothing else, as NCCL; else the tuning decides. If no tuning is
-/// given and the transport has a `selector`, the selector decides: by the user's HVD_TUNING, or by the costs of
-/// messages and of the transport's own collectives, which are measured at the first collective and then fixed. Else
-/// `default_tuning` decides, which takes the transport's own collective where there is one.
+/// The default of every collective: `direct` if ranks have common memory; the transport's own collective if it has
+/// nothing else, such as NCCL; otherwise the tuning decides. If no tuning is passed and the transport has a `selector`,
+/// the selector decides: by the user's HVD_TUNING, or by the costs of messages and of the transport's own collectives,
+/// which are measured at the first collective and then fixed. Otherwise `default_tuning` decides, which takes the
+/// transport's own collective if there is one.
 template <class Tuning = default_tuning>
 struct automatic {
   static constexpr bool rank_ordered = true;
@@ -62,7 +62,7 @@ struct automatic {
   }
 
   /// The algorithm that will run; `native` may still turn out not to support the type or the operation. The first call
-  /// is collective, as it may measure costs.
+  /// is collective, because it may measure costs.
   template <PointToPoint T, class Call>
   [[nodiscard]] choice choose(T& t, const Call& call) const {
     return choose_for(t, describe(t, call));
@@ -72,7 +72,8 @@ struct automatic {
   template <class T, class Call>
   static workload describe(T& t, const Call& call) {
     const detail::extent whole = detail::extent_of(call);
-    // The blocks of alltoall_v differ between ranks, which must still choose alike: `bytes` is 0 on all of them.
+    // The blocks of alltoall_v differ between ranks, which must still make the same choice: `bytes` is 0 on all of
+    // them.
     workload w{.kind = Call::kind,
                .bytes = whole.bytes(),
                .ranks = t.size(),

@@ -20,8 +20,8 @@ namespace hvd::inline HVD_ABI {
 /// | allgather | S - a block     | L               | S, except on rank 0                  |
 /// | alltoall  | L S/2 at most   | L               | S, and twice the blocks of a message |
 ///
-/// allgather sends as many bytes as every other algorithm, in one message per step where `recursive_doubling` sends two
-/// if p is not a power of two; the price is one copy. (With uneven blocks there are more bytes: a rank sends its own
+/// allgather sends as many bytes as every other algorithm, but in one message per step; `recursive_doubling` sends two
+/// if p is not a power of two. The price is one copy. (With uneven blocks there are more bytes: a rank sends its own
 /// block L times.) alltoall trades bytes for messages: the message of step k has the blocks whose distance to their
 /// receiver has bit k set, so a block is sent once for each bit set in its distance. Its blocks must be uniform,
 /// because a rank does not know the lengths of blocks that it passes on. (J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D.

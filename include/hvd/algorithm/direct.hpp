@@ -38,8 +38,8 @@ struct direct_sizes {
         lines.known() ? std::clamp<std::size_t>(std::size_t{lines.transfer} / 2, 16384, 49152) : 32768;
     s.one_shot_bytes = p <= 2 ? pair : 4928 * p / ((p - 1) * (p - 2));
     if (oversubscribed) s.one_shot_bytes = std::max<std::size_t>(s.one_shot_bytes, 4096);
-    // Lines come from another core's second-level cache for half of what they cost from its first-level one, so a chunk
-    // is larger than the latter and small compared to the former.
+    // A line from another core's second-level cache costs half as much as one from its first-level cache, so a chunk is
+    // larger than the first-level cache and small compared to the second-level one.
     s.chunk_bytes = std::max({std::size_t{64} << 10, l2 / 32, p * 4096});
     // One synchronisation more than staging, and no copy.
     s.mapped_bytes = 4096;
@@ -59,7 +59,7 @@ struct direct_sizes {
 /// The algorithm for ranks with common memory. One n-ary kernel reduces the inputs of all ranks at once, in rank order:
 /// the same bits on every rank and in every run, and 16-bit floats are rounded once. Size and kind of buffer decide:
 ///  * an exchange: for up to 2,168 bytes. One synchronisation (algorithm/direct/staged.hpp).
-///  * one shot: every rank reads what it needs of its peers' staged inputs; one synchronisation for the first chunk.
+///  * one shot: every rank reads its share of its peers' staged inputs; one synchronisation for the first chunk.
 ///  * two shots: large reductions in private buffers. Each rank reduces a slice for all; 6 - 4/p accesses for each byte
 ///    of an allreduce on p ranks (algorithm/direct/two_shot.hpp).
 ///  * mapped: buffers from alloc_shared. 2 accesses for each byte, the lower bound (algorithm/direct/mapped.hpp).
@@ -90,7 +90,8 @@ struct direct {
     const detail::output how = c.in != c.out ? output_of(limits, bytes) : detail::output::cached;
     detail::reduce_form form(m, c.in, c.out, c.count, c.op, -1, how);
     form.inputs = m.rank() + 1;
-    // No buffer is used where it lies, so none is located: the first chunk is staged before ranks compare their calls.
+    // No buffer is used without staging, so none is located: the first chunk is staged before ranks compare their
+    // calls.
     run(m, c, form, limits, limits.chunk_bytes, how, c.in, 0, [](const auto&) { return false; });
   }
   template <PeerMemory T>
@@ -171,11 +172,11 @@ struct direct {
   [[nodiscard]] static std::size_t one_way_chunk(const direct_sizes& limits, std::size_t bytes) noexcept {
     return detail::one_way_chunk(limits.chunk_bytes, bytes);
   }
-  /// The chunk size where a rank stages a block for every rank.
+  /// The chunk size if a rank stages a block for every rank.
   [[nodiscard]] static std::size_t pairwise_chunk(const detail::peer_memory& m, const direct_sizes& limits) noexcept {
     return limits.chunk_bytes * static_cast<std::size_t>(m.size());
   }
-  /// How a collective writes its output.
+  /// The way in which a collective writes its output.
   [[nodiscard]] static detail::output output_of(const direct_sizes& limits, std::size_t bytes) noexcept {
     return bytes > limits.streaming_bytes ? detail::output::streaming : detail::output::cached;
   }
@@ -192,7 +193,7 @@ struct direct {
              detail::run_mapped(m, b, all, c.op, root, how);
     };
     // One shot to a root moves half as many bytes as two shots, but one rank alone reduces, from lines that go one way.
-    // Above one_shot_bytes it is used on two ranks only, where touching does not pay.
+    // Above one_shot_bytes it is used only on two ranks, if touching does not pay.
     if (bytes <= limits.one_shot_bytes || (root >= 0 && m.size() == 2 && !limits.touch)) {
       detail::reduce_form form(m, in, out, c.count, c.op, root, staged);
       const std::size_t chunk = root < 0 ? limits.chunk_bytes : one_way_chunk(limits, bytes);
@@ -225,7 +226,7 @@ struct direct {
     }
     scope.leave();
   }
-  /// Ranks compare their calls; those with private buffers stage their first chunk before.
+  /// Lets ranks compare their calls; ranks with private buffers stage their first chunk before.
   template <class Run, class Mapped>
   static void compare_and_run(detail::peer_memory& m, detail::descriptor& d, detail::peer_memory::scope& scope,
                               Run& run, Mapped&& mapped) {

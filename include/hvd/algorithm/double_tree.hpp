@@ -30,14 +30,14 @@ namespace hvd::inline HVD_ABI {
 /// the first one shifted by one rank, on any number of ranks.)
 ///
 /// A rank combines its left subtree, its own input and its right subtree, in this order: the same bits on all ranks and
-/// in every run, and operations need not commute. One that does not is reduced to rank 0, which needs memory for all of
-/// it (S) and then sends it to the root: S bytes more.
+/// in every run, and operations need not commute. An operation that does not commute is reduced to rank 0, which needs
+/// memory for the whole vector (S) and then sends it to the root: S bytes more.
 struct double_tree {
   static constexpr bool rank_ordered = true;
 
   /// Bytes that travel at once; equal on all ranks. (Allreduce of 16 MiB: on 2 threads all sizes from 16 KiB on are
   /// equal within 15 %; on 3 and 4 threads 64 KiB to 1 MiB are equal within the variation of runs, 16 KiB takes a
-  /// quarter more time on 3, and no chunks take half more.) At least one element is taken, whatever is set.
+  /// quarter more time on 3, and no chunks take half more.) At least one element is taken, even for smaller values.
   std::size_t chunk_bytes = detail::tree_chunk_bytes;
 
   friend constexpr bool operator==(const double_tree&, const double_tree&) = default;
@@ -95,7 +95,7 @@ struct double_tree {
     bool left = false;  // the child's subtree stands on the left
     bool last = true;   // the last child of this tree that a chunk goes down to
   };
-  /// What passes an edge in one step: a chunk, or nothing.
+  /// The chunk that passes an edge in one step, if any.
   struct passing {
     const link* along = nullptr;
     std::size_t offset = 0;  // in bytes
@@ -132,7 +132,8 @@ struct double_tree {
     }
 
     [[nodiscard]] std::size_t steps(const pieces& cut) const { return depth_ + 2 * cut.chunks(1); }
-    /// The one of `links` that is busy in a step: at most one is. Upwards the order of steps is reversed.
+    /// The link in `links` that is busy in a step, of which there is at most one. Upwards the order of steps is
+    /// reversed.
     [[nodiscard]] passing busy(std::span<const link> links, bool upwards, std::size_t step, const pieces& cut) const {
       for (const link& l : links) {
         const auto arrival = static_cast<std::size_t>(l.arrival);

@@ -1,4 +1,4 @@
-// hvd/algorithm/measure.hpp: what messages cost between the ranks of a group, measured once.
+// hvd/algorithm/measure.hpp: measures the costs of messages between the ranks of a group, once.
 #pragma once
 
 #include <hvd/algorithm/recursive_doubling.hpp>
@@ -19,10 +19,10 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The text that HVD_COSTS takes: "latency_ns=1200,byte_fs=95000,...".
+/// The text for HVD_COSTS: "latency_ns=1200,byte_fs=95000,...".
 std::string to_string(const link_costs& costs);
 
-/// Reads what to_string writes. An invalid_argument error names `source`, what is wrong and what is allowed.
+/// Parses the text of to_string. An invalid_argument error names `source`, the wrong part and the allowed form.
 link_costs parse_costs(std::string_view text, std::string_view source = "HVD_COSTS");
 
 namespace detail {
@@ -47,7 +47,7 @@ inline constexpr std::array<cost_field, 11> cost_fields{{
 
 using numbers = std::array<std::uint64_t, cost_fields.size() + 3>;
 
-/// The largest of each number over all ranks.
+/// Replaces each number by its maximum over all ranks.
 template <class T>
 void agree_on_largest(T& t, numbers& values) {
   static const reduction largest = make_reduction<std::uint64_t>(max, 1);
@@ -55,7 +55,7 @@ void agree_on_largest(T& t, numbers& values) {
   recursive_doubling{}(t, allreduce_call{bytes, bytes, values.size(), largest});
 }
 
-/// Nanoseconds for each of `times` calls, on the slowest rank.
+/// The time per call in nanoseconds, over `times` calls, on the slowest rank.
 template <class T, class F>
 std::uint64_t slowest(T& t, int times, const F& f) {
   const auto start = std::chrono::steady_clock::now();
@@ -66,17 +66,17 @@ std::uint64_t slowest(T& t, int times, const F& f) {
   return values.front();
 }
 
-/// What f(bytes) costs, from two points: 8 bytes, and `bytes`.
+/// The costs of f(bytes), measured at two points: 8 bytes, and `bytes`.
 template <class T, class F>
 link_costs::own two_points(T& t, std::size_t bytes, const F& f) {
-  f(8);  // not measured: makes connections, allocates buffers
+  f(8);  // not measured: it makes connections and allocates buffers
   const std::uint64_t little = slowest(t, 2, [&] { f(8); });
   f(bytes);
   const std::uint64_t much = slowest(t, 1, [&] { f(bytes); });
   return {little, much > little ? (much - little) * 1000000 / bytes : 0};
 }
 
-/// What the transport's own call_of(bytes) costs, into `into`, where it has one.
+/// Measures the costs of the transport's own call_of(bytes) into `into`, if the transport has one.
 template <class T, class F>
 void measure_native(T& t, std::size_t bytes, link_costs::own& into, const F& call_of) {
   if constexpr (Native<T, decltype(call_of(bytes))>) {
@@ -87,8 +87,8 @@ void measure_native(T& t, std::size_t bytes, link_costs::own& into, const F& cal
 }
 
 /// Measures messages around the ring of all ranks, a reduction of one rank, and the transport's own collectives; all
-/// ranks get the same costs. Cost: some 60 messages and collectives, which take at most about 20 ms: where messages are
-/// slow (oversubscribed ranks), the transport's own collectives are not measured, which means that they are used.
+/// ranks get the same costs. Cost: some 60 messages and collectives, at most about 20 ms. If messages are slow
+/// (oversubscribed ranks), the transport's own collectives are not measured, and are then always used.
 template <PointToPoint T>
 link_costs measure(T& t) {
   constexpr std::size_t sample = std::size_t{64} << 10;
@@ -160,9 +160,9 @@ inline link_costs parse_costs(std::string_view text, std::string_view source) {
   return costs;
 }
 
-/// Makes a transport's selector ready. Collective; `automatic` calls it at its first collective. HVD_COSTS gives costs
-/// that hvd-bench --explain printed, instead of measuring; HVD_TUNING is a tuning_table. Errors, on all ranks:
-/// invalid_argument for a text that cannot be read, mismatch if ranks have different texts.
+/// Makes a transport's selector ready. Collective; `automatic` calls it at its first collective. If HVD_COSTS is set
+/// (to the costs printed by hvd-bench --explain), nothing is measured. HVD_TUNING is a tuning_table. Errors, on all
+/// ranks: invalid_argument for a text that cannot be read, mismatch if ranks have different texts.
 template <Selecting T>
 void make_ready(T& t) {
   selector& s = t.selection();

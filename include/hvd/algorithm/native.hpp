@@ -1,4 +1,4 @@
-// hvd/algorithm/native.hpp: the transport's own collective, where it has one.
+// hvd/algorithm/native.hpp: the transport's own collective, if it has one.
 #pragma once
 
 #include <hvd/call.hpp>
@@ -9,12 +9,12 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Hands the call to the transport: `MpiTransport` runs the collective of its MPI. Cost, order of summation and
-/// memory are the library's; what it promises about bits and about failures is in the transport's documentation.
-/// Ranks are combined in rank order, or in any order where the operation commutes.
+/// Hands the call to the transport: `MpiTransport` runs the collective of its MPI. Cost, order of summation and memory
+/// are the library's. The transport's documentation describes its guarantees about bits and failures. Ranks are
+/// combined in rank order, or in any order if the operation commutes.
 ///
-/// Errors: unsupported, on all ranks and before anything was sent, where the library has no such type or operation
-/// (16-bit floats, operations of your own, ...); and those of the transport.
+/// Errors: unsupported, on all ranks and before anything was sent, if the library does not support the type or
+/// operation (16-bit floats, your own operations, ...); and those of the transport.
 struct native {
   static constexpr bool rank_ordered = true;
 

@@ -23,8 +23,8 @@ namespace hvd::inline HVD_ABI {
 /// | alltoall       | S - own block  | p-1             | none; in place: S           |
 /// | broadcast      | S              | p-2 + S/chunk   | none                        |
 ///
-/// A step is one message, or one for each chunk where data is reduced. Bytes are optimal for allreduce: P. Patarasuk,
-/// X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps grow with p, so small
+/// A step is one message, or one for each chunk if data is reduced. Bytes are optimal for allreduce: P. Patarasuk, X.
+/// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Steps grow with p, so small
 /// messages need another algorithm.
 ///
 /// The sum of a block starts at the rank after its owner and goes around: the same bits on all ranks and in
@@ -35,7 +35,7 @@ struct ring {
   /// Bytes that are received before they are reduced; equal on all ranks. Small enough that a chunk, the rank's own
   /// data for it and the result fit into the second-level cache together; while a rank reduces a chunk, its predecessor
   /// already sends the next one, as far as the transport buffers. (16 MiB between 2 threads: 64 KiB to 1 MiB are equal
-  /// within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken, whatever is set.
+  /// within 2 %, 16 KiB takes 27 % more time, 8 MiB 8 %.) At least one element is taken, even for smaller values.
   std::size_t chunk_bytes = detail::ring_chunk_bytes;
 
   friend constexpr bool operator==(const ring&, const ring&) = default;

@@ -34,7 +34,7 @@ struct tree {
 
   /// Bytes that travel up or down at once in broadcast, reduce and allreduce; equal on all ranks. (Allreduce of 16 MiB:
   /// on 2 threads 16 KiB takes 70 % more time than 64 KiB, and larger chunks are no faster; on 3 threads 1 MiB takes
-  /// 20 % more and no chunks 60 %.) At least one element is taken, whatever is set.
+  /// 20 % more and no chunks 60 %.) At least one element is taken, even for smaller values.
   std::size_t chunk_bytes = detail::tree_chunk_bytes;
 
   friend constexpr bool operator==(const tree&, const tree&) = default;

@@ -1,4 +1,4 @@
-// hvd/collective/front_door.hpp: what the front doors of all collectives share: checks of arguments, and the way to an
+// hvd/collective/front_door.hpp: the common part of all collectives' functions: checks of arguments, and the way to an
 // algorithm.
 #pragma once
 
@@ -40,7 +40,7 @@ inline bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b,
   return a_bytes != 0 && b_bytes != 0 && at_a < at_b + b_bytes && at_b < at_a + a_bytes;
 }
 
-/// Whether p is `offset` bytes behind `base`. Also defined if that is too far for a pointer, which `arguments` refuses.
+/// True if p is `offset` bytes after `base`. Also defined if that is too far for a pointer, which `arguments` refuses.
 inline bool lies_at(const std::byte* p, const std::byte* base, std::size_t offset) noexcept {
   return reinterpret_cast<std::uintptr_t>(p) == reinterpret_cast<std::uintptr_t>(base) + offset;
 }
@@ -52,8 +52,8 @@ inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
   return wraps ? std::numeric_limits<std::size_t>::max() : all;
 }
 
-/// Whether ranks compare their calls where no common memory holds this setting for all: HVD_CHECK, which must be the
-/// same on all ranks. Not in a simulation whose messages carry no bytes.
+/// True if ranks without common memory, which would hold this setting for all, compare their calls: HVD_CHECK, which
+/// must be the same on all ranks. False in a simulation whose messages carry no bytes.
 template <class T>
 bool checks_messages(T& comm) {
   static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
@@ -64,7 +64,7 @@ bool checks_messages(T& comm) {
   }
 }
 
-/// Whether ranks compare their calls before they move data.
+/// True if ranks compare their calls before they move data.
 template <class T>
 bool checks(T& comm) {
   if constexpr (PeerMemory<T>) {
@@ -86,7 +86,8 @@ std::vector<Value> share_by_messages(T& comm, const Value& own) {
   return all;
 }
 
-/// What `agree` does in common memory, by messages. Throws on all ranks if calls differ; the transport stays usable.
+/// The equivalent of `agree` in common memory, by messages. Throws on all ranks if calls differ; the transport stays
+/// usable.
 template <class T>
 void agree_by_messages(T& comm, const descriptor& own) {
   const std::vector<descriptor> all = share_by_messages(comm, own);
@@ -94,10 +95,10 @@ void agree_by_messages(T& comm, const descriptor& own) {
   if (const auto why = disagreement(all, name(own.kind), label)) throw error(*why);
 }
 
-/// Collects what is wrong with the arguments of one call on one rank; the first finding counts.
+/// Checks the arguments of one call on one rank; the first problem counts.
 class arguments {
  public:
-  /// `suffix` completes the name of the function that was called, as in allgather_v.
+  /// `suffix` completes the name of the called function, such as in allgather_v.
   arguments(operation kind, int rank, int size, const char* suffix = "")
       : kind_(kind), rank_(rank), size_(size), suffix_(suffix) {}
 
@@ -155,7 +156,7 @@ class arguments {
     }
     return *this;
   }
-  /// Input and output may overlap only if `in_place`: where the collective documents it.
+  /// Input and output may overlap only if `in_place`: if the collective documents it.
   arguments& apart(const std::byte* in, std::size_t in_bytes, const std::byte* out, std::size_t out_bytes,
                    bool in_place) {
     if (!in_place && overlap(in, in_bytes, out, out_bytes)) {
@@ -167,9 +168,9 @@ class arguments {
     if (problem_.empty()) problem_ = joined(why);
   }
 
-  /// Whether nothing was found.
+  /// True if no problem was found.
   [[nodiscard]] bool valid() const noexcept { return problem_.empty(); }
-  /// Throws if anything was found. With HVD_CHECK the other ranks learn it and throw too.
+  /// Throws if a problem was found. With HVD_CHECK the other ranks are informed and throw, too.
   template <class T>
   void check(T& comm) const {
     if (problem_.empty()) [[likely]]
@@ -328,8 +329,8 @@ extern template void run(ShmTransport&, const broadcast_call&, const automatic<>
 extern template void run(ShmTransport&, const allgather_call&, const automatic<>&);
 #endif
 
-/// The span of a pointer where counts give the length: the blocks of all ranks, or one of them. (That there is a count
-/// for each rank is checked later.)
+/// The span of a pointer whose length results from counts: the blocks of all ranks, or one of them. (The number of
+/// counts is checked later.)
 template <class E>
 std::span<E> all_blocks(E* data, std::span<const std::size_t> counts) {
   return {data, partition(counts, 1).total_count()};
@@ -347,7 +348,7 @@ constexpr void same_elements() {
                 "hvd: input and output must have the same element type; convert one of them first");
 }
 
-/// A reduction of whole vectors that every rank receives: checks, and runs it.
+/// Checks and runs a reduction of whole vectors that every rank receives.
 template <class Call, class T, class In, class Out, class Op, class Algorithm>
 void reduce_vector(T& comm, const In& in, Out&& out, const Op& op, const Algorithm& how) {
   same_elements<In, Out>();

@@ -58,7 +58,7 @@ class buffered_fusion {
     });
   }
 
-  /// Block r of the buffer is what rank r has of all tensors.
+  /// Block r of the buffer has rank r's part of all tensors.
   void allgather(std::span<const fused> batch, std::span<const std::vector<std::size_t>> counts) {
     const std::size_t ranks = static_cast<std::size_t>(comm_.size()), own = static_cast<std::size_t>(comm_.rank());
     std::vector<std::size_t> sizes(ranks), done;
@@ -151,7 +151,7 @@ class buffered_fusion {
     });
   }
 
-  /// Block r of the buffer is what rank r gets of all tensors.
+  /// Block r of the buffer has the part of all tensors that rank r gets.
   void reduce_scatter(const fused_vector& v, const reduction& op, std::span<const std::vector<std::size_t>> counts) {
     const std::size_t ranks = static_cast<std::size_t>(comm_.size()), own = static_cast<std::size_t>(comm_.rank());
     const fused_reduction parts(op, v.converts(), PeerMemory<T>);
@@ -188,11 +188,11 @@ class buffered_fusion {
     });
   }
 
-  /// A tensor that is converted in pieces has pieces of at least so many bytes.
+  /// The least number of bytes of a part, if a tensor is converted in parts.
   static constexpr std::size_t least_piece = std::size_t{64} << 10;
 
-  /// The buffer is memory from alloc_shared where the transport has it, but not on ranks with common memory, which use
-  /// it only for messages and small collectives. It doubles up to the threshold; it grows beyond only for one tensor
+  /// The buffer is memory from alloc_shared if the transport has it, but not on ranks with common memory, which use it
+  /// only for messages and small collectives. It doubles up to the threshold, and grows beyond only for a single tensor
   /// that must be packed whole.
   std::byte* reserve(std::size_t bytes) {
     if (bytes <= buffer_.size()) return buffer_.data();

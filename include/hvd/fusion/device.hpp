@@ -20,13 +20,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A tensor from here on travels without a copy: one more call of NCCL in the group costs less.
+/// Tensors of at least this size travel without a copy: one more call of NCCL in the group costs less.
 inline constexpr std::size_t device_direct_bytes = std::size_t{1} << 20;
 
-/// Bytes between tensors in the buffer: what the memory of a GPU is read and written in.
+/// The alignment of tensors in the buffer, in bytes: the unit in which a GPU's memory is read and written.
 inline constexpr std::size_t device_alignment = 128;
 
-/// A batch that reduces each part of the vectors. A part without addresses, of a rank that has joined, gives zeros.
+/// A batch that reduces each part of the vectors. A part without addresses belongs to a joined rank and contributes
+/// zeros.
 inline std::shared_ptr<device_batch> device_allreduce(nccl_group& group, std::vector<fused_vector> vectors,
                                                       std::span<const reduction> ops) {
   struct side {

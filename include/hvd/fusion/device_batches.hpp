@@ -1,8 +1,8 @@
 // hvd/fusion/device_batches.hpp: batches of work on a GPU: pack, collectives, unpack, each on a stream of its own.
 //
-// Nothing here waits for the GPU. What must come first is ordered by events: packing waits for the tensors and for the
-// buffer to be free, the collective for the packing, unpacking for the collective. There are two buffers, so that the
-// next batch is packed while one is reduced.
+// Nothing here waits for the GPU. Events order the work: packing waits for the tensors and for the buffer to be free,
+// the collective for the packing, unpacking for the collective. There are two buffers, so that the next batch is packed
+// while one is reduced.
 #pragma once
 
 #include <hvd/cuda/copy.hpp>
@@ -41,16 +41,16 @@ struct device_copy {
 /// One batch, from its start to its end.
 struct device_batch {
   std::string_view what{};
-  std::vector<void*> ready{};                      ///< events behind which it begins
-  std::size_t buffer_bytes = 0;                    ///< that it needs
-  std::function<void(std::byte* buffer)> place{};  ///< fills in what follows, which depends on where the buffer is
+  std::vector<void*> ready{};                      ///< events after which it begins
+  std::size_t buffer_bytes = 0;                    ///< needed size of the buffer
+  std::function<void(std::byte* buffer)> place{};  ///< fills in the next members, which depend on the buffer's address
   std::vector<std::pair<std::byte*, std::size_t>> zeros{};
   std::vector<device_copy> before{}, after{};
   std::function<void(nccl_group_call&)> calls{};
   std::vector<std::shared_ptr<void>> kept{};            ///< memory that it uses
-  std::function<void(std::shared_ptr<void>)> queued{};  ///< told the event behind which all is done, once there is one
+  std::function<void(std::shared_ptr<void>)> queued{};  ///< gets the event after which all is done, once it exists
 
-  std::shared_ptr<void> begun{};  ///< the event behind which it waits for nothing but other ranks
+  std::shared_ptr<void> begun{};  ///< the event after which it waits only for other ranks
   std::shared_ptr<void> done{};
   std::optional<error> problem{};
   std::optional<std::chrono::steady_clock::time_point> waiting_since{};
@@ -83,12 +83,12 @@ class device_batches {
     for (slot& s : slots_) s = {};
   }
 
-  /// Queues a batch, now or, where NCCL still connects ranks, in a later `poll`.
+  /// Queues a batch: now, or in a later `poll` if NCCL still connects ranks.
   void start(std::shared_ptr<device_batch> batch) {
     waiting_.push_back(std::move(batch));
     advance();
   }
-  /// Whether it is done. Throws what it has failed with.
+  /// True if the batch is done. Throws the batch's error if it has failed.
   [[nodiscard]] bool poll(device_batch& batch) {
     advance();
     if (batch.problem) throw again(*batch.problem);
@@ -101,13 +101,13 @@ class device_batches {
     }
     return false;
   }
-  /// Throws if the group is lost, or this device.
+  /// Throws if the group or this device is lost.
   void check() {
     if (lost_) throw again(*lost_);
     group_->communicator().check();
   }
-  /// After an error of this rank alone: nothing can be started any more, and `check` throws. Returns the error with
-  /// this rank as the one at fault.
+  /// Called after an error of this rank alone: no batch can be started any more, and `check` throws. Returns the error
+  /// with this rank as the rank at fault.
   error lose(const error& e) {
     const bool own = e.rank() < 0 && e.kind() != error_kind::peer_lost && e.kind() != error_kind::timeout;
     error mine = again(e, own ? group_->rank() : e.rank());
@@ -116,7 +116,7 @@ class device_batches {
   }
   /// Ends everything on this rank. Then no stream uses memory of a batch.
   void abort() noexcept {
-    group_->communicator().abort();  // first: to free memory waits for what NCCL does
+    group_->communicator().abort();  // first, because freeing memory waits for NCCL
     drain();
     waiting_.clear();
     given_up_.clear();
@@ -128,7 +128,7 @@ class device_batches {
   struct slot {
     std::shared_ptr<std::byte> memory{};
     std::size_t bytes = 0;
-    std::shared_ptr<void> free{};  ///< the event behind which it may be written
+    std::shared_ptr<void> free{};  ///< the event after which it may be written
   };
 
   [[nodiscard]] bool passed(const device_batch& batch, const std::shared_ptr<void>& event) const {
@@ -137,8 +137,8 @@ class device_batches {
     group_->driver().check(code, batch.what);
     return true;
   }
-  /// Throws if other ranks have let this one wait for too long. The time that the program's own work takes before the
-  /// tensors are ready does not count.
+  /// Throws if this rank has waited too long for other ranks. The time of the program's work before the tensors are
+  /// ready does not count.
   void watch(device_batch& batch) {
     const auto limit = group_->communicator().options().timeout;
     if (limit.count() <= 0) return;
@@ -169,7 +169,7 @@ class device_batches {
         }
         finish(batch);
       } catch (const error& e) {
-        // What all ranks find alike ends this batch alone; anything else leaves them with different batches.
+        // Errors common to all ranks fail only this batch; after other errors ranks have different batches.
         const bool alike = e.kind() == error_kind::unsupported || (growth_ && growth_->refused());
         batch.problem.emplace(alike ? e : lose(e));
         if (!alike && growth_) given_up_.push_back(std::move(*growth_));
@@ -189,7 +189,7 @@ class device_batches {
     step_ = step::fresh;
     growth_.reset();
   }
-  /// Chooses the buffer, which begins to grow if it is too short: to twice its length at least.
+  /// Chooses the buffer. If it is too short, it begins to grow, to at least twice its length.
   void select(const device_batch& batch) {
     used_ = nullptr;
     if (batch.buffer_bytes == 0) return;
@@ -198,7 +198,7 @@ class device_batches {
     grows_to_ = round_up(std::max(batch.buffer_bytes, 2 * used_->bytes), nccl_window_alignment);
     growth_.emplace(group_->grow(grows_to_, stream(reducing)));
   }
-  /// Whether the buffer is long enough now.
+  /// True once the buffer is long enough.
   bool grown() {
     if (!growth_) return true;
     if (!growth_->advance()) return false;
@@ -244,7 +244,7 @@ class device_batches {
     }
   }
 
-  /// Waits until the streams are idle; for a while, as what the program has queued before may never end.
+  /// Waits until the streams are idle, but only for a while, because the program's earlier work on them may never end.
   bool drain() noexcept {
     using clock = std::chrono::steady_clock;
     const auto until = clock::now() + std::chrono::seconds(5);
@@ -264,7 +264,7 @@ class device_batches {
   std::shared_ptr<nccl_group> group_;
   std::array<cuda_stream, 3> streams_;
   std::array<slot, 2> slots_;
-  std::vector<slot> retired_;  // freed at the end: before, that would wait for all that the device does
+  std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;
   std::deque<std::shared_ptr<device_batch>> waiting_;
   enum class step { fresh, growing, issued };

@@ -22,8 +22,8 @@ namespace hvd::inline HVD_ABI::detail {
 struct conversions {
   converter narrow = nullptr, widen = nullptr;
 };
-/// Nulls where the type cannot travel as the other, or need not be converted. (A template, so that it is compiled only
-/// where it is called.)
+/// Null if the type cannot travel as the other, or need not be converted. (A template, so that it is compiled only in
+/// files that call it.)
 template <class = void>
 conversions make_conversions(dtype type, dtype wire) noexcept {
   if (type == dtype::float32 && wire == dtype::float16) {
@@ -43,8 +43,8 @@ conversions find_conversions(dtype type, dtype wire) noexcept;  // in hvd/compil
 inline conversions find_conversions(dtype type, dtype wire) noexcept { return make_conversions(type, wire); }
 #endif
 
-/// A reduction in two parts: `outer` in packing and unpacking, `inner` in the collective. Where kernels read all inputs
-/// at once, they scale at no cost and round once; but values to be converted are scaled before they are rounded.
+/// A reduction in two parts: `outer` in packing and unpacking, `inner` in the collective. If kernels read all inputs at
+/// once, they scale at no cost and round once; but converted values are scaled before they are rounded.
 struct fused_reduction {
   reduction outer, inner;
 
@@ -61,7 +61,7 @@ struct fused_reduction {
   }
 };
 
-/// A tensor, or a rank's block of one, and where in the vector it starts.
+/// A tensor, or a rank's block of one, and its start in the vector.
 struct fused_part {
   const std::byte* in;
   std::byte* out;
@@ -75,7 +75,7 @@ struct fused_part {
 /// vector, so there may be gaps; their contents are never used.
 struct fused_vector {
   dtype type{}, wire{};
-  std::size_t unit = 1;       ///< bytes of an element where it travels
+  std::size_t unit = 1;       ///< bytes of an element as it travels
   std::size_t side_unit = 1;  ///< and in the tensors
   conversions convert{};
   std::vector<fused_part> parts{};
@@ -114,7 +114,7 @@ struct fused_vector {
       copy_bytes(to, from, n * unit);
     }
   }
-  /// As `pack`, to the staging ring. Only what is converted is scaled: kernels scale the rest.
+  /// As `pack`, to the staging ring. Scales only converted elements; kernels scale the rest.
   void stage(std::byte* to, const fused_part& p, std::size_t first, std::size_t n, const reduction* op) const {
     if (converts()) return pack(to, p, first, n, op);
     stage_bytes(to, p.in + first * unit, n * unit);
@@ -152,18 +152,19 @@ inline std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t ra
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(ranks), std::size_t{0});
 }
 
-/// Blocks of `counts` elements of `unit` bytes each; uniform where they are equal, for which there are better calls.
+/// Blocks of `counts` elements of `unit` bytes each; uniform if they are equal, because there are better calls for
+/// that.
 inline partition partition_of(const std::vector<std::size_t>& counts, std::size_t unit) {
   const bool even = std::all_of(counts.begin(), counts.end(), [&](std::size_t n) { return n == counts.front(); });
   return even ? partition(static_cast<int>(counts.size()), counts.front(), unit) : partition(counts, unit);
 }
 
-/// What is wrong with a batch, as `arguments` finds it for the collectives.
+/// Checks the tensors of a batch, like `arguments` for the collectives.
 class fused_arguments : public arguments {
  public:
   fused_arguments(operation kind, int rank, int size) : arguments(kind, rank, size) {}
 
-  /// extent(i): elements of the input and the output of tensor i. in_place(i): whether the two may have bytes in
+  /// extent(i): elements of the input and the output of tensor i. in_place(i): true if the two may have bytes in
   /// common.
   template <class Extent, class InPlace>
   fused_arguments& tensors(std::span<const fused> all, const Extent& extent, const InPlace& in_place) {
@@ -195,7 +196,7 @@ class fused_arguments : public arguments {
     }
     return *this;
   }
-  /// That no two outputs overlap.
+  /// Checks that no two outputs overlap.
   fused_arguments& distinct(std::span<const fused> all) {
     struct block {
       std::uintptr_t begin, end;
@@ -249,7 +250,7 @@ class fused_arguments : public arguments {
     }
     return *this;
   }
-  /// Whether `op` is defined for all of them.
+  /// Checks that `op` is defined for all of them.
   fused_arguments& reduces(std::span<const fused> all, const dynamic_op& op) {
     for (std::size_t i = 0; i != all.size(); ++i) {
       try {
@@ -263,8 +264,8 @@ class fused_arguments : public arguments {
   }
 };
 
-/// That no two outputs of an allreduce overlap; only with HVD_CHECK, as sorting takes as long as the call where tensors
-/// are small.
+/// Checks that no two outputs of an allreduce overlap. Only with HVD_CHECK, because for small tensors sorting takes as
+/// long as the call.
 template <class T>
 void check_distinct(T& comm, std::span<const fused> all) {
   if (checks(comm)) fused_arguments(operation::allreduce, comm.rank(), comm.size()).distinct(all).check(comm);

@@ -2,7 +2,7 @@
 //
 // The vector in which a batch travels never exists as a whole. Chunks of it are packed into the staging ring
 // (algorithm/direct/staged.hpp) straight from the tensors, reduced there, and unpacked straight into the tensors, while
-// the next chunk is packed: everything between reading a tensor and writing it happens in the cache. (A buffer of the
+// the next chunk is packed: everything between reading a tensor and writing it stays in the cache. (A buffer of the
 // batch's size costs a write and a read of memory for packing, and as much again for unpacking.) Parts in memory from
 // alloc_shared are reduced without staging.
 #pragma once
@@ -38,7 +38,7 @@ inline fused_vector take_mapped(const peer_memory& m, fused_vector& v, std::uint
   return mapped;
 }
 
-/// The descriptor by which ranks compare batches; `hash` is of what else must be equal.
+/// The descriptor by which ranks compare batches; `hash` covers the other values that must be equal.
 inline descriptor describe_fused(operation kind, std::span<const fused> batch, std::uint64_t hash, int root = -1) {
   descriptor d;
   d.kind = kind;
@@ -75,8 +75,8 @@ inline std::uint64_t hash_of(std::span<const std::vector<std::size_t>> counts) n
   return h;
 }
 
-/// Fusion on ranks with common memory. What one exchange of a packed buffer could take goes through the buffer, and so
-/// does Adasum, which needs messages.
+/// Fusion on ranks with common memory. A batch that fits into one exchange as a packed buffer goes through the buffer,
+/// and so does Adasum, which needs messages.
 template <PeerMemory T>
 class staged_fusion : public buffered_fusion<T> {
   using buffered = buffered_fusion<T>;
@@ -179,7 +179,7 @@ class staged_fusion : public buffered_fusion<T> {
       const fused_reduction op(ops[i], v.converts(), true);
       const output how = written(sizes, own.length * own.unit);
       reduce_scatter_form form(m, fused_blocks{blocks}, op.inner, &op.outer, how);
-      if (i != 0) meet(m, d);  // from here on no rank reads what the vector before left in the ring
+      if (i != 0) meet(m, d);  // from here on no rank reads the previous vector's data in the ring
       staged_run run(m, form, sizes.chunk_bytes * blocks.size(), how);
       run.run(i == 0 ? stage_and_agree(m, d, scope, run) : std::span<const descriptor>());
     }
@@ -188,7 +188,7 @@ class staged_fusion : public buffered_fusion<T> {
 
  private:
   [[nodiscard]] peer_memory& peers() const noexcept { return this->comm_.peers(); }
-  /// Whether there is something to fuse, and more of it than one exchange of a packed buffer could take.
+  /// True if there is something to fuse that does not fit into one exchange as a packed buffer.
   [[nodiscard]] bool pays(std::span<const fused_vector> vectors) const noexcept {
     std::size_t most = 0, parts = 0;
     for (const fused_vector& v : vectors) {
@@ -212,7 +212,7 @@ class staged_fusion : public buffered_fusion<T> {
   }
 };
 
-/// How batches travel over a transport, decided once.
+/// The way in which batches travel over a transport, decided once.
 template <Transport T>
 struct fusion_of {
   using type = buffered_fusion<T>;

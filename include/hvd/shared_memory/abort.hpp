@@ -1,4 +1,4 @@
-// hvd/shared_memory/abort.hpp: why a group has ended, as one word in its memory and as a sentence on each rank.
+// hvd/shared_memory/abort.hpp: the reason for a group's end, as one word in its memory and as a sentence on each rank.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -11,7 +11,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a rank waits for; the text completes "waiting for rank k to ...".
+/// The step that a rank waits for; its text completes "waiting for rank k to ...".
 enum class phase : unsigned char { join, enter, stage, reduce, consume, finish, send, receive, answer };
 
 constexpr const char* name(phase p) noexcept {
@@ -27,8 +27,8 @@ constexpr const char* name(phase p) noexcept {
   return names[static_cast<unsigned char>(p)];
 }
 
-/// The abort word's value: the kind of the error, the rank at fault, the rank that reports it (-1: none), and what the
-/// reporting rank was waiting for. Never 0.
+/// The abort word's value: the kind of the error, the rank at fault, the rank that reports it (-1: none), and the phase
+/// that the reporting rank was waiting for. Never 0.
 inline std::uint64_t abort_reason(error_kind kind, int culprit, int reporter, phase what = phase::answer) noexcept {
   return (static_cast<std::uint64_t>(kind) + 1) | static_cast<std::uint64_t>(culprit + 1) << 8 |
          static_cast<std::uint64_t>(reporter + 1) << 32 | static_cast<std::uint64_t>(what) << 56;
@@ -45,11 +45,11 @@ inline int abort_reporter(std::uint64_t reason, int size) noexcept { return abor
 inline phase abort_phase(std::uint64_t reason) noexcept {
   return std::min(static_cast<phase>(reason >> 56), phase::answer);
 }
-/// Whether a second process has claimed a rank of the group. No other failure has this kind in this phase.
+/// True if a second process has claimed a rank of the group. No other failure has this kind in this phase.
 inline bool claimed_twice(std::uint64_t reason) noexcept {
   return reason != 0 && abort_kind(reason) == error_kind::mismatch && abort_phase(reason) == phase::join;
 }
-/// The value of an abort word if its reason is a second claim; else 0.
+/// The value of an abort word if its reason is a second claim; otherwise 0.
 inline std::uint64_t second_claim(const word& abort) noexcept {
   const std::uint64_t reason = abort.load(std::memory_order_acquire);
   return claimed_twice(reason) ? reason : 0;
@@ -64,7 +64,7 @@ struct abort_reader {
   double timeout;  ///< in seconds
 };
 
-/// The error text on all ranks when two processes have joined, or want to join, as one rank (-1: not known which).
+/// The error text on all ranks when two processes have joined, or want to join, as one rank (-1: unknown rank).
 inline std::string two_claims(int rank) {
   return joined({"two processes claim ", rank < 0 ? "one rank" : joined({"rank ", rank}),
                  "; were two jobs started under one name? Each job needs its own HVD_JOB, each rank its own "

@@ -17,14 +17,14 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A call as other ranks need to know it; fills the first line of a mailbox exactly.
+/// The description of a call that ranks compare; fills the first line of a mailbox exactly.
 struct descriptor {
   std::uint64_t count = 0;  ///< elements
   std::uint32_t op = 0;     ///< reduction::op, 0 if there is none
   operation kind{};
   dtype type = dtype::user;
   // No bool: a peer may write any byte.
-  std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, no rank goes on
+  std::uint8_t invalid = 0;  ///< not 0: this rank's arguments are wrong, so no rank goes on
   std::uint8_t flags = 0;    ///< with_counts, staged and of_list; need not be equal
   std::int16_t root = -1;
   std::uint16_t algorithm = 0;  ///< hash of its name and tunables
@@ -33,14 +33,14 @@ struct descriptor {
   std::uint32_t element_bytes = 0;
   std::uint64_t in_offset = 0;  ///< offsets of the buffers in those blocks
   std::uint64_t out_offset = 0;
-  std::uint64_t details = 0;  ///< hash of what else must be equal: scale factors, counts of blocks
+  std::uint64_t details = 0;  ///< hash of other values that must be equal: scale factors, counts of blocks
 
-  static constexpr std::uint8_t with_counts = 1;  ///< the function has counts, as allgather_v
+  static constexpr std::uint8_t with_counts = 1;  ///< the function has counts, such as allgather_v
   static constexpr std::uint8_t staged = 2;       ///< this rank has staged its first chunk already
   static constexpr std::uint8_t of_list = 4;      ///< `details` is of a list of tensors, too
   [[nodiscard]] bool has(std::uint8_t flag) const noexcept { return (flags & flag) != 0; }
 
-  /// A hash of 16 bits: calls that differ have equal ones in one case of 65,536.
+  /// A hash of 16 bits: different calls have the same hash in one case of 65,536.
   [[nodiscard]] std::uint16_t signature() const noexcept {
     const std::uint64_t call = static_cast<std::uint64_t>(op) << 32 | static_cast<std::uint64_t>(kind) << 24 |
                                static_cast<std::uint64_t>(type) << 16 | static_cast<std::uint16_t>(root);
@@ -95,7 +95,7 @@ descriptor describe(const Call& c) noexcept {
   return d;
 }
 
-/// Sentence for the first field in which two calls differ; empty if none does.
+/// A sentence about the first field in which two calls differ; empty if they do not differ.
 inline std::string difference(const descriptor& a, int rank_a, const descriptor& b, int rank_b) {
   const auto say = [&](std::string_view what, piece left, piece right) {
     return joined({what, " ", left, " on rank ", rank_a, ", ", right, " on rank ", rank_b});
@@ -121,7 +121,7 @@ inline std::string difference(const descriptor& a, int rank_a, const descriptor&
   return {};
 }
 
-/// The error for all ranks if their calls, given in rank order, are invalid or differ; else nothing.
+/// The error for all ranks if their calls, passed in rank order, are invalid or differ; otherwise nothing.
 inline std::optional<error> disagreement(std::span<const descriptor> all, std::string_view operation,
                                          std::string_view label) {
   for (std::size_t q = 0; q != all.size(); ++q) {

@@ -1,4 +1,4 @@
-// hvd/shared_memory/fork_guard.hpp: makes a forked child release what its parent holds.
+// hvd/shared_memory/fork_guard.hpp: makes a forked child release its parent's descriptors and locks.
 //
 // A child inherits its parent's file descriptors, and with them the locks by which peers see that the parent lives: a
 // child that outlives its parent would hide the parent's death. So the child closes them at once. (A child made by a
@@ -56,8 +56,8 @@ class fork_guard {
     std::mutex mutex;
     fork_guard* first = nullptr;
 
-    // Never destroyed: transports with static lifetime may outlast any static object here. In static memory, so that
-    // there is no bad_alloc where nothing may be thrown.
+    // Never destroyed: transports with static lifetime may outlast any static object here. In static memory, so that it
+    // cannot throw bad_alloc.
     static registry& instance() {
       alignas(registry) static std::byte place[sizeof(registry)];
       static registry* const all = [] {

@@ -1,4 +1,4 @@
-// hvd/shared_memory/layout.hpp: what lies where in the memory that the ranks of a group share.
+// hvd/shared_memory/layout.hpp: the layout of the memory that the ranks of a group share.
 //
 // A header, then one window for each rank. The control words and channels of a window are written by its rank alone
 // (doorbells aside); mailboxes and staging memory rotate through the windows, so that the rank that last read a line
@@ -26,9 +26,9 @@ struct alignas(apart) lonely_word {
   word value{0};
 };
 
-/// What a rank sends in an exchange: a rank that sees the sequence number also sees the payload. The low 16 bits of
-/// `stamp` are a signature of the call, so that ranks in different calls notice. A payload that fits into the first
-/// line costs one line.
+/// A rank's message in an exchange: a rank that sees the sequence number also sees the payload. The low 16 bits of
+/// `stamp` are a signature of the call, so that different calls are detected. A payload that fits into the first line
+/// costs one line.
 struct alignas(apart) mailbox {
   static constexpr std::size_t capacity = 34 * cache_line - sizeof(word);  // a little more than 2 KiB
   static constexpr std::size_t first_line = cache_line - sizeof(word);
@@ -54,7 +54,7 @@ struct control {
   lonely_word done;     ///< exchanges that it has completed
   struct alignas(apart) {
     std::atomic<std::uint32_t> sleepers{0};  ///< ranks asleep until this one stores something
-    std::atomic<std::uint32_t> rings{0};     ///< what they sleep on
+    std::atomic<std::uint32_t> rings{0};     ///< the word that they sleep on
   } doorbell;
   struct alignas(apart) {
     std::atomic<presence> state{presence::absent};
@@ -68,7 +68,7 @@ struct control {
   } self;
 };
 
-/// What the creator decides and all ranks adopt.
+/// The geometry of the memory, which the creator decides and all ranks adopt.
 struct geometry {
   std::uint64_t window_bytes = 0;
   std::uint64_t slot_bytes = 0;                                  ///< payload of a channel slot
@@ -77,8 +77,8 @@ struct geometry {
   friend bool operator==(const geometry&, const geometry&) = default;
 };
 
-/// Protocols are tuned by these sizes. They lie in the group's memory because ranks on different CPUs must choose
-/// alike.
+/// Protocols are tuned by these sizes. They lie in the group's memory because ranks on different CPUs must make the
+/// same choice.
 struct cache_sizes {
   std::uint64_t l2 = 0;  ///< bytes of a core's second level, 0 if unknown
   std::uint64_t l3 = 0;  ///< bytes of a last-level domain, 0 if unknown
@@ -101,8 +101,8 @@ inline constexpr std::size_t round_up(std::size_t n, std::size_t unit) { return 
 /// Bytes of the group's header; memory_policy::staging_bytes counts them in for each rank.
 inline constexpr std::size_t header_bytes = 4096;
 
-/// The layout where each rank adds `staging` bytes, the header included. A window has two mailboxes, channels in at
-/// most a quarter of it (more where slots are of the least size), and the staging ring in the rest.
+/// The layout if each rank adds `staging` bytes, including the header. A window has two mailboxes, channels in at most
+/// a quarter of it (more if slots have the least size), and the staging ring in the rest.
 inline geometry make_geometry(int size, std::size_t staging) {
   if (size < 1 || size > max_ranks) {
     fail(error_kind::invalid_argument, {"a group of ", size, " ranks cannot share memory; allowed: 1 to 4096"});
@@ -158,7 +158,7 @@ struct alignas(header_bytes) group_header {
   std::uint32_t launched = 0;  ///< 1: made by the launcher, which also removes its name
   rank_set entered;            ///< ranks that have come: each holds its lock while it lives
   rank_set ready;              ///< ranks whose window has memory: no other rank may touch it before
-  /// 0, or why the group is finished (abort.hpp).
+  /// 0, or the reason for the group's end (abort.hpp).
   lonely_word abort;
 };
 

@@ -1,4 +1,4 @@
-// hvd/shared_memory/lost_ranks.hpp: tells hvdrun which rank this one has lost, so that it names the rank that failed.
+// hvd/shared_memory/lost_ranks.hpp: reports lost ranks to hvdrun, so that it names the rank that failed first.
 #pragma once
 
 #include <hvd/detail/descriptor.hpp>
@@ -20,7 +20,8 @@ namespace hvd::inline HVD_ABI::detail {
 /// ranks of the job.
 class lost_ranks {
  public:
-  /// What HVD_LOST_RANKS and HOROVOD_RANK name. They are read once, when the process first joins a group.
+  /// The file in HVD_LOST_RANKS, and the rank in HOROVOD_RANK. The variables are read once, when the process first
+  /// joins a group.
   static const lost_ranks& file() noexcept {
     static const lost_ranks one(std::getenv("HVD_LOST_RANKS"), std::getenv("HOROVOD_RANK"));
     return one;

@@ -1,4 +1,5 @@
-// hvd/shared_memory/measure_lines.hpp: measures what cache lines cost between the ranks of a group with common memory.
+// hvd/shared_memory/measure_lines.hpp: measures the costs of cache lines between the ranks of a group with common
+// memory.
 #pragma once
 
 #include <hvd/line_costs.hpp>
@@ -16,11 +17,11 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// Two ranks that measure in their staging rings, which are not yet in use. Each number is the least or the median of
-/// several samples: one delay of a rank spoils one sample only. Where ranks wait for CPUs, rank 0 soon ends the
+/// several samples: one delay of a rank spoils one sample only. If ranks wait for CPUs, rank 0 soon ends the
 /// measurement, and the costs stay unknown.
 class line_probe {
  public:
-  /// Whether the rings have room for the measurement.
+  /// True if the rings have room for the measurement.
   static bool fits(const peer_memory& m) noexcept { return m.shape().ring_bytes >= staging_page + places * bytes; }
 
   /// The pair's `number` is part of the words in the rings, which are zero at first and only grow.
@@ -52,7 +53,7 @@ class line_probe {
     found.touched = median(1) + static_cast<std::uint32_t>(std::min<std::uint64_t>(of_reader(peer_).load(), most));
     return found;
   }
-  /// Its peer reads, and stores in its ring what touching costs it.
+  /// Its peer reads, and stores its cost of touching in its ring.
   void read() {
     for (int i = 0; i != rallies * round_trips; ++i) {
       if (!await_answer()) return;
@@ -86,7 +87,7 @@ class line_probe {
   static constexpr std::size_t place(int i) noexcept {
     return staging_page + static_cast<std::size_t>(i % places) * bytes;
   }
-  /// Whether the reader touches what it has read in round i: in the second half of the rounds.
+  /// True if the reader touches lines after reading them in round i: in the second half of the rounds.
   static constexpr bool touches(int i) noexcept { return i >= half; }
   /// The median of a half without its first rounds: the cost of a round settles only after some of the same kind.
   std::uint32_t median(int which) noexcept {
@@ -122,8 +123,8 @@ class line_probe {
 
 /// Collective: the line costs that all ranks use. These are `given`, if known, which must be the same on all ranks
 /// (else mismatch on all of them); otherwise rank 0 measures with at most three others, and all take the mean. Unknown
-/// where oversubscribed. Cost: two exchanges, and 0.2 ms for each pair; if ranks wait for CPUs, 2 ms and the wait for a
-/// CPU.
+/// if ranks are oversubscribed. Cost: two exchanges, and 0.2 ms for each pair; if ranks wait for CPUs, 2 ms and the
+/// wait for a CPU.
 inline line_costs agree_on_line_costs(peer_memory& m, const line_costs& given) {
   peer_memory::scope scope(m, "join");
   const std::vector<line_costs> wanted = share(m, given, operation::barrier);

@@ -1,8 +1,8 @@
 // hvd/shared_memory/messages.hpp: point-to-point messages through slots in the sender's window.
 //
-// One channel for each ordered pair of ranks: two slots that the sender fills in turn and a word in the receiver's
-// window that counts what it has taken. A message travels in fragments of one slot each, so that any length goes
-// through fixed memory, and the copy in of one fragment overlaps the copy out of the previous one.
+// One channel for each ordered pair of ranks: two slots that the sender fills in turn, and a word in the receiver's
+// window that counts the fragments it has taken. A message travels in fragments of one slot each, so that any length
+// goes through fixed memory, and the copy in of one fragment overlaps the copy out of the previous one.
 #pragma once
 
 #include <hvd/shared_memory/peer_memory.hpp>
@@ -32,7 +32,7 @@ struct channel_view {
     return *reinterpret_cast<slot*>(of(from, to) + apart +
                                     f % slots_per_channel * (sizeof(slot) + m.shape().slot_bytes));
   }
-  /// How many fragments `reader` has taken from `writer`; lies in the reader's window.
+  /// The number of fragments that `reader` has taken from `writer`; lies in the reader's window.
   [[nodiscard]] word& taken(int reader, int writer) const noexcept {
     return *reinterpret_cast<word*>(of(reader, writer));
   }
@@ -45,7 +45,7 @@ class outgoing {
       : channels_{m}, data_(data), left_(bytes), bytes_(bytes), tag_(tag), to_(to) {}
 
   [[nodiscard]] bool finished() const noexcept { return finished_; }
-  /// Whether a fragment of it has been sent.
+  /// True if a fragment of it has been sent.
   [[nodiscard]] bool begun() const noexcept { return finished_ || left_ != bytes_; }
   [[nodiscard]] bool room() const noexcept {
     const std::uint64_t taken = channels_.taken(to_, channels_.m.rank()).load(std::memory_order_acquire);
@@ -88,7 +88,7 @@ class incoming {
     const std::uint64_t next = m.taken(from_);
     return channels_.at(from_, m.rank(), next).stamp.load(std::memory_order_acquire) > next;
   }
-  /// Of a message that is ready and not yet begun: its first slot, with length and tag.
+  /// The first slot, with length and tag, of a message that is ready and not yet begun.
   [[nodiscard]] const slot& first() const noexcept {
     peer_memory& m = channels_.m;
     return channels_.at(from_, m.rank(), m.taken(from_));
@@ -133,8 +133,8 @@ inline void check_peer(const peer_memory& m, std::string_view operation, int pee
        {operation, " on ", m.label(), ": there is no rank ", peer, "; allowed: 0 to ", m.size() - 1});
 }
 
-/// Sends `bytes` to a peer; returns when the last fragment lies in its slot. A rank may send to itself what its slots
-/// hold; `exchange` sends more.
+/// Sends `bytes` to a peer; returns when the last fragment lies in its slot. A rank may send itself as much as its
+/// slots hold; `exchange` sends more.
 inline void send_message(peer_memory& m, const std::byte* data, std::size_t bytes, int to) {
   check_peer(m, "send", to);
   peer_memory::scope scope(m, "send");
@@ -166,7 +166,7 @@ inline void receive_message(peer_memory& m, std::byte* data, std::size_t bytes, 
   i.check();
 }
 
-/// Whether the next message from a peer, or its first fragment, is there.
+/// True if the next message from a peer, or its first fragment, has arrived.
 inline bool message_arrived(peer_memory& m, int from) {
   check_peer(m, "arrived", from);
   m.enter("arrived");

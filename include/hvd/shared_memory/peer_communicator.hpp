@@ -1,4 +1,4 @@
-// hvd/shared_memory/peer_communicator.hpp: what transports have alike whose ranks have common memory.
+// hvd/shared_memory/peer_communicator.hpp: the common part of transports whose ranks have common memory.
 #pragma once
 
 #include <hvd/shared_memory/agree.hpp>
@@ -9,7 +9,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The part of a transport that peer_memory is enough for.
+/// The part of a transport that needs only a peer_memory.
 class peer_communicator {
  public:
   /// The rank of the caller in the group, from 0; and the number of ranks.
@@ -27,21 +27,21 @@ class peer_communicator {
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     exchange_messages(*peers_, out, out_bytes, to, in, in_bytes, from);
   }
-  /// Whether a message from `peer`, or its beginning, is there. Errors: invalid_argument if there is no such rank;
+  /// True if a message from `peer`, or its beginning, has arrived. Errors: invalid_argument if there is no such rank;
   /// aborted, or any other error that ended the group.
   [[nodiscard]] bool arrived(int peer) { return message_arrived(*peers_, peer); }
 
-  /// For waits outside of the transport: throws peer_lost if any rank is gone or has left the group, and the reason if
-  /// a rank has given up. Ends the group like a wait that fails. Cost: between processes a system call for each rank.
+  /// For waits outside of the transport: throws peer_lost if any rank is lost or has left the group, and the reason if
+  /// a rank has failed. Ends the group like a failed wait. Cost: between processes a system call for each rank.
   void check() { peers_->check_all(); }
-  /// The rank for which the thread of this rank waits now; where an exchange waits for two, the one that it receives
+  /// The rank for which the thread of this rank currently waits; if an exchange waits for two, the one that it receives
   /// from. -1 while it does not wait, in the first microseconds of a wait, and while the ranks join a transport made
-  /// over this one. Any thread may ask, as long as the transport is neither moved nor destroyed.
+  /// over this one. Any thread may call this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return peers_->waits().waiting_for(); }
 
-  /// Changes failure_policy::timeout for the operations to come.
+  /// Changes failure_policy::timeout for later operations.
   void set_timeout(failure_policy::seconds timeout) noexcept { peers_->set_timeout(timeout); }
-  /// What may end waits from now on.
+  /// Sets a callback that can end later waits.
   void set_interruption(const interruption& by) noexcept { peers_->set_interruption(by); }
   /// Ends the group for all its ranks: waits end with an error of kind aborted, on this rank and on the others. Any
   /// thread may call this while another one waits, as long as the transport is neither moved nor destroyed.

@@ -1,9 +1,8 @@
-// hvd/shared_memory/peer_files.hpp: memory that each rank already has in a file of its own becomes a block of the
-// group.
+// hvd/shared_memory/peer_files.hpp: turns memory that each rank already has in a file into a block of the group.
 //
-// A framework keeps a tensor in shared memory of its own, under a descriptor without a name. Processes of one user on
-// one host open the files of the others by /proc/PID/fd. What they open is compared with the file that the other rank
-// named, by device and number, so that nothing else is mapped: not the file of a process in another PID namespace.
+// A framework keeps a tensor in its own shared memory, a file without a name. Processes of one user on one host open
+// each other's files by /proc/PID/fd. Device and number of an opened file are compared with those from its owner, so
+// that no other file is mapped, such as that of a process in another PID namespace.
 #pragma once
 
 #include <hvd/detail/descriptor.hpp>
@@ -30,7 +29,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// The files of all ranks, mapped one after the other. Made by `map_peer_files`.
 class peer_files {
  public:
-  /// What a rank tells the others of its file.
+  /// A rank's description of its file for the others.
   struct description {
     std::int32_t process = 0, descriptor = -1;
     std::uint64_t device = 0, inode = 0;
@@ -55,7 +54,7 @@ class peer_files {
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
 
-  /// This rank's file, as others find it; without a descriptor where it is none that can be shared.
+  /// The description of this rank's file; without a descriptor if it cannot be shared.
   static description describe(int fd, std::size_t bytes) noexcept {
     description d;
     d.bytes = bytes;
@@ -69,7 +68,7 @@ class peer_files {
     return d;
   }
 
-  /// Maps the file of `rank`. False where it cannot be opened here, or is not the one that was meant.
+  /// Maps the file of `rank`. False if it cannot be opened here, or is a different file.
   bool map(int rank, const description& d) const noexcept {
     if (base_ == nullptr || d.descriptor < 0) return false;
     const fork_guard::pause no_fork;
@@ -91,9 +90,9 @@ class peer_files {
   std::byte* base_ = nullptr;
 };
 
-/// The first `bytes` of the file `fd` of each rank, mapped here; collective. Null, on all ranks, where a rank has no
-/// file (`fd` -1), they differ in size, or a rank cannot open another one's file: then nothing is kept. The files stay
-/// open until all ranks have returned. Errors: those of a wait.
+/// The first `bytes` of the file `fd` of each rank, mapped here; collective. Null, on all ranks, if a rank has no file
+/// (`fd` -1), if the files differ in size, or if a rank cannot open another rank's file; nothing stays mapped then. The
+/// files must stay open until all ranks have returned. Errors: those of a wait.
 inline std::unique_ptr<peer_files> map_peer_files(peer_memory& m, int fd, std::size_t bytes) {
   const auto all = share(m, peer_files::describe(fd, bytes), operation::alloc_shared);
   bool usable = bytes != 0;

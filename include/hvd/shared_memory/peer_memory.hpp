@@ -1,12 +1,11 @@
-// hvd/shared_memory/peer_memory.hpp: the words, lines and staging rings that ranks with common memory synchronise
-// through.
+// hvd/shared_memory/peer_memory.hpp: the words, lines and staging rings by which ranks with common memory synchronise.
 //
-// This is what a PeerMemory transport offers to algorithms. It does not depend on where the memory comes from: a mapped
-// segment between processes, private memory between threads. Rules that every user of it keeps:
+// This is the interface of a PeerMemory transport for algorithms. It works with memory from any source: a mapped
+// segment between processes, or private memory between threads. Rules for its users:
 //  * one writer at a time for a cache line; a word only grows; loads acquire and stores release, and there is no
 //    read-modify-write and no fence on the data path;
-//  * every wait names the peer it waits for. It fails, with an hvd::error on every rank, when that peer is gone, when a
-//    rank has given up, or at the deadline.
+//  * every wait names the peer it waits for. It fails, with an hvd::error on every rank, if that peer is lost, if a
+//    rank has failed, or at the deadline.
 #pragma once
 
 #include <hvd/policy.hpp>
@@ -33,15 +32,15 @@ namespace hvd::inline HVD_ABI::detail {
 
 class peer_memory {
  public:
-  /// Whether the process or thread behind a rank still exists; called only while waiting.
+  /// Checks that the process or thread behind a rank still exists; called only while waiting.
   struct liveness {
     bool (*alive)(void* context, int peer) = nullptr;
-    /// The rank to blame when `peer` is gone: it may have left because another one was killed.
+    /// The rank to blame if `peer` is lost: it may have left because another rank was killed.
     int (*blame)(void* context, int peer) = nullptr;
     void* context = nullptr;
   };
 
-  /// `size` and `shape` are values that the caller has checked: those in the header may change.
+  /// `size` and `shape` are values that the caller has checked: the header's may change.
   peer_memory(group_header& header, int size, const geometry& shape, int rank, std::string label,
               const waiting_policy& waiting, const failure_policy& failure, liveness live)
       : header_(header), geometry_(shape), caches_(header.caches), checks_(header.check != 0), rank_(rank), size_(size),
@@ -63,7 +62,7 @@ class peer_memory {
   [[nodiscard]] bool checks() const noexcept { return checks_; }
   void set_oversubscribed(bool more_ranks_than_cpus) noexcept { oversubscribed_ = more_ranks_than_cpus; }
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
-  /// For waits that begin from now on; see failure_policy::timeout and hvd::interruption.
+  /// These apply to waits that begin from now on; see failure_policy::timeout and hvd::interruption.
   void set_timeout(failure_policy::seconds timeout) noexcept { failure_.timeout = timeout; }
   void set_interruption(const interruption& by) noexcept { interruption_ = by; }
   /// For a group split off a named one, whose abort word this is: a second claim of a rank there ends this group, too.
@@ -123,8 +122,8 @@ class peer_memory {
       }
       if (ready()) return waits_->end();
       const auto now = clock::now();
-      // With more ranks than CPUs each wait of an operation may end before it is time to look, and the operation would
-      // go on long after the group has ended.
+      // With more ranks than CPUs each wait of an operation may end before the time of the next check, and the
+      // operation would go on long after the group has ended.
       if (now < next_look && !aborted()) continue;
       next_look = now + failure_.look_every;
       waits_->look();
@@ -140,10 +139,10 @@ class peer_memory {
       }
     }
   }
-  /// Which rank this rank waits for.
+  /// The board that shows the rank for which this rank waits.
   [[nodiscard]] wait_board& waits() noexcept { return *waits_; }
-  /// From now on this group's waits appear on the board of `other`, a group of the same ranks in the same order: so
-  /// that the board has the waits of a thread in either group. `other` lives longer.
+  /// From now on this group's waits appear on the board of `other`, a group of the same ranks in the same order. So the
+  /// board has the waits of a thread in either group. `other` must live longer.
   void show_waits_with(peer_memory& other) noexcept { waits_ = other.waits_; }
 
   // ---- exchanges: small payloads -----------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ class peer_memory {
     publish();
   }
 
-  /// Waits for the peer's payload, and returns where it lies.
+  /// Waits for the peer's payload, and returns its address.
   const std::byte* read(int peer) {
     const mailbox& box = mailbox_of(peer);
     const std::uint64_t seen = await(box.stamp, stamp_ & ~std::uint64_t{0xffff}, peer, phase::enter);
@@ -184,12 +183,12 @@ class peer_memory {
     return box.payload;
   }
 
-  /// States that this rank has read the payloads of all others in this exchange.
+  /// Marks that this rank has read the payloads of all others in this exchange.
   void mark_all_read() noexcept {
     known_ = sequence_ - 1;
     staging_.all_began();
   }
-  /// Ends the exchange for this rank: it needs nothing more of its peers.
+  /// Ends the exchange for this rank: it no longer needs its peers.
   void end() noexcept { store(mine().done.value, sequence_); }
 
   /// Waits until every peer has ended exchange `sequence` (by default the current one).
@@ -205,7 +204,7 @@ class peer_memory {
 
   void add_block(const shared_block& b) { blocks_.add(b); }
   void remove_block(std::uint32_t id) noexcept { blocks_.remove(id); }
-  /// The block in whose part of this rank [p, p + bytes) lies, or null.
+  /// The block whose part of this rank contains [p, p + bytes), or null.
   [[nodiscard]] const shared_block* find_block(const std::byte* p, std::size_t bytes) const noexcept {
     return blocks_.find(p, bytes, rank_);
   }
@@ -229,7 +228,7 @@ class peer_memory {
     bool left_ = false;
   };
 
-  /// Names the operation for messages; throws if the group has failed or this process may not use it.
+  /// Sets the operation's name for messages; throws if the group has failed or this process may not use it.
   void enter(std::string_view operation) {
     operation_ = operation;
     if (orphaned_) [[unlikely]] {
@@ -253,7 +252,7 @@ class peer_memory {
   [[nodiscard]] std::string_view operation_name() const noexcept { return operation_; }
   [[nodiscard]] const std::string& label() const noexcept { return label_; }
 
-  /// Ends the group for all ranks and throws. If another rank was first, its reason is the one reported.
+  /// Ends the group for all ranks and throws. If another rank was first, its reason is reported.
   [[noreturn]] void give_up(error_kind kind, int culprit, phase what, int waited_for = -1) {
     set_abort(kind, culprit, what);
     fail_with(header_.abort.value.load(std::memory_order_acquire), waited_for < 0 ? culprit : waited_for, what);
@@ -265,26 +264,26 @@ class peer_memory {
   /// Records that this rank knows of the failure, and may end because of it: see shm_group::blame.
   void inform() noexcept { mine().self.informed.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }
-  /// Tells hvdrun that this rank has lost another one. A rank's window may be read once the rank is ready.
+  /// Reports a lost rank to hvdrun. A rank's window may be read once the rank is ready.
   void report_lost(int culprit, phase what) const noexcept {
     if (culprit < 0 || !header_.ready.has(culprit)) return;
     lost_ranks::file().add(of(culprit).self.job_rank.load(std::memory_order_relaxed), name(what));
   }
-  /// Throws if a rank has given up.
+  /// Throws if a rank has failed.
   void check_abort(int waited_for, phase what) {
     if (const auto reason = header_.abort.value.load(std::memory_order_acquire); reason != 0)
       fail_with(reason, waited_for, what);
   }
 
-  /// Throws what a wait would throw, if a rank is gone or has given up. Does not wait.
+  /// Throws the error that a wait would throw, if a rank is lost or has failed. Does not wait.
   void check_all() {
     for (int q = 0; q != size_; ++q) check_alive(q, [] { return false; });
   }
-  /// The same for one rank, unless what is awaited of it is `there()`: it may have done that and left.
+  /// The same for one rank, unless the awaited data is `there()`: the rank may have sent it and left.
   template <class There>
   void check_alive(int peer, const There& there) {
     enter("check");
-    const bool lost = peer != rank_ && gone(peer);  // read first: what it stored before it left is then visible
+    const bool lost = peer != rank_ && gone(peer);  // read first: stores from before it left are then visible
     if ((!lost && !aborted()) || there()) return;
     if (lost) set_abort(error_kind::peer_lost, blamed(peer));
     check_abort(-1, phase::answer);
@@ -294,7 +293,7 @@ class peer_memory {
   [[nodiscard]] std::uint64_t& sent(int peer) noexcept { return sent_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] std::uint64_t& taken(int peer) noexcept { return taken_[static_cast<std::size_t>(peer)]; }
 
-  /// Private memory for algorithms, kept between calls so that none allocates twice.
+  /// Private memory for algorithms, kept between calls to save allocations.
   std::byte* scratch(std::size_t bytes) {
     if (bytes > scratch_bytes_) {
       scratch_.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{cache_line})));
@@ -311,16 +310,16 @@ class peer_memory {
 
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
-  /// The mailbox of rank r in this exchange. They rotate through the windows, so that with two ranks each writes one
-  /// that it has read: a store into a line that only another rank reads costs several times as much
+  /// The mailbox of rank r in this exchange. They rotate through the windows, so that with two ranks each writes a
+  /// mailbox that it has read. A store into a line that only another rank has read costs several times as much
   /// (algorithm/direct/staged.hpp).
   [[nodiscard]] mailbox& mailbox_of(int r) const noexcept {
     const int home = r + turn_ < size_ ? r + turn_ : r + turn_ - size_;
     return reinterpret_cast<mailbox*>(window(home) + geometry_.mailboxes_at)[sequence_ & 1];
   }
 
-  /// Wakes the ranks that sleep until this one stores. The load may be reordered before the preceding store, so that a
-  /// sleeper which registers at that moment is missed; its sleep is limited. This saves a fence at every store.
+  /// Wakes the ranks that sleep until this one stores. The load may be reordered before the preceding store, and then
+  /// misses a sleeper that registers at that moment; its sleep is limited. This saves a fence at every store.
   void ring() noexcept {
     auto& doorbell = mine().doorbell;
     if (doorbell.sleepers.load(std::memory_order_relaxed) == 0) [[likely]]

@@ -2,8 +2,8 @@
 //
 // A segment is made without a name, filled, and only then linked into its directory, so that no process opens a
 // half-made one. Its creator and every rank lock a byte of it each, through an open file description of their own. The
-// kernel frees the lock when the process ends in any way, so the locks show which ranks live and whether a segment
-// found under a name is stale.
+// kernel frees the lock when the process ends in any way, so the locks show which ranks are alive, and if a segment
+// under a name is stale.
 #pragma once
 
 #include <hvd/detail/descriptor.hpp>
@@ -52,8 +52,8 @@ inline std::string part_name(std::string_view job_file, std::string_view kind, s
 }
 
 /// Calls allocate(at, bytes), which returns an errno, for the whole range, or for parts of it. Older kernels undo an
-/// allocation in memory that a signal interrupts: with a profiler's timer a large one would never end. So each
-/// interruption halves what is asked for at once, down to what is cleared between two ticks of any timer.
+/// allocation in memory when a signal interrupts it; with a profiler's timer a large one would never end. So each
+/// interruption halves the size of a request, down to a size that is cleared between two ticks of any timer.
 template <class F>
 int allocate_despite_signals(off_t at, off_t bytes, F&& allocate) {
   constexpr off_t least = off_t{64} << 10;
@@ -87,8 +87,8 @@ class segment {
     delete guard_;
   }
 
-  /// A segment with no name yet, of which the first `reserved` bytes are backed by memory. `staging`: its size depends
-  /// on memory_policy::staging_bytes, which the error for too little memory then names as a remedy.
+  /// A segment without a name, of which the first `reserved` bytes are backed by memory. `staging`: its size depends on
+  /// memory_policy::staging_bytes, and the error for too little memory then names that option as a remedy.
   static segment make(const std::string& directory, const std::string& name, std::size_t bytes, std::size_t reserved,
                       bool staging = false) {
     if (beyond_file_limit(bytes)) {
@@ -110,7 +110,7 @@ class segment {
     return s;
   }
 
-  /// Gives the segment its name. False if the name is taken. The caller holds a lock of it, otherwise `sweep` would
+  /// Gives the segment its name. False if the name is taken. The caller must hold a lock of it, otherwise `sweep` would
   /// remove the segment as abandoned.
   [[nodiscard]] bool publish() const {
     const std::string self = joined({"/proc/self/fd/", fd()});
@@ -119,8 +119,8 @@ class segment {
     fail(error_kind::system, {"cannot name shared memory ", path_, ": ", std::strerror(errno)});
   }
 
-  /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. `why` is set if the name
-  /// exists but is not a segment: what is wrong with it.
+  /// Opens a named segment of this user with at least `least` bytes; nothing if there is none. If the name exists but
+  /// is not a segment, `why` is set to the reason.
   static std::optional<segment> open(const std::string& directory, const std::string& name, std::size_t least,
                                      std::string& why, bool staging = false) {
     const std::string path = joined({directory, "/", name});
@@ -159,14 +159,14 @@ class segment {
     refuse({"cannot reserve shared memory in ", directory}, bytes, directory, staging_);
   }
 
-  /// Takes a lock byte; false if another holder has it. Errors: system, where the system refuses locks.
+  /// Takes a lock byte; false if another holder has it. Errors: system, if the system refuses locks.
   [[nodiscard]] bool lock(off_t byte) const {
     struct flock f = byte_lock(F_WRLCK, byte);
     if (::fcntl(fd(), F_OFD_SETLK, &f) == 0) return true;
     if (held_by_another(errno)) return false;
     fail(error_kind::system, {"cannot lock ", path_, ": ", std::strerror(errno)});
   }
-  /// Whether another holder has a lock byte.
+  /// True if another holder has a lock byte.
   [[nodiscard]] bool locked(off_t byte) const noexcept {
     struct flock f = byte_lock(F_WRLCK, byte);
     return ::fcntl(fd(), F_OFD_GETLK, &f) == 0 && f.l_type != F_UNLCK;
@@ -175,8 +175,8 @@ class segment {
   /// Removes the name if it still refers to this segment.
   void unlink() const noexcept { unlink(fd(), path_); }
 
-  /// Removes the names of this user's segments that no process holds any more: those of jobs whose processes were all
-  /// killed while a segment had a name. Cost: one look at each name in the directory.
+  /// Removes the names of this user's segments that no process holds any more: of jobs whose processes were all killed
+  /// while a segment had a name. Cost: one check of each name in the directory.
   static void sweep(const std::string& directory) noexcept {
     const fork_guard::pause no_fork;
     DIR* const all = ::opendir(directory.c_str());
@@ -199,7 +199,7 @@ class segment {
     delete std::exchange(guard_, new fork_guard(own, forgotten, context));
   }
 
-  /// Maps the first bytes a second time, read-only, for use beyond the life of this object. The caller holds a
+  /// Maps the first bytes a second time, read-only, for use beyond the life of this object. The caller must hold a
   /// fork_guard::pause.
   [[nodiscard]] void* map_start(std::size_t bytes) const {
     void* const start = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd(), 0);
@@ -217,7 +217,7 @@ class segment {
     const std::uint64_t blocks = fs.f_bavail;
     return blocks * fs.f_frsize;
   }
-  /// The errno that says why `directory` cannot take `bytes` more; 0 if it can.
+  /// The errno with the reason why `directory` cannot take `bytes` more; 0 if it can.
   static int trouble_in(const std::string& directory, std::size_t bytes) noexcept {
     struct statvfs fs {};
     if (::access(directory.c_str(), W_OK | X_OK) != 0 || ::statvfs(directory.c_str(), &fs) != 0) return errno;
@@ -225,8 +225,8 @@ class segment {
     return fs.f_blocks == 0 || free_bytes(fs) >= bytes ? 0 : ENOSPC;
   }
 
-  /// Throws no_memory (or system) with how much was wanted, where, how much is left and what to do. The reason is
-  /// errno, which keeps its value while the error is thrown.
+  /// Throws no_memory (or system) with the requested amount, the place, the remaining amount and a remedy. The reason
+  /// is errno, which keeps its value while the error is thrown.
   [[noreturn]] static void refuse(std::initializer_list<piece> what, std::size_t bytes, const std::string& directory,
                                   bool staging) {
     const int why = errno;
@@ -250,7 +250,7 @@ class segment {
   }
 
  private:
-  /// Beyond RLIMIT_FSIZE the system sends a signal that ends the process.
+  /// True beyond RLIMIT_FSIZE, where the system sends a signal that ends the process.
   static bool beyond_file_limit(std::size_t bytes) noexcept {
     struct rlimit limit {};
     return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur;
@@ -274,7 +274,7 @@ class segment {
       nap(std::chrono::microseconds(50));
     }
   }
-  /// Whether the name refers to the open file.
+  /// True if the name refers to the open file.
   static bool names(const std::string& path, int fd) noexcept {
     struct stat named {
     }, own{};

@@ -27,7 +27,7 @@ class shared_blocks {
   void remove(std::uint32_t id) noexcept {
     std::erase_if(all_, [id](const shared_block& b) { return b.id == id; });
   }
-  /// The block in whose part of `rank` [p, p + bytes) lies, or null.
+  /// The block whose part of `rank` contains [p, p + bytes), or null.
   [[nodiscard]] const shared_block* find(const std::byte* p, std::size_t bytes, int rank) const noexcept {
     return first([&](const shared_block& b) {
       const std::byte* const part = b.part(rank);

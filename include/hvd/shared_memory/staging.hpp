@@ -1,4 +1,4 @@
-// hvd/shared_memory/staging.hpp: where the chunks of collectives lie in the staging memory: a ring of bytes in each
+// hvd/shared_memory/staging.hpp: the places of collectives' chunks in the staging memory: a ring of bytes in each
 // window.
 //
 // All ranks compute the same places for the same calls, so none of them has to be communicated. A chunk has the same
@@ -14,9 +14,9 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Bytes of a window that the ring takes: 3/16 of a core's second-level cache, so that it holds the rings of two ranks
-/// and the buffers; yet so many that a rank reuses a place only after the reader's first-level cache has evicted it.
-/// Where more staging memory than the default is requested, the ring takes all of it.
+/// Bytes of a window that the ring takes: 3/16 of a core's second-level cache, so that the cache holds the rings of two
+/// ranks and the buffers, but enough that a rank reuses a place only after the reader's first-level cache has evicted
+/// it. If more staging memory than the default is requested, the ring uses all of it.
 inline std::size_t ring_size(const geometry& g, const cache_sizes& caches, int ranks) noexcept {
   if (g.window_bytes > (std::size_t{1} << 20)) return g.ring_bytes;
   const std::size_t slices = 3 * static_cast<std::size_t>(ranks) * staging_page;
@@ -72,7 +72,7 @@ class staging_ring {
     return p;
   }
 
-  /// Whether the place of chunk 0 is known to be free before ranks compare their calls.
+  /// True if the place of chunk 0 is known to be free before ranks compare their calls.
   [[nodiscard]] bool is_free(const staging_plan& p) const noexcept {
     return p.chunks != 0 && position(p[0]) + p.room <= over_ + bytes_;
   }
@@ -92,7 +92,7 @@ class staging_ring {
   std::size_t bytes_;
   staging_place next_{};      // where the next operation may begin
   std::uint64_t number_ = 0;  // chunks taken
-  std::uint64_t over_ = 0;    // what lies before this position is no longer used
+  std::uint64_t over_ = 0;    // memory before this position is no longer used
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -1,10 +1,10 @@
 // hvd/shared_memory/tagged_messages.hpp: many messages in flight at once between ranks with common memory.
 //
 // They use the channels of messages.hpp: one for each ordered pair of ranks, in which messages arrive in order. The
-// receiver matches the first message of a channel with what it waits for, by sender and tag, as MPI does. A message
-// that nobody waits for stays in its channel, and the sender waits. It is set aside in private memory only where this
-// rank waits for a later message of the same channel. One thread at a time uses an object; the group is used for
-// nothing else.
+// receiver matches the first message of a channel with its posted messages, by sender and tag, like MPI. A message
+// without a match stays in its channel, and the sender waits. It is set aside in private memory only if this rank waits
+// for a later message of the same channel. One thread at a time uses an object; the group must not be used for anything
+// else.
 #pragma once
 
 #include <hvd/detail/tagged_message.hpp>
@@ -41,15 +41,15 @@ class tagged_messages {
     if (!take_kept(*message)) waiting_.push_back(std::move(message));
   }
 
-  /// Whether nothing is in flight.
+  /// True if nothing is in flight.
   [[nodiscard]] bool idle() const noexcept {
     return waiting_.empty() && std::all_of(channels_.begin(), channels_.end(), [](const channel& c) {
              return c.sends.empty() && !(c.arriving && c.arriving->into);
            });
   }
 
-  /// Moves what can be moved now, without waiting. Returns whether anything was. Errors: what has ended the group;
-  /// `fail_all` then ends the messages.
+  /// Moves all data that can be moved now, without waiting. True if any was moved. Errors: those that have ended the
+  /// group; `fail_all` then ends the messages.
   bool progress() {
     bool moved = false;
     for (int peer = 0; peer != m_.size(); ++peer) {
@@ -60,8 +60,8 @@ class tagged_messages {
     return expire() || moved;
   }
 
-  /// Waits until something can be moved, a deadline is over or `woken()`; also returns early. Errors: as of a wait in
-  /// any operation.
+  /// Waits until something can be moved, a deadline is over or `woken()`; may also return early. Errors: those of a
+  /// wait in any operation.
   template <class Woken>
   void wait(const Woken& woken) {
     const int peer = awaited();
@@ -154,7 +154,7 @@ class tagged_messages {
     return moved;
   }
 
-  /// Begins to take the first message of the channel, if it is there and wanted, or in the way of one that is.
+  /// Begins to take the first message of the channel, if it has arrived and is wanted, or blocks a wanted one.
   bool begin(int peer) {
     incoming head(m_, nullptr, 0, peer);
     if (!head.ready()) return false;
@@ -234,12 +234,12 @@ class tagged_messages {
     }
     return false;
   }
-  /// Whether a message of this channel is awaited.
+  /// True if a message of this channel is awaited.
   [[nodiscard]] bool wants(int peer) const noexcept {
     return std::any_of(waiting_.begin(), waiting_.end(),
                        [&](const auto& w) { return w->peer == peer || w->peer == tagged_message::any_rank; });
   }
-  /// Whether this rank waits for `peer` by its number.
+  /// True if this rank waits for `peer` by its number.
   [[nodiscard]] bool waits_for(int peer) const noexcept {
     const channel& c = channels_[static_cast<std::size_t>(peer)];
     if (!c.sends.empty() || c.arriving) return true;
@@ -248,7 +248,7 @@ class tagged_messages {
   [[nodiscard]] bool has_left(int peer) const noexcept {
     return m_.of(peer).self.state.load(std::memory_order_acquire) == presence::left;
   }
-  /// A rank that this one waits for; -1 where a message may come from any rank, and all have left.
+  /// A rank for which this one waits; -1 if a message may come from any rank, and all have left.
   [[nodiscard]] int awaited() const noexcept {
     int present = -1;
     for (int q = m_.size() - 1; q >= 0; --q) {

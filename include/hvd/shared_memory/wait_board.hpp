@@ -1,4 +1,5 @@
-// hvd/shared_memory/wait_board.hpp: shows which rank each rank waits for, so that a timeout names the rank at fault.
+// hvd/shared_memory/wait_board.hpp: shows the rank for which each rank waits, so that a timeout names the rank at
+// fault.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>
@@ -27,12 +28,12 @@ class wait_board {
   }
   void look() noexcept { of(rank_).looks.fetch_add(1, std::memory_order_relaxed); }
   void end() noexcept { begin(-1); }
-  /// The rank that this rank waits for, or -1. Any thread may ask.
+  /// The rank that this rank waits for, or -1. Any thread may call this.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
 
   /// The rank that holds up `peer`, for which this rank has waited too long: the first one in the chain of waits from
   /// `peer` on that does not wait itself. A rank that is stopped during a wait no longer calls `look`, and so does not
-  /// count as waiting. Where all of them wait, `peer`. Cost: up to 0.2 s for each rank of the chain.
+  /// count as waiting. If all of them wait, returns `peer`. Cost: up to 0.2 s for each rank of the chain.
   [[nodiscard]] int responsible(int peer) const noexcept {
     int at = peer;
     for (int hops = 0; hops != size_; ++hops) {
@@ -48,7 +49,7 @@ class wait_board {
   [[nodiscard]] wait_state& of(int r) const noexcept {
     return reinterpret_cast<control*>(windows_ + static_cast<std::size_t>(r) * stride_)->self.waits;
   }
-  /// Whether a rank is still waiting. Waiting ranks call `look` every millisecond, those of an engine every 50, if they
+  /// True if a rank is still waiting. Waiting ranks call `look` every millisecond, those of an engine every 50, if they
   /// get a CPU.
   [[nodiscard]] bool looks_up(int r) const noexcept {
     const std::uint32_t before = of(r).looks.load(std::memory_order_relaxed);

@@ -9,7 +9,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How many elements every rank sends to every other, for alltoall with blocks of different sizes.
+/// The number of elements that every rank sends to every other, for alltoall with blocks of different sizes.
 struct count_matrix {
   int size = 0;
   std::vector<std::size_t> sends, receives;  // elements, [from * size + to] and [to * size + from]
@@ -39,7 +39,7 @@ inline count_matrix exchange_counts(peer_memory& m, const alltoall_call& c, peer
   staged_run run(m, form, 2 * p * sizeof(std::size_t), output::cached);
   descriptor d = describe(c);
   run.run(stage_and_agree(m, d, scope, run));
-  meet(m, d);  // from here on no rank reads counts where the blocks go
+  meet(m, d);  // from here on no rank reads counts in the memory that receives the blocks
 
   count_matrix counts{m.size(), std::vector<std::size_t>(p * p), std::vector<std::size_t>(p * p)};
   for (std::size_t q = 0; q != p; ++q) {

@@ -1,4 +1,5 @@
-// hvd/algorithm/direct/forms.hpp: what each collective stages and reads, for exchanges and the staging ring alike.
+// hvd/algorithm/direct/forms.hpp: the data that each collective stages and reads, both for exchanges and for the
+// staging ring.
 #pragma once
 
 #include <hvd/algorithm/direct/staged.hpp>
@@ -61,8 +62,8 @@ void stage_blocks(const peer_memory& m, const std::byte* in, const partition& bl
   }
 }
 
-/// The blocks of a call as vectors of its elements: block(q) is what rank q sends or gets. `in` and `out` are where
-/// the block of rank 0 begins; null where this rank has none.
+/// The blocks of a call as vectors of its elements: block(q) is what rank q sends or gets. `in` and `out` are the start
+/// of rank 0's block; null if this rank has none.
 struct call_blocks {
   const std::byte* in;
   std::byte* out;
@@ -84,7 +85,7 @@ struct blocks_to_gather : call_blocks {
 };
 
 /// Reduce_scatter: every rank stages a block for each other rank; the receiver reduces its blocks. (alltoall_form
-/// copies them.) `op` reduces in the type in which they travel; `outer` scales before they are converted.
+/// copies them.) `op` reduces in the type in which blocks travel; `outer` scales before they are converted.
 template <class Blocks>
 struct reduce_scatter_form : staged_form {
   peer_memory& m;

@@ -33,7 +33,7 @@ class mapped_buffers {
   [[nodiscard]] bool input_of(int q) const noexcept { return of(q).in_block != 0; }
   [[nodiscard]] bool output_of(int q) const noexcept { return of(q).out_block != 0; }
 
-  /// Where the input or the output of rank q begins, of which `bytes` are used.
+  /// The start of rank q's input or output, of which `bytes` are used.
   [[nodiscard]] const std::byte* in(int q, std::size_t bytes) const {
     return at(q, of(q).in_block, of(q).in_offset, bytes);
   }
@@ -56,7 +56,7 @@ class mapped_buffers {
   std::span<const descriptor> all_;
 };
 
-/// Writes into the descriptor in which shared blocks a call's buffers lie.
+/// Writes the shared blocks and offsets of a call's buffers into the descriptor.
 inline void locate(const peer_memory& m, descriptor& d, const std::byte* in, std::size_t in_bytes, const std::byte* out,
                    std::size_t out_bytes) {
   if (const shared_block* b = in_bytes == 0 ? nullptr : m.find_block(in, in_bytes)) {
@@ -80,7 +80,7 @@ inline bool mapped_exit(peer_memory& m, output how) {
 }
 
 /// Allreduce (root < 0) or reduce of a vector (vector.hpp): this rank's slice of all inputs is reduced to all outputs
-/// or to the root's. in(piece, q) and out(piece, q) are where rank q has the piece. (In place the output is not
+/// or to the root's. in(piece, q) and out(piece, q) are rank q's addresses of the piece. (In place the output is not
 /// streamed: its lines are in the cache anyway.)
 template <class V, class In, class Out>
 void reduce_mapped(peer_memory& m, const V& v, const reduction& op, int root, output how, const In& in,

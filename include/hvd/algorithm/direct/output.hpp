@@ -1,4 +1,4 @@
-// hvd/algorithm/direct/output.hpp: output through the caches, or past them where it would only evict needed data.
+// hvd/algorithm/direct/output.hpp: output through the caches, or past them if it would only evict needed data.
 #pragma once
 
 #include <hvd/op.hpp>
@@ -13,8 +13,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How a collective writes its output. `streaming` stores bypass the caches: they save the read for ownership of every
-/// line, and need an `output_fence` before the output is published.
+/// The way in which a collective writes its output. `streaming` stores bypass the caches: they save the read for
+/// ownership of every line, and need an `output_fence` before the output is published.
 enum class output : bool { cached, streaming };
 
 /// Bytes that are read and then written in turn: small enough that reads and writes of memory overlap, and that a tile
@@ -43,7 +43,7 @@ inline void copy_to(output how, std::byte* to, const std::byte* from, std::size_
   how == output::streaming ? copy_streaming(to, from, bytes) : copy_bytes(to, from, bytes);
 }
 
-/// As `op.complete`, but the outputs from number `streamed` on bypass the caches. May advance `outs` and `ins`.
+/// Like `op.complete`, but the outputs from number `streamed` on bypass the caches. May advance `outs` and `ins`.
 inline void complete_streaming(const reduction& op, std::byte** outs, int nouts, int streamed, const std::byte** ins,
                                int nins, std::size_t count) {
   if (op.element_bytes > output_tile) return op.complete(outs, nouts, ins, nins, count);
@@ -60,7 +60,7 @@ inline void complete_streaming(const reduction& op, std::byte** outs, int nouts,
   }
 }
 
-/// As `op.complete`, but `count` may be 0, and `outs` and `ins` may be advanced.
+/// Like `op.complete`, but `count` may be 0, and `outs` and `ins` may be advanced.
 inline void complete_to(output how, const reduction& op, std::byte** outs, int nouts, const std::byte** ins, int nins,
                         std::size_t count) {
   if (how == output::streaming) return complete_streaming(op, outs, nouts, 0, ins, nins, count);

@@ -1,16 +1,16 @@
 // hvd/algorithm/direct/staged.hpp: collectives on private buffers, by an exchange or through the staging ring.
 //
-// A form describes a collective: which ranks stage what, and what a reader does with it. Two protocols run any form:
+// A form describes a collective: the data that ranks stage, and the work of its readers. Two protocols run any form:
 //  * an exchange: a payload that fits into a mailbox travels with the sequence number that announces it.
 //  * the ring: chunk k+1 is staged while chunk k is read. The first chunk is staged before ranks compare their calls
 //    (`agree`) if its staging place is known to be free, so a collective of one chunk takes one exchange as well.
 //
-// Where a collective allows it, the rank that last read a line writes it next. Reading a changed line takes it over;
-// the reader's core then writes it for a fifth of what the old owner would pay (docs/performance.md has the
-// measurements). So the blocks that all ranks send to all move on by one window with each turn of the ring, and pairs
-// of ranks that send to each other swap slots with each turn. Where data goes one way only, a line is written again
-// after all others of the ring, when it has left the reader's first-level cache; and the only reader of a line touches
-// it, where that pays (line_costs).
+// If a collective allows it, the rank that last read a line writes it next. Reading a changed line takes it over;
+// writing it then costs the reader's core a fifth of the old owner's cost (docs/performance.md has the measurements).
+// So the blocks that all ranks send to all move on by one window with each turn of the ring, and pairs of ranks that
+// send to each other swap slots with each turn. If data goes one way only, a line is written again after all others of
+// the ring, when it has left the reader's first-level cache; and the only reader of a line touches it, if that pays
+// (line_costs).
 //
 // tests/model/ has the proof by exhaustion for 2 and 3 ranks. Data that is never read need not be ordered: ranks in
 // different calls may stage at one address at once; `agree` then fails on all of them, so that no rank reads it.
@@ -29,8 +29,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How many elements of each of `parts` blocks make a chunk of at most `chunk_bytes`: whole lines where elements allow
-/// it. Throws if not even one element fits.
+/// The number of elements of each of `parts` blocks in a chunk of at most `chunk_bytes`: whole lines if the size of
+/// elements allows it. Throws if not even one element fits.
 inline std::size_t elements_per_part(const peer_memory& m, std::size_t chunk_bytes, int parts,
                                      std::size_t element_bytes) {
   const std::size_t most = m.staging().largest_place();
@@ -62,8 +62,8 @@ inline std::size_t even_part(const peer_memory& m, std::size_t count, std::size_
   return std::min(most, round_up((count + chunks - 1) / chunks, unit));
 }
 
-/// The chunk size where data goes one way only and ranks overlap chunk by chunk: a quarter of the data within 4 to
-/// 32 KiB, or a sixteenth if that is more; at most `chunk_bytes`.
+/// The chunk size if data goes one way only and ranks overlap chunk by chunk: a quarter of the data within 4 to 32 KiB,
+/// or a sixteenth if that is more; at most `chunk_bytes`.
 inline std::size_t one_way_chunk(std::size_t chunk_bytes, std::size_t bytes) noexcept {
   const std::size_t few = std::clamp<std::size_t>(round_up(bytes / 4, 4096), 4096, std::size_t{32} << 10);
   return std::min(chunk_bytes, std::max(few, bytes / 16));
@@ -82,8 +82,8 @@ inline std::size_t slot_of(int from, int to, int p) noexcept {
   return static_cast<std::size_t>(to == from ? p - 1 : to > from ? to - 1 : to);
 }
 
-/// What all forms have in common. Each rank that sends has one block of at most `count` elements for all readers, or
-/// one for each of them.
+/// The common part of all forms. Each rank that sends has one block of at most `count` elements for all readers, or one
+/// for each of them.
 struct staged_form {
   int source = -1;        ///< the only rank that sends, or -1
   int target = -1;        ///< the only rank that reads, or -1
@@ -97,10 +97,10 @@ struct staged_form {
   [[nodiscard]] bool reads(int r) const noexcept { return target >= 0 ? r == target : r != source; }
   /// Blocks that a rank sends in a group of p.
   [[nodiscard]] int slots_in(int p) const noexcept { return pairwise ? slot_count(p, own_slot) : 1; }
-  /// Every rank sends and reads.
+  /// True if every rank sends and reads.
   [[nodiscard]] bool symmetric() const noexcept { return source < 0 && target < 0; }
 
-  /// Copies what another rank has staged.
+  /// Copies data that another rank has staged.
   void take(output how, std::byte* to, const std::byte* from, std::size_t bytes) const noexcept {
     if (!touches) return copy_to(how, to, from, bytes);
     for (std::size_t at = 0; at < bytes; at += touched_tile) {
@@ -112,13 +112,13 @@ struct staged_form {
   static constexpr std::size_t touched_tile = 4096;  // is still in the first-level cache
 };
 
-/// Whether a form's blocks fit into a mailbox. (An exchange carries a signature of the call, no descriptor.)
+/// True if a form's blocks fit into a mailbox. (An exchange carries a signature of the call, no descriptor.)
 inline bool fits_mailbox(const staged_form& f, int p) noexcept {
   return f.count <= mailbox::capacity &&
          f.count * f.element_bytes * static_cast<std::size_t>(f.slots_in(p)) <= mailbox::capacity;
 }
 
-/// True where data goes one way, each line has one reader, and touching pays.
+/// True if data goes one way, each line has one reader, and touching pays.
 inline bool shall_touch(const peer_memory& m, const staged_form& f) noexcept {
   return !f.symmetric() && (m.size() == 2 || f.pairwise || f.target >= 0) && m.costs().touching_pays();
 }
@@ -145,7 +145,7 @@ void run_exchange(peer_memory& m, Form& f, std::uint16_t signature) {
   m.end();
 }
 
-/// Ranks compare their calls. Before that, this rank stages the first chunk of `run` if its staging place is free.
+/// Lets ranks compare their calls. Before that, this rank stages the first chunk of `run` if its staging place is free.
 template <class Run>
 std::span<const descriptor> stage_and_agree(peer_memory& m, descriptor d, peer_memory::scope& scope, Run& run) {
   if (run.begin()) d.flags |= descriptor::staged;
@@ -176,7 +176,8 @@ class staged_run {
     f_.own(0, each_);
     owned_ = 1;
   }
-  /// Called after that. `all` are the calls of all ranks, which show where the first chunk is staged; empty if nowhere.
+  /// Called after that. `all` has the calls of all ranks, which show the ranks that have staged their first chunk;
+  /// empty if none has.
   void run(std::span<const descriptor> all) {
     m_.staging().take(plan_);
     const bool sends = f_.sends(m_.rank()), reads = f_.reads(m_.rank());
@@ -234,7 +235,7 @@ class staged_run {
     }
     owned_ = k + 1;
   }
-  /// Where the block from one rank to another lies.
+  /// The address of the block from one rank to another.
   [[nodiscard]] std::byte* block(int from, int to, const staging_place& p) const noexcept {
     if (!f_.pairwise) return m_.at(f_.symmetric() ? around_windows(from, p.turn) : from, p);
     if (f_.symmetric() && p.turn % 2 != 0) std::swap(from, to);

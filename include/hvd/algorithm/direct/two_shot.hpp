@@ -1,9 +1,9 @@
 // hvd/algorithm/direct/two_shot.hpp: large reductions: each rank reduces its slice of every chunk for all.
 //
 // A rank stages the slices of its input that others reduce, reduces its own slice of all inputs, and writes the result
-// to where each rank staged its part; from there each rank copies it out. So the rank that last read a line always
-// writes it next, and windows need not rotate. While chunk k is reduced, chunk k+1 is staged and chunk k-1 copied out.
-// There are no barriers, only two words for each rank that grow with k: `staged` and `reduced`.
+// to the memory in which each rank staged its part; each rank copies it out from there. So the rank that last read a
+// line always writes it next, and windows need not rotate. While chunk k is reduced, chunk k+1 is staged and chunk k-1
+// copied out. There are no barriers, only two words for each rank that grow with k: `staged` and `reduced`.
 //
 // Why a ring of three chunks suffices without a further flag: before a rank stages chunk j, it has copied chunk j-3 out
 // of the same memory. For that it waited until the `reduced` of every rank passed j-3, so no other rank uses that
@@ -22,7 +22,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What the two-shot reductions share: chunks of `count` elements, cut into a slice for each rank.
+/// The common part of the two-shot reductions: chunks of `count` elements, cut into a slice for each rank.
 class two_shot_slices {
  public:
   /// `own`: this rank's slice gets a slot, too.
@@ -48,7 +48,7 @@ class two_shot_slices {
     const std::size_t from = std::min(left, each * static_cast<std::size_t>(q));
     return {first + from, std::min(left - from, each)};
   }
-  /// Where rank r stages slice q of chunk k.
+  /// The address at which rank r stages slice q of chunk k.
   [[nodiscard]] std::byte* staged(const peer_memory& m, int r, std::uint64_t k, int q) const noexcept {
     return m.at(r, plan_[k]) + slot_of(r, q, m.size()) * stride_;
   }
@@ -161,8 +161,8 @@ class two_shot_reduction {
     }
   }
 
-  /// Reduces this rank's slice, and writes the result to where each rank staged its part of it. (Also in a reduction to
-  /// a root, where only the root reads its part: elsewhere the stores touch the lines, see line_costs.)
+  /// Reduces this rank's slice, and writes the result to the memory in which each rank staged its part of it. (Also in
+  /// a reduction to a root, where only the root reads its part: elsewhere the stores touch the lines, see line_costs.)
   void reduce(std::uint64_t k, order& run) {
     const int r = m_.rank();
     const std::byte** const ins = m_.inputs();

@@ -1,4 +1,4 @@
-// hvd/algorithm/direct/vector.hpp: what a collective moves on one rank, in one piece or in many.
+// hvd/algorithm/direct/vector.hpp: the data of a collective on one rank, in one piece or in many.
 //
 // The staged protocols see a rank's data as a vector of elements that lies in pieces. A plain call has one piece; a
 // batch of tensors has one for each tensor (fusion/pack.hpp). Such a vector has
@@ -29,7 +29,7 @@ inline void stage_bytes(std::byte* to, const std::byte* from, std::size_t bytes)
   // Two ranks in different calls may write the same bytes at once: see staged.hpp.
   for (std::size_t i = 0; i != bytes; ++i) std::atomic_ref(to[i]).store(from[i], std::memory_order_relaxed);
 #else
-  // C libraries copy a page at once by the CPU's string instructions. On an EPYC (Zen 4) that takes 0.1 us longer where
+  // C libraries copy a page at once by the CPU's string instructions. On an EPYC (Zen 4) that takes 0.1 us longer if
   // another core has the lines.
   for (constexpr std::size_t piece = 1024; bytes <= 2 * staging_page && bytes > piece; bytes -= piece) {
     copy_bytes(to, from, piece);

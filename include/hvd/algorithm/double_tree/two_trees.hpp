@@ -1,4 +1,5 @@
-// hvd/algorithm/double_tree/two_trees.hpp: two binary trees over the same ranks, and the steps in which edges are busy.
+// hvd/algorithm/double_tree/two_trees.hpp: two binary trees over the same ranks, and the steps in which their edges are
+// busy.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -19,7 +20,7 @@ namespace hvd::inline HVD_ABI::detail {
 class two_trees {
  public:
   struct children {
-    int left = 0;  ///< 0 where there is none: place 0 has no parent
+    int left = 0;  ///< 0 if there is none: place 0 has no parent
     int right = 0;
   };
 
