@@ -1,4 +1,4 @@
-// c/collectives.hpp: the front doors for elements whose type is a number: the checks of the typed ones, in their words.
+// c/collectives.hpp: collectives on elements whose type is a number, with the checks and messages of the typed ones.
 #pragma once
 
 #include "communicator.hpp"
@@ -27,8 +27,8 @@ constexpr bool is_op(int number) noexcept { return number >= HVD_AVERAGE && numb
 inline constexpr const char* allowed_dtypes = "; allowed: 0 (HVD_INT8) to 14 (HVD_COMPLEX128)";
 inline constexpr const char* allowed_ops = "; allowed: 0 (HVD_AVERAGE) to 5 (HVD_PRODUCT)";
 
-/// The arguments of one call on elements of a type that is known at run time. What is wrong is collected; `check`
-/// throws it, and with HVD_CHECK the other ranks learn of it.
+/// The arguments of one call on elements of a type that is known at run time. Problems are collected; `check` throws
+/// them, and with HVD_CHECK informs the other ranks.
 class checked {
  public:
   checked(communicator& comm, operation kind, int type, const char* suffix = "")
@@ -43,7 +43,7 @@ class checked {
 
   [[nodiscard]] std::size_t unit() const noexcept { return unit_; }
   [[nodiscard]] detail::arguments& found() noexcept { return found_; }
-  /// Throws what has been found; the communicator is usable afterwards.
+  /// Throws if a problem was found; the communicator is usable afterwards.
   void check() {
     if (!found_.valid()) [[unlikely]]
       comm_.check(found_);
@@ -64,7 +64,7 @@ class checked {
     found_.apart(bytes(in), in_count * unit_, bytes(out), out_count * unit_, in_place);
     return *this;
   }
-  /// The blocks of all ranks; throws if there are none that could be used.
+  /// The blocks of all ranks; throws if they cannot be used.
   std::span<const std::size_t> blocks(const char* name, const std::size_t* counts) {
     if (counts == nullptr) {
       found_.refuse({name, " is null; pass ", comm_.size(), " counts, one for each rank"});
@@ -75,7 +75,7 @@ class checked {
     check();
     return all;
   }
-  /// The reduction; if there is none, `check` says why.
+  /// The reduction; if it is invalid, `check` throws the reason.
   reduction reduces(int op, double prescale = 1.0, double postscale = 1.0) {
     if (!is_op(op)) [[unlikely]] {
       found_.refuse({"op ", op, " is no reduction", allowed_ops});
@@ -133,8 +133,7 @@ inline void broadcast(communicator& comm, const void* in, void* out, std::size_t
 
 // ---- blocks: `own` elements of this rank, `all.total_count()` of all ------------------------------------------
 
-/// The blocks of `count` elements each, if so many can be addressed; throws if not, on ranks that touch them and on
-/// those that do not.
+/// The blocks of `count` elements each. Throws if so many cannot be addressed, also on ranks that do not touch them.
 inline partition equal_blocks(checked& a, communicator& comm, const char* name, std::size_t count) {
   a.found().addressable(name, detail::blocks_of(count, comm.size()), a.unit());
   a.check();
@@ -201,7 +200,7 @@ inline void alltoall_v(communicator& comm, const void* in, void* out, const std:
 
 // ---- lists ----------------------------------------------------------------------------------------------------
 
-/// The tensors of a list. Throws for what FusionBuffer could not even be asked to check.
+/// The tensors of a list. Throws for problems that FusionBuffer cannot check.
 inline std::vector<fused> list_of(communicator& comm, operation kind, const hvd_tensor* tensors, std::size_t n) {
   detail::arguments found(kind, comm.rank(), comm.size());
   std::vector<fused> list;
@@ -241,7 +240,7 @@ inline void allreduce(communicator& comm, const void* in, void* out, std::size_t
                       double prescale = 1.0, double postscale = 1.0) {
   if (op != HVD_ADASUM) [[likely]]
     return reduce_vector<allreduce_call>(comm, in, out, count, type, op, prescale, postscale);
-  const hvd_tensor alone{in, out, count, type, type};  // adasum is no elementwise reduction, but lists have it
+  const hvd_tensor alone{in, out, count, type, type};  // adasum is not an elementwise reduction, but lists support it
   allreduce_list(comm, &alone, 1, {reduce_op::adasum, prescale, postscale}, op);
 }
 

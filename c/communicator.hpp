@@ -31,7 +31,7 @@ class engine {
   [[nodiscard]] virtual int size() const noexcept = 0;
   virtual hvd::handle submit(request r, int process_set) = 0;
   virtual hvd::handle join() = 0;
-  /// How many a process set has.
+  /// The number of ranks in a process set.
   [[nodiscard]] virtual int ranks_of(int process_set) const = 0;
   virtual int add_process_set(std::vector<int> ranks) = 0;
   virtual void remove_process_set(int id) = 0;
@@ -60,7 +60,7 @@ class engine_on final : public engine {
   Engine<T> engine_;
 };
 
-/// A transport, with the collectives as calls on bytes: one function for each call, and none for each element type.
+/// A transport, with the collectives as calls on bytes: one function for each call, and not for each element type.
 class communicator : public object {
  public:
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -86,7 +86,7 @@ class communicator : public object {
   [[nodiscard]] virtual std::unique_ptr<communicator> split(int color, int key) = 0;
   [[nodiscard]] virtual std::shared_ptr<engine> make_engine() = 0;
   [[nodiscard]] virtual std::byte* alloc_shared(std::size_t bytes) = 0;
-  /// False for memory that is not from alloc_shared of this group.
+  /// False for memory from another source than this group's alloc_shared.
   [[nodiscard]] virtual bool free_shared(const void* memory) noexcept = 0;
 
  protected:
@@ -146,7 +146,7 @@ class communicator_on final : public communicator {
   }
 
   T comm_;
-  FusionBuffer<T> fusion_{comm_};  // kept, because where there is no common memory it has a buffer
+  FusionBuffer<T> fusion_{comm_};  // kept, because without common memory it has a buffer
   std::vector<shared_array<std::byte>> shared_;
 };
 

@@ -1,2 +1,2 @@
-// c/compiled.cpp: the one file that defines what HVD_COMPILED leaves out of all others.
+// c/compiled.cpp: the one file that defines everything that HVD_COMPILED leaves out of the others.
 #include <hvd/compiled.hpp>

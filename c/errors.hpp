@@ -1,4 +1,4 @@
-// c/errors.hpp: how an exception becomes a number and a sentence that a C program can ask for.
+// c/errors.hpp: converts an exception to a number and a sentence for C programs.
 #pragma once
 
 #include <hvd/c/hvd.h>
@@ -24,7 +24,7 @@ static_assert(static_cast<int>(error_kind::unsupported) + 1 == HVD_UNSUPPORTED);
 static_assert(static_cast<int>(error_kind::system) + 1 == HVD_SYSTEM);
 static_assert(static_cast<int>(error_kind::aborted) + 1 == HVD_ABORTED);
 
-/// A thread's last failure. Plain characters, because it must be writable where no memory is left, and readable in
+/// A thread's last failure. Plain characters, because it must be writable without free memory, and readable in
 /// functions that run when a thread or the process ends.
 struct failure {
   char text[4096];
@@ -43,8 +43,8 @@ struct failure {
 };
 inline thread_local constinit failure last_failure{"", -1};
 
-/// Keeps the exception that is being handled; returns its number. The sentence names the function where it does not
-/// already do so.
+/// Keeps the exception that is being handled; returns its number. Adds the function's name to the sentence if it is not
+/// there yet.
 [[gnu::cold, gnu::noinline]] inline int keep(std::string_view function) noexcept {
   try {
     throw;
@@ -80,7 +80,7 @@ int guarded(std::string_view function, const F& body) noexcept {
   }
 }
 
-/// Throws what is wrong with an argument that belongs to no group: `what` is the rest of the sentence.
+/// Throws a problem with an argument outside of any group: `what` is the rest of the sentence.
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse(std::string_view function,
                                                           std::initializer_list<detail::piece> what) {
   detail::fail(error_kind::invalid_argument, {function, ": ", detail::joined(what)});

@@ -50,13 +50,13 @@ hvd_comm publish(T transport) {
 
 void end_engine(hvd_engine number) {
   const std::unique_ptr<object> last = table::all().remove(number, kind::engine, "engine_free");
-  static_cast<engine_object&>(*last).runs->shutdown();  // also where a call of another thread keeps it alive
+  static_cast<engine_object&>(*last).runs->shutdown();  // also if a call of another thread keeps it alive
 }
 void end_communicator(hvd_comm number) {
   table::taken held(number, kind::communicator, "free");
   held.remove();
 }
-/// Ends what this process has left over, so that other ranks see it leave and are not told that it was lost.
+/// Ends all remaining objects of this process, so that other ranks see it leave and do not report it as lost.
 void end_all() noexcept {
   table::all().each(kind::engine, [](hvd_engine e) { guarded("engine_free", [&] { end_engine(e); }); });
   table::all().each(kind::communicator, [](hvd_comm c) { guarded("free", [&] { end_communicator(c); }); });

@@ -1,9 +1,9 @@
 // c/objects.hpp: the numbers by which C programs know communicators, engines and handles.
 //
-// A number consists of a kind, a generation and a slot. Slots are never freed, and a slot that is used again has
-// another generation: so any number at all can be looked up, and only one that is alive finds something. No lock is
-// taken, which keeps the path of a collective short and lets a forked child make objects of its own, whatever threads
-// its parent had.
+// A number consists of a kind, a generation and a slot. Slots are never freed, and a reused slot has another
+// generation. So any number can be looked up, and only the number of a living object finds something. No lock is taken,
+// which keeps the path of a collective short and lets a forked child make objects of its own, whatever threads its
+// parent had.
 #pragma once
 
 #include "errors.hpp"
@@ -37,7 +37,7 @@ constexpr std::string_view origin(kind k) noexcept {
                                  : "an hvd_engine function";
 }
 
-/// What a slot refers to.
+/// The base of objects in slots.
 class object {
  public:
   object() = default;
@@ -48,10 +48,11 @@ class object {
 
 class table {
  public:
-  /// The one of this process. Constant-initialised and never destroyed, so it can be used before main and during exit.
+  /// The table of this process. Constant-initialised and never destroyed, so it can be used before main and during
+  /// exit.
   static table& all() noexcept;
 
-  /// Makes a number for an object. `rank` and `size`: what `place` gives.
+  /// Makes a number for an object. `rank` and `size` are the results of `place`.
   std::int64_t add(kind k, std::unique_ptr<object> what, int rank = 0, int size = 0) {
     static const int counts_forks =
         ::pthread_atfork(nullptr, nullptr, [] { forks_.fetch_add(1, std::memory_order_relaxed); });
@@ -86,7 +87,7 @@ class table {
     return {static_cast<int>(both >> 32), static_cast<int>(both & 0xffff'ffff)};
   }
 
-  /// Removes an object that others may have pinned; waits until they have let go, which they do at once.
+  /// Removes an object that others may have pinned; waits until they release it, which is soon.
   std::unique_ptr<object> remove(std::int64_t number, kind k, std::string_view function) {
     slot* const s = find_alive(number, k, function);
     for (std::uint64_t seen = owner_of(number);
@@ -98,7 +99,7 @@ class table {
     return retire(*s, number);
   }
 
-  /// Calls f(number) for what this process has made and not a parent of it.
+  /// Calls f(number) for each object that this process has made, and not its parents.
   template <class F>
   void each(kind k, const F& f) {
     const std::uint64_t end = fresh_.load(std::memory_order_acquire);
@@ -193,7 +194,7 @@ class table {
     slot* none = nullptr;
     if (blocks_[block].compare_exchange_strong(none, made.get(), std::memory_order_acq_rel)) made.release();
   }
-  /// Called by the one that has changed the state so that nobody else finds the slot.
+  /// Called by the thread that has changed the state so that no other thread finds the slot.
   std::unique_ptr<object> retire(slot& s, std::int64_t number) noexcept {
     std::unique_ptr<object> what(std::exchange(s.what, nullptr));
     const std::uint64_t index = static_cast<std::uint64_t>(number) & users;
@@ -233,7 +234,7 @@ class table::taken {
   }
 
   [[nodiscard]] object& what() const noexcept { return *slot_.what; }
-  /// From now on the number is none.
+  /// From now on the number is invalid.
   std::unique_ptr<object> remove() noexcept {
     removed_ = true;
     return all().retire(slot_, number_);

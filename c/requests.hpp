@@ -1,4 +1,4 @@
-// c/requests.hpp: what C programs submit to the engine, as requests; and the handles that they get.
+// c/requests.hpp: the requests of C programs to the engine, and their handles.
 #pragma once
 
 #include "collectives.hpp"
@@ -160,7 +160,7 @@ inline std::byte* alloc_bucket(hvd_engine number, std::size_t bytes) {
   return e.buckets.emplace_back(std::move(made)).get();
 }
 
-/// The end of an operation that is done, and whether it has an output; throws what it ended with.
+/// The handle of an operation that is done, and true if it has an output; throws the operation's error.
 inline std::pair<hvd::handle, bool> done(hvd_handle number, std::string_view function) {
   std::pair<hvd::handle, bool> found = handle_of(number, function);
   if (!found.first.poll()) refuse(function, {"the operation of handle ", number, " is not done; call hvd_wait before"});

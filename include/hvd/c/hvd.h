@@ -1,14 +1,13 @@
 /* hvd/c/hvd.h: hvd for C, and for every language that can call C functions.
  *
  * The functions are in one source file, c/hvd.cpp, which a project compiles once as C++20 (or links as libhvd);
- * programs that call them need C99 or C++98 and no header of hvd's but this one.
+ * programs that call them need C99 or C++98 and only this header of hvd.
  *
  * Every function that can fail returns HVD_OK (0) or the kind of the error; hvd_last_error() has its sentence. No
- * exception and no signal leaves a function. Objects are numbers: one that was freed, never made, or is of another kind
- * is an error and no crash. A call on a communicator from a second thread while one is in a call (except hvd_rank and
- * hvd_size), and a call in a forked child, are errors (HVD_INVALID_ARGUMENT). What the operations compute, and what
- * they cost, is described with the C++ functions of the same names (docs/concepts.md); a call costs at most some
- * nanoseconds more than theirs.
+ * exception and no signal leaves a function. Objects are numbers; a number that was freed, never made, or is of another
+ * kind is an error, not a crash. A call on a communicator from a second thread while one is in a call (except hvd_rank
+ * and hvd_size), and a call in a forked child, are errors (HVD_INVALID_ARGUMENT). The C++ functions of the same names
+ * document the results and costs of the operations (docs/concepts.md); a call costs at most some nanoseconds more.
  */
 #ifndef HVD_C_HVD_H
 #define HVD_C_HVD_H
@@ -20,7 +19,7 @@
 extern "C" {
 #endif
 
-/* A library that has c/hvd.cpp for itself compiles it with -DHVD_API= and -fvisibility=hidden. */
+/* A library with a private copy of c/hvd.cpp compiles it with -DHVD_API= and -fvisibility=hidden. */
 #if defined(HVD_API)
 #elif defined(__GNUC__)
 #define HVD_API __attribute__((visibility("default")))
@@ -31,7 +30,7 @@ extern "C" {
 /* Grows when programs compiled with an older header could not work with a newer library; hvd_init compares. */
 #define HVD_ABI_VERSION 1
 
-/* What went wrong (hvd::error_kind, plus 1). */
+/* The kind of an error (hvd::error_kind, plus 1). */
 enum {
   HVD_OK = 0,
   HVD_INVALID_ARGUMENT = 1, /* this call can never work as written; the group is usable */
@@ -75,38 +74,39 @@ HVD_API const char* hvd_last_error(void);
 HVD_API int hvd_last_error_rank(void);
 /* "0.1.0" */
 HVD_API const char* hvd_version(void);
-/* Bytes of an element; 0 for a number that is no type. */
+/* Bytes of an element; 0 for an invalid type. */
 HVD_API size_t hvd_size_of(int dtype);
 
 /* ---- groups of ranks --------------------------------------------------------------------------------------------- */
 
-/* Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, or what torchrun, mpiexec and
- * srun say; alone, rank 0 of 1, where nothing says otherwise. `abi` is HVD_ABI_VERSION. `transport`: "shm", the ranks
- * are processes of this host; "mpi", whatever MPI connects (where c/hvd.cpp is compiled with HVD_C_MPI); NULL: the
- * variable HVD_TRANSPORT, else "shm". Collective. */
+/* Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, or the variables of torchrun,
+ * mpiexec or srun; rank 0 of 1 if none are set. `abi` is HVD_ABI_VERSION. `transport`: "shm", the ranks are processes
+ * of this host; "mpi", the ranks of an MPI (if c/hvd.cpp is compiled with HVD_C_MPI); NULL: the variable HVD_TRANSPORT,
+ * or else "shm". Collective. */
 HVD_API int hvd_init(int abi, const char* transport, hvd_comm* comm);
-/* Runs f(comm, user) in np child processes, each a rank, and waits for them. `exit_code` gets 0 if f returned 0 in all,
- * else the code of the first failure (128 + signal if one was killed). Call it before the process starts threads. */
+/* Runs f(comm, user) in np child processes, each a rank, and waits for them. `exit_code` gets 0 if f returned 0 in all;
+ * otherwise 128 + signal for the lowest rank that was killed, or else the code of the lowest rank that failed. Call it
+ * before the process starts threads. */
 HVD_API int hvd_fork_run(int abi, int np, int (*f)(hvd_comm comm, void* user), void* user, int* exit_code);
-/* A group of the ranks that give the same color, ordered by key; collective. color < 0: this rank is in none (0). */
+/* A group of the ranks with the same color, ordered by key; collective. color < 0: this rank gets no group (0). */
 HVD_API int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part);
-/* Leaves the group, and frees what hvd_alloc_shared gave for it; engines over it live on. Freeing 0 does nothing. What
- * is left when the process exits is freed then. */
+/* Leaves the group, and frees its memory from hvd_alloc_shared; engines over it live on. Freeing 0 does nothing.
+ * Remaining groups are freed when the process exits. */
 HVD_API int hvd_free(hvd_comm comm);
 
-/* -1 where comm is none, with an error. */
+/* -1, with an error, if comm is not a communicator. */
 HVD_API int hvd_rank(hvd_comm comm);
 HVD_API int hvd_size(hvd_comm comm);
 
 /* `bytes` of memory that the ranks of one host share, zero at first: collectives on it copy less. `bytes` is the same
- * on all ranks. Collective; hvd_free_shared is not. Where the transport has no such memory: private memory, with the same
+ * on all ranks. Collective; hvd_free_shared is not. If the transport has no such memory: private memory, with the same
  * results. */
 HVD_API int hvd_alloc_shared(hvd_comm comm, size_t bytes, void** memory);
 HVD_API int hvd_free_shared(hvd_comm comm, void* memory);
 
 /* ---- collectives -------------------------------------------------------------------------------------------------
- * `count` is in elements; in == out is in place where the C++ function documents it. NULL is allowed with count 0, and
- * where a rank neither reads nor writes. */
+ * `count` is in elements; in == out is in place if the C++ function documents it. NULL is allowed with count 0, and if
+ * a rank neither reads nor writes the buffer. */
 
 HVD_API int hvd_barrier(hvd_comm comm);
 HVD_API int hvd_allreduce(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int op);
@@ -153,35 +153,35 @@ HVD_API int hvd_broadcast_list(hvd_comm comm, const hvd_tensor* tensors, size_t 
 
 /* Collective over comm. The engine may be called from any thread. */
 HVD_API int hvd_engine_init(hvd_comm comm, hvd_engine* engine);
-/* What is in flight ends with HVD_ABORTED. Freeing 0 does nothing. */
+/* Operations in flight end with HVD_ABORTED. Freeing 0 does nothing. */
 HVD_API int hvd_engine_free(hvd_engine engine);
-/* A group of some ranks with names of its own; *process_set is its number, from 1. Collective over all ranks. */
+/* A group of some ranks with its own names; *process_set is its number, from 1. Collective over all ranks. */
 HVD_API int hvd_engine_add_process_set(hvd_engine engine, const int* ranks, size_t n, int* process_set);
 HVD_API int hvd_engine_remove_process_set(hvd_engine engine, int process_set);
 
-/* Memory for gradients. Where ranks have common memory, an allreduce of what lies in it, in place and at the same offset
- * on all ranks, copies nothing. Zero at first; lives as long as the engine. Collective. */
+/* Memory for gradients. If ranks have common memory, an allreduce of data in it, in place and at the same offset on all
+ * ranks, copies nothing. Zero at first; lives as long as the engine. Collective. */
 HVD_API int hvd_engine_alloc_bucket(hvd_engine engine, size_t bytes, void** memory);
 
-/* How an operation is submitted; NULL is {0, 0, 0}. */
+/* The options of a submission; NULL is {0, 0, 0}. */
 typedef struct hvd_submit {
   int process_set; /* 0: all ranks */
   int priority;    /* of what is ready at the same time, higher ones run first */
   int wire;        /* the type in which wider floating-point tensors travel; 0: their own */
 } hvd_submit;
 
-/* Each returns at once; the memory belongs to the engine until the handle is done. Every handle must be released. A name
- * can be submitted again when its handle was waited for, polled as done, or released: before that it is refused, on all
- * ranks that make the same calls; after that it begins when the operation before it has ended. */
+/* Each returns at once; the memory belongs to the engine until the handle is done. Every handle must be released. A
+ * name can be submitted again once its handle was waited for, polled as done, or released. Before that it is refused,
+ * on all ranks that make the same calls. After that the new operation begins when the previous one has ended. */
 HVD_API int hvd_engine_allreduce(hvd_engine engine, const char* name, const void* in, void* out, size_t count,
                                  int dtype, int op, const hvd_submit* how, hvd_handle* handle);
 HVD_API int hvd_engine_allreduce_list(hvd_engine engine, const char* name, const hvd_tensor* tensors, size_t n, int op,
                                       const hvd_submit* how, hvd_handle* handle);
 HVD_API int hvd_engine_broadcast(hvd_engine engine, const char* name, const void* in, void* out, size_t count,
                                  int dtype, int root, const hvd_submit* how, hvd_handle* handle);
-/* The results of these three are the handle's output. Ranks may give different counts to allgather; reduce_scatter
- * gives the first ranks one element more if they do not divide evenly; `splits`: elements for each rank, NULL for equal
- * parts. */
+/* The results of these three are the handle's output. Ranks may pass different counts to allgather; reduce_scatter
+ * gives the first ranks one element more if the elements do not divide evenly; `splits`: elements for each rank, NULL
+ * for equal parts. */
 HVD_API int hvd_engine_allgather(hvd_engine engine, const char* name, const void* in, size_t count, int dtype,
                                  const hvd_submit* how, hvd_handle* handle);
 HVD_API int hvd_engine_reduce_scatter(hvd_engine engine, const char* name, const void* in, size_t count, int dtype,
@@ -192,13 +192,13 @@ HVD_API int hvd_engine_barrier(hvd_engine engine, const char* name, const hvd_su
 /* This rank has nothing more to submit until all ranks have joined. */
 HVD_API int hvd_engine_join(hvd_engine engine, hvd_handle* handle);
 
-/* Waits until it is done; returns the error that it ended with, or HVD_TIMEOUT after `seconds` (negative: no limit),
- * and then it stays in flight. */
+/* Waits until it is done; returns its error, or HVD_TIMEOUT after `seconds` (negative: no limit), and then it stays in
+ * flight. */
 HVD_API int hvd_wait(hvd_handle handle, double seconds);
 /* *done becomes 1 if it is done, with or without an error. */
 HVD_API int hvd_poll(hvd_handle handle, int* done);
-/* The result of an allgather, reduce_scatter or alltoall that is done: where it lies and its number of elements. It
- * lives until the handle is released. */
+/* The result of an allgather, reduce_scatter or alltoall that is done: its address and its number of elements. It lives
+ * until the handle is released. */
 HVD_API int hvd_output(hvd_handle handle, const void** data, size_t* count);
 /* Of an alltoall that is done: the elements from each rank, `size` entries (of the process set, in its order). */
 HVD_API int hvd_received_splits(hvd_handle handle, size_t* counts);

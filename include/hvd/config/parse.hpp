@@ -1,4 +1,4 @@
-// hvd/config/parse.hpp: parsers of settings that name what they refuse.
+// hvd/config/parse.hpp: parsers of settings, whose errors name the refused value.
 #pragma once
 
 #include <hvd/detail/function_ref.hpp>
@@ -48,8 +48,8 @@ inline std::string assignment(std::string_view name, std::string_view value) {
 
 }  // namespace detail
 
-/// The decimal whole number in `value`, with nothing before or after it, in [lo, hi]; else invalid_argument,
-/// which names `name`, `value` and the range. `meaning` states where the range comes from.
+/// The decimal whole number in `value`, with nothing before or after it, in [lo, hi]; otherwise invalid_argument, which
+/// names `name`, `value` and the range. `meaning` explains the range.
 template <std::integral T>
   requires(!std::same_as<T, bool>)
 T parse_integer(std::string_view name, std::string_view value, T lo, std::type_identity_t<T> hi,
@@ -67,7 +67,7 @@ T parse_integer(std::string_view name, std::string_view value, T lo, std::type_i
   detail::refuse_value(name, value, problem, {meaning, " (here ", lo, " to ", hi, ")"});
 }
 
-/// A time in seconds, as in "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to nanoseconds overflows or
+/// A time in seconds, such as "30", "0.5" or "1e3": 1 ms to 1e9 s, so that no conversion to nanoseconds overflows or
 /// becomes 0. 0 is allowed only if the caller gives its meaning in `zero`. Else invalid_argument.
 inline std::chrono::duration<double> parse_seconds(std::string_view name, std::string_view value,
                                                    std::string_view zero = {}) {
@@ -122,7 +122,7 @@ namespace detail {
 /// A function object that returns the value of a variable, or nothing if it is not set.
 using variable_lookup = function_ref<std::optional<std::string>(const char* name)>;
 
-/// That of this process.
+/// The lookup in the environment of this process.
 inline constexpr auto variable_of_environment = [](const char* name) -> std::optional<std::string> {
   const char* const value = std::getenv(name);
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);

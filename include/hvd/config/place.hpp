@@ -1,4 +1,4 @@
-// hvd/config/place.hpp: the place of a process in its job, as the launcher that started it describes it.
+// hvd/config/place.hpp: the place of a process in its job, from the variables of its launcher.
 #pragma once
 
 #include <hvd/config/parse.hpp>
@@ -27,15 +27,15 @@ struct place {
   int cross_rank = 0, cross_size = 1;  ///< among the processes of the same local rank on all hosts
   std::string job{};                   ///< the name under which ranks of one host meet; empty if there is none
   std::string launch{};                ///< equal on all ranks of one launch, different in another one; empty if unknown
-  std::string_view launcher = "none";  ///< whose variables these are: HOROVOD, or one of `launchers`
+  std::string_view launcher = "none";  ///< the source of the variables: HOROVOD, or one of `launchers`
 };
 
-/// A launcher, and the variables by which it tells a process its place. (This is the one table of them: Python asks
-/// for it.)
+/// A launcher, and the variables in which it passes a process its place. (This is the only table of them: Python reads
+/// it.)
 struct launcher {
   std::string_view name;
   const char *rank, *size, *local_rank, *local_size;
-  /// Variables that together identify a launch. Without the first the launcher's process does.
+  /// Variables that together identify a launch. Without the first, the launcher's process identifies it.
   std::array<const char*, 3> identity;
   bool marked;  ///< the launcher has started a process only if the first of them is set: others use the same variables
 };
@@ -83,13 +83,13 @@ inline constexpr launcher launchers[] = {
     {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}, false},
 };
 
-/// Also where one of the two variables is missing, which is then an error and not a job of one.
+/// True also if one of the two variables is missing, which is then an error and not a job of one.
 inline bool has_started_this(const launcher& l, const variable_lookup& variable) {
   const bool rank = variable(l.rank).has_value(), size = variable(l.size).has_value();
   if (l.marked) return rank && size && variable(l.identity.front());
   if (!rank && !size) return false;
   if (variable(l.local_size)) return true;
-  // A PMI that says nothing of hosts is srun's own; Slurm's variables do.
+  // A PMI without variables about hosts is srun's; Slurm's variables have the hosts.
   return !variable("SLURM_STEP_ID") || !variable("SLURM_PROCID") || !variable("SLURM_STEP_NUM_TASKS");
 }
 
@@ -129,8 +129,8 @@ inline std::string launcher_process(bool or_parent) {
   return first.empty() ? joined({std::string_view(host), " ", ::getppid()}) : first;
 }
 
-/// 16 hexadecimal digits, or nothing if the launcher does not identify its launches. The parent of ranks that have no
-/// launcher is the same for all, if nobody has said that their job has a name.
+/// 16 hexadecimal digits, or nothing if the launcher does not identify its launches. Ranks without a launcher are
+/// identified by their common parent, unless their job has a name.
 inline std::string identity_of(const launcher& l, const variable_lookup& variable, bool or_parent) {
   std::string text;
   if (l.identity.front() == nullptr || !variable(l.identity.front())) {
@@ -193,7 +193,8 @@ inline std::optional<place> place_by_horovod(const variable_lookup& variable) {
   p.local_rank = local.rank, p.local_size = local.size;
   p.cross_rank = cross.rank, p.cross_size = cross.size;
   p.launcher = "HOROVOD";
-  // A launcher has started exactly these ranks if it counts them alike; else something of this job's is below it.
+  // A launcher has started exactly these ranks if its counts agree; otherwise it has started another program of this
+  // job, which has started the ranks.
   for (const launcher& l : launchers) {
     if (!has_started_this(l, variable)) continue;
     if (variable(l.rank) != joined({p.rank}) || variable(l.size) != joined({p.size})) continue;
@@ -203,8 +204,8 @@ inline std::optional<place> place_by_horovod(const variable_lookup& variable) {
   return p;
 }
 
-/// The place on its host of a rank that srun started. SLURM_STEP_TASKS_PER_NODE is a list as in "2(x3),1": three hosts
-/// with two ranks, then one with one.
+/// The place on its host of a rank that srun started. SLURM_STEP_TASKS_PER_NODE is a list such as "2(x3),1": three
+/// hosts with two ranks, then one with one.
 inline rank_of_size slurm_host(const variable_lookup& variable, int size) {
   constexpr std::string_view name = "SLURM_STEP_TASKS_PER_NODE";
   const std::string text = variable(name.data()).value_or(joined({size}));
@@ -261,10 +262,10 @@ inline rank_of_size slurm_host(const variable_lookup& variable, int size) {
   return {parse_integer("SLURM_LOCALID", *local, 0, here - 1), here};
 }
 
-/// From the first set of variables that is there: HOROVOD_RANK, which hvdrun sets, or those of one of `launchers`; else
-/// a job of one. Without local variables all ranks are taken to be on this host; without cross variables hosts have
-/// equal numbers of consecutive ranks. Errors: invalid_argument for variables that contradict each other, and for what
-/// is no number; it names the variable, its value and what is allowed.
+/// The place from the first existing set of variables: HOROVOD_RANK, which hvdrun sets, or those of one of `launchers`;
+/// otherwise a job of one. Without local variables all ranks are assumed to be on this host; without cross variables
+/// hosts have equal numbers of consecutive ranks. Errors: invalid_argument for variables that contradict each other,
+/// and for values that are not numbers; it names the variable, its value and the allowed values.
 inline place find_place(const variable_lookup& variable) {
   std::string given_launch;
   if (const auto value = variable("HVD_LAUNCH")) given_launch = parse_job("HVD_LAUNCH", *value);
@@ -299,7 +300,8 @@ inline place find_place(const variable_lookup& variable) {
 }
 
 /// Variables by which further launchers number processes, without those that a job needs; and of Slurm's, with which a
-/// process may be no rank. (SLURM_NTASKS says nothing: the script of a batch job has it too, and is one process.)
+/// process may be no rank. (SLURM_NTASKS is not one of them: the script of a batch job has it too, and is a single
+/// process.)
 struct unknown_launcher {
   const char *rank, *size;  ///< size: null if there is no such variable
 };
@@ -329,13 +331,13 @@ inline std::string lone_rank_warning(const place& p, const variable_lookup& vari
   return {};
 }
 
-/// The name of the job's group on this host: "job@launch", or the job alone where the launch is unknown.
+/// The name of the job's group on this host: "job@launch", or the job alone if the launch is unknown.
 inline std::string meeting_name(const place& p) {
   if (p.job.empty()) return {};
   return p.launch.empty() ? p.job : joined({p.job, "@", p.launch});
 }
 
-/// Errors: invalid_argument where the ranks of one host have no name under which they could meet.
+/// Errors: invalid_argument if the ranks of one host have no name under which they could meet.
 inline void refuse_nameless(const place& p) {
   if (p.size == 1 || p.local_size != p.size || !p.job.empty()) return;
   fail(error_kind::invalid_argument,

@@ -2,9 +2,9 @@
 //
 // The bodies are plain functions of a block's and a thread's number, so a CPU runs them too: in tests, and in place of
 // a GPU. One launch copies up to copy_parameters::most parts; the grid has as many blocks as the bytes need, so that
-// large parts get more of them than small ones (Horovod's kernels give each tensor eight). Results have the bits of the
-// host's own reduction::prepare and reduction::finish and of hvd/fusion/convert.hpp; only a NaN that arises here, as
-// zero times infinity, has those of the hardware.
+// large parts get more blocks than small ones (Horovod's kernels give each tensor eight). Results have the bits of the
+// host's own reduction::prepare and reduction::finish and of hvd/fusion/convert.hpp; only a NaN that arises here, such
+// as zero times infinity, has the hardware's bits.
 //
 // Needs no CUDA header. Compiled by nvcc with HVD_CUDA_COPY_CU, as hvd/cuda/copy.cu does, it defines the kernels.
 #pragma once
@@ -43,8 +43,8 @@ static_assert(sizeof(copy_parameters) <= 32764, "CUDA's limit");
 
 /// A block's share and its threads: four accesses of 16 bytes for each thread, all of them in flight at once. The
 /// registers leave room for five such blocks on a multiprocessor, with 80 KiB in flight, where 4.8 TB/s on 132 of them
-/// at some 700 ns take 25 KiB: enough is left while some blocks only start. Larger shares would leave more of the
-/// multiprocessors idle at the end. (Reckoned for an H200, not measured.)
+/// at some 700 ns take 25 KiB: enough remains in flight while some blocks are only starting. Larger shares would leave
+/// more of the multiprocessors idle at the end. (Computed for an H200, not measured.)
 inline constexpr unsigned copy_tile_bytes = 16384, copy_threads = 256;
 
 /// The elements of a tile: it has copy_tile_bytes on the side where they are wider.
@@ -87,7 +87,7 @@ HVD_HOST_DEVICE void copy_tile_by(const copy_part& part, std::uint64_t tile, uns
     }
   }
   if constexpr (N > 1) {
-    // What is left before the vectors and behind them, less than two vectors, one element for each thread.
+    // The elements before and after the whole vectors, less than two vectors, one element for each thread.
     const unsigned before = tile == 0 ? static_cast<unsigned>(begin) : 0, behind = length % N;
     HVD_ROLLED
     for (unsigned i = thread; i < before + behind; i += threads) {
@@ -112,7 +112,7 @@ HVD_HOST_DEVICE void copy_tile(const copy_part& part, std::uint64_t tile, unsign
   copy_tile_by<From, To, N>(part, tile, thread, threads, scale, a);
 }
 
-/// What one thread of a kernel does. Bytes are copied as they are; everything else is scaled, and converted.
+/// The work of one thread of a kernel. Bytes are copied unchanged; everything else is scaled and converted.
 template <class From, class To>
 HVD_HOST_DEVICE void copy_block(const copy_parameters& p, unsigned block, unsigned thread, unsigned threads) {
   std::uint32_t low = 0, high = p.parts;
@@ -163,9 +163,9 @@ struct copy_kernel {
 inline constexpr copy_kernel copy_kernels[] = {HVD_COPY_KERNELS(HVD_COPY_NAME)};
 #undef HVD_COPY_NAME
 
-/// A kernel on a CPU: what one thread of it does.
+/// A kernel on a CPU: the work of one thread.
 using host_copy_kernel = void (*)(const copy_parameters&, unsigned block, unsigned thread, unsigned threads);
-/// In the order of copy_kernels. (A template, so that it is compiled only where it is called.)
+/// In the order of copy_kernels. (A template, so that it is compiled only in files that use it.)
 template <class = void>
 host_copy_kernel find_host_copy_kernel(std::size_t place) {
 #define HVD_COPY_FUNCTION(name, from, to) &copy_block<from, to>,

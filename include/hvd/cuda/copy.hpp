@@ -39,13 +39,13 @@ struct device_part {
   std::size_t count;  ///< elements; bytes if they are of dtype::user
 };
 
-/// Which kernel copies, and how many of its own elements one of the tensors' has.
+/// The kernel for a copy, and the number of the kernel's elements in one element of the tensors.
 struct copy_choice {
   std::size_t kernel;  ///< its place in copy_kernels
   std::size_t each;
 };
 
-/// Throws unsupported where no kernel converts or scales such elements.
+/// The choice for elements of these types. Throws unsupported if no kernel converts or scales them.
 inline copy_choice choose_copy(dtype from, dtype to, bool scales) {
   if (from == to && !scales) return {0, std::max<std::size_t>(size_of(from), 1)};
   const auto is_complex = [](dtype type) { return type == dtype::complex64 || type == dtype::complex128; };
@@ -109,7 +109,7 @@ struct cuda_unload {
   const cuda_driver* driver = nullptr;
   cu_context context = nullptr;
 
-  /// When the process ends the driver may be gone before, with all it had.
+  /// At the end of the process, the driver may already have shut down and freed everything.
   void operator()(cu_module module) const noexcept {
     if (driver->context_push(context) != cu_success) return;
     driver->module_unload(module);
@@ -141,7 +141,7 @@ class cuda_copies {
 
   /// Enqueues out[i] = in[i] * factor / divisor for all parts, with the bits of the host's reduction::finish (which are
   /// those of reduction::prepare where the divisor is 1); elements that are converted are scaled in the wider of the
-  /// types. The context must be current. Throws unsupported where there is no such conversion.
+  /// types. The context must be current. Throws unsupported if there is no such conversion.
   void operator()(std::span<const device_part> parts, dtype from, dtype to, double factor, std::uint32_t divisor,
                   cu_stream stream) {
     const copy_choice choice = choose_copy(from, to, factor != 1.0 || divisor != 1);

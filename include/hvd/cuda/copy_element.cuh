@@ -1,4 +1,5 @@
-// hvd/cuda/copy_element.cuh: what happens to an element, and to as many as one access moves, on its way through a GPU.
+// hvd/cuda/copy_element.cuh: scaling and conversion of an element on a GPU, and of as many elements as one access
+// moves.
 //
 // For hvd/cuda/copy.cuh, which removes the macros.
 #pragma once
@@ -27,7 +28,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What one access moves, in words of 32 bits.
+/// The data that one access moves, in words of 32 bits.
 template <unsigned Bytes>
 struct alignas(Bytes) copied_words {
   std::uint32_t at[Bytes / 4];
@@ -115,7 +116,7 @@ template <class T>
 using copied_bits = std::conditional_t<
     sizeof(T) == 8, std::uint64_t,
     std::conditional_t<sizeof(T) == 4, std::uint32_t, std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
-/// What values are scaled in: the wider type, at least float; double for integers.
+/// The type in which values are scaled: the wider type, at least float; double for integers.
 template <class From, class To>
 using copied_in = std::conditional_t<copied_mantissa<From> == 0 || sizeof(From) == 8 || sizeof(To) == 8, double, float>;
 
@@ -168,8 +169,8 @@ HVD_HOST_DEVICE bool copied_nan(copied_bits<From> bits) {
   constexpr std::uint64_t infinity = magnitude >> copied_mantissa<From> << copied_mantissa<From>;
   return static_cast<copied_bits<From>>(bits & magnitude) > infinity;
 }
-/// A NaN as one of another type: it keeps its sign and the upper bits of its payload and becomes quiet, as CPUs do it
-/// and GPUs do not. It stays as it is where nothing but its place changes.
+/// A NaN as one of another type: it keeps its sign and the upper bits of its payload and becomes quiet, like on CPUs,
+/// unlike on GPUs. It stays unchanged if it is only moved.
 template <class From, class To>
 HVD_HOST_DEVICE copied_bits<To> copied_nan_as(copied_bits<From> bits, bool scales) {
   constexpr int from = copied_mantissa<From>, to = copied_mantissa<To>, sign = 8 * sizeof(To) - 1;

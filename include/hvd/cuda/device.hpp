@@ -1,4 +1,4 @@
-// hvd/cuda/device.hpp: a GPU of this process, and what is made on it: streams, events, memory.
+// hvd/cuda/device.hpp: a GPU of this process, and its streams, events and memory.
 #pragma once
 
 #include <hvd/cuda/driver.hpp>
@@ -25,7 +25,7 @@ inline cu_pointer to_device(const void* address) noexcept { return reinterpret_c
 class cuda_device {
  public:
   /// Device `ordinal` of those that the process sees; -1: the one of the calling thread's current context, or else
-  /// device 0. Errors: those of get_cuda; invalid_argument for a device that is not there; no_memory, system.
+  /// device 0. Errors: those of get_cuda; invalid_argument for a device that does not exist; no_memory, system.
   explicit cuda_device(int ordinal = -1) : driver_(get_cuda()) {
     int count = 0;
     driver_.check(driver_.device_count(&count), "cuDeviceGetCount");
@@ -78,7 +78,8 @@ class cuda_device {
     const cuda_driver& driver_;
   };
 
-  /// The GPU whose memory an address is; -1 for memory of the host. Errors: system, for a driver that has failed.
+  /// The GPU to whose memory an address belongs; -1 for memory of the host. Errors: system, for a driver that has
+  /// failed.
   [[nodiscard]] int owner_of(const void* address) const {
     const cu_pointer pointer = to_device(address);
     unsigned type = 0;
@@ -189,7 +190,7 @@ inline std::shared_ptr<std::byte> cuda_host_memory(std::shared_ptr<cuda_device> 
           }};
 }
 
-/// Memory of a device; freed with the last reference. Errors: no_memory, in a sentence that tells what is free.
+/// Memory of a device; freed with the last reference. Errors: no_memory, with the amount of free memory.
 inline std::shared_ptr<std::byte> cuda_memory(std::shared_ptr<cuda_device> device, std::size_t bytes) {
   const cuda_device::scope current(*device);
   const cuda_driver& driver = device->driver();

@@ -3,7 +3,7 @@
 //
 // The types are declared here, as the driver's binary interface has them, so that no CUDA toolkit is needed to compile
 // a program; tests/gpu/declarations.cpp compares them with cuda.h. The driver's interface and not the runtime's: its
-// functions keep their names between major versions, and it works beside any runtime of the program's.
+// functions keep their names between major versions, and it works together with any runtime of the program.
 #pragma once
 
 #include <hvd/cuda/library.hpp>
@@ -228,12 +228,12 @@ inline void fill_linked(cuda_driver& t) {
 }
 #endif
 
-/// The driver of a process. It is looked for once, as libcuda.so.1, or where HVD_CUDA_LIBRARY says.
+/// The driver of a process. It is looked for once, as libcuda.so.1 or the file in HVD_CUDA_LIBRARY.
 struct cuda_search {
   cuda_driver table{};
   bool usable = false;    ///< there is a driver, and it shows at least one GPU
   std::string why{};      ///< if not: one sentence
-  std::string library{};  ///< what the table was filled from: a file's name, or "linked"
+  std::string library{};  ///< the source of the table: a file's name, or "linked"
   pid_t process = ::getpid();
 
   static const cuda_search& result() {
@@ -289,14 +289,14 @@ inline cuda_search::cuda_search() {
   }
 }
 
-/// The driver, ready to use; null where there is none that shows a GPU.
+/// The driver, ready to use; null if there is no driver that shows a GPU.
 inline const cuda_driver* find_cuda() {
   const cuda_search& found = cuda_search::result();
   return found.usable ? &found.table : nullptr;
 }
 
-/// The same, or an error: unsupported where there is none, whose sentence says what was looked for and where;
-/// invalid_argument in a process that was forked after the driver was initialised, in which CUDA does not work.
+/// The same. Errors: unsupported if there is none, with the names and places that were searched; invalid_argument in a
+/// process that was forked after the driver was initialised, in which CUDA does not work.
 inline const cuda_driver& get_cuda() {
   const cuda_search& found = cuda_search::result();
   if (!found.usable) throw error(error_kind::unsupported, found.why);

@@ -1,4 +1,4 @@
-// hvd/cuda/identity.hpp: by what a GPU is known everywhere, and which one a thread uses.
+// hvd/cuda/identity.hpp: the unique id of a GPU, and the GPU that a thread uses.
 #pragma once
 
 #include <hvd/cuda/driver.hpp>

@@ -18,12 +18,12 @@ void as_function(F*& function, void* address) noexcept {
   function = reinterpret_cast<F*>(address);
 }
 
-/// A library opened by name, or the sentence that says what was looked for. It is never closed: its threads and exit
+/// A library opened by name, or a sentence with the names that were searched. It is never closed: its threads and exit
 /// handlers may run until the process ends.
 class dynamic_library {
  public:
   /// Looks for, in this order: the file that `variable` (an environment variable) names, and then nothing else; a copy
-  /// that the process has loaded, PyTorch's for instance; `name` by the dynamic linker's search.
+  /// that the process has loaded, such as PyTorch's; `name` by the dynamic linker's search.
   static dynamic_library find(const char* name, const char* variable) {
     dynamic_library found;
     const char* const path = std::getenv(variable);
@@ -42,9 +42,9 @@ class dynamic_library {
   }
 
   [[nodiscard]] explicit operator bool() const noexcept { return handle_ != nullptr; }
-  /// What was opened, as it was named.
+  /// The name under which the library was opened.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  /// Where it is not there: what was looked for, and what the dynamic linker says.
+  /// If it was not found: the names that were searched, and the dynamic linker's message.
   [[nodiscard]] const std::string& why() const noexcept { return why_; }
 
   /// The address of a function; null if this version of the library does not have it.

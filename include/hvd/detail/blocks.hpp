@@ -1,4 +1,4 @@
-// hvd/detail/blocks.hpp: what algorithms that send messages share: blocks, pairs of ranks, temporary memory.
+// hvd/detail/blocks.hpp: the common parts of algorithms that send messages: blocks, pairs of ranks, temporary memory.
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
@@ -12,13 +12,13 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a ring and a tree send at a time unless they are told otherwise. The measurements are in their headers; the
-/// cost model counts with the same numbers.
+/// The default chunk sizes of ring and tree. The measurements are in their headers; the cost model uses the same
+/// numbers.
 inline constexpr std::size_t ring_chunk_bytes = std::size_t{256} << 10;
 inline constexpr std::size_t tree_chunk_bytes = std::size_t{64} << 10;
 
 /// Uninitialised bytes, aligned to a cache line. Pages that are never written cost nothing. An `error` of kind
-/// no_memory if they cannot be allocated; algorithms allocate before their first message where they can.
+/// no_memory if they cannot be allocated; algorithms allocate before their first message if they can.
 class temporary {
  public:
   temporary() = default;
@@ -37,7 +37,7 @@ class temporary {
   std::unique_ptr<std::byte[], aligned_delete> data_;
 };
 
-/// How many elements make a chunk of `bytes`: at most `count`, and at least one so that loops advance.
+/// The number of elements in a chunk of `bytes`: at most `count`, and at least one so that loops advance.
 constexpr std::size_t chunk_elements(std::size_t bytes, std::size_t element_bytes, std::size_t count) noexcept {
   return std::max<std::size_t>(1, std::min(bytes / element_bytes, count));
 }
@@ -88,9 +88,9 @@ block_run run_of(const Partition& blocks, int first, int n) {
   return {offset(first), offset(end) - offset(first), offset(first + n - end)};
 }
 
-/// Sends and receives what is not empty. For the second and later messages of a step, which a peer that knows
-/// the lengths does not expect when they are empty; a step's first message is always sent, so that ranks that
-/// disagree on counts find out.
+/// Sends and receives the messages that are not empty. For the second and later messages of a step: a peer knows the
+/// lengths and does not expect empty ones. A step's first message is always sent, so that a disagreement on counts is
+/// detected.
 template <class T>
 void exchange_rest(T& t, const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes,
                    int from) {

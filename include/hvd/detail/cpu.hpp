@@ -1,4 +1,4 @@
-// hvd/detail/cpu.hpp: what depends on the CPU: vector width, pause, copies, ownership of lines.
+// hvd/detail/cpu.hpp: code that depends on the CPU: vector width, pause, copies, ownership of lines.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -19,7 +19,7 @@ inline constexpr std::size_t cache_line = 64;
 
 enum class isa : unsigned char { baseline, avx2, avx512 };
 
-/// The widest vectors of the CPU this process runs on, whatever the program was compiled for.
+/// The widest vectors of the CPU on which this process runs, independent of the program's compiler options.
 inline isa cpu_isa() noexcept {
 #if defined(__x86_64__)
   static const isa widest = [] {
@@ -38,8 +38,8 @@ inline isa cpu_isa() noexcept {
 #endif
 }
 
-/// Tells the core that this is a spin loop: saves power, frees the sibling thread, and avoids the machine
-/// clear that a speculated load costs when the awaited store arrives.
+/// Marks a spin loop for the core: saves power, frees the sibling thread, and avoids the machine clear of a speculated
+/// load when the awaited store arrives.
 inline void cpu_pause() noexcept {
 #if defined(__x86_64__)
   _mm_pause();
@@ -58,7 +58,7 @@ inline void copy_backwards(std::byte* to, const std::byte* from, std::size_t byt
   std::memcpy(to, from, bytes);
 }
 
-/// A copy for zero lengths too: memcpy's pointers may not be null even then.
+/// A copy that also takes zero lengths with null pointers, unlike memcpy.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   const std::size_t behind = (reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from)) % 4096;
   if (bytes >= 2048 && behind - 1 < 31) [[unlikely]]
@@ -66,8 +66,8 @@ inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) 
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
-/// Stores into the lines of a copy's source what they already have, so that this core owns them, modified: cheaper for
-/// the rank that writes them next. See line_costs::touched.
+/// Stores their own contents into the lines of a copy's source, so that this core owns them, modified: cheaper for the
+/// rank that writes them next. See line_costs::touched.
 inline void touch_lines(const std::byte* lines, std::size_t bytes) noexcept {
   for (std::size_t at = 0; at < bytes; at += cache_line) {
     const std::atomic_ref first(const_cast<std::byte&>(lines[at]));

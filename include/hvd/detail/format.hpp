@@ -1,7 +1,7 @@
-// hvd/detail/format.hpp: how elements are stored, and in which type they are accumulated, in vectors of any width.
+// hvd/detail/format.hpp: the storage of elements, and the types in which they are accumulated, in vectors of any width.
 //
-// load and store convert between one vector of accumulators and what it takes in memory; load_unit and store_unit
-// between `Bytes` bytes of memory and as many vectors as they need, in which order is the format's business.
+// load and store convert between one vector of accumulators and its elements in memory; load_unit and store_unit
+// between `Bytes` bytes of memory and as many vectors as they need, in an order that the format chooses.
 #pragma once
 
 #include <hvd/detail/precise.hpp>
@@ -118,7 +118,7 @@ struct bfloat16_format {
 
 // IEEE half: by instructions in vectors that only CPUs with AVX2 or AVX-512 have; in others by integer arithmetic,
 // after F. Giesen, "Float to half done quick" (2012), which vectorises on every CPU. Both give the same bits, also of
-// subnormals where the caller's thread flushes subnormal floats to zero.
+// subnormals if the caller's thread flushes subnormal floats to zero.
 struct half_format {
   using stored = std::uint16_t;
   using accumulated = float;

@@ -18,8 +18,8 @@ HVD_PRECISE_BEGIN
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What happens to values on their way in and out: every input is multiplied by `pre`, the result by `post`
-/// and divided by `divisor`.
+/// The scaling of inputs and results: every input is multiplied by `pre`, and the result is multiplied by `post` and
+/// divided by `divisor`.
 struct scaling {
   double pre = 1.0;
   double post = 1.0;
@@ -35,7 +35,7 @@ struct scaling {
 using kernel = void (*)(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                         const scaling* scale);
 
-// ---- how two accumulators are combined --------------------------------------------------------------------
+// ---- combining two accumulators --------------------------------------------------------------------
 
 struct add {
   template <class V>
@@ -49,7 +49,7 @@ struct multiply {
     a *= b;
   }
 };
-/// The smallest or the largest; a NaN in any input makes the result NaN, whatever the rank it came from, and -0 is less
+/// The smallest or the largest; a NaN in any input makes the result NaN, from whichever rank it came, and -0 is less
 /// than +0. Floats are compared as integers in the same order: one comparison, and selection by a mask, because GCC 12
 /// makes scalars of more than that where vectors are wider than those of the CPU that a program is compiled for.
 template <bool Largest>
@@ -125,8 +125,8 @@ struct vector_kernel {
   using acc = typename Format::accumulated;
   using V = vec_t<acc, Bytes>;
   static constexpr std::size_t parts = sizeof(acc) / sizeof(typename Format::stored);
-  /// Hides the latency of loads that miss the first-level cache. Not where it would be compiled for few who run it:
-  /// products, and CPUs without AVX2.
+  /// Hides the latency of loads that miss the first-level cache. Products, and kernels for CPUs without AVX2, are
+  /// rarely run, and are not unrolled to save compile time.
   static constexpr std::size_t unroll =
       std::is_same_v<Combine, multiply> || (Bytes == 16 && wider_vectors) ? 1 : 4 / parts;
   struct unit {
@@ -186,8 +186,8 @@ struct vector_kernel {
     }
   }
 
-  /// What does not fill its last unit has one that overlaps the unit before it. It is read before anything is written,
-  /// as an output may be an input.
+  /// If the elements do not fill the last unit, it overlaps the unit before it. It is read before anything is written,
+  /// because an output may be an input.
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
                                          std::size_t count, const scaling* scale) noexcept {
     const factors<acc> f(scale);
@@ -256,7 +256,7 @@ struct vector_kernel {
       for (int j = 0; j != nouts; ++j) copy_part(outs[j], padded, bytes);
     }
   }
-  /// Less than 16 bytes, in pieces whose sizes the compiler knows: a call would take longer than all the rest.
+  /// Copies less than 16 bytes, in parts whose sizes the compiler knows: a call would take longer than all the rest.
   [[gnu::always_inline]] static void copy_part(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
     std::size_t at = 0;
     copy_piece<8>(to, from, bytes, at);

@@ -1,4 +1,4 @@
-// hvd/detail/precise.hpp: code that computes the same where the program is compiled with -Ofast or -ffast-math.
+// hvd/detail/precise.hpp: code with the same results in programs compiled with -Ofast or -ffast-math.
 #pragma once
 
 #include <hvd/version.hpp>

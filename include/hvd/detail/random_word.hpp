@@ -11,7 +11,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// From the kernel. Throws kind system where it has no random numbers.
+/// From the kernel. Throws kind system if the kernel has no random numbers.
 inline std::uint64_t random_word() {
   std::uint64_t r = 0;
   if (::getrandom(&r, sizeof r, 0) != static_cast<ssize_t>(sizeof r)) {

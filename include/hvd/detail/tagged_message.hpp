@@ -22,7 +22,7 @@ struct tagged_message {
   std::int64_t tag = 0;
   clock::time_point deadline = clock::time_point::max();
 
-  // What has become of it.
+  // The result.
   bool done = false;
   int source = any_rank;  ///< the rank that a received message came from
   std::optional<error> problem{};
@@ -32,7 +32,7 @@ struct tagged_message {
     problem = why;
     done = true;
   }
-  /// Whether a message with this tag from this rank is the one that it waits for.
+  /// True if it matches a message with this tag from this rank.
   [[nodiscard]] bool takes(int from, std::int64_t its_tag) const noexcept {
     return its_tag == tag && (peer == any_rank || peer == from);
   }

@@ -32,7 +32,7 @@ using dtypes =
     std::tuple<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, std::int64_t,
                std::uint64_t, half, bfloat16, float, double, bool, std::complex<float>, std::complex<double>>;
 
-/// Which of a tuple's types it is.
+/// The index of T among a tuple's types.
 template <class T, class... All>
 consteval std::size_t find_place_in(std::type_identity<std::tuple<All...>>) {
   std::size_t at = sizeof...(All), i = 0;
@@ -131,8 +131,8 @@ struct times {
 HVD_PRECISE_END
 
 /// The kernel for everything that has no vector form: user-defined operations, products of complex numbers,
-/// scaled integers. Works on tiles that stay in the first-level cache; its inner loops are the compiler's to
-/// vectorise. Inputs and outputs may lie at any address: `F` gets aligned elements.
+/// scaled integers. Works on tiles that stay in the first-level cache; the compiler may vectorise its inner loops.
+/// Inputs and outputs may lie at any address: `F` gets aligned elements.
 template <class T, class F>
 void reduce_tiled(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                   const scaling* s) {

@@ -43,7 +43,7 @@ inline std::vector<int> thread_affinity() {
   });
 }
 
-/// What the calling thread is pinned to; nothing while it is not.
+/// The placement to which the calling thread is pinned; nothing while it is not pinned.
 inline std::optional<placement>& pinned() noexcept {
   thread_local std::optional<placement> here;
   return here;
@@ -51,12 +51,12 @@ inline std::optional<placement>& pinned() noexcept {
 
 }  // namespace detail
 
-/// Keeps a thread pinned, and puts back what was before when it is destroyed: the thread's CPUs and its current CUDA
-/// context. It can be moved, not assigned; destroyed on another thread it puts back the CPUs alone.
+/// Keeps a thread pinned, and restores the thread's CPUs and its current CUDA context when it is destroyed. It can be
+/// moved, but not assigned. If it is destroyed on another thread, it restores only the CPUs.
 class PinGuard {
  public:
   /// Pins the calling thread; threads that it starts later inherit the CPUs. The device's primary context becomes
-  /// current, as by cudaSetDevice. Errors: system where the kernel or the driver refuses; what get_cuda throws.
+  /// current, like with cudaSetDevice. Errors: system if the kernel or the driver refuses; those of get_cuda.
   explicit PinGuard(placement to) : where_(std::move(to)), thread_(detail::thread_number()) {
     bind();
     try {
@@ -79,10 +79,10 @@ class PinGuard {
     restore();
   }
 
-  /// Where the thread is pinned to, and why.
+  /// The placement to which the thread is pinned, with its reasons.
   [[nodiscard]] const placement& where() const noexcept { return where_; }
 
-  /// Leaves the thread pinned: nothing is put back.
+  /// Leaves the thread pinned: nothing is restored.
   void keep() noexcept {
     thread_ = 0;
     cuda_ = nullptr;

@@ -1,4 +1,4 @@
-// hvd/pin/cpus.hpp: which CPUs a rank is bound to: pure functions, like the policies for devices.
+// hvd/pin/cpus.hpp: the choice of a rank's CPUs: pure functions, like the policies for devices.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -15,11 +15,11 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What a rank is bound to, of the CPUs that it may run on.
+/// The CPUs to which a rank is bound, of those that it may run on.
 enum class cpu_binding : unsigned char {
   none,       ///< nothing: the kernel chooses
   numa,       ///< the CPUs near its GPU; without one, those of a NUMA node, over which ranks are spread in blocks
-  exclusive,  ///< whole cores, as many for each rank of the host and none shared, near its GPU where that is possible
+  exclusive,  ///< whole cores, as many for each rank of the host and none shared, near its GPU if possible
 };
 
 /// "none", "numa" or "exclusive".
@@ -32,7 +32,7 @@ namespace detail {
 /// "2 cores"; "1 core".
 inline std::string counted(std::size_t n, std::string_view noun) { return joined({n, " ", noun, n == 1 ? "" : "s"}); }
 
-/// The cores that ranks can have to themselves, and what that number is in words.
+/// The cores that ranks can have exclusively, and their number in words.
 struct usable_cores {
   std::vector<std::vector<int>> cores;
   std::size_t count;  ///< the quota of CPU time may grant less than all
@@ -56,9 +56,9 @@ inline usable_cores find_cores(const topology& host) {
   return found;
 }
 
-/// The CPUs of each local rank, neighbouring cores, or none at all where there are too few; and why. `devices`: the GPU
-/// of each rank, null where it is unknown; a rank takes cores near it first, and then those left over. `each`: cores
-/// for a rank; 0: an equal share. One rank is not bound to an equal share, which would be all.
+/// The CPUs of each local rank, neighbouring cores, or none if there are too few; and the reason. `devices`: the GPU of
+/// each rank, null if unknown; a rank first takes cores near it, and then remaining ones. `each`: cores for a rank; 0:
+/// an equal share. A single rank is not bound to an equal share, which would be all cores.
 struct core_shares {
   std::vector<std::vector<int>> cpus;
   std::string reason;
@@ -83,7 +83,7 @@ inline core_shares share_cores(const topology& host, const std::vector<const gpu
       shares.cpus[rank].insert(shares.cpus[rank].end(), usable.cores[core].begin(), usable.cores[core].end());
     }
   };
-  // All take what is near before any takes what is left over, which may be near to another rank's GPU.
+  // All ranks take near cores before any rank takes remaining ones, which may be near another rank's GPU.
   std::vector<std::size_t> missing(ranks, mine);
   for (std::size_t rank = 0; rank != ranks; ++rank) {
     if (devices[rank] == nullptr || devices[rank]->numa_node < 0) continue;

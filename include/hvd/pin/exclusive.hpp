@@ -1,4 +1,4 @@
-// hvd/pin/exclusive.hpp: whether ranks have a device in common, which they compare before NCCL starts.
+// hvd/pin/exclusive.hpp: detects ranks with a common device; ranks compare their devices before NCCL starts.
 #pragma once
 
 #include <hvd/detail/text_hash.hpp>
@@ -18,7 +18,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Text of at most N - 1 characters, which travels.
+/// Text of at most N - 1 characters, which can be sent between ranks.
 template <std::size_t N>
 struct short_text {
   std::array<char, N> characters{};
@@ -30,7 +30,7 @@ struct short_text {
   [[nodiscard]] std::string_view view() const noexcept { return {characters.data(), ::strnlen(characters.data(), N)}; }
 };
 
-/// What a rank tells the others of its device.
+/// A rank's description of its device for the others.
 struct device_of_rank {
   std::uint64_t host = 0;  ///< equal on the ranks of one host
   short_text<64> host_name{}, uuid{};
@@ -39,8 +39,7 @@ struct device_of_rank {
   std::int32_t rank = 0;
 };
 
-/// The name of this host is for people; its kernel's boot makes it unique, also where containers have names of their
-/// own.
+/// The name of this host is for people; its kernel's boot id makes it unique, even if containers have different names.
 inline device_of_rank describe(const device_id& device, int rank, int allowed) {
   device_of_rank own;
   static_cast<void>(::gethostname(own.host_name.characters.data(), own.host_name.characters.size() - 1));

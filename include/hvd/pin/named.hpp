@@ -1,4 +1,4 @@
-// hvd/pin/named.hpp: the policies that are given devices by name: by the user's list, or by a scheduler.
+// hvd/pin/named.hpp: the policies that get devices by name: from the user's list, or from a scheduler.
 #pragma once
 
 #include <hvd/config.hpp>
@@ -124,13 +124,13 @@ struct list {
 };
 
 /// The device that a scheduler has given to the rank's task: the one device that it sees; the first of Spark's
-/// addresses; or, where Slurm grants GPUs for each task and shows all, those at its local rank.
+/// addresses; or, if Slurm grants GPUs for each task and shows all, those at its local rank.
 struct from_scheduler {
   static constexpr std::string_view name = "from_scheduler";
   /// Spark's addresses of this task (TaskContext.resources()["gpu"].addresses): UUIDs, PCI addresses, or indices in the
   /// order of the PCI bus, which are those of nvidia-smi and not CUDA's.
   std::vector<std::string> addresses{};
-  /// Slurm's GPUs of each task; 0: it has not said.
+  /// Slurm's GPUs of each task; 0: unknown.
   int gpus_per_task = 0;
 
   /// HVD_TASK_GPUS, addresses with commas between them, and SLURM_GPUS_PER_TASK.
@@ -178,8 +178,8 @@ struct from_scheduler {
   bool operator==(const from_scheduler&) const = default;
 
  private:
-  /// An index is a position on the bus; behind CUDA_VISIBLE_DEVICES, which hides some, one of the indices in it. Where
-  /// that has UUIDs, an index has no meaning.
+  /// An index is a position on the bus; if CUDA_VISIBLE_DEVICES hides some, it is one of the indices in that variable.
+  /// If the variable has UUIDs, an index has no meaning.
   static const gpu* find(const topology& host, std::string_view address) {
     const int index = detail::as_ordinal(address);
     if (index < 0) {

@@ -1,4 +1,4 @@
-// hvd/pin/parse.hpp: a policy from text, as hvdrun, Python and HVD_PIN give it.
+// hvd/pin/parse.hpp: parses a policy, from hvdrun, Python or HVD_PIN.
 #pragma once
 
 #include <hvd/config.hpp>
@@ -27,7 +27,7 @@ struct parsed_pin {
                    pinning::numa_near, pinning::list, pinning::from_scheduler, pinning::current>;
   device_policy device{};
   int max_ranks = 1;                  ///< on one device; 0: any number
-  std::optional<cpu_binding> cpus{};  ///< nothing: not said. hvdrun then binds to exclusive cores, and `pin` does not
+  std::optional<cpu_binding> cpus{};  ///< nothing: not set. hvdrun then binds to exclusive cores, and `pin` does not
 
   placement operator()(const topology& host, local_place where) const {
     where.max_ranks = max_ranks;
@@ -36,7 +36,7 @@ struct parsed_pin {
     return p;
   }
 
-  /// What `parse_pin` reads as the same policy: "shared:2,list:GPU-89,GPU-8a".
+  /// The text from which `parse_pin` makes the same policy: "shared:2,list:GPU-89,GPU-8a".
   [[nodiscard]] std::string text() const {
     std::string all;
     if (max_ranks == 0) all += "shared,";
@@ -123,7 +123,7 @@ inline parsed_pin parse_pin(std::string_view text, std::string_view name = "pin"
 
 namespace detail {
 
-/// The policy in HVD_PIN; by_local_rank where it is not set or empty.
+/// The policy in HVD_PIN; by_local_rank if it is not set or empty.
 inline parsed_pin pin_of_environment() {
   const char* const text = std::getenv("HVD_PIN");
   return text == nullptr || *text == '\0' ? parsed_pin{} : parse_pin(text, "HVD_PIN");

@@ -1,4 +1,4 @@
-// hvd/pin/placement.hpp: what a pinning policy is given besides the topology, and what it returns.
+// hvd/pin/placement.hpp: the input of a pinning policy besides the topology, and its result.
 #pragma once
 
 #include <hvd/config.hpp>
@@ -15,15 +15,15 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// Which rank a policy places, among how many on this host.
+/// The rank that a policy places, and the number of ranks on this host.
 struct local_place {
   int rank = 0;                        ///< in the job, for messages
   int local_rank = 0, local_size = 1;  ///< on this host
-  /// Its launcher has given it its CPUs: it has no others to choose from.
+  /// Its launcher has chosen its CPUs: there are no others.
   bool bound = false;
-  /// Its process is still to be started: a MIG instance can be made visible to it.
+  /// Its process is not started yet: a MIG instance can be made visible to it.
   bool starting = false;
-  /// How many ranks may use one device; 0: any number. `shared` sets it.
+  /// The number of ranks that may use one device; 0: any number. `shared` sets it.
   int max_ranks = 1;
 
   /// The place that the launcher of this process reports, as `config` reads it.
@@ -35,7 +35,7 @@ struct local_place {
             .local_size = found.local_size,
             .bound = cpus != nullptr && *cpus != '\0'};
   }
-  /// The same; where no launcher has started this process, as under fork_run, all ranks of `comm` are on this host.
+  /// The same; if no launcher has started this process, such as under fork_run, all ranks of `comm` are on this host.
   template <class Comm>
   static local_place of(Comm& comm) {
     local_place found = of_environment();
@@ -48,18 +48,18 @@ struct local_place {
   }
 };
 
-/// Where one rank belongs.
+/// The device and the CPUs for one rank.
 struct placement {
   std::optional<device_id> device{};  ///< nothing: no GPU
   int ordinal = -1;                   ///< of the device, in this process
   std::vector<int> cpus{};            ///< to bind to, in order; empty: those that it has
-  int max_ranks = 1;                  ///< how many ranks may use the device; 0: any number
-  bool keep_current = false;          ///< the device is what the caller has made current, and stays as it is
-  std::string reason{};               ///< one clause that says why the device
-  std::string cpu_reason{};           ///< one clause that says why the CPUs
+  int max_ranks = 1;                  ///< number of ranks that may use the device; 0: any
+  bool keep_current = false;          ///< the device is the caller's current one, and stays current
+  std::string reason{};               ///< one clause with the reason for the device
+  std::string cpu_reason{};           ///< one clause with the reason for the CPUs
 };
 
-/// A pure function from topology to placement. Throws invalid_argument where it has no device for this rank.
+/// A pure function from topology to placement. Throws invalid_argument if it has no device for this rank.
 template <class P>
 concept pin_policy = requires(const P& policy, const topology& host, const local_place& where) {
   { policy(host, where) } -> std::same_as<placement>;
@@ -67,7 +67,7 @@ concept pin_policy = requires(const P& policy, const topology& host, const local
 
 namespace detail {
 
-/// What a rank sees, for errors: "2 GPUs are visible to it: 0 is GPU-... (0000:17:00.0), 1 is ...".
+/// The devices that a rank sees, for errors: "2 GPUs are visible to it: 0 is GPU-... (0000:17:00.0), 1 is ...".
 inline std::string visible_text(const topology& host) {
   std::string text = host.gpus.empty()       ? std::string("no GPU is visible to it")
                      : host.gpus.size() == 1 ? std::string("one GPU is visible to it: ")
@@ -94,7 +94,7 @@ inline placement on_gpu(const gpu& g, std::string reason) {
   return p;
 }
 
-/// A placement without a device, where the host has none.
+/// A placement without a device, for a host that has none.
 inline placement on_host(const topology& host) {
   placement p;
   p.reason = host.no_gpus.empty() ? "no GPU is visible" : host.no_gpus;

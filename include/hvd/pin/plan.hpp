@@ -1,4 +1,4 @@
-// hvd/pin/plan.hpp: policies for all ranks of a host: what a launcher plans, and what a rank assumes of its neighbours.
+// hvd/pin/plan.hpp: policies for all ranks of a host: a launcher's plan, and a rank's assumptions about the others.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -24,8 +24,8 @@ inline void check_local(const local_place& where) {
         ", as there are ", where.local_size, " ranks on its host"});
 }
 
-/// Device and CPUs of one rank. Where it sees one GPU of several ranks', it does not know theirs, and cores are shared
-/// out without regard to GPUs: all ranks must come to the same shares.
+/// Device and CPUs of one rank. If several ranks each see only their own GPU, a rank does not know the GPUs of the
+/// others. Then cores are divided without regard to GPUs, because all ranks must compute the same shares.
 template <pin_policy P>
 placement place_rank(const topology& host, const P& policy, const local_place& where, cpu_binding binding) {
   check_local(where);
@@ -49,13 +49,13 @@ placement place_rank(const topology& host, const P& policy, const local_place& w
   return p;
 }
 
-/// What a launcher plans for one rank: a placement, or the sentence that says why there is none.
+/// A launcher's plan for one rank: a placement, or a sentence with the reason why there is none.
 struct planned_rank {
   placement where{};
   std::string problem{};
 };
 
-/// Finds devices that more ranks have than the policy allows.
+/// Finds devices with more ranks than the policy allows.
 inline void refuse_shared(std::vector<planned_rank>& ranks, int first_rank, int allowed) {
   char host_name[64] = {};
   static_cast<void>(::gethostname(host_name, sizeof host_name - 1));
@@ -74,9 +74,9 @@ inline void refuse_shared(std::vector<planned_rank>& ranks, int first_rank, int 
   }
 }
 
-/// The placements of all ranks of this host, whose processes are still to be started; ranks count from `first_rank`.
-/// `host` is what the launcher sees. `cores_each`: cores for a rank; 0: equal shares. Without a word on CPUs the ranks
-/// get exclusive cores.
+/// The placements of all ranks of this host, whose processes are not started yet; ranks count from `first_rank`. `host`
+/// is the launcher's topology. `cores_each`: cores for a rank; 0: equal shares. If the policy does not mention CPUs,
+/// the ranks get exclusive cores.
 inline std::vector<planned_rank> plan_host(const topology& host, const parsed_pin& policy, int first_rank, int ranks,
                                            std::size_t cores_each = 0) {
   const cpu_binding binding = policy.cpus.value_or(cpu_binding::exclusive);

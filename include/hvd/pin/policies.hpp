@@ -1,4 +1,4 @@
-// hvd/pin/policies.hpp: which GPU a rank gets: pure functions from a topology and a place on the host.
+// hvd/pin/policies.hpp: the choice of a rank's GPU: pure functions from a topology and a place on the host.
 #pragma once
 
 #include <hvd/error.hpp>
@@ -17,9 +17,9 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// The choice of local rank i is the i-th of `order`, indices into the GPUs. Where ranks share, those beyond the end
-/// begin again. A rank that sees one GPU takes it: schedulers show each rank its own, and otherwise ranks turn out to
-/// have the same one when they compare their devices.
+/// The choice of local rank i is the i-th of `order`, indices into the GPUs. If ranks share GPUs, those beyond the end
+/// start again. A rank that sees one GPU takes it: schedulers show each rank its own, and otherwise ranks detect the
+/// common GPU when they compare their devices.
 inline placement take_in_turn(const topology& host, const local_place& where, std::string_view policy,
                               const std::vector<std::size_t>& order, std::string reason) {
   if (host.gpus.empty()) return on_host(host);
@@ -59,7 +59,7 @@ inline std::vector<std::vector<std::size_t>> gpus_by_node(const topology& host) 
   return groups;
 }
 
-/// ", on NUMA node 1", where that is known.
+/// ", on NUMA node 1", if the node is known.
 inline std::string on_node(const gpu& g) {
   return g.numa_node < 0 ? std::string() : joined({", on NUMA node ", g.numa_node});
 }
@@ -87,7 +87,7 @@ struct by_local_rank {
   }
 };
 
-/// Local rank i gets GPU i modulo their number: the same on all hosts of a job, whatever they have.
+/// Local rank i gets GPU i modulo their number: the same rule on all hosts of a job.
 struct round_robin {
   static constexpr std::string_view name = "round_robin";
   placement operator()(const topology& host, const local_place& where) const {

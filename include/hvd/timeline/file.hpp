@@ -63,7 +63,7 @@ class timeline_file {
     }
   }
 
-  /// The time of the start in the header: that of the first rank of the job, at the job's first start.
+  /// The start time in the header: that of the first rank of the job, at the job's first start.
   [[nodiscard]] std::int64_t start_epoch_us() const noexcept { return start_epoch_us_; }
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -83,7 +83,7 @@ class timeline_file {
     return failed({std::strerror(why)});
   }
 
-  /// Why an append has failed: a clause.
+  /// The reason why an append has failed, as a clause.
   [[nodiscard]] const std::string& problem() const noexcept { return problem_; }
 
  private:
@@ -203,7 +203,7 @@ class timeline_file {
     return owner::this_job;
   }
 
-  // Where the last event ends. Cuts off what an unfinished write has left after it.
+  // The end of the last event. Cuts off the rest of an unfinished write after it.
   std::optional<off_t> end_of_events() {
     struct stat status {};
     if (::fstat(fd(), &status) != 0) return std::nullopt;

@@ -11,7 +11,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// How many bytes the character at the front of the text has; 0 if that is not well-formed UTF-8 (RFC 3629).
+/// The number of bytes of the text's first character; 0 if that is not well-formed UTF-8 (RFC 3629).
 inline std::size_t utf8_length(std::string_view text) noexcept {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const auto length = [&]() -> std::size_t {

@@ -32,7 +32,7 @@ class timeline_names {
  public:
   static constexpr std::uint32_t most = 65'536, unknown = UINT32_MAX;
 
-  /// The number of a name: 0, 1, 2 and so on. `unknown` once there are `most`, for the sake of memory.
+  /// The number of a name: 0, 1, 2 and so on. `unknown` once there are `most`, to limit memory.
   std::uint32_t add(std::string_view name, int set = 0) {
     const std::lock_guard hold(mutex_);
     auto& known_names = numbers_[set];
@@ -56,7 +56,7 @@ class timeline_names {
     int set;
     std::uint32_t process;
   };
-  /// None for a number that add() has not given.
+  /// None for a number that add() has not returned.
   [[nodiscard]] std::optional<entry> find(std::uint32_t number) const {
     const std::lock_guard hold(mutex_);
     if (number >= names_.size()) return std::nullopt;
@@ -80,8 +80,8 @@ inline std::string host_name() {
 /// does not misplace all later ones.
 class timeline_text {
  public:
-  /// `origin`: what this host's steady clock showed, in nanoseconds, at the time 0 of the file. The first lines tell
-  /// which rank this is, of how many, where.
+  /// `origin`: this host's steady clock, in nanoseconds, at the time 0 of the file. The first lines have the rank, the
+  /// number of ranks and the host.
   timeline_text(const timeline_names& names, int rank, int size, std::string_view host, std::int64_t process,
                 std::int64_t origin)
       : names_(names), rank_(std::to_string(rank)), origin_(origin), own_(place("0")) {
@@ -136,12 +136,12 @@ class timeline_text {
     }
   }
 
-  /// Adds how many events were dropped, since the last time and in all.
+  /// Adds the numbers of events that were dropped since the last time, and in total.
   void add_dropped(std::uint64_t events, std::uint64_t total, std::int64_t time) {
     mark("DROPPED", time, joined({"\"events\":", events, ",\"total\":", total}));
   }
 
-  /// Adds what the watch says about operations that do not end.
+  /// Adds the watch's report about operations that do not end.
   void add_stall(std::string_view text, std::int64_t time) {
     std::string args = "\"text\":";
     append_json_string(args, text);
@@ -154,7 +154,7 @@ class timeline_text {
     ((lines_ += ",\"args\":{") += args) += "}}";
   }
 
-  /// Ends what is still open, marked as unfinished, at the end of a timeline.
+  /// Ends open activities, marked as unfinished, at the end of a timeline.
   void end_all(std::int64_t time) {
     for (row& at : rows_) {
       while (at.depth != 0) end(at, time, nullptr, true);
@@ -233,7 +233,7 @@ class timeline_text {
     close(time);
   }
 
-  // Something of this rank that belongs to no tensor, shown across all rows ('g') or in its own ('t').
+  // An event of this rank without a tensor, shown across all rows ('g') or in the rank's row ('t').
   void mark(std::string_view what, std::int64_t time, std::string_view args = {}, char scope = 'g') {
     open("i", own_);
     (((lines_ += ",\"name\":\"") += what) += "\",\"s\":\"") += scope;

@@ -24,7 +24,7 @@ struct trace_event {
   std::uint32_t tensor = 0;
   trace_kind kind{};
   std::uint8_t type = 0;  // of a result: its dtype
-  std::uint8_t dims = 0;  // of a result: how many dimensions it has, of which `shape` has the first
+  std::uint8_t dims = 0;  // of a result: its number of dimensions, of which `shape` has the first
   std::int64_t time = 0;  // nanoseconds of this host's steady clock
   union {
     const char* activity = nullptr;  // of a begin
@@ -82,12 +82,12 @@ class trace_ring {
     return e;
   }
 
-  /// For the thread that pops: throws away what is there.
+  /// For the thread that pops: discards all events.
   void clear() {
     while (const auto e = pop()) (void)e->take_text();
   }
 
-  /// For the thread that pops: whether no thread has begun to add an event that was not popped. In the single order of
+  /// For the thread that pops: true if no thread has begun to add an event that was not popped. In the single order of
   /// sequentially consistent operations, so that a thread that adds afterwards also sees what this thread has stored
   /// before it asked.
   [[nodiscard]] bool empty() const noexcept { return added_.load(std::memory_order_seq_cst) == taken_; }

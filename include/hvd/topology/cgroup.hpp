@@ -12,8 +12,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// CPUs granted by "quota" of every "period", in one unit; infinity where either is "max", negative or no
-/// number.
+/// CPUs granted by "quota" of every "period", in one unit; infinity if either is "max", negative or not a number.
 inline double parse_quota(std::string_view quota, std::string_view period) {
   double limit = 0.0, length = 0.0;
   std::from_chars(quota.data(), quota.data() + quota.size(), limit);
@@ -23,7 +22,7 @@ inline double parse_quota(std::string_view quota, std::string_view period) {
 }
 
 /// The least quota of the groups from `path` up to the mount's root. In a container nothing above its own group is
-/// visible, and its path may be one of the host: what does not exist limits nothing.
+/// visible, and its path may be one of the host: a group that does not exist limits nothing.
 inline double least_quota(std::string_view mount, std::string_view path, bool unified) {
   double least = std::numeric_limits<double>::infinity();
   if (path.find("/..") != std::string_view::npos) path = {};  // a group outside of this namespace's root
@@ -44,7 +43,7 @@ inline double least_quota(std::string_view mount, std::string_view path, bool un
   }
 }
 
-/// Whether a list of controllers, as in "cpu,cpuacct", has the one that limits CPU time.
+/// True if a list of controllers, such as "cpu,cpuacct", has the one that limits CPU time.
 inline bool has_cpu(std::string_view controllers) noexcept {
   while (!controllers.empty()) {
     if (take_part(controllers, ',') == "cpu") return true;
@@ -52,7 +51,7 @@ inline bool has_cpu(std::string_view controllers) noexcept {
   return false;
 }
 
-/// A mounted hierarchy of control groups: where, which group is its root, and whether it is of version 2.
+/// A mounted hierarchy of control groups: its mount point, its root group, and its version (2 or 1).
 struct group_mount {
   std::string_view point, group;
   bool unified;
@@ -75,7 +74,7 @@ inline group_mount parse_mount(std::string_view line) noexcept {
   return mount;
 }
 
-/// The quota of the process's control groups, version 2 and 1, which a host may have side by side.
+/// The quota of the process's control groups, version 2 and 1; a host may have both.
 inline double read_quota(std::string_view root) {
   const std::string mounts = read_text({root, "proc/self/mountinfo"}), groups = read_text({root, "proc/self/cgroup"});
   double least = std::numeric_limits<double>::infinity();

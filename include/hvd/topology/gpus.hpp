@@ -1,4 +1,4 @@
-// hvd/topology/gpus.hpp: the GPUs that the CUDA driver shows, and where sysfs places them.
+// hvd/topology/gpus.hpp: the GPUs that the CUDA driver shows, and their places in sysfs.
 #pragma once
 
 #include <hvd/cuda/driver.hpp>
@@ -14,7 +14,7 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// What identifies a device, whatever number a process sees it by.
+/// The identity of a device, independent of its number in a process.
 struct device_id {
   std::string uuid{};  ///< "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", or "MIG-..." for a MIG instance
   std::string pci{};   ///< "0000:17:00.0": domain, bus, device and function, in lower case
@@ -23,7 +23,7 @@ struct device_id {
 
 /// A GPU, or a MIG instance, that this process can use.
 struct gpu {
-  int ordinal = 0;  ///< the number by which CUDA knows it in this process, and in no other
+  int ordinal = 0;  ///< CUDA's number for it, valid in this process only
   std::string uuid{};
   std::string pci{};
   std::string name{};
@@ -53,8 +53,8 @@ inline std::string pci_address(std::string_view text) {
   return address;
 }
 
-/// Fills in node and CPUs. The driver's answer counts where sysfs, perhaps hidden from a container, has none. "-1" in
-/// sysfs is an answer: the host does not say, and its list of CPUs then names all.
+/// Fills in node and CPUs. The driver's answer counts if sysfs has none, for example because it is hidden from a
+/// container. "-1" in sysfs is an answer: the host does not report the node, and its list of CPUs then has all.
 inline void locate(gpu& g, const cuda_driver& cuda, cu_device device, std::string_view root) {
   const std::string folder = joined({root, "sys/bus/pci/devices/", g.pci, "/"});
   if (read_text({folder, "numa_node"}).empty()) {
@@ -69,7 +69,7 @@ inline void locate(gpu& g, const cuda_driver& cuda, cu_device device, std::strin
   if (g.cpus.empty()) g.cpus = read_cpu_list({root, "sys/devices/system/node/node", g.numa_node, "/cpulist"});
 }
 
-/// The GPU of this number; one without a UUID where the driver fails.
+/// The GPU of this number; one without a UUID if the driver fails.
 inline gpu read_gpu(const cuda_driver& cuda, int ordinal, std::string_view root) {
   gpu found{.ordinal = ordinal};
   cu_device device = 0;

@@ -30,13 +30,13 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// How gradients are reduced. The same on all ranks.
+/// The options for reducing gradients. The same on all ranks.
 struct gradient_options {
   dynamic_op op = average;
   dtype wire = dtype::user;  ///< as in request
   /// Places gradients in memory from Engine::alloc_bucket, where they are reduced without a copy.
   bool buckets = true;
-  /// How many backward passes add to a gradient before it is reduced. What they add is a sum.
+  /// The number of backward passes that add to a gradient before it is reduced. They form a sum.
   int backward_passes_per_step = 1;
   /// Gradients are collected until they have so many bytes, and then submitted: fewer switches between threads.
   std::size_t bytes_together = std::size_t{1} << 20;
@@ -70,7 +70,7 @@ struct after_accumulation final : torch::autograd::FunctionPostHook {
   std::function<void()> call;
 };
 
-/// Whether elements lie in the same order. Strides of dimensions of length 1 mean nothing.
+/// True if elements lie in the same order. Strides of dimensions of length 1 do not matter.
 inline bool same_order(const at::Tensor& a, const at::Tensor& b) {
   for (std::int64_t i = 0; i != a.dim(); ++i) {
     if (a.size(i) != b.size(i) || (a.size(i) > 1 && a.stride(i) != b.stride(i))) return false;
@@ -236,8 +236,8 @@ class gradient_reducer {
     slot.in_flight = true;
   }
 
-  /// Moves a gradient into memory that nobody else reads: libtorch makes the tensor that arrives the gradient where it
-  /// can, and does not ask whether views of it share its memory.
+  /// Moves a gradient into memory that no other tensor uses: if libtorch can, it makes the arriving tensor the
+  /// gradient, without checking for views that share its memory.
   void own(const gradient_slot& slot, at::Tensor& g) {
     const at::Tensor& p = slot.parameter;
     const bool in_place = slot.place.defined() && g.data_ptr() == slot.place.data_ptr();

@@ -30,7 +30,7 @@ inline constexpr dtype dtype_of<c10::complex<float>> = dtype::complex64;
 template <>
 inline constexpr dtype dtype_of<c10::complex<double>> = dtype::complex128;
 
-/// The dtype of a tensor's elements. Errors: unsupported for what hvd has no type for, such as quantized numbers.
+/// The dtype of a tensor's elements. Errors: unsupported for types that hvd does not have, such as quantized numbers.
 inline dtype torch_dtype(at::ScalarType type) {
   switch (type) {
 #define HVD_TORCH_CASE(T, NAME)                                                                                        \
@@ -70,13 +70,13 @@ concept torch_tensor = std::same_as<std::remove_cvref_t<T>, at::Tensor>;
 
 /// A tensor as input and output, for an hvd::tensor_list: `list.add(hvd::view_of(t))`. Its elements come in the order
 /// in which they lie in memory, so ranks must agree on the strides. The memory must outlive the call that the view is
-/// passed to. Autograd learns nothing of what is written into it. Errors: invalid_argument with the remedy for a tensor
-/// that is undefined, sparse, on a device, or not dense in memory; those of torch_dtype.
+/// passed to. Autograd does not notice writes to it. Errors: invalid_argument with the remedy for a tensor that is
+/// undefined, sparse, on a device, or not dense in memory; those of torch_dtype.
 inline fused view_of(const at::Tensor& t) { return detail::view_of_torch(t, "hvd::view_of: the tensor"); }
 
-/// A list of tensors: `hvd::broadcast(comm, hvd::tensors(model->parameters()))`. It views memory that some other
-/// tensor, as a module's own, must keep alive. One that comes twice, as a layer that a model uses in two places, is in
-/// the list once. Errors: those of view_of.
+/// A list of tensors: `hvd::broadcast(comm, hvd::tensors(model->parameters()))`. It views memory that another tensor,
+/// such as a module's, must keep alive. A tensor that comes twice, such as a layer that a model uses in two places, is
+/// in the list once. Errors: those of view_of.
 template <std::ranges::range R>
   requires detail::torch_tensor<std::ranges::range_reference_t<R&>>
 [[nodiscard]] tensor_list tensors(R&& all) {
