@@ -35,7 +35,7 @@ struct scaling {
 using kernel = void (*)(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins, std::size_t count,
                         const scaling* scale);
 
-// ---- combining two accumulators --------------------------------------------------------------------
+// ---- combining two accumulators -----------------------------------------------------------------------------
 
 struct add {
   template <class V>

@@ -34,8 +34,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Any thread may submit. One thread at a time drives: it takes submissions, agrees with other ranks, runs operations
-/// that are ready, and ends operations that the device has completed.
+/// Any thread may submit. One at a time drives: it takes submissions, agrees with other ranks, runs operations that are
+/// ready, and ends those that the device has completed.
 template <class T, class D = no_device>
 class driver final : public waiting_room {
  public:
@@ -167,8 +167,7 @@ class driver final : public waiting_room {
     cause_.abandon();  // ends the collective that the thread that drives may be in
     stir();
   }
-  /// The rank of the whole group that holds up the driving thread, directly or through other ranks; -1 if there is
-  /// none. Any thread.
+  /// The rank of the whole group that holds up the driving thread, perhaps through others; or -1. Any thread.
   [[nodiscard]] int held_up_by() noexcept { return cause_.behind(state().waiting_for); }
   /// The state of the driving thread, and the rank of the process set for which it waits. Any thread.
   [[nodiscard]] driver_state state() noexcept {
@@ -177,7 +176,7 @@ class driver final : public waiting_room {
   }
 
  private:
-  // ---- driving ---------------------------------------------------------------------------------------------
+  // ---- driving ------------------------------------------------------------------------------------------------
 
   /// Called when there is something new: wakes the driving thread, or else the driver's own thread.
   void stir() noexcept {
@@ -260,8 +259,7 @@ class driver final : public waiting_room {
     return true;
   }
 
-  /// The refusal is moved: copies of an exception share its text, with a reference count that ThreadSanitizer does not
-  /// see.
+  /// Moved, because copies of an exception share its text, with a count that ThreadSanitizer does not see.
   void refuse(refusal r) {
     if (const auto s = negotiation_.take(r.name)) finish(*s, std::move(r.why));
   }
@@ -333,7 +331,7 @@ class driver final : public waiting_room {
     observer_.enter(mine, activities_on<D>::name(kind));
     pending_.start(works, rows, std::move(mine));
   }
-  /// Runs Adasum of tensors on the device through the host, because the device has no collective for it.
+  /// Runs Adasum through the host, because the device has no collective for it.
   void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
     await_device();
     observer_.enter(mine, activities_on<T>::name(operation::allreduce));
