@@ -89,7 +89,10 @@ class Writer:
             for number in range(len(self.tensors)):
                 events += self._operation(number, begin + self.step_us * (0.2 + 0.7 * number / len(self.tensors)))
             for rank in range(self.ranks):
-                wait = {"args": {"tensor": self.tensors[-1]}, "dur": self.step_us * 0.1, "ts": begin + self.step_us * 0.85}
+                # The programs of the others wait for what a slow rank is late with, as _operation says.
+                share = 0.1 if self.slow is None else 0.06 if rank == self.slow else 0.06 + 0.04 * len(self.tensors)
+                dur = self.step_us * share
+                wait = {"args": {"tensor": self.tensors[-1]}, "dur": dur, "ts": begin + self.step_us * 0.95 - dur}
                 events.append({"ph": "X", "pid": 0, "tid": rank, "name": "WAIT", **wait})
                 end = {"args": {"samples": 64}, "ts": begin + self.step_us * 0.97}
                 events.append({"ph": "i", "pid": 0, "tid": rank, "name": "STEP", "s": "t", **end})

@@ -97,12 +97,28 @@ def test_a_page_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
     assert run.process.returncode == 0
     answers = until(lambda: (found := api(run.address, "answers"))["state"] == "ended" and found)
     assert answers["operations"] == 120 and answers["files"] == [file.name]
+    assert answers["program"] == Path(sys.executable).name
     # It stays while somebody looks, and ends by itself.
     watched = time.monotonic()
     while time.monotonic() - watched < 6:
         assert get(run.address)[0] == 200 and api(run.address, "answers")["operations"] == 120
         time.sleep(0.3)
     until(run.gone)
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        (["python3.11", "-u", "/work/torch_digits.py", "--epochs", "3"], "torch_digits.py"),
+        (["python", "-m", "package.train"], "package.train"),
+        (["python", "-c", "import hvd"], "python"),
+        (["bash", "/opt/run.sh", "-m", "5"], "bash"),
+        (["env", "A=1", "python", "train.py"], "train.py"),
+        (["/opt/bin/solver", "-m", "5"], "solver"),
+    ],
+)
+def test_the_title_of_a_job(command: list[str], title: str) -> None:
+    assert launcher.title(command) == title
 
 
 def test_a_file_that_is_named(tmp_path: Path) -> None:
@@ -288,13 +304,13 @@ def test_a_page_left_open_after_the_job(driver: Any, tmp_path: Path) -> None:
     def text(selector: str) -> str:
         return str(driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
-    until(lambda: text("#state-text") == "running" and "rank 1" in text("#labels"))
+    until(lambda: text("#state-text").startswith("running ") and "rank 1" in text("#labels"))
     until(lambda: "activities" in driver.find_element("css selector", "#canvas").get_attribute("aria-label"))
     run.rest()
-    until(lambda: text("#state-text") == "ended")
+    until(lambda: text("#state-text").startswith("ended after "))
     until(lambda: "80 operations" in text("#facts"))
     time.sleep(6)  # it asks, so that the server stays
-    assert text("#state-text") == "ended" and "The job has ended" in text("#waiting")
+    assert text("#state-text").startswith("ended after ") and "The job has ended" in text("#waiting")
     assert complaints(driver) == []
     os.kill(run.server(), signal.SIGTERM)
     until(lambda: text("#state-text") == "server gone")

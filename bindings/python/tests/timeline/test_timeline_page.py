@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 from page_support import (
-    HOSTILE, LIMIT, TENSORS, Writer, api, browser, complaints, proxy, resize, serving, until, without_browser,
+    HOSTILE, LIMIT, TENSORS, Writer, api, browser, complaints, environment, proxy, resize, serving, until, without_browser,
 )  # fmt: skip
+
+from hvd.timeline.live import Live
 
 pytestmark = pytest.mark.skipif(bool(without_browser()), reason=without_browser())
 PICTURE = Path(__file__).resolve().parents[4] / "docs" / "images" / "timeline_page.png"
+AHEAD = -600.0  # the age of a job whose last events are ahead of now: it runs, however long the tests take
 RUN = (58, 126, 191)  # --run in style.css, in the light
 
 
@@ -130,7 +133,7 @@ class Page:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the page of a small job: 4 ranks on 2 hosts, of which rank 1 comes late."""
-    writer = Writer(tmp_path_factory.mktemp("job") / "job.json", ranks=4, hosts=2, slow=1)
+    writer = Writer(tmp_path_factory.mktemp("job") / "job.json", ranks=4, hosts=2, slow=1, age=AHEAD)
     writer.step(100)
     with serving(writer.path) as address:
         until(lambda: api(address, "answers")["operations"] == 4 * 6 * 100)
@@ -152,12 +155,11 @@ def test_new_events_show_within_two_seconds(driver: Any, tmp_path: Path) -> None
             page.find_colour(RUN)
         assert min(taken) < 2  # the others may have met a busy machine
         writer.begin_only(2, [1])
-        page.until(lambda: "conv2.bias" in page.text("#waiting"))
-        assert "waits for rank 0" in page.text("#waiting") and "rank 1 is there" in page.text("#waiting")
+        page.until(lambda: "allreduce of 'conv2.bias': rank 1 waits for rank 0, for " in page.text("#waiting"))
         # The file of another host, of the same job.
         Writer(tmp_path / "other.json", ranks=3).step()
         page.until(lambda: len(page.all("#labels button")) == 3)
-        assert page.text("#job") == "job.json, other.json"
+        assert page.text("#job") == "job.json, other.json · 3 ranks"
         assert complaints(driver) == []
 
 
@@ -165,13 +167,53 @@ def test_one_screen_answers_without_a_click(driver: Any, job: str) -> None:
     page = Page(driver, job)
     page.until(lambda: page.activities() > 0)
     assert re.search(r"12\.\d steps/s", page.text("#speed")) and "samples/s" in page.text("#speed")
+    assert page.text("#verdict") == "Rank 1 costs 24 % of the speed"
+    assert page.texts("article h2") == ["Speed", "Time lost to communication", "Slowest rank", "Stuck right now"]
+    assert re.fullmatch(r"Bandwidth [\d.]+ MB/s · [\d.]+ [kM]B a step", page.text("#bus"))
     assert re.search(r"\d+ % of the time", page.text("#exposed")) and TENSORS[-1] in page.text("#exposed")
     assert "Rank 1 on node1" in page.text("#slow") and "later than the others" in page.text("#slow")
-    assert page.text("#waiting .big")
+    assert page.text("#waiting .big") == "Nothing" and page.text("#waiting .sub") == "no operation takes longer than 1 s"
     bottom = driver.execute_script("return Math.max(...[...document.querySelectorAll('article')].map(a => a.getBoundingClientRect().bottom))")
     assert bottom < 900
     assert page.all("#speed svg[role=img]") and page.all("#exposed svg[role=img]")
     assert complaints(driver) == []
+
+
+def test_curves_tell_value_and_time_under_the_pointer(driver: Any, tmp_path: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    writer = Writer(tmp_path / "job.json")
+    writer.step(100)
+    with serving(tmp_path) as address:
+        page = Page(driver, address)
+        for curve, text in (
+            ("#speed .spark", r"1[0-9](\.\d)? steps/s"), ("#speed .bus", r"[\d.]+ MB/s"), ("#exposed .spark", r"[\d.]+ %"),
+        ):  # fmt: skip
+            page.until(lambda curve=curve: page.all(f"{curve} svg"))
+            ActionChains(driver).move_to_element_with_offset(page.one(f"{curve} svg"), -99, 0).perform()
+            page.until(lambda text=text: re.fullmatch(rf"{text} at \d\d:\d\d:\d\d", page.text("#tip")))
+            assert page.one("#tip").is_displayed()
+        # The timeline moves on meanwhile.
+        begin = page.span()[1]
+        writer.step(20)
+        page.until(lambda: page.span()[1] > begin)
+        assert page.one("#tip").is_displayed()
+        ActionChains(driver).move_to_element(page.one("#job")).perform()
+        page.until(lambda: not page.one("#tip").is_displayed())
+        assert complaints(driver) == []
+
+
+def test_names_without_what_all_gradients_have(driver: Any, tmp_path: Path) -> None:
+    Writer(tmp_path / "job.json", tensors=("broadcast.w", "allreduce.w", "set 2: allreduce.v")).step(5)
+    with serving(tmp_path) as address:
+        page = Page(driver, address)
+        page.until(lambda: page.activities() > 0)
+        page.until(lambda: page.texts("#labels span") == 2 * ["w", "broadcast.w", "set 2: v"])
+        assert page.text("#exposed .bars").split("\n")[0] == "set 2: v"
+        page.one("#search").send_keys("allreduce.w")  # names are found as the program gives them
+        page.until(lambda: page.texts("#found button span") == ["w"])
+        assert page.one("#found button").get_attribute("title") == "allreduce.w"
+        assert complaints(driver) == []
 
 
 def test_zoom_by_clicks_wheel_and_drag(driver: Any, job: str) -> None:
@@ -181,6 +223,7 @@ def test_zoom_by_clicks_wheel_and_drag(driver: Any, job: str) -> None:
     page = Page(driver, job)
     page.click("#all")
     page.until(lambda: page.length() > 7.9)
+    assert page.span()[0] == pytest.approx(api(job, "answers")["begin_us"] / 1e6, abs=0.002)
     page.click("#in")
     page.until(lambda: 3.9 < page.length() < 4.2)
     page.click("#out")
@@ -279,8 +322,18 @@ def test_narrow_and_wide_windows(driver: Any, job: str, width: int, height: int,
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 90))"
     )
     assert beyond == []
+    if height == 1000:  # all of the window is used, and no more
+        bottom = driver.execute_script("return document.querySelector('#timeline').getBoundingClientRect().bottom")
+        assert 980 <= bottom <= 1000
+        assert driver.execute_script("return document.documentElement.scrollHeight") == 1000
+        rows = driver.execute_script("return [document.querySelector('#rows').clientHeight, document.querySelector('#canvas').clientHeight]")
+        assert rows[0] == rows[1] > 400
     page.click("#second")
     page.until(lambda: page.length() == pytest.approx(1))
+    assert driver.execute_script(
+        "const [legend, view] = ['.legend', '#view'].map(each => document.querySelector(each).getBoundingClientRect());"
+        "return legend.bottom <= view.top"
+    )
     background = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(18, 21, 23)") == dark
     assert complaints(driver) == []
@@ -417,8 +470,18 @@ def test_no_job_yet(driver: Any, tmp_path: Path) -> None:
     Writer(tmp_path / "job.json", ranks=0)
     with serving(tmp_path) as address:
         page = Page(driver, address)
-        assert "No event yet" in page.text("#empty")
+        assert page.text("#verdict") == "Starting: no rank has joined yet"
+        assert page.text("#empty") == "The first operation will show here by itself."
         page.keys("+", "a", "n")
+        writer = Writer(tmp_path / "job.json", ranks=1, size=2)
+        page.until(lambda: page.text("#verdict") == "Starting: 1 of 2 ranks has joined")
+        assert driver.title == "job.json · 2 ranks · starting"
+        assert page.texts(".big") == 3 * ["Nothing has run yet"] + ["Nothing"]
+        page.until(lambda: page.texts("#labels button") != [])
+        assert not page.one("#axis").is_displayed() and page.one("#empty").is_displayed()
+        writer.step()
+        page.until(lambda: page.one("#axis").is_displayed() and not page.one("#empty").is_displayed())
+        page.until(lambda: page.span()[0] == pytest.approx(0.016, abs=0.001))
         driver.get(address.partition("?")[0])
         assert "The token is missing" in page.text("body")
     assert [each for each in complaints(driver) if "403" not in each and "favicon" not in each] == []
@@ -429,12 +492,14 @@ WRITES = os.environ.get("HVD_WRITE_PICTURES") == "1"
 
 def test_a_picture_for_the_docs(driver: Any, tmp_path: Path) -> None:
     """Makes the picture; it is written to docs only with HVD_WRITE_PICTURES=1, because it differs from run to run."""
-    writer = Writer(tmp_path / "digits.json", ranks=4, hosts=2, slow=1, age=21)
-    writer.step(250)
-    writer.begin_only(4, [0, 2, 3])
-    with serving(tmp_path) as address:
-        page = Page(driver, address, 1280, 800, scale=1.5)
-        page.until(lambda: "waits for rank 1" in page.text("#waiting") and page.activities() > 0)
+    live = Live(tmp_path / "digits.json", environment(HVD_TIMELINE_STAY="0"), program="torch_digits.py")
+    try:
+        page = Page(driver, live.address, 1280, 800, scale=1.5)
+        assert driver.title == "torch_digits.py · starting"
+        # Its last events are ahead of now, so that it runs until the picture is there.
+        Writer(tmp_path / "digits.json", ranks=4, hosts=2, slow=1, age=5 if WRITES else AHEAD).step(250)
+        page.until(lambda: page.text("#verdict") == "Rank 1 costs 24 % of the speed" and page.activities() > 0)
+        assert page.text("#job") == "torch_digits.py · 4 ranks" and driver.title == "torch_digits.py · 4 ranks · running 20 s"
         page.click("#in")
         page.click("#in")
         page.click("#labels button")
@@ -443,6 +508,9 @@ def test_a_picture_for_the_docs(driver: Any, tmp_path: Path) -> None:
         page.until(lambda: page.activities() > 0 and len(page.all("#labels span")) >= wanted)
         page.driver.execute_script("document.activeElement.blur()")
         picture = driver.get_screenshot_as_png()
+        driver.get("about:blank")
+    finally:
+        live.finish()
     assert picture.startswith(b"\x89PNG") and len(picture) > 50_000
     if WRITES:
         PICTURE.parent.mkdir(exist_ok=True)

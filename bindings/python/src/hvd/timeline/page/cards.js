@@ -1,6 +1,6 @@
 // The answers at the top: how fast, what is exposed, who is slow, what is waited for.
 
-import { bytes, clock, count, duration, element, name, number, percent, plural, ranks, say } from "./format.js";
+import { age, bytes, clock, count, duration, element, name, number, percent, plural, say, tensorName } from "./format.js";
 import { spark } from "./spark.js";
 
 const find = (selector) => document.querySelector(selector);
@@ -32,6 +32,9 @@ function bar(label, value, share, click = null) {
   return element("li", {}, element("button", { type: "button", class: "bar", title: label, click }, ...parts));
 }
 
+/** Writes the time of a value in a curve, in seconds of the timeline. */
+const momentOf = (answers) => (seconds) => (answers.epoch_us ? clock(answers.epoch_us, seconds * 1e6) : `${number(seconds)} s`);
+
 function showSpeed(answers) {
   const speed = answers.speed;
   const known = speed.steps_per_second !== null && speed.steps_per_second !== undefined && speed.source;
@@ -44,13 +47,13 @@ function showSpeed(answers) {
   if (!known && answers.operations) parts.push("no tensor comes regularly, and the program marks none");
   say(find("#speed .sub"), parts.join(" · "));
   spark(find("#speed .spark"), speed.history.t, speed.history.steps, {
-    format: (value) => `${number(value)} steps/s`, label: "Steps per second",
+    format: (value) => `${number(value)} steps/s`, moment: momentOf(answers), label: "Steps per second",
   });
   const bandwidth = answers.bandwidth;
   const rate = (value) => `${bytes(value * 1e9)}/s`;
-  say(find("#bus"), bandwidth.bus_GB_per_s ? `${rate(bandwidth.bus_GB_per_s)} on the bus${bandwidth.bytes_per_step ? ` · ${bytes(bandwidth.bytes_per_step)} a step` : ""}`
-    : bandwidth.history.some((value) => value > 0) ? "nothing on the bus now" : "");
-  spark(find("#speed .spark.bus"), speed.history.t, bandwidth.history, { format: rate, label: "Bandwidth on the bus" });
+  say(find("#bus"), bandwidth.bus_GB_per_s ? `Bandwidth ${rate(bandwidth.bus_GB_per_s)}${bandwidth.bytes_per_step ? ` · ${bytes(bandwidth.bytes_per_step)} a step` : ""}`
+    : bandwidth.history.some((value) => value > 0) ? "Bandwidth: nothing is sent now" : "");
+  spark(find("#speed .spark.bus"), speed.history.t, bandwidth.history, { format: rate, moment: momentOf(answers), label: "Bandwidth" });
 }
 
 function showExposed(answers, onTensor) {
@@ -63,14 +66,14 @@ function showExposed(answers, onTensor) {
   if (exposed.recorded && exposed.ms_per_step) parts.push(`${duration(exposed.ms_per_step * 1000)} a step`);
   say(find("#exposed .sub"), parts.join(" · "));
   spark(find("#exposed .spark"), answers.speed.history.t, exposed.recorded ? exposed.history : [], {
-    most: 0.05, format: percent, label: "Share of the time that is exposed communication", kind: "wait",
+    most: 0.05, format: percent, moment: momentOf(answers), label: "Share of the time lost to communication", kind: "wait",
   });
   const tensors = exposed.tensors.slice(0, 4);
   const bars = find("#exposed .bars");
   bars.classList.add("wait");
   list(bars, tensors.map((each) => [each.name, each.ms_per_step, each.share]), ([label, ms, share]) => {
     const time = ms === null ? percent(share) : `${duration(ms * 1000)} a step`;
-    return bar(name(label), time, share, () => onTensor(label));
+    return bar(tensorName(label), time, share, () => onTensor(label));
   });
 }
 
@@ -81,8 +84,8 @@ function showSlow(answers) {
     const since = slow.since_us === null || slow.since_us === undefined ? "" : `, since ${clock(answers.epoch_us, slow.since_us)}`;
     say(find("#slow .sub"), `comes ${duration(slow.behind_ms * 1000)} later than the others${since}`);
   } else {
-    const several = answers.ranks.length > 1;
-    big("slow", several ? "None is slower" : answers.ranks.length ? "There is one rank" : "Nothing has run yet");
+    const several = answers.operations && answers.ranks.length > 1;
+    big("slow", several ? "None is slower" : answers.operations ? "There is one rank" : "Nothing has run yet");
     say(find("#slow .sub"), several ? "all ranks come at about the same time" : "");
   }
   const behind = answers.ranks.filter((each) => each.behind_us > 0).sort((a, b) => b.behind_us - a.behind_us).slice(0, 5);
@@ -96,21 +99,13 @@ function showWaiting(answers, gone) {
   const waiting = answers.waiting;
   if (gone) big("waiting", "Not known: the server is gone");
   else if (waiting.length) big("waiting", duration(waiting[0].seconds * 1e6), waiting.length === 1 ? "for one operation" : `for ${waiting.length} operations`);
-  else big("waiting", answers.state === "ended" ? "The job has ended" : "Nothing for more than 1 s");
-  say(find("#waiting .sub"), answers.stalls.length ? `${plural(answers.stalls.length, "warning")} of stalls` : "");
-  const items = waiting.slice(0, 6).map((each) => ["wait", sentence(each), Math.round(each.seconds), each.seconds > 30]);
-  for (const stall of answers.stalls.slice(-3).reverse()) items.push(["stall", stall.text, clock(answers.epoch_us, stall.ts_us), true]);
-  list(find("#waiting .waits"), items, ([kind, text, when, long]) =>
-    element("li", { class: long ? "long" : "" }, name(text), " ",
-      element("small", { text: kind === "wait" ? `${duration(when * 1e6)}` : `at ${when}` })));
-}
-
-function sentence(each) {
-  const what = `${name(each.tensor)} (${each.kind}${each.set ? `, set ${each.set}` : ""})`;
-  if (each.phase === "running") return `${what} runs on ${plural(each.with.length, "rank")}`;
-  if (!each.without.length) return `${what} waits for other ranks`;
-  const who = each.without.length === 1 ? "rank" : "ranks";
-  return `${what} waits for ${who} ${ranks(each.without)}; ${each.with.length === 1 ? "rank" : "ranks"} ${ranks(each.with)} ${each.with.length === 1 ? "is" : "are"} there`;
+  else big("waiting", answers.state === "ended" ? "The job has ended" : "Nothing");
+  const none = waiting.length || answers.state === "ended" ? "" : "no operation takes longer than 1 s";
+  say(find("#waiting .sub"), answers.stalls.length ? `${plural(answers.stalls.length, "warning")} of stalls` : none);
+  const items = waiting.slice(0, 6).map((each) => [each.text, "", each.seconds > 30]);
+  for (const stall of answers.stalls.slice(-3).reverse()) items.push([stall.text, `at ${clock(answers.epoch_us, stall.ts_us)}`, true]);
+  list(find("#waiting .waits"), items, ([text, when, long]) =>
+    element("li", { class: long ? "long" : "" }, name(text), " ", element("small", { text: when })));
 }
 
 /** Shows the answers; `gone` says that they are old. `onTensor(name)` is called where one is chosen. */
@@ -121,27 +116,30 @@ export function showCards(answers, gone, onTensor) {
   showWaiting(answers, gone);
 }
 
-const STATES = {
-  running: "running",
-  quiet: "no events",
-  ended: "ended",
-};
+/** What the job does, and for how long. */
+function stateOf(answers) {
+  const length = age(answers.end_us - answers.begin_us);
+  if (answers.state === "ended") return answers.operations ? `ended after ${length}` : "ended";
+  if (!answers.operations) return "starting";
+  return answers.state === "quiet" ? `no events for ${age(answers.now_us - answers.end_us)}` : `running ${length}`;
+}
 
-/** The line at the top. */
+/** The lines at the top. */
 export function showHead(answers, gone) {
   const state = gone ? "gone" : answers.state;
   find("#state").dataset.state = state;
-  const quiet = answers.state === "quiet" && answers.now_us > answers.end_us
-    ? ` for ${duration(Math.round((answers.now_us - answers.end_us) / 1e6) * 1e6)}` : "";
-  say(find("#state-text"), gone ? "server gone" : (STATES[state] ?? state) + quiet);
-  say(find("#job"), answers.files.length ? name(answers.files.join(", ")) : "timeline");
-  document.title = `${answers.files[0] ? name(answers.files[0]) : "hvd timeline"} · ${gone ? "server gone" : state}`;
+  say(find("#state-text"), gone ? "server gone" : stateOf(answers));
+  const size = answers.size || answers.ranks.length;
+  const title = [name(answers.program || answers.files.join(", ")), ...(size ? [plural(size, "rank")] : [])].join(" · ");
+  say(find("#job"), title);
+  document.title = `${title} · ${find("#state-text").textContent}`;
+  find("#verdict").dataset.level = gone ? "" : answers.verdict.level;
+  say(find("#verdict"), name(answers.verdict.text));
   const hosts = new Set(answers.ranks.map((each) => each.host).filter(Boolean)).size;
   const facts = [];
-  if (answers.size || answers.ranks.length) facts.push(plural(answers.size || answers.ranks.length, "rank") + (hosts ? ` on ${plural(hosts, "host")}` : ""));
-  if (answers.end_us > 0) facts.push(duration(answers.end_us - answers.begin_us));
+  if (hosts > 1) facts.push(plural(hosts, "host"));
   if (answers.operations) facts.push(plural(answers.operations, "operation"));
-  if (answers.epoch_us) facts.push(`since ${new Date(answers.epoch_us / 1000).toLocaleString("en-GB")}`);
+  if (answers.epoch_us) facts.push(`started ${new Date(answers.epoch_us / 1000).toLocaleString("en-GB")}`);
   if (answers.reading < 0.999) facts.push(`${percent(answers.reading)} read`);
   say(find("#facts"), facts.join(" · "));
   find("#notes").hidden = answers.notes.length === 0;

@@ -1,10 +1,10 @@
 // What a person does with the timeline: buttons, wheel, pointer and keys.
 
-import { duration, name } from "./format.js";
+import { duration, tensorName } from "./format.js";
+import { hideTip, showTip } from "./tip.js";
 
 const LINE = 16; // pixels, where a wheel counts lines
 const STILL = 3; // pixels by which a pointer may move in a click
-const tip = document.querySelector("#tip");
 
 export function listen(timeline) {
   const canvas = timeline.canvas;
@@ -18,13 +18,9 @@ export function listen(timeline) {
   canvas.addEventListener("wheel", (event) => turn(timeline, event), { passive: false });
   canvas.addEventListener("pointerdown", (event) => grab(timeline, event));
   canvas.addEventListener("pointermove", (event) => hover(timeline, event));
-  canvas.addEventListener("pointerleave", hideTip);
+  canvas.addEventListener("pointerleave", () => hideTip(canvas));
   canvas.addEventListener("dblclick", (event) => timeline.zoom(0.25, timeline.at(event.clientX, 0).us));
   canvas.addEventListener("keydown", (event) => press(timeline, event));
-}
-
-export function hideTip() {
-  tip.hidden = true;
 }
 
 /** The wheel zooms around the pointer; sideways, or with Shift, it moves. */
@@ -68,14 +64,9 @@ function grab(timeline, event) {
 
 function hover(timeline, event) {
   const slice = event.buttons ? null : timeline.hit(timeline.at(event.clientX, event.clientY));
-  if (!slice) return hideTip();
+  if (!slice) return hideTip(timeline.canvas);
   const what = `${slice.activity} · ${duration(slice.end - slice.begin)}`;
-  tip.textContent = slice.tip ?? (slice.tensor ? `${name(slice.tensor)}\n${what}` : what);
-  tip.hidden = false;
-  const { width, height } = tip.getBoundingClientRect();
-  const below = event.clientY + 18;
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - width - 4))}px`;
-  tip.style.top = `${below + height > innerHeight ? event.clientY - height - 10 : below}px`;
+  showTip(slice.tip ?? (slice.tensor ? `${tensorName(slice.tensor)}\n${what}` : what), event);
 }
 
 function press(timeline, event) {

@@ -1,6 +1,6 @@
 // What is known of the operation that was chosen.
 
-import { bytes, clock, duration, element, name } from "./format.js";
+import { bytes, clock, duration, element, name, tensorName } from "./format.js";
 
 const box = document.querySelector("#detail");
 
@@ -17,7 +17,7 @@ export function showDetail(slice, row, epochUs, { onShow, focus = false }) {
   fact(slice.end > slice.begin ? "begin" : "time", `${(slice.begin / 1e6).toFixed(6)} s${epochUs ? ` (${clock(epochUs, slice.begin, true)})` : ""}`);
   if (slice.end > slice.begin) fact(slice.openEnd ? "open for" : "duration", duration(slice.end - slice.begin));
   for (const [title, text] of slice.facts ?? []) fact(title, title === "bytes" ? bytes(text) : name(text));
-  const title = element("h3", { text: slice.title ?? `${name(slice.tensor ?? "")} · ${slice.activity}`, tabindex: "-1" });
+  const title = element("h3", { text: slice.title ?? `${tensorName(slice.tensor ?? "")} · ${slice.activity}`, tabindex: "-1" });
   const buttons = element("div", { class: "buttons" });
   if (slice.end > slice.begin) buttons.append(element("button", { type: "button", text: "Zoom to it", click: () => onShow(slice) }));
   buttons.append(element("button", { type: "button", text: "Close", click: hideDetail }));

@@ -64,15 +64,15 @@ export function drawAxis(canvas, width, view, colour) {
   }
 }
 
-/** The rows; `scroll` is how far they are scrolled. */
-export function drawRows(canvas, width, height, scroll, view, layout, data, chosen, colour) {
+/** The rows; `scroll` is how far they are scrolled, `grid` whether there are times. */
+export function drawRows(canvas, width, height, scroll, view, layout, data, chosen, colour, grid) {
   const context = prepare(canvas, width, height);
   const scale = width / (view.to - view.from);
   const x = (at) => (at - view.from) * scale;
   context.strokeStyle = colour.grid;
   context.lineWidth = 1;
   context.beginPath();
-  for (const at of ticks(view.from, view.to, width).found) {
+  for (const at of grid ? ticks(view.from, view.to, width).found : []) {
     const place = Math.round(x(at)) + 0.5;
     context.moveTo(place, 0);
     context.lineTo(place, height);

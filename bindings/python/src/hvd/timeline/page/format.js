@@ -34,6 +34,13 @@ export function duration(us) {
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
+/** A duration without what changes every second: "45 s", "3 min", "2 h 10 min". */
+export function age(us) {
+  const seconds = Math.max(0, Math.round(us / 1e6));
+  if (seconds < 60) return `${seconds} s`;
+  return seconds < 3600 ? `${Math.floor(seconds / 60)} min` : duration(us);
+}
+
 export function percent(share) {
   const value = share * 100;
   return Number.isFinite(value) ? `${value >= 10 ? Math.round(value) : Number(value.toPrecision(2))} %` : "–";
@@ -46,19 +53,6 @@ export function clock(epochUs, us, withMs = false) {
   return withMs ? `${text}.${String(date.getMilliseconds()).padStart(3, "0")}` : text;
 }
 
-/** "1, 3 to 7 and 9" of a sorted list of ranks. */
-export function ranks(list) {
-  const parts = [];
-  for (let at = 0; at < list.length;) {
-    let end = at;
-    while (end + 1 < list.length && list[end + 1] === list[end] + 1) end += 1;
-    if (end - at < 2) parts.push(...list.slice(at, end + 1));
-    else parts.push(`${list[at]} to ${list[end]}`);
-    at = end + 1;
-  }
-  return parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts.at(-1)}` : parts[0] ?? "";
-}
-
 export function plural(n, word) {
   return `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 }
@@ -69,6 +63,11 @@ export function name(text) {
     if (sign === "\n") return "⏎";
     return sign === "\t" ? "⇥" : "�";
   });
+}
+
+/** A tensor's name without the prefix that all gradients have; tensor_name of waiting.py does the same. */
+export function tensorName(text) {
+  return name(String(text).replace(/^(set \d+: )?allreduce\./, "$1"));
 }
 
 /** An element; children are elements or texts. */

@@ -86,15 +86,15 @@ function tell(error) {
 
 function showEmpty() {
   const empty = document.querySelector("#empty");
-  empty.hidden = answers.ranks.length > 0;
+  empty.hidden = end > answers.begin_us || answers.operations > 0;
   if (empty.hidden) return;
   say(empty, answers.reading < 0.999 ? `The file is being read: ${percent(answers.reading)}.`
-    : answers.state === "ended" ? "There is no event in this timeline." : "No event yet. The first will show here by itself.");
+    : answers.state === "ended" ? "There is no event in this timeline." : "The first operation will show here by itself.");
 }
 
 /** Asks for the operations of the span that is shown, unless they are there; with `again` also where they have grown. */
 async function look(again = false) {
-  if (!answers?.ranks.length || gone) return;
+  if (!(end > answers?.begin_us) || gone) return;
   const { from, to } = timeline.view;
   const data = timeline.data;
   const covers = data && data.of === shown && data.from <= Math.max(from, answers.begin_us) && data.to >= Math.min(to, end);

@@ -1,13 +1,18 @@
 // Which rows the timeline has, and where they are: ranks, and below an open one its tensors.
 
+import { name, tensorName } from "./format.js";
+
 export const HEAD = 40; // height of a rank's row, in pixels
+const TALL_HEAD = 120; // where there is room
 const LOW_HEAD = 24; // where there are many ranks
 const MANY = 16;
 const ROW = 18; // height of a tensor's row
 const MOST_TENSORS = 400; // rows below a rank
 
-/** The rows from top to bottom, each {kind: "rank" | "tensor" | "hint", rank, tensor, text, top, height}. */
-export function layOut(ranks, open, data) {
+/** The rows from top to bottom, each {kind: "rank" | "tensor" | "hint", rank, tensor, text, top, height}; those of ranks
+ * take the rest of the `room`.
+ */
+export function layOut(ranks, open, data, room) {
   const rows = [];
   let top = 0;
   const add = (row, height) => {
@@ -25,6 +30,15 @@ export function layOut(ranks, open, data) {
     else if (tensors.length > MOST_TENSORS) add({ kind: "hint", rank: each.rank, text: `and ${tensors.length - MOST_TENSORS} more` }, ROW);
     rows.at(-1).last = true;
   }
+  const heads = rows.filter((row) => row.kind === "rank");
+  const more = Math.min(TALL_HEAD - HEAD, Math.floor((room - top) / heads.length));
+  if (!(more > 0)) return { rows, height: top };
+  top = 0;
+  for (const row of rows) {
+    if (row.kind === "rank") row.height += more;
+    row.top = top;
+    top += row.height;
+  }
   return { rows, height: top };
 }
 
@@ -41,7 +55,7 @@ export function rowAt(rows, y) {
 }
 
 /** Shows the names of the rows between two heights. Elements stay, so that the one with the focus keeps it. */
-export function showLabels(box, rows, from, to, known, { open, chosen, onToggle, name }) {
+export function showLabels(box, rows, from, to, known, { open, chosen, onToggle }) {
   const visible = new Set();
   for (const row of rows) {
     if (row.top + row.height < from || row.top > to) continue;
@@ -60,7 +74,7 @@ export function showLabels(box, rows, from, to, known, { open, chosen, onToggle,
           node.append(host);
         }
         node.addEventListener("click", () => onToggle(row.rank));
-      } else node.textContent = row.text ?? name(row.tensor);
+      } else node.textContent = row.text ?? tensorName(row.tensor);
       node.title = row.kind === "rank" ? "Show or hide the rank's tensors" : row.text ?? name(row.tensor);
       known.set(key, node);
       box.append(node);

@@ -1,7 +1,7 @@
 // Finding a tensor by a part of its name.
 
 import { ask } from "./api.js";
-import { bytes, element, name, plural, say } from "./format.js";
+import { bytes, element, name, plural, say, tensorName } from "./format.js";
 
 const PAUSE = 150; // ms after the last letter
 const SHOWN = 60; // tensors in the list
@@ -37,7 +37,7 @@ export function searchBox(onTensor) {
         onTensor(each);
       };
       return element("li", {}, element("button", { type: "button", title: name(each.name), click: go },
-        element("span", { text: name(each.name) }), element("small", { text: facts })));
+        element("span", { text: tensorName(each.name) }), element("small", { text: facts })));
     }));
     found.hidden = false;
   };

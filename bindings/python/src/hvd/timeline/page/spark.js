@@ -1,13 +1,16 @@
 // Small curves of the last minutes.
 
 import { say } from "./format.js";
+import { hideTip, showTip } from "./tip.js";
 
 const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
 const HEIGHT = 42;
 
-/** Draws values over times (s) into a box, with what is written below it. Gaps (null) are left open. */
-export function spark(box, times, values, { most = 0, format, label, kind = "" }) {
+/** Draws values over times (s) into a box, with what is written below it. Gaps (null) are left open. The pointer shows
+ * the value and the time, as `format` and `moment` write them.
+ */
+export function spark(box, times, values, { most = 0, format, moment, label, kind = "" }) {
   const usable = values.filter((value) => value !== null && Number.isFinite(value));
   box.hidden = usable.length < 2;
   if (box.hidden) return;
@@ -34,6 +37,13 @@ export function spark(box, times, values, { most = 0, format, label, kind = "" }
     open ??= x;
   });
   close(x);
+  box.told = (share) => {
+    const wanted = begin + share * length;
+    let at = 0;
+    times.forEach((time, index) => { if (Math.abs(time - wanted) < Math.abs(times[at] - wanted)) at = index; });
+    const value = values[at];
+    return `${value === null || !Number.isFinite(value) ? "nothing known" : format(value)} at ${moment(times[at])}`;
+  };
   svg.setAttribute("class", kind);
   svg.querySelector(".area").setAttribute("d", area);
   svg.querySelector(".line").setAttribute("d", line);
@@ -59,4 +69,9 @@ function build(box) {
   const foot = document.createElement("p");
   foot.append(document.createElement("span"), document.createElement("span"));
   box.append(svg, foot);
+  svg.addEventListener("pointermove", (event) => {
+    const { left, width } = svg.getBoundingClientRect();
+    showTip(box.told((event.clientX - left) / width), event);
+  });
+  svg.addEventListener("pointerleave", () => hideTip(svg));
 }

@@ -1,9 +1,10 @@
 // The timeline: which span is shown, and how a person moves in it.
 
-import { hideTip, listen } from "./controls.js";
+import { listen } from "./controls.js";
 import { colours, drawAxis, drawRows } from "./draw.js";
-import { duration, name, say } from "./format.js";
+import { duration, say } from "./format.js";
 import { layOut, rowAt, showLabels } from "./rows.js";
+import { hideTip } from "./tip.js";
 
 const FIRST = 10e6; // µs from edge to edge at first
 const LEAST = 1; // µs from edge to edge
@@ -36,7 +37,7 @@ export class Timeline {
       this.draw();
     });
     new ResizeObserver(() => {
-      this.fit();
+      this.arrange();
       this.onView();
     }).observe(this.box);
     this.box.addEventListener("scroll", () => this.draw());
@@ -86,14 +87,9 @@ export class Timeline {
   }
 
   arrange() {
-    this.layout = layOut(this.ranks, this.open, this.data);
-    const extent = this.box.querySelector("#extent");
-    extent.style.height = `${this.layout.height}px`;
-    this.fit();
-  }
-
-  fit() {
-    this.height = Math.min(this.layout.height, this.box.clientHeight || this.layout.height) || 96;
+    this.height = this.box.clientHeight;
+    this.layout = layOut(this.ranks, this.open, this.data, this.height);
+    this.box.querySelector("#extent").style.height = `${this.layout.height}px`;
     this.canvas.style.height = `${this.height}px`;
     this.draw();
   }
@@ -103,13 +99,12 @@ export class Timeline {
   set(from, to, follow = false) {
     const span = Math.min(Math.max(to - from, LEAST), 1e13);
     const room = Math.max(this.end - this.begin, 1e4);
-    const low = this.begin - room * 0.5 - span * 0.5;
     const high = this.end + room * 0.5 + span * 0.5;
-    const start = Math.min(Math.max(from, low), Math.max(low, high - span));
+    const start = Math.max(this.begin, Math.min(from, high - span));
     this.view = { from: start, to: start + span };
     this.untouched = false;
     this.setFollow(follow);
-    hideTip();
+    hideTip(this.canvas);
     this.onView();
     this.draw();
   }
@@ -121,7 +116,7 @@ export class Timeline {
 
   toEnd() {
     // Until a person chooses a span it grows with the job.
-    const span = this.untouched ? Math.min(Math.max(this.end - this.begin, 1e5), FIRST) * 1.02 : this.view.to - this.view.from;
+    const span = this.untouched ? Math.min(Math.max(this.end - this.begin, 1e5), FIRST) / 0.98 : this.view.to - this.view.from;
     const from = Math.max(this.begin, this.end - span * 0.98);
     const { untouched } = this;
     if (Math.abs(from - this.view.from) > 0.5 || Math.abs(from + span - this.view.to) > 0.5) this.set(from, from + span, true);
@@ -226,11 +221,13 @@ export class Timeline {
   drawNow() {
     this.drawing = 0;
     const width = this.width;
-    drawAxis(this.axis, width, this.view, this.colour);
+    const empty = this.end <= this.begin; // before the first event there is no time to show
+    this.axis.parentElement.hidden = empty;
+    if (!empty) drawAxis(this.axis, width, this.view, this.colour);
     const scroll = this.box.scrollTop;
-    drawRows(this.canvas, width, this.height, scroll, this.view, this.layout, this.data, this.chosen, this.colour);
+    drawRows(this.canvas, width, this.height, scroll, this.view, this.layout, this.data, this.chosen, this.colour, !empty);
     showLabels(document.querySelector("#labels"), this.layout.rows, scroll - 100, scroll + this.height + 100, this.labels,
-      { open: this.open, chosen: this.chosen?.tensor, onToggle: (rank) => this.toggle(rank), name });
+      { open: this.open, chosen: this.chosen?.tensor, onToggle: (rank) => this.toggle(rank) });
     this.describe();
     say(document.querySelector("#span"), `shows ${duration(this.view.to - this.view.from)}`);
   }
