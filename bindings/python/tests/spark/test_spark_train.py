@@ -117,4 +117,8 @@ def test_what_keras_logs(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
     states = bars["tqdm"][0].split("\r")
     assert len(states) >= 10 and re.match(r"\[0\]<stderr>: 100%\|.*\| 20/20", states[-1]), states
     assert all(re.match(r"\[0\]<stderr>: +\d+%\|", state) for state in states[:-1]), states
-    assert [line for line in plain if re.search(r"\d/(8|20) ", line) and line not in bars["keras"] + bars["tqdm"]] == []
+    whole = bars["keras"] + bars["tqdm"]
+    for line, following in zip(plain, plain[1:]):
+        # On a slow machine another rank's message comes in the middle of a bar, which then goes on below it.
+        if re.search(r"\d/(8|20) ", line) and line not in whole:
+            assert line.endswith("\r") and not re.search(r"\d/(8|20) ", following), (line, following)
