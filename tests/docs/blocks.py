@@ -330,8 +330,9 @@ def check_names(page, prose):
 def check_variables():
     """docs/variables.md names each variable that the library and its Python package read, and no other."""
     quoted = r'"((?:HVD|HOROVOD)_[A-Z0-9_]*[A-Z0-9])"'
-    files = [path for folder in ("include", "c", "bindings/python/src") for path in (ROOT / folder).rglob("*.[hcp][py]*")]
-    read = set(re.findall(quoted, "".join(path.read_text() for path in files if path.is_file())))
+    files = [path for folder in ("include", "c", "bindings/python/src") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text() for path in files if path.suffix in (".hpp", ".h", ".cpp", ".py")]
+    read = set(re.findall(quoted, "".join(texts)))
     named = set(re.findall(r"`((?:HVD|HOROVOD)_[A-Z0-9_]+)`", (ROOT / "docs/variables.md").read_text()))
     if read != named:
         raise Problem(f"docs/variables.md: not named: {sorted(read - named)}; read by nobody: {sorted(named - read)}")
