@@ -27,6 +27,7 @@ class Times:
 
     def test(self, suite, seconds, cpu, cases=1):
         row = self.rows[suite]
+        cpu = max(0.0, cpu)  # processes that outlive those that started them are not in it, and may make it negative
         row.tested += cpu
         row.waited += max(0.0, seconds - cpu)
         row.cases += cases
