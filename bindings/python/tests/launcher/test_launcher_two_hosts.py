@@ -481,7 +481,8 @@ if __name__ == "__main__":
     try:
         hvd.run(fail, ("kill",), **place("h1:2,h2:2"))
     except RankFailed as e:
-        assert (e.rank, e.returncode) == (3, -signal.SIGKILL), e
+        # mpiexec kills the others at once. Times of two hosts compare by an estimate of their clocks, of one host exactly.
+        assert e.rank in (0, 1, 3) and e.returncode == -signal.SIGKILL, e
     else:
         raise AssertionError("nothing raised")
     try:

@@ -174,7 +174,8 @@ def check_models_come_and_go() -> None:
             gc.collect()
             dist.barrier()
             counts.append((len(mapped(BUCKET)), len(os.listdir("/proc/self/fd"))))
-        assert counts[-1] == counts[2] and counts[2] <= counts[0], counts
+        # The peer may unmap a bucket a moment later, so one count may be higher; what is not given back adds up.
+        assert max(counts[3:]) <= max(counts[:3]), counts
 
 
 def test_models_come_and_go(features: Ranks) -> None:
