@@ -61,7 +61,7 @@ class _Step:
 
 
 class _Flag:
-    """A placeholder among variables for the flag whether gradients of local variables are finite."""
+    """Takes the place of a variable for the flag that says whether gradients of local variables are finite."""
 
     name = "(whether the gradients of local variables are finite)"
 
