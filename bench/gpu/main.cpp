@@ -30,8 +30,9 @@ void print_gpu(const Gpu& gpu) {
 namespace {
 
 constexpr const char* usage =
-    "usage: hvd-bench-gpu pack|overhead|submit [-n RANKS] [--ranks-per-gpu N] [--seconds S]\n"
+    "usage: hvd-bench-gpu facts|pack|overhead|submit [-n RANKS] [--ranks-per-gpu N] [--seconds S]\n"
     "\n"
+    "  facts     times and sizes of the driver and of NCCL on which decisions of hvd depend\n"
     "  pack      packing and unpacking of many tensors, against the GPU's own copy of as many bytes\n"
     "  overhead  an allreduce by hvd on a stream, against NCCL's own call\n"
     "  submit    what an engine with tensors on GPUs costs the host, for each tensor\n"
@@ -75,6 +76,7 @@ int main(int argc, char** argv) {
     }
   }
   try {
+    if (what == "facts") return measure_facts(s);
     if (what == "pack") return measure_pack(s);
     if (what == "overhead") return measure_overhead(s);
     if (what == "submit") return measure_submit(s);

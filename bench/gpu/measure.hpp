@@ -25,6 +25,7 @@ struct gpu_settings {
 };
 
 /// The measurements; each prints a table on rank 0, and returns an exit code.
+int measure_facts(const gpu_settings& s);
 int measure_pack(const gpu_settings& s);
 int measure_overhead(const gpu_settings& s);
 int measure_submit(const gpu_settings& s);

@@ -27,30 +27,35 @@ int rank_of(ShmTransport& control, const gpu_settings& s) {
   gpu.upload(in, ones.data(), most);
   if (control.rank() == 0) {
     print_gpu(gpu);
-    std::printf("Allreduce of float32, out of place, %d rank(s), %d on a GPU; us a call, queued one after the other\n\n"
-                "| bytes | NCCL | hvd | more, us | more, %% |\n|--:|--:|--:|--:|--:|\n",
+    std::printf("Allreduce of float32, out of place, %d rank(s), %d on a GPU; us a call, queued one after the other; the host's share\n\n"
+                "| bytes | NCCL | hvd | more, us | more, %% | NCCL, host | hvd, host |\n|--:|--:|--:|--:|--:|--:|--:|\n",
                 control.size(), s.ranks_per_gpu);
   }
   bool right = true;
-  for (std::size_t bytes = 8; bytes <= most; bytes *= 8) {
+  // Ranks that share a GPU run in turns of milliseconds.
+  const bool shared = s.ranks_per_gpu > 1;
+  for (std::size_t bytes = 8; bytes <= most; bytes *= shared ? 512 : 8) {
     const std::size_t n = bytes / sizeof(float);
-    const auto queued = [&](const auto& call) {
-      return [&, call]() -> double {
+    // The host's own time, until all calls are queued; the same turns as in `us`.
+    std::array<std::vector<double>, 2> host;
+    const auto queued = [&](std::size_t way, const auto& call) {
+      return [&, way, call]() -> double {
         // Enough calls that the wait at their end is little of them.
-        const int calls = bytes <= (std::size_t{1} << 20) ? 100 : 20;
+        const int calls = shared ? 10 : bytes <= (std::size_t{1} << 20) ? 100 : 20;
         control.barrier();
         const auto start = bench_clock::now();
         for (int i = 0; i != calls; ++i) call();
+        host[way].push_back(us_since(start) / calls);
         gpu.finish();
         return us_since(start) / calls;
       };
     };
     const std::array<std::function<double()>, 2> ways{
-        queued([&] {
+        queued(0, [&] {
           must(nccl.allreduce(in, out, n, detail::nccl_float32, detail::nccl_sum, plain.get(), gpu.stream()),
                "ncclAllReduce");
         }),
-        queued([&] {
+        queued(1, [&] {
           hvd::allreduce(comm, std::span<const float>(in, n), std::span(out, n), hvd::sum, on_stream{gpu.stream()});
         })};
     const std::vector<double> us = in_turns(ways, s.seconds, [&](int turns) {
@@ -61,8 +66,8 @@ int rank_of(ShmTransport& control, const gpu_settings& s) {
     gpu.download(got.data(), out, bytes);
     for (const float x : got) right = right && x == static_cast<float>(control.size());
     if (control.rank() == 0) {
-      std::printf("| %s | %.2f | %.2f | %.2f | %.1f |\n", size_text(bytes).c_str(), us[0], us[1], us[1] - us[0],
-                  100 * (us[1] - us[0]) / us[0]);
+      std::printf("| %s | %.2f | %.2f | %.2f | %.1f | %.2f | %.2f |\n", size_text(bytes).c_str(), us[0], us[1],
+                  us[1] - us[0], 100 * (us[1] - us[0]) / us[0], median(host[0]), median(host[1]));
       std::fflush(stdout);
     }
   }

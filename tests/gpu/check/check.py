@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs tools/gpu-check and hvd-bench-gpu on the stand-ins, and where there is no GPU.
 
-usage: check.py REAL HVD_BENCH_GPU HVD_BENCH CUDA_COUNTED
+usage: check.py REAL WITHOUT HVD_BENCH_GPU HVD_BENCH CUDA_COUNTED
 
 HVD_CUDA_LIBRARY and HVD_NCCL_LIBRARY name the stand-ins.
 """
@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-REAL = BENCH_GPU = BENCH = COUNTED = ""
+REAL = WITHOUT = BENCH_GPU = BENCH = COUNTED = ""
 TOOL = ROOT / "tools" / "gpu-check"
 
 
@@ -27,48 +27,67 @@ def run(*words: str | Path, **variables: str | None) -> subprocess.CompletedProc
 
 
 class GpuCheck(unittest.TestCase):
+    """As on a bare machine: with the folder of programs, and no tools in PATH."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for name, program in {"real": REAL, "without": WITHOUT, "hvd-bench-gpu": BENCH_GPU, "hvd-bench": BENCH}.items():
+            (self.folder / name).symlink_to(program)
+        (self.folder / "commit").write_text("c0ffee\n")
+
+    def check(self, *words: str | Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        bare: dict[str, str | None] = {"PATH": "/nothing", **variables}
+        return run(sys.executable, TOOL, "--stand-ins", "--build", self.folder, *words, **bare)
+
     def test_all_steps(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "report.md")
-            programs = ("--real", REAL, "--bench-gpu", BENCH_GPU, "--bench", BENCH)
-            done = run(sys.executable, TOOL, "--stand-ins", *programs, "--output", file)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            report = file.read_text()
+        file = self.folder / "report.md"
+        done = self.check("--output", file)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        report = file.read_text()
         self.assertIn("The GPU is a stand-in on the host", report)
+        self.assertIn("commit `c0ffee`", report)
         for step in (
             "T1 | one rank",
             "T2 | 2 processes",
             "T2 | one of 3 processes is killed",
+            "T2 | without a rank, at once",
             "T3 | 2 ranks share a GPU",
             "T4 | a rank on each GPU",
+            "numbers | facts",
             "numbers | pack and unpack",
-            "numbers | a call, against NCCL's own",
+            "numbers | a call, against NCCL's own, 2 ranks",
             "numbers | engine, 2 ranks",
             "numbers | hvd-bench, allreduce, 1 rank",
         ):
             self.assertIn(f"| {step} | ok |", report)
+        self.assertIn("| T2 | PyTorch is there | skipped |", report)
         self.assertRegex(report, r"(?m)^ +8 +2 +float +sum +-1 +[\d.]+ ")
 
     def test_one_gpu(self) -> None:
         """Several processes share it, each as a host of its own; several GPUs are skipped with a reason."""
-        programs = ("--real", REAL, "--bench-gpu", "/bin/true", "--bench", "")
-        done = run(sys.executable, TOOL, "--stand-ins", *programs, HVD_STANDIN_GPUS="1")
+        done = self.check("--part", "tests", HVD_STANDIN_GPUS="1")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"(?m)^skipped .* T4 .*: this machine shows 1 GPU$")
         self.assertRegex(done.stdout, r"(?m)^ok .* T2 +2 processes")
+        self.assertNotIn("numbers", done.stdout)
 
     def test_a_failure_is_told(self) -> None:
         """An operation of each process fails."""
-        done = run(
-            sys.executable, TOOL, "--stand-ins", "--real", REAL, "--bench-gpu", "/bin/true",
-            HVD_STANDIN_NCCL_FAIL="call:9:3",
-        )  # fmt: skip
+        done = self.check("--part", "tests", HVD_STANDIN_NCCL_FAIL="call:9:3")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"(?m)^failed .* T1 +one rank")
 
+    def test_no_time(self) -> None:
+        """What the time does not suffice for is skipped, and has not failed."""
+        done = self.check("--limit", "6")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^skipped .* numbers +facts: no time$")
+
     def test_without_a_gpu(self) -> None:
         none = {"HVD_CUDA_LIBRARY": "/nothing/libcuda.so.1"}
-        done = run(sys.executable, TOOL, "--build", "/nothing", **none)
+        done = run(sys.executable, TOOL, "--build", self.folder, **none)
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertRegex(done.stderr, r"^tools/gpu-check: no CUDA driver was found: [^\n]+\n$")
         done = run(BENCH_GPU, "pack", **none)
@@ -157,5 +176,5 @@ class HvdBench(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    REAL, BENCH_GPU, BENCH, COUNTED = map(os.path.abspath, sys.argv[1:5])
-    unittest.main(argv=[sys.argv[0], *sys.argv[5:]], verbosity=2)
+    REAL, WITHOUT, BENCH_GPU, BENCH, COUNTED = map(os.path.abspath, sys.argv[1:6])
+    unittest.main(argv=[sys.argv[0], *sys.argv[6:]], verbosity=2)
