@@ -20,7 +20,7 @@ int rank_of(ShmTransport& control, const gpu_settings& s) {
   Gpu gpu(comm.group()->device());
   const plain_communicator plain(control);
   const detail::nccl_library& nccl = detail::get_nccl();
-  constexpr std::size_t most = std::size_t{64} << 20;
+  const std::size_t most = gpu.stands_in() ? 4096 : std::size_t{64} << 20;
   auto* const in = static_cast<float*>(gpu.allocate(most));
   auto* const out = static_cast<float*>(gpu.allocate(most));
   const std::vector<float> ones(most / sizeof(float), 1.0F);
