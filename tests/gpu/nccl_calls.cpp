@@ -251,6 +251,17 @@ TEST_CASE("NCCL: memory that is not the GPU's is refused on every rank, and the 
   });
 }
 
+TEST_CASE("NCCL: the stream of the calling thread is refused") {
+  on_gpus(2, {}, [](NcclTransport& gpu, auto&) {
+    const gpu_array<float> a(gpu, floats(10, number(gpu)));
+    void* const per_thread = reinterpret_cast<void*>(hvd::detail::cu_stream_per_thread);
+    complaint(error_kind::invalid_argument, {"allreduce on rank", "of 2: the stream is cudaStreamPerThread"},
+              [&] { hvd::allreduce(gpu, a.span(), hvd::sum, on_stream{per_thread}); });
+    complaint(error_kind::invalid_argument, {"alltoall on rank", "of 2: the stream is cudaStreamPerThread"},
+              [&] { hvd::alltoall(gpu, a.span(), on_stream{per_thread}); });
+    works(gpu);
+  });
+}
 TEST_CASE("NCCL: a stream of another GPU is refused") {
   on_hosts(2, {{"HVD_STANDIN_GPUS", "4"}}, [](ShmTransport& comm) {
     NcclTransport gpu(comm, on_gpu(comm.rank()));

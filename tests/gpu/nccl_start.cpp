@@ -117,6 +117,15 @@ TEST_CASE("start: several ranks on one GPU") {
       works(gpu);
     });
   }
+  const auto mig = [](const char* last) {
+    return environment{{"HVD_STANDIN_MIG", "1"},
+                       {"CUDA_VISIBLE_DEVICES", std::string("MIG-5a7d2000-0000-4000-8000-00000000000") + last}};
+  };
+  options.ranks_per_device = 1;
+  refused(2, mig("0"), mig("1"), options, error_kind::unsupported,
+          {"NcclTransport: ranks 0 and 1 on host ", " have two instances (MIG) of one GPU, at 0000:",
+           "that needs NCCL 2.30 or newer, and this is 2.28.9; use instances of different GPUs"},
+          1);
   // Of old, each rank poses as a host.
   on_hosts(2, {}, [](ShmTransport& comm) {
     ::setenv("NCCL_HOSTID", comm.rank() == 0 ? "a" : "b", 1);

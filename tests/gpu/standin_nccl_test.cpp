@@ -291,6 +291,14 @@ TEST_CASE("nccl standin: old and broken libraries") {
     require(!found.usable && found.why.find("has no ncclRedOpDestroy") != std::string::npos, found.why);
   });
   in_process({}, [] { require(nccl_search::result().version == 22809, "another version"); });
+  // That there was none is not remembered: a framework that is loaded later may bring it.
+  const std::string library = std::getenv("HVD_NCCL_LIBRARY");
+  in_process({{"HVD_NCCL_LIBRARY", "/nothing"}}, [&] {
+    require(!nccl_search::result().usable, "there is none");
+    ::setenv("HVD_NCCL_LIBRARY", library.c_str(), 1);
+    const nccl_search& found = nccl_search::result();
+    require(found.version == 22809 && &found == &nccl_search::result(), "it is not looked for again");
+  });
 }
 
 TEST_CASE("nccl standin: a peer that dies is not noticed, and abort ends the wait") {

@@ -44,6 +44,7 @@ struct cu_uuid {
   friend bool operator==(const cu_uuid&, const cu_uuid&) = default;
 };
 
+inline constexpr std::uintptr_t cu_stream_per_thread = 2;
 // CUdevice_attribute, CUpointer_attribute, flags: the values that hvd passes.
 inline constexpr int cu_attribute_pci_bus = 33, cu_attribute_pci_device = 34, cu_attribute_pci_domain = 50,
                      cu_attribute_capability_major = 75, cu_attribute_capability_minor = 76,

@@ -140,7 +140,8 @@ class NcclTransport {
 /// the collective until the stream has passed it. Errors of the call are thrown here, those of other ranks by a later
 /// call. Cost: about that of NCCL's call.
 struct on_stream {
-  void* stream = nullptr;  ///< a cudaStream_t or CUstream of the transport's device; null: the default stream
+  /// A cudaStream_t or CUstream of the transport's device, but not cudaStreamPerThread; null: the default stream.
+  void* stream = nullptr;
 
   static constexpr bool rank_ordered = true;
   friend constexpr bool operator==(const on_stream&, const on_stream&) = default;

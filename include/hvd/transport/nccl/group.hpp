@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -71,6 +72,7 @@ class nccl_group {
       mine.gpu = describe({device->uuid(), device->pci()}, control.rank(), options.ranks_per_device);
       const nccl_library& nccl = get_nccl();
       mine.nccl = nccl_search::result().version;
+      mine.instances_apart = std::getenv("NCCL_HOSTID") != nullptr;
       allow_sharing(options);
       group = std::make_shared<nccl_group>(device, options, control.rank(), control.size());
       group->load();
@@ -115,7 +117,7 @@ class nccl_group {
     requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
-    check_buffers(c);
+    check_buffers(c, stream);
     comm_.usable();
     if constexpr (requires { c.send; }) {
       if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
@@ -133,7 +135,7 @@ class nccl_group {
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
     nccl_reduction r = nccl_reduction_of(c.op, size(), average(), Call::kind);
-    check_buffers(c);
+    check_buffers(c, stream);
     comm_.usable();
     std::shared_ptr<std::byte> scaled;
     const std::byte* in = c.in;
@@ -294,7 +296,12 @@ class nccl_group {
 
  private:
   template <class Call>
-  void check_buffers(const Call& c) const {
+  void check_buffers(const Call& c, cu_stream stream) const {
+    if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own
+      fail(error_kind::invalid_argument,
+           {name(Call::kind), " on ", comm_.label(),
+            ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default one"});
+    }
     check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
     check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
   }
@@ -357,7 +364,7 @@ class nccl_group {
   void share(std::string_view what, const void* mine, void* all, std::size_t bytes) {
     const cuda_device::scope current(*device_);
     const std::size_t whole = bytes * static_cast<std::size_t>(size());
-    const auto there = cuda_memory(device_, whole);
+    const auto there = scratch_.take(whole);  // freeing it would wait for the device
     std::byte* const own = there.get() + bytes * static_cast<std::size_t>(rank());
     driver().check(driver().copy_to_device(to_device(own), mine, bytes, stream_.get()), "cuMemcpyHtoDAsync");
     issue(what, stream_.get(), [&](nccl_group_call& g) {
@@ -365,6 +372,7 @@ class nccl_group {
     });
     wait(what);  // with a deadline, which a copy to the host does not have
     driver().check(driver().copy_to_host(all, to_device(there.get()), whole, stream_.get()), "cuMemcpyDtoHAsync");
+    scratch_.give_back(there, stream_.get());
     wait(what);
   }
 

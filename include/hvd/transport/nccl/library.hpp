@@ -12,6 +12,8 @@
 
 #include <climits>
 #include <cstddef>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -151,8 +153,8 @@ inline std::string nccl_version_text(int code) {
   return joined({code / 10000, ".", code / 100 % 100, ".", code % 100});
 }
 
-/// NCCL in this process. It is looked for once: the file in HVD_NCCL_LIBRARY, or else a copy that is already loaded, or
-/// else libnccl.so.2.
+/// NCCL in this process: the file in HVD_NCCL_LIBRARY, or else a copy that is already loaded, or else libnccl.so.2. It
+/// is looked for until it is found: a framework that is loaded later may bring it.
 struct nccl_search {
   nccl_library table{};
   bool usable = false;
@@ -161,8 +163,13 @@ struct nccl_search {
   std::string library{};  ///< the source of the table: a file's name, or "linked"
 
   static const nccl_search& result() {
-    static const nccl_search once;
-    return once;
+    static std::mutex searching;
+    static std::optional<const nccl_search> found;
+    thread_local std::optional<const nccl_search> failed;
+    const std::lock_guard lock(searching);
+    if (found) return *found;
+    failed.emplace(nccl_search());
+    return failed->usable ? found.emplace(*failed) : *failed;
   }
 
  private:

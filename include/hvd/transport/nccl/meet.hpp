@@ -22,6 +22,7 @@ struct nccl_greeting {
   short_text<512> problem{};  ///< the reason why this rank cannot take part; empty if it can
   error_kind kind{};          ///< of the problem
   int nccl = 0;
+  bool instances_apart = false;  ///< NCCL_HOSTID is set: NCCL treats each rank as a host
   device_of_rank gpu{};  ///< and host
   nccl_unique_id id{};   ///< of rank 0
 };
@@ -71,7 +72,22 @@ inline void check_greetings(std::span<const nccl_greeting> all) {
     }
   }
   std::vector<device_of_rank> gpus;
-  for (const nccl_greeting& g : all) gpus.push_back(g.gpu);
+  for (const nccl_greeting& g : all) {
+    gpus.push_back(g.gpu);
+    // Two instances (MIG) of one card have UUIDs of their own, and one address, by which NCCL before 2.30 tells GPUs
+    // apart.
+    if (g.nccl >= 23000 || g.instances_apart) continue;
+    for (const device_of_rank& other : std::span(gpus).first(gpus.size() - 1)) {
+      if (other.host != g.gpu.host || other.pci.view() != g.gpu.pci.view() || other.uuid.view() == g.gpu.uuid.view()) {
+        continue;
+      }
+      fail(error_kind::unsupported,
+           {"NcclTransport: ranks ", other.rank, " and ", g.gpu.rank, " on host ", g.gpu.host_name.view(),
+            " have two instances (MIG) of one GPU, at ", g.gpu.pci.view(), ": that needs NCCL 2.30 or newer, and this is ",
+            nccl_version_text(g.nccl), "; use instances of different GPUs, or start one rank for each GPU"},
+           g.gpu.rank);
+    }
+  }
   if (const std::string problem = find_shared_device(gpus); !problem.empty()) {
     throw error(error_kind::invalid_argument, "NcclTransport: " + problem);
   }

@@ -157,7 +157,9 @@ class nccl_growth {
   unsigned char allocate() {
     const nccl_library& nccl = comm_->library();
     void* address = nullptr;
-    if (nccl.alloc != nullptr && nccl.free != nullptr && nccl.alloc(&address, bytes_) == nccl_success) {
+    // Of NCCL only to be registered: on machines with NVLink switches, 2.19 to 2.25 round up to hundreds of MiB.
+    if (nccl.window_register != nullptr && nccl.alloc != nullptr && nccl.free != nullptr &&
+        nccl.alloc(&address, bytes_) == nccl_success) {
       memory_->address = static_cast<std::byte*>(address);
       return of_nccl;
     }
