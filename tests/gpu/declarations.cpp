@@ -235,6 +235,7 @@ void compare_nccl() {
   HVD_TEST_SAME(nccl_library, comm_destroy, ncclCommDestroy);
   HVD_TEST_SAME(nccl_library, comm_abort, ncclCommAbort);
   HVD_TEST_SAME(nccl_library, comm_async_error, ncclCommGetAsyncError);
+  HVD_TEST_SAME(nccl_library, comm_count, ncclCommCount);
   HVD_TEST_SAME(nccl_library, allreduce, ncclAllReduce);
   HVD_TEST_SAME(nccl_library, reduce, ncclReduce);
   HVD_TEST_SAME(nccl_library, broadcast, ncclBroadcast);

@@ -324,7 +324,7 @@ TEST_CASE("an engine whose GPU is connected on demand: every operation") {
     on_engines<demand_engine>(size, {}, plain_engine(), [](const auto& r) { use_all(r); });
   }
 }
-TEST_CASE("an engine with a GPU: in progress, with NCCL 2.17, without its thread, unfused") {
+TEST_CASE("an engine with a GPU: in progress, with NCCL 2.18, without its thread, unfused") {
   on_engines<nccl_engine>(2, in_progress, plain_engine(), [](const auto& r) { use_all(r); });
   on_engines<nccl_engine>(2, old_library(), plain_engine(), [](const auto& r) { use_all(r); });
   hvd::engine_options options = plain_engine();

@@ -196,6 +196,7 @@ void mistakes(const auto& r) {
   must(standin.release(stream.get()));
   h.wait(only_a_hang);
   found_violation();
+  standin.fail_next("ncclCommFinalize", 1);  // as after an illegal access; the stand-in's collective never ran
 }
 
 }  // namespace

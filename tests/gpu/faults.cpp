@@ -138,7 +138,7 @@ TEST_CASE("a transport alone: the ranks that are left go on without one that is 
   // Before NCCL 2.28.7 an error aborts the communicator.
   on_ranks(2, old_library(), -1, [](ShmTransport& comm, report&) {
     NcclTransport gpu(comm, on_gpu(comm.rank()));
-    complaint(error_kind::unsupported, {"without: NCCL 2.17.1 cannot leave ranks out (2.27 can); make a new "},
+    complaint(error_kind::unsupported, {"without: NCCL 2.18.6 cannot leave ranks out (2.27 can); make a new "},
               [&] { static_cast<void>(gpu.without({1 - comm.rank()})); });
     comm.barrier();
   });

@@ -224,7 +224,7 @@ void check_all(NcclTransport& gpu, ShmTransport& comm) {
 TEST_CASE("fusion: the bits of the host") {
   for (const int size : {1, 2, 3}) on_gpus(size, {}, check_all);
 }
-TEST_CASE("fusion: in progress, and with NCCL 2.17") {
+TEST_CASE("fusion: in progress, and with NCCL 2.18") {
   on_gpus(2, in_progress, [](NcclTransport& gpu, ShmTransport& comm) {
     check_allreduce(gpu, comm, mixed(), hvd::average, 5000);
     check_allreduce(gpu, comm, converted(), hvd::scaled(hvd::sum, 2.0), hvd::default_fusion_threshold);

@@ -39,7 +39,7 @@ TEST_CASE("NCCL: every collective, in place and not, 0, 1 and odd counts, even a
   sweep_sizes({}, {1, 2, 3, 4}, 10);
 }
 TEST_CASE("NCCL: the same where each call is in progress for a while") { sweep_sizes(in_progress, {2, 3}, 2); }
-TEST_CASE("NCCL: the same with the functions of NCCL 2.17") { sweep_sizes(old_library(), {1, 3}, 10); }
+TEST_CASE("NCCL: the same with the functions of NCCL 2.18") { sweep_sizes(old_library(), {1, 3}, 10); }
 
 namespace {
 
@@ -87,7 +87,7 @@ void split_and_use(through_device& comm) {
 TEST_CASE("NCCL: groups of a group, with negative colors too") {
   for (const int size : {1, 2, 4}) on_nccl::run(size, split_and_use);
 }
-TEST_CASE("NCCL: the same without ncclCommSplit, and in progress") {
+TEST_CASE("NCCL: the same with NCCL 2.18, and in progress") {
   on_nccl::run_with(3, old_library(), {}, split_and_use);
   on_nccl::run_with(3, in_progress, {}, split_and_use);
 }

@@ -82,12 +82,19 @@ TEST_CASE("start: no NCCL, or not all of it") {
   refused(3, {}, {{"HVD_NCCL_LIBRARY", "/no/such/nccl"}}, {}, error_kind::unsupported,
           {"NcclTransport: rank 1 on ", "NCCL was not found"}, 1);
   refused(2, {{"HVD_NCCL_LIBRARY", text_of("HVD_STANDIN_NCCL_BROKEN_LIBRARY")}}, {}, {}, error_kind::unsupported,
-          {" has no ncclRedOpDestroy: it is not NCCL, or older than 2.14; install 2.18 or newer"});
+          {" has no ncclRedOpDestroy: it is not NCCL, or older than 2.18.6; install a newer one"});
 }
 
-TEST_CASE("start: NCCL 2.17 has all but registered memory") {
+TEST_CASE("start: NCCL 2.18.6 is the oldest, and has all but registered memory") {
+  environment older = old_library();
+  older["HVD_STANDIN_NCCL_VERSION"] = "21805";
+  refused(2, older, {}, {}, error_kind::unsupported,
+          {"NcclTransport: rank 0 on ", "NCCL 2.18.5 (",
+           ") is older than 2.18.6; install a newer one, or name it in "
+           "HVD_NCCL_LIBRARY"},
+          0);
   on_gpus(3, old_library(), [](NcclTransport& gpu, ShmTransport&) {
-    require(NcclTransport::library() == "2.17.1", NcclTransport::library());
+    require(NcclTransport::library() == "2.18.6", NcclTransport::library());
     works(gpu);
     auto memory = gpu.alloc_shared<float>(100);
     hvd::allreduce(gpu, memory);

@@ -281,8 +281,8 @@ TEST_CASE("nccl standin: two ranks on one GPU") {
 TEST_CASE("nccl standin: old and broken libraries") {
   in_process(old_library(), [] {
     const nccl_search& found = nccl_search::result();
-    require(found.usable && found.version == 21701, found.why);
-    require(found.table.comm_split == nullptr && found.table.alloc == nullptr && found.table.comm_revoke == nullptr &&
+    require(found.usable && found.version == 21806, found.why);
+    require(found.table.comm_split != nullptr && found.table.alloc == nullptr && found.table.comm_revoke == nullptr &&
                 found.table.alltoall == nullptr && found.table.last_error != nullptr,
             "an old library has something new");
   });
@@ -316,6 +316,9 @@ TEST_CASE("nccl standin: a peer that dies is not noticed, and abort ends the wai
       }
       must(r.cu.stream_query(r.a), cu_not_ready);
       must(state, network ? nccl_remote_error : nccl_success);
+      // A revocation ends the operation, and not the proxies' error.
+      must(r.nc.comm_revoke(r.comm, 0), nccl_in_progress);
+      must(settled(r.comm, nccl_in_progress), network ? nccl_remote_error : nccl_success);
       must(r.nc.comm_abort(r.comm));
       require(r.get<unsigned>(x, 1, r.a)[0] == 0xEEEEEEEE, "the operation has not ended");
       must(r.nc.allreduce(r.at(x), r.at(x), 1, nccl_int32, nccl_sum, r.comm, r.a), nccl_invalid_argument);
@@ -394,9 +397,13 @@ TEST_CASE("nccl standin: parts of a communicator") {
     // The others wait for rank 2 in vain, and go on without it.
     r.done(r.nc.allreduce(r.at(x), r.at(x), 1, nccl_int32, nccl_sum, r.comm, r.a));
     int gone = 2;
-    must(r.nc.comm_revoke(r.comm, 0));
+    must(r.nc.comm_revoke(r.comm, 0), nccl_in_progress);
     must(r.cu.stream_synchronize(r.a));
-    r.later(r.nc.comm_shrink(r.comm, &gone, 1, &three, &config, nccl_shrink_abort));
+    must(r.nc.comm_shrink(r.comm, &gone, 1, &three, &config, 0), nccl_invalid_argument);
+    r.done(nccl_in_progress);
+    must(r.nc.comm_revoke(r.comm, 0), nccl_invalid_argument);
+    must(r.nc.comm_finalize(r.comm), nccl_invalid_usage);
+    r.later(r.nc.comm_shrink(r.comm, &gone, 1, &three, &config, 0));
     must(settled(three, nccl_in_progress));
     must(r.cu.copy_to_device(x, &r.rank, 4, r.a));
     must(settled(three, r.nc.allgather(r.at(x), r.at(all), 1, nccl_int32, three, r.a)));

@@ -25,7 +25,7 @@ using environment = std::map<std::string, std::string>;
 inline void set_environment(const environment& variables) {
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
 }
-/// NCCL whose calls are in progress for a while, and one with the functions of NCCL 2.17.
+/// NCCL whose calls are in progress for a while, and one with the functions of NCCL 2.18.
 inline const environment in_progress{{"HVD_STANDIN_NCCL_IN_PROGRESS", "1"}};
 inline environment old_library() { return {{"HVD_NCCL_LIBRARY", std::getenv("HVD_STANDIN_NCCL_OLD_LIBRARY")}}; }
 

@@ -265,11 +265,12 @@ class StandInDevice {
     const std::lock_guard lock(in_->mutex);
     if (in_->lost) throw detail::again(*in_->lost);
   }
-  void abort() noexcept {
+  bool abort() noexcept {
     ++in_->strings->aborts;
     in_->stream.given_up = true;
     in_->comm.peers().set_abort(error_kind::aborted, in_->comm.rank());
     in_->stream.join();
+    return true;
   }
   StandInDevice split(int color, int key) { return {in_->comm.split(color, key), in_->index, in_->strings}; }
 

@@ -44,9 +44,9 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // Throws hvd::error if the group is lost, with the rank at fault if it is known; also if the device has waited too
   // long for other ranks. Called often.
   d.check();
-  // Ends all work on this rank at once; called at most once, after any error. Then the device uses no memory of any
-  // batch, and only its destructor is called.
-  { d.abort() } noexcept;
+  // Ends all work on this rank at once; called at most once, after any error. Then only its destructor is called. True
+  // if the device uses no memory of any batch any more; otherwise the engine never frees that memory.
+  { d.abort() } noexcept -> std::same_as<bool>;
   // A group of some ranks; collective, like `split` of a transport. No batch is pending then.
   { d.split(color, key) } -> std::same_as<D>;
 };

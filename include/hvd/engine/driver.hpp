@@ -26,7 +26,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -211,6 +210,7 @@ class driver final : public waiting_room {
       const bool condemned = condemned_.load();
       if (condemned) cause_.abandon();
       const error why = condemned ? verdict() : cause_.settle(e);
+      in_flight_.refuse(why);  // at once: ending the work of a device can take seconds
       if (!condemned) pending_.finish(clock::now() + pending_.last_chance, end_of_batch());
       pending_.abort();
       stop(why);

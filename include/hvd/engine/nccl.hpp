@@ -36,7 +36,9 @@ class nccl_device {
 
   explicit nccl_device(const NcclTransport& transport) : nccl_device(transport.group()) {}
   explicit nccl_device(std::shared_ptr<nccl_group> group)
-      : batches_(std::make_unique<device_batches>(std::move(group))) {}
+      : batches_(std::make_unique<device_batches>(std::move(group))) {
+    batches_->group().communicator().share();  // the program may drop memory of the transport
+  }
 
   [[nodiscard]] int index() const noexcept { return group().device()->ordinal(); }
 
@@ -84,7 +86,7 @@ class nccl_device {
   }
   bool poll(pending& batch) { return batches_->poll(*batch); }
   void check() { batches_->check(); }
-  void abort() noexcept { batches_->abort(); }
+  bool abort() noexcept { return batches_->abort(); }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
 
   /// Memory for tensors, registered with NCCL; collective.
@@ -261,9 +263,7 @@ class NcclOnDemand {
   void check() {
     if (in_->connected) in_->connected->check();
   }
-  void abort() noexcept {
-    if (in_->connected) in_->connected->abort();
-  }
+  bool abort() noexcept { return !in_->connected || in_->connected->abort(); }
   /// The new group is connected when its first tensors on GPUs come.
   [[nodiscard]] NcclOnDemand split(int /*color*/, int /*key*/) { return NcclOnDemand(in_->opts); }
 

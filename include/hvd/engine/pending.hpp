@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
+#include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -111,10 +112,16 @@ class pending_batches {
     }
     if (!all_.empty()) abort();
   }
-  /// Ends all work of the device, for good.
+  /// Ends all work of the device, for good. Memory that the device may use for ever is kept until the process
+  /// ends.
   void abort() noexcept {
-    if (!aborted_) device_.abort();
-    aborted_ = true;
+    const bool over = std::exchange(aborted_, true) || device_.abort();
+    for (entry& e : all_) {
+      for (const auto& s : e.mine) {
+        if (!over) keep_for_ever(s->what.keep, s->end);  // the tensors, and the results
+      }
+      if (!over) keep_for_ever(std::move(e.batch));
+    }
     all_.clear();
     count_.store(0, std::memory_order_relaxed);
   }

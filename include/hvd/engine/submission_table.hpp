@@ -94,6 +94,11 @@ class submission_table {
     return all;
   }
 
+  /// From now on nothing is added.
+  void refuse(const error& why) {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_) stopped_ = why;
+  }
   struct rest {
     std::vector<std::shared_ptr<submission>> all{};
     std::vector<std::shared_ptr<completion>> joins{};

@@ -7,6 +7,7 @@
 
 #include <hvd/cuda/copy.hpp>
 #include <hvd/cuda/device.hpp>
+#include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport/nccl.hpp>
@@ -66,7 +67,12 @@ class device_batches {
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
   ~device_batches() {
-    if (!drain()) group_->communicator().abort();
+    // The program's work before a collective may only be late, unless something is known to be lost.
+    const nccl_communicator& comm = group_->communicator();
+    if (stuck_ || (!drain(comm.lost() ? while_lost : comm.options().timeout) && !abort())) {
+      keep_for_ever(std::move(slots_), std::move(retired_), std::move(streams_), group_);
+      return;
+    }
     try {
       const cuda_device::scope current(*group_->device());
       for (slot& s : slots_) s = {};
@@ -114,17 +120,20 @@ class device_batches {
     if (!lost_) lost_.emplace(mine);
     return mine;
   }
-  /// Ends everything on this rank. Then no stream uses memory of a batch.
-  void abort() noexcept {
-    group_->communicator().abort();  // first, because freeing memory waits for NCCL
-    drain();
+  /// Ends everything on this rank. True if no stream uses memory of a batch any more; if not, it must never be freed.
+  [[nodiscard]] bool abort() noexcept {
+    group_->communicator().stop();  // first, because freeing memory waits for NCCL
+    stuck_ = group_->communicator().stuck() || !drain(while_lost);
+    if (stuck_) keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
     waiting_.clear();
     given_up_.clear();
     restart();
+    return !stuck_;
   }
 
  private:
   enum : std::size_t { packing, reducing, unpacking };
+  static constexpr std::chrono::seconds while_lost{5};
   struct slot {
     std::shared_ptr<std::byte> memory{};
     std::size_t bytes = 0;
@@ -244,15 +253,16 @@ class device_batches {
     }
   }
 
-  /// Waits until the streams are idle, but only for a while, because the program's earlier work on them may never end.
-  bool drain() noexcept {
+  /// Waits until the streams are idle, but no longer than the limit (0: none): the program's earlier work on them may
+  /// never end.
+  bool drain(nccl_options::seconds limit) noexcept {
     using clock = std::chrono::steady_clock;
-    const auto until = clock::now() + std::chrono::seconds(5);
+    const auto start = clock::now();
     try {
       const cuda_device::scope current(*group_->device());
       for (const cuda_stream& s : streams_) {
         while (s.get() != nullptr && group_->driver().stream_query(s.get()) == cu_not_ready) {
-          if (clock::now() >= until) return false;
+          if (limit.count() > 0 && clock::now() - start >= limit) return false;
           nap(std::chrono::microseconds(100));
         }
       }
@@ -275,6 +285,7 @@ class device_batches {
   std::size_t grows_to_ = 0;
   std::chrono::steady_clock::time_point since_{};  // its first step
   std::optional<error> lost_;
+  bool stuck_ = false;  // streams may use memory of batches for ever
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -85,14 +85,23 @@ nccl_result read_config(const nccl_config* given, nccl_config& to) {
   return nccl_success;
 }
 
+nccl_result allocate(communicator& c) {
+  const int code = find_gpu()->alloc(&c.buffers, 4096, 4096);
+  return code == cu_success ? nccl_success : failed(nccl_unhandled_cuda_error, "no memory for a communicator");
+}
+
 nccl_result connect(communicator& c) {
+  const int version = library_version();
+  c.connected = version < 22200 || version >= 22600 || number_of("NCCL_RUNTIME_CONNECT", 1) == 0;
   try {
     c.all = std::make_unique<mesh>(c.name, c.rank, c.size, describe(c.device),
                                    [&] { return c.stop || (c.parent && c.parent->aborted); });
   } catch (const std::exception& e) {
     return failed(nccl_system_error, e.what());
   }
-  return check_ranks(*c.all);
+  const nccl_result code = check_ranks(*c.all);
+  c.connected_once = code == nccl_success;
+  return code;
 }
 
 static void set_state(communicator& c, int code) {
@@ -103,7 +112,7 @@ static void set_state(communicator& c, int code) {
 nccl_result perform(bool blocking, const std::vector<std::shared_ptr<communicator>>& whose,
                     const std::function<nccl_result()>& work) {
   if (blocking) return work();
-  for (const auto& c : whose) c->state = nccl_in_progress;
+  for (const auto& c : whose) begin_job(c);
   std::thread([=] {
     const nccl_result code = work();
     for (const auto& c : whose) set_state(*c, code);
@@ -124,7 +133,28 @@ void forget(const std::shared_ptr<communicator>& c) {
     const std::lock_guard lock(l.mutex);
     l.live.erase(c.get());
   }
+  c->starter = {};
+  if (c->buffers != 0) {
+    find_gpu()->function<decltype(cuda_driver::free)>("cuMemFree_v2")(std::exchange(c->buffers, 0));
+  }
   if (c->state != nccl_in_progress && c->all) c->all->leave();
+}
+
+static thread_local std::weak_ptr<communicator> unjoined;
+void begin_job(const std::shared_ptr<communicator>& c) {
+  c->state = nccl_in_progress;
+  if (library_version() >= 22600) return;
+  if (const auto before = unjoined.lock(); before && before->starter == std::this_thread::get_id()) {
+    find_gpu()->violation("a call was made before the thread of the call before it was joined");
+  }
+  c->starter = std::this_thread::get_id();
+  unjoined = c;
+}
+void join_job(communicator& c) {
+  const auto starter = std::exchange(c.starter, std::thread::id{});
+  if (starter != std::thread::id{} && starter != std::this_thread::get_id()) {
+    find_gpu()->violation("a thread joins what another thread's call has started");
+  }
 }
 
 void end_works(communicator& c) {
@@ -140,6 +170,7 @@ nccl_result derive(const std::shared_ptr<communicator>& from, nccl_comm* made, c
   child->parent = from;
   child->config = from->config;
   if (const nccl_result code = read_config(config, child->config); code != nccl_success) return code;
+  if (const nccl_result code = allocate(*child); code != nccl_success) return code;
   child->blocking = child->config.blocking != 0;
   *made = nullptr;
   // As NCCL: the new communicator is there when it is complete, only the state of the old one tells so, and the call
@@ -179,7 +210,7 @@ nccl_result injected(const char* symbol) {
 
 int library_version() {
 #if defined(HVD_STANDIN_NCCL_OLD)
-  return static_cast<int>(number_of("HVD_STANDIN_NCCL_VERSION", 21701));
+  return static_cast<int>(number_of("HVD_STANDIN_NCCL_VERSION", 21806));
 #else
   return static_cast<int>(number_of("HVD_STANDIN_NCCL_VERSION", 22809));
 #endif
@@ -205,16 +236,26 @@ std::shared_ptr<communicator> find(nccl_comm handle) {
   return found == l.live.end() ? nullptr : found->second;
 }
 
-nccl_result ready(const std::shared_ptr<communicator>& c) {
-  if (!c) return failed(nccl_invalid_argument, "this is no communicator, or one that was destroyed or aborted");
-  if (c->stop) return failed(nccl_invalid_usage, "the communicator was revoked");
-  if (c->finalized) return failed(nccl_invalid_argument, "the communicator was finalized");
-  const int state = c->state;
+nccl_result state_of(const communicator& c) {
+  const int state = c.state;
+  return state == nccl_success ? c.network.load() : state;
+}
+
+nccl_result ensure_ready(communicator& c) {
+  const nccl_result state = state_of(c);
   if (state == nccl_in_progress) {
     return failed(nccl_invalid_argument,
                   "Attempt to use communicator before the previous operation returned ncclSuccess");
   }
+  if (state == nccl_success) join_job(c);
   return state;
+}
+
+nccl_result ready(const std::shared_ptr<communicator>& c) {
+  if (!c) return failed(nccl_invalid_argument, "this is no communicator, or one that was destroyed or aborted");
+  if (c->stop) return failed(nccl_invalid_usage, "the communicator was revoked");
+  if (c->finalized) return failed(nccl_invalid_argument, "the communicator was finalized");
+  return ensure_ready(*c);
 }
 
 bool communicator::drain() {

@@ -96,13 +96,17 @@ nccl_result launch(std::vector<std::unique_ptr<batch>> all) {
       const std::lock_guard lock(c->mutex);
       b->ticket = c->queued++;
     }
+    if (!std::exchange(c->connected, true)) {  // here, even if the communicator does not block
+      std::vector<std::byte> of_all;
+      if (!c->exchange("", 1, of_all)) return nccl_internal_error;
+    }
     if (!later || c->blocking) {
       const nccl_result code = put(std::move(b));
       if (code != nccl_success) result = code;
       continue;
     }
     // So a caller that takes what it was told for success has its event recorded before the operation.
-    c->state = nccl_in_progress;
+    begin_job(c);
     if (result == nccl_success) result = nccl_in_progress;
     cu_context context = nullptr;
     find_gpu()->function<decltype(cuda_driver::context_current)>("cuCtxGetCurrent")(&context);

@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace hvd::standin {
@@ -46,13 +47,19 @@ struct communicator {
   bool blocking = true;
   std::string name{};
   std::unique_ptr<mesh> all{};
-  std::atomic<int> state = nccl_success;  ///< what ncclCommGetAsyncError says
-  std::atomic<bool> stop = false;         ///< aborted or revoked: works end at once
+  std::atomic<int> state = nccl_success;    ///< of the calls, for ncclCommGetAsyncError
+  std::atomic<int> network = nccl_success;  ///< of the proxies, which no later call makes good
+  std::atomic<bool> stop = false;           ///< aborted or revoked: works end at once
+  std::atomic<bool> revoked = false;
+  std::atomic<bool> connected_once = false;  ///< its start has succeeded
   std::atomic<bool> finalized = false;
   std::atomic<bool> aborted = false;
   std::shared_ptr<communicator> parent{};  ///< while this one is made of it
   unsigned children = 0;
   nccl_config config{};
+  std::uint64_t buffers = 0;  ///< memory of the device, whose freeing waits for all work of the device
+  bool connected = true;      ///< false: the first operations connect, inside of the call
+  std::thread::id starter{};  ///< before 2.26: the thread whose call is not joined
 
   std::mutex mutex{};
   std::condition_variable changed{};
@@ -104,8 +111,16 @@ std::string last_sentence();
 nccl_result injected(const char* symbol);
 /// The communicator of a handle, if it was not destroyed.
 std::shared_ptr<communicator> find(nccl_comm handle);
+/// What ncclCommGetAsyncError says.
+nccl_result state_of(const communicator& c);
+/// The same, for a call that needs a communicator that has ended its calls, and joins them.
+nccl_result ensure_ready(communicator& c);
 /// nccl_success if operations may be queued.
 nccl_result ready(const std::shared_ptr<communicator>& c);
+/// Before NCCL 2.26 the thread of a non-blocking call keeps its state in memory of the thread that made the call: that
+/// one has to join it before it makes another call, and no other thread may. Both mistakes are violations.
+void begin_job(const std::shared_ptr<communicator>& c);
+void join_job(communicator& c);
 
 inline constexpr std::string_view id_prefix = "hvd-standin-nccl-";
 /// NCCL takes from the caller's configuration as many bytes as it has, and knows the rest by itself.
@@ -115,9 +130,11 @@ nccl_result connect(communicator& c);
 /// Runs `work` here, or later where the communicator does not block; its result is the state of all of `whose`.
 nccl_result perform(bool blocking, const std::vector<std::shared_ptr<communicator>>& whose,
                     const std::function<nccl_result()>& work);
-/// Makes it one that `find` finds, and takes it out again.
+/// Makes it one that `find` finds, and takes it out again; this frees memory of the device.
 nccl_comm keep(const std::shared_ptr<communicator>& c);
 void forget(const std::shared_ptr<communicator>& c);
+/// Memory of the device that a communicator needs.
+nccl_result allocate(communicator& c);
 /// What runs ends, and what is queued does nothing.
 void end_works(communicator& c);
 /// A communicator of some of the ranks of another one; `agree` fills in which. Null where this rank has `none`.

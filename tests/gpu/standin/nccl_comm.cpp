@@ -71,6 +71,7 @@ nccl_result ncclCommInitRankConfig(nccl_comm* made, int ranks, nccl_unique_id id
   c->blocking = c->config.blocking != 0;
   c->device = find_gpu()->current_device();
   if (c->device < 0) return failed(nccl_unhandled_cuda_error, "there is no current device");
+  if (const nccl_result code = allocate(*c); code != nccl_success) return code;
   *made = keep(c);
   const nccl_result code = perform(c->blocking, {c}, [c] { return connect(*c); });
   if (code != nccl_success && code != nccl_in_progress) {
@@ -92,7 +93,7 @@ nccl_result ncclCommDestroy(nccl_comm handle) {
   if (handle == nullptr) return nccl_success;
   const auto c = find(handle);
   if (!c) return failed(nccl_invalid_argument, "the communicator was destroyed already");
-  while (c->state == nccl_in_progress) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  if (const nccl_result code = ensure_ready(*c); code != nccl_success) return code;
   c->drain();
   forget(c);
   return nccl_success;
@@ -112,8 +113,15 @@ nccl_result ncclCommGetAsyncError(nccl_comm handle, nccl_result* state) {
   if (const nccl_result code = injected("ncclCommGetAsyncError"); code != nccl_success) return code;
   const auto c = find(handle);
   if (!c || state == nullptr) return failed(nccl_invalid_argument, "this is no communicator");
-  *state = c->state;
+  *state = state_of(*c);
+  if (*state == nccl_success && library_version() >= 22600) join_job(*c);
   return nccl_success;
+}
+nccl_result ncclCommCount(nccl_comm handle, int* count) {
+  const auto c = find(handle);
+  if (!c || count == nullptr) return failed(nccl_invalid_argument, "this is no communicator");
+  *count = c->size;
+  return ensure_ready(*c);
 }
 
 nccl_result ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, nccl_comm handle) {
@@ -142,7 +150,6 @@ nccl_result ncclRedOpDestroy(int op, nccl_comm handle) {
 }
 #endif
 
-#if !defined(HVD_STANDIN_NCCL_OLD)
 nccl_result ncclCommSplit(nccl_comm handle, int color, int key, nccl_comm* made, nccl_config* config) {
   if (const nccl_result code = injected("ncclCommSplit"); code != nccl_success) return code;
   const auto c = find(handle);
@@ -163,15 +170,17 @@ nccl_result ncclCommSplit(nccl_comm handle, int color, int key, nccl_comm* made,
     return nccl_success;
   });
 }
+#if !defined(HVD_STANDIN_NCCL_OLD)
 nccl_result ncclCommShrink(nccl_comm handle, int* exclude, int count, nccl_comm* made, nccl_config* config, int flags) {
   if (const nccl_result code = injected("ncclCommShrink"); code != nccl_success) return code;
   const auto c = find(handle);
   if (!c || made == nullptr || exclude == nullptr || count < 1) return failed(nccl_invalid_argument, "ncclCommShrink");
+  // As NCCL, which clears here the flags that a revocation under way still needs.
   if ((flags & nccl_shrink_abort) != 0) {
+    if (c->revoked && c->state == nccl_in_progress) find_gpu()->violation("ncclCommShrink beside ncclCommRevoke");
     end_works(*c);
-  } else if (const nccl_result code = ready(c); code != nccl_success) {
-    return code;
   }
+  if (const nccl_result code = ensure_ready(*c); code != nccl_success) return code;
   std::set<int> gone(exclude, exclude + count);
   if (gone.contains(c->rank)) return failed(nccl_invalid_argument, "a rank that leaves calls ncclCommShrink");
   const unsigned number = ++c->children;
@@ -193,8 +202,17 @@ nccl_result ncclCommRevoke(nccl_comm handle, int flags) {
   if (const nccl_result code = injected("ncclCommRevoke"); code != nccl_success) return code;
   const auto c = find(handle);
   if (!c || flags != 0) return failed(nccl_invalid_argument, "ncclCommRevoke");
+  if (c->revoked || c->finalized) return failed(nccl_invalid_argument, "ncclCommRevoke: revoked, or finalized");
+  if (!c->connected_once) find_gpu()->violation("ncclCommRevoke of a communicator that was never connected");
+  c->revoked = true;
   end_works(*c);
-  return nccl_success;
+  while (c->state == nccl_in_progress) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  c->finalized = true;
+  // It waits for the streams, and stops the proxies.
+  return perform(c->blocking, {c}, [c] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(number_of("HVD_STANDIN_NCCL_REVOKE_MS", 50)));
+    return nccl_success;
+  });
 }
 
 nccl_result ncclMemAlloc(void** address, std::size_t bytes) {
@@ -270,13 +288,14 @@ nccl_result ncclCommWindowDeregister(nccl_comm handle, nccl_window window) {
   t.comm_destroy = ncclCommDestroy;
   t.comm_abort = ncclCommAbort;
   t.comm_async_error = ncclCommGetAsyncError;
+  t.comm_count = ncclCommCount;
   t.pre_mul_sum = ncclRedOpCreatePreMulSum;
   t.last_error = ncclGetLastError;
 #if !defined(HVD_STANDIN_NCCL_BROKEN)
   t.op_destroy = ncclRedOpDestroy;
 #endif
-#if !defined(HVD_STANDIN_NCCL_OLD)
   t.comm_split = ncclCommSplit;
+#if !defined(HVD_STANDIN_NCCL_OLD)
   t.alloc = ncclMemAlloc;
   t.free = ncclMemFree;
   t.comm_register = ncclCommRegister;

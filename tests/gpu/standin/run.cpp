@@ -19,11 +19,11 @@ bool moved(communicator& c, std::vector<mesh::transfer>& all) {
   static const bool noticing = number_of("HVD_STANDIN_NCCL_REMOTE_ERROR", 0) != 0;
   auto last = std::chrono::steady_clock::now();
   const auto stop = [&] {
-    if (noticing && c.state == nccl_success) {
+    if (noticing && c.network == nccl_success) {
       const auto now = std::chrono::steady_clock::now();
       if (now - last > std::chrono::milliseconds(5)) {
         last = now;
-        if (c.all->find_gone(all) >= 0) c.state = nccl_remote_error;
+        if (c.all->find_gone(all) >= 0) c.network = nccl_remote_error;
       }
     }
     return c.stop.load();

@@ -6,9 +6,13 @@
 #include <hvd/pin.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/futex.hpp>
+#include <hvd/transport/nccl/ending.hpp>
 #include <hvd/transport/nccl/library.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -16,6 +20,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <sched.h>
 
@@ -52,8 +57,10 @@ struct nccl_options {
   int ranks_per_device = detail::ranks_of_pin();
   /// The time limit for every wait for other ranks; 0 waits as long as no error is known.
   seconds timeout = failure_policy{}.timeout;
-  /// The time limit for the ranks to connect.
-  seconds start_timeout = failure_policy{}.start_timeout;
+  /// The time limit for the ranks to connect. Longer than on the host: each rank may have to load NCCL's 250 MB from a
+  /// cold disk.
+  seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(120),
+                                                [](auto name, auto text) { return parse_seconds(name, text); });
   nccl_average average = nccl_average::automatic;
   /// The most thread blocks that NCCL uses; 0: NCCL decides.
   int max_ctas = 0;
@@ -61,21 +68,13 @@ struct nccl_options {
 
 namespace detail {
 
-/// The kind of an error of NCCL. NCCL does not know which rank is lost.
-constexpr error_kind nccl_error_kind(nccl_result code) noexcept {
-  switch (code) {
-    case nccl_invalid_argument:
-    case nccl_invalid_usage: return error_kind::invalid_argument;
-    case nccl_remote_error: return error_kind::peer_lost;
-    default: return error_kind::system;
-  }
-}
-
 /// Owns an ncclComm_t. One thread at a time uses it. After an error of the communicator itself, or an abort, every call
 /// throws the same error again.
 class nccl_communicator {
  public:
   using clock = std::chrono::steady_clock;
+  /// The time for NCCL to end work that is under way.
+  static constexpr std::chrono::seconds end_limit{10};
 
   nccl_communicator(std::shared_ptr<cuda_device> device, nccl_options options, int rank, int size)
       : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()) {}
@@ -83,26 +82,22 @@ class nccl_communicator {
   nccl_communicator& operator=(const nccl_communicator&) = delete;
   ~nccl_communicator() { close(); }
   /// Ends the communicator. Call it before freeing memory that NCCL uses: work that is stuck on a stream ends here at
-  /// the latest.
+  /// the latest, unless the communicator is `stuck`.
   void close() noexcept {
-    if (comm_ == nullptr) return;
     try {
       const cuda_device::scope current(*device_);
-      // NCCL may wait here for the other ranks, which may never come. Some versions report the end although one of
-      // their threads still works on it.
-      nccl_result state = lost_ ? nccl_remote_error : nccl_.comm_finalize(comm_);
-      if (state == nccl_success) nccl_.comm_async_error(comm_, &state);
-      for (const auto until = clock::now() + std::chrono::seconds(2); state == nccl_in_progress;) {
-        nccl_.comm_async_error(comm_, &state);
-        if (clock::now() >= until) break;
-        nap(std::chrono::microseconds(100));
+      // NCCL waits here for the program's work on the streams, and for the other ranks. They may never come if this is
+      // a consequence of an exception.
+      const auto limit = std::uncaught_exceptions() == 0 ? options_.timeout : nccl_options::seconds(2);
+      const auto memory = dropped_.all(false);
+      if (comm_ != nullptr && (lost_ || !finalized(memory, limit))) abort();
+      if (comm_ != nullptr) {
+        const nccl_comm ended = std::exchange(comm_, nullptr);
+        bounded(limit, [ended, destroy = nccl_.comm_destroy] { return destroy(ended); });
       }
-      const nccl_comm ended = std::exchange(comm_, nullptr);
-      if (state == nccl_success) {
-        nccl_.comm_destroy(ended);
-      } else {
-        nccl_.comm_abort(ended);
-      }
+      if (stuck_) return;
+      for (const auto& m : memory) nccl_.free(m.address);
+      for (const auto& m : dropped_.all(true)) nccl_.free(m.address);
     } catch (const error&) {  // the driver has shut down
       comm_ = nullptr;
     }
@@ -123,49 +118,59 @@ class nccl_communicator {
     if (lost_) throw again(*lost_);
     if (comm_ == nullptr) fail(error_kind::aborted, {"the NCCL communicator of ", label(), " is not connected"});
   }
+  [[nodiscard]] bool lost() const noexcept { return lost_.has_value(); }
   /// True if `comm` is still the communicator; false after an abort.
   [[nodiscard]] bool has(nccl_comm comm) const noexcept { return comm_ != nullptr && comm_ == comm; }
   /// "rank 0 of 4", for messages.
   [[nodiscard]] std::string label() const { return joined({"rank ", rank_, " of ", size_}); }
 
-  /// Starts to connect the ranks; within a scope of the device, like all calls of NCCL.
-  void connect(const nccl_unique_id& id) {
+  /// Connects the ranks; within a scope of the device, like all calls of NCCL. `look()` throws if a rank is lost.
+  template <class Look>
+  void connect(const nccl_unique_id& id, const Look& look) {
     nccl_config config = configuration();
     begun("connecting", nccl_.comm_init(&comm_, size_, id, rank_, &config));
-    finish_start("connecting");
+    finish_start("connecting", look);
   }
   /// The same as a part of another communicator. `color` is not negative.
   void connect(nccl_communicator& whole, int color, int key) {
     nccl_config config = configuration();
     // NCCL makes the part in a thread of the whole communicator, which writes `comm_` when it is done.
     whole.begun("split", nccl_.comm_split(whole.get(), color, key, &comm_, &config));
-    whole.await_ready("split", options_.start_timeout);  // aborts the whole if it fails, and so joins the thread
-    finish_start("split");
+    whole.await_ready("split", options_.start_timeout);  // ends the whole if it fails, and so joins the thread
+    finish_start("split", [] {});
   }
   /// The same with the remaining ranks of another communicator. Calls under way there end, with unspecified outputs.
   void connect(nccl_communicator& whole, std::span<int> lost) {
+    if (nccl_.comm_shrink != nullptr && whole.comm_ != nullptr) {
+      if (!whole.lost_) {
+        whole.lost_.emplace(error_kind::aborted, joined({"the ranks of ", whole.label(), " go on without others"}));
+      }
+      if (nccl_.comm_revoke != nullptr) whole.stop();
+    }
     if (nccl_.comm_shrink == nullptr || whole.comm_ == nullptr) {
       fail(error_kind::unsupported,
            {"without: NCCL ", nccl_version_text(nccl_search::result().version),
-            whole.comm_ == nullptr ? " has aborted the communicator" : " cannot leave ranks out (2.27 can)",
-            "; make a new NcclTransport over a transport of the ranks that are left"});
+            whole.comm_ == nullptr ? " has aborted the communicator" : " cannot leave ranks out (2.27 can)", remedy});
     }
     nccl_config config = configuration();
-    const nccl_result code =
-        nccl_.comm_shrink(whole.comm_, lost.data(), static_cast<int>(lost.size()), &comm_, &config, nccl_shrink_abort);
-    if (!whole.lost_) {
-      whole.lost_.emplace(error_kind::aborted, joined({"the ranks of ", whole.label(), " go on without others"}));
+    const nccl_result code = nccl_.comm_shrink(whole.comm_, lost.data(), static_cast<int>(lost.size()), &comm_, &config,
+                                               whole.revoked_ ? 0 : nccl_shrink_abort);
+    // A thread of NCCL writes `comm_` before the state of the whole communicator shows that it is done.
+    nccl_result state = code == nccl_success ? nccl_in_progress : code;
+    for (const auto until = clock::now() + options_.start_timeout; state == nccl_in_progress && clock::now() < until;) {
+      nap(std::chrono::microseconds(100));
+      state = whole.state();
     }
-    begun("without", code);
-    // NCCL's thread writes it. The state of the whole communicator no longer shows the progress.
-    const auto until = clock::now() + options_.start_timeout;
-    for (; __atomic_load_n(&comm_, __ATOMIC_ACQUIRE) == nullptr; nap(std::chrono::microseconds(100))) {
-      if (clock::now() < until) continue;
-      whole.abort();  // joins the thread
-      fail(error_kind::timeout, {"without on ", label(), ": the ranks that are left did not come within ",
-                                 options_.start_timeout.count(), " s"});
+    if (state == nccl_success) return finish_start("without", [] {});
+    if (state == nccl_in_progress) {
+      lost_.emplace(error_kind::timeout,
+                    joined({"without on ", label(), ": the ranks that are left did not come within ",
+                            options_.start_timeout.count(), " s"}));
+    } else {
+      lost_.emplace(nccl_error_kind(state), joined({whole.text("without", state), remedy}));
     }
-    finish_start("without");
+    whole.abort();  // joins the thread
+    throw again(*lost_);
   }
 
   /// Handles the result of a call of NCCL. True if its work is on the stream; false if `ready` must be polled before
@@ -174,7 +179,9 @@ class nccl_communicator {
     if (code == nccl_success) [[likely]]
       return true;
     if (code != nccl_in_progress) refuse(what, code);
-    return ready(what);
+    if (!joins_) return ready(what);
+    await_ready(what, options_.timeout);  // another thread must not go on with it
+    return true;
   }
   /// The same for calls other than collectives: some versions return success although one of their threads still works
   /// on it.
@@ -184,9 +191,7 @@ class nccl_communicator {
   /// True if the work of all calls is on its streams.
   [[nodiscard]] bool ready(std::string_view what) {
     usable();
-    nccl_result state = nccl_success;
-    const nccl_result code = nccl_.comm_async_error(comm_, &state);
-    if (code != nccl_success) state = code;
+    const nccl_result state = this->state();
     if (state == nccl_success) return true;
     if (state == nccl_in_progress) return false;
     lose(what, state);
@@ -249,21 +254,30 @@ class nccl_communicator {
     }
   }
 
-  /// Ends a registration. Without the communicator there are no windows.
-  void deregister(nccl_window window) noexcept {
-    if (comm_ != nullptr) static_cast<void>(nccl_.window_deregister(comm_, window));
+  /// Frees memory of NCCL's, with its window or null; see nccl_dropped.
+  void free(std::byte* address, nccl_window window) noexcept {
+    if (dropped_.take({address, window}) || stuck_) return;
+    if (comm_ != nullptr && window != nullptr) nccl_.window_deregister(comm_, window);
+    nccl_.free(address);
   }
+  void share() noexcept { dropped_.share(); }
 
   /// Ends all work under way after an error. If NCCL supports it, the communicator stays, so that the remaining ranks
-  /// can go on from it.
+  /// can go on from it, and no memory is freed that other ranks may still use.
   void stop() noexcept {
-    if (comm_ == nullptr) return;
-    if (nccl_.comm_revoke == nullptr) return abort();
+    if (comm_ == nullptr || revoked_) return;
+    if (nccl_.comm_revoke == nullptr || !connected_) return abort();
     try {
+      mark_aborted();
       const cuda_device::scope current(*device_);
-      const nccl_result code = nccl_.comm_revoke(comm_, 0);
-      if (code != nccl_success && code != nccl_in_progress) abort();
-    } catch (const error&) {  // the driver has shut down
+      const auto until = clock::now() + end_limit;
+      revoked_ = true;
+      nccl_result now = bounded(end_limit, [comm = comm_, revoke = nccl_.comm_revoke] { return revoke(comm, 0); });
+      if (stuck_) return;
+      const bool refused = now == nccl_invalid_argument;
+      for (; now == nccl_in_progress && clock::now() < until; now = state()) nap(std::chrono::microseconds(100));
+      if (refused || now == nccl_in_progress) abort();
+    } catch (const std::exception&) {  // the driver has shut down
       comm_ = nullptr;
     }
   }
@@ -272,15 +286,20 @@ class nccl_communicator {
   void abort() noexcept {
     if (comm_ == nullptr) return;
     try {
-      if (!lost_) lost_.emplace(error_kind::aborted, joined({"the NCCL communicator of ", label(), " was aborted"}));
+      mark_aborted();
       const cuda_device::scope current(*device_);
-      nccl_.comm_abort(std::exchange(comm_, nullptr));
+      const nccl_comm ended = std::exchange(comm_, nullptr);
+      bounded(end_limit, [ended, abort = nccl_.comm_abort] { return abort(ended); });
     } catch (const std::exception&) {  // the driver has shut down
       comm_ = nullptr;
     }
   }
+  /// True if work of this communicator may never end, so that the memory that it uses must not be freed.
+  [[nodiscard]] bool stuck() const noexcept { return stuck_; }
 
  private:
+  static constexpr std::string_view remedy = "; make a new NcclTransport over a transport of the ranks that are left";
+
   [[nodiscard]] nccl_config configuration() const noexcept {
     nccl_config config;
     config.blocking = 0;  // in a blocking one, a missing rank would leave the others in NCCL for ever
@@ -288,12 +307,62 @@ class nccl_communicator {
     if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
     return config;
   }
-  void finish_start(std::string_view what) {
+  template <class Look>
+  void finish_start(std::string_view what, const Look& look) {
     if (comm_ == nullptr) fail(error_kind::system, {"NCCL gave ", label(), " no communicator"});
-    await_ready(what, options_.start_timeout);
+    try {
+      await(what, options_.start_timeout, [&] {
+        look();
+        return ready(what);
+      });
+    } catch (const error&) {
+      abort();  // also after an error of `look`
+      throw;
+    }
+    connected_ = true;
+  }
+  void mark_aborted() {
+    if (!lost_) lost_.emplace(error_kind::aborted, joined({"the NCCL communicator of ", label(), " was aborted"}));
+  }
+  /// The state of the calls, as NCCL reports it.
+  [[nodiscard]] nccl_result state() noexcept {
+    nccl_result state = nccl_success;
+    const nccl_result code = nccl_.comm_async_error(comm_, &state);
+    if (code != nccl_success) return code;
+    int ranks = 0;  // not needed: this call joins NCCL's thread
+    return state == nccl_success && joins_ ? nccl_.comm_count(comm_, &ranks) : state;
+  }
+  /// True if all work is done, and NCCL is ready to free the communicator.
+  [[nodiscard]] bool finalized(const std::vector<nccl_dropped::memory>& registered,
+                               nccl_options::seconds limit) noexcept {
+    for (const auto& m : registered) {
+      if (m.window != nullptr) nccl_.window_deregister(comm_, m.window);
+    }
+    // Some versions return success although one of their threads still works on it.
+    nccl_result now = nccl_.comm_finalize(comm_);
+    if (now == nccl_success) now = state();
+    for (const auto start = clock::now(); now == nccl_in_progress; now = state()) {
+      if (limit.count() > 0 && clock::now() - start >= limit) break;
+      nap(std::chrono::microseconds(100));
+    }
+    return now == nccl_success;
+  }
+  /// Calls a function of NCCL that ends or frees the communicator; see detail::bounded.
+  template <class Call>
+  nccl_result bounded(nccl_options::seconds limit, const Call& call) noexcept {
+    if (const auto code = detail::bounded(device_, limit, call)) return *code;
+    stuck_ = true;
+    comm_ = nullptr;
+    static_cast<void>(
+        std::fprintf(stderr,
+                     "hvd: NCCL on rank %d of %d has not ended its communicator within %g s, on GPU %s: a kernel on "
+                     "this GPU, perhaps "
+                     "of another communicator, does not end. Memory that it may use is kept; start a new process\n",
+                     rank_, size_, limit.count(), device_->uuid().c_str()));
+    return nccl_internal_error;
   }
   [[nodiscard]] std::string text(std::string_view what, nccl_result code) const {
-    const char* const last = nccl_.last_error != nullptr && comm_ != nullptr ? nccl_.last_error(comm_) : nullptr;
+    const char* const last = comm_ != nullptr ? nccl_.last_error(comm_) : nullptr;
     std::string all = joined({what, " on ", label(), ": NCCL ", nccl_version_text(nccl_search::result().version),
                               " says ", nccl_.error_text(code)});
     if (last != nullptr && *last != '\0') all += joined({" (", last, ")"});
@@ -316,8 +385,12 @@ class nccl_communicator {
   nccl_options options_;
   int rank_, size_;
   const nccl_library& nccl_;
+  const bool joins_ = nccl_search::result().version < nccl_free_threaded;
   nccl_comm comm_ = nullptr;
   std::optional<error> lost_;
+  bool connected_ = false, revoked_ = false;
+  std::atomic<bool> stuck_ = false;
+  nccl_dropped dropped_;
 };
 
 }  // namespace detail

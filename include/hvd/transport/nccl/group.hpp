@@ -4,6 +4,7 @@
 #include <hvd/call.hpp>
 #include <hvd/cuda/copy.hpp>
 #include <hvd/cuda/device.hpp>
+#include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport/nccl/collectives.hpp>
@@ -39,6 +40,10 @@ class nccl_group {
   nccl_group& operator=(const nccl_group&) = delete;
   ~nccl_group() {
     comm_.close();
+    if (comm_.stuck()) {
+      keep_for_ever(std::move(stream_), std::move(token_), std::move(scratch_), std::move(votes_), std::move(copies_));
+      return;
+    }
     try {
       const cuda_device::scope current(*device_);
       token_.reset();
@@ -74,6 +79,7 @@ class nccl_group {
       mine.nccl = nccl_search::result().version;
       mine.instances_apart = std::getenv("NCCL_HOSTID") != nullptr;
       allow_sharing(options);
+      connect_at_the_start();
       group = std::make_shared<nccl_group>(device, options, control.rank(), control.size());
       group->load();
       if (control.rank() == 0) {
@@ -85,7 +91,9 @@ class nccl_group {
     check_greetings(all);
     attempt([&] {
       const cuda_device::scope current(*group->device_);
-      group->comm_.connect(all.front().id);
+      group->comm_.connect(all.front().id, [&] {
+        if constexpr (requires { control.check(); }) control.check();
+      });
     });
     // Wait for all ranks: otherwise one could start a collective while others still connect, or have failed to.
     check_problems(exchange_greetings(control, mine));
@@ -226,18 +234,7 @@ class nccl_group {
       made->load();
       return made;
     });
-    if (comm_.library().comm_split != nullptr) {
-      const cuda_device::scope current(*device_);
-      part->comm_.connect(comm_, index, key);
-    } else {  // before NCCL 2.18: each rank offers an id, and the id of the first one counts
-      nccl_unique_id own{};
-      const nccl_result code = comm_.library().unique_id(&own);
-      if (code != nccl_success) fail(nccl_error_kind(code), {"split: ncclGetUniqueId failed"});
-      std::vector<nccl_unique_id> ids(all.size());
-      share("split", &own, ids.data(), sizeof own);
-      const cuda_device::scope current(*device_);
-      part->comm_.connect(ids[static_cast<std::size_t>(members.front())]);
-    }
+    keeping(part, [&] { part->comm_.connect(comm_, index, key); });
     barrier();
     return part;
   }
@@ -256,8 +253,7 @@ class nccl_group {
     auto left = std::make_shared<nccl_group>(device_, comm_.options(), rank() - static_cast<int>(before),
                                              size() - static_cast<int>(lost.size()));
     left->load();
-    const cuda_device::scope current(*device_);
-    left->comm_.connect(comm_, lost);
+    keeping(left, [&] { left->comm_.connect(comm_, lost); });
     return left;
   }
 
@@ -271,7 +267,8 @@ class nccl_group {
     const std::size_t bytes = round_up(n * element_bytes, nccl_window_alignment);
     const cuda_device::scope current(*device_);
     nccl_growth growth = grow(bytes, stream_.get());
-    comm_.await("alloc_shared", comm_.options().timeout, [&] { return growth.advance(); });
+    keeping(growth.memory(),
+            [&] { comm_.await("alloc_shared", comm_.options().timeout, [&] { return growth.advance(); }); });
     return growth.memory();
   }
 
@@ -295,6 +292,17 @@ class nccl_group {
   }
 
  private:
+  /// Calls f. If NCCL is stuck after an error, a thread of NCCL may still write to `kept`.
+  template <class F>
+  void keeping(const std::shared_ptr<void>& kept, const F& f) {
+    const cuda_device::scope current(*device_);
+    try {
+      f();
+    } catch (const error&) {
+      if (comm_.stuck()) keep_for_ever(kept);
+      throw;
+    }
+  }
   template <class Call>
   void check_buffers(const Call& c, cu_stream stream) const {
     if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own

@@ -79,6 +79,7 @@ struct nccl_library {
   nccl_result (*comm_destroy)(nccl_comm) = nullptr;
   nccl_result (*comm_abort)(nccl_comm) = nullptr;
   nccl_result (*comm_async_error)(nccl_comm, nccl_result*) = nullptr;
+  nccl_result (*comm_count)(nccl_comm, int*) = nullptr;
 
   nccl_result (*allreduce)(const void*, void*, std::size_t count, int type, int op, nccl_comm, nccl_stream) = nullptr;
   nccl_result (*reduce)(const void*, void*, std::size_t count, int type, int op, int root, nccl_comm,
@@ -94,8 +95,9 @@ struct nccl_library {
   nccl_result (*pre_mul_sum)(int* op, void* scalar, int type, int residence, nccl_comm) = nullptr;  // 2.11
   nccl_result (*op_destroy)(int op, nccl_comm) = nullptr;                                           // 2.11
 
-  const char* (*last_error)(nccl_comm) = nullptr;                                                             // 2.13
-  nccl_result (*comm_split)(nccl_comm, int color, int key, nccl_comm*, nccl_config*) = nullptr;               // 2.18
+  const char* (*last_error)(nccl_comm) = nullptr;                                                // 2.13
+  nccl_result (*comm_split)(nccl_comm, int color, int key, nccl_comm*, nccl_config*) = nullptr;  // 2.18
+
   nccl_result (*alloc)(void**, std::size_t) = nullptr;                                                        // 2.19
   nccl_result (*free)(void*) = nullptr;                                                                       // 2.19
   nccl_result (*comm_register)(nccl_comm, void*, std::size_t, void** handle) = nullptr;                       // 2.19
@@ -121,6 +123,7 @@ struct nccl_library {
     f(comm_destroy, "ncclCommDestroy", true);
     f(comm_abort, "ncclCommAbort", true);
     f(comm_async_error, "ncclCommGetAsyncError", true);
+    f(comm_count, "ncclCommCount", true);
     f(allreduce, "ncclAllReduce", true);
     f(reduce, "ncclReduce", true);
     f(broadcast, "ncclBroadcast", true);
@@ -132,8 +135,8 @@ struct nccl_library {
     f(group_end, "ncclGroupEnd", true);
     f(pre_mul_sum, "ncclRedOpCreatePreMulSum", true);
     f(op_destroy, "ncclRedOpDestroy", true);
-    f(last_error, "ncclGetLastError", false);
-    f(comm_split, "ncclCommSplit", false);
+    f(last_error, "ncclGetLastError", true);
+    f(comm_split, "ncclCommSplit", true);
     f(alloc, "ncclMemAlloc", false);
     f(free, "ncclMemFree", false);
     f(comm_register, "ncclCommRegister", false);
@@ -148,9 +151,23 @@ struct nccl_library {
   }
 };
 
+/// The oldest version that hvd uses. Before 2.18.6, a thread of NCCL's can drop a call that is made after it has
+/// published its success. Before 2.26, only the thread that has made a call may end it.
+inline constexpr int nccl_oldest = 21806, nccl_free_threaded = 22600;
+
 /// "2.28.9" for 22809.
 inline std::string nccl_version_text(int code) {
   return joined({code / 10000, ".", code / 100 % 100, ".", code % 100});
+}
+
+/// The kind of an error of NCCL. NCCL does not know which rank is lost.
+constexpr error_kind nccl_error_kind(nccl_result code) noexcept {
+  switch (code) {
+    case nccl_invalid_argument:
+    case nccl_invalid_usage: return error_kind::invalid_argument;
+    case nccl_remote_error: return error_kind::peer_lost;
+    default: return error_kind::system;
+  }
 }
 
 /// NCCL in this process: the file in HVD_NCCL_LIBRARY, or else a copy that is already loaded, or else libnccl.so.2. It
@@ -188,6 +205,7 @@ inline void fill_linked(nccl_library& t) {
   set(t.comm_destroy, &ncclCommDestroy);
   set(t.comm_abort, &ncclCommAbort);
   set(t.comm_async_error, &ncclCommGetAsyncError);
+  set(t.comm_count, &ncclCommCount);
   set(t.allreduce, &ncclAllReduce);
   set(t.reduce, &ncclReduce);
   set(t.broadcast, &ncclBroadcast);
@@ -200,9 +218,7 @@ inline void fill_linked(nccl_library& t) {
   set(t.pre_mul_sum, &ncclRedOpCreatePreMulSum);
   set(t.op_destroy, &ncclRedOpDestroy);
   set(t.last_error, &ncclGetLastError);
-#if NCCL_VERSION_CODE >= 21800
   set(t.comm_split, &ncclCommSplit);
-#endif
 #if NCCL_VERSION_CODE >= 21900
   set(t.alloc, &ncclMemAlloc);
   set(t.free, &ncclMemFree);
@@ -242,7 +258,7 @@ inline bool nccl_search::fill() {
     if (function == nullptr && required && missing.empty()) missing = symbol;
   });
   if (!missing.empty()) {
-    why = joined({library, " has no ", missing, ": it is not NCCL, or older than 2.14; install 2.18 or newer"});
+    why = joined({library, " has no ", missing, ": it is not NCCL, or older than 2.18.6; install a newer one"});
     return false;
   }
 #endif
@@ -254,6 +270,11 @@ inline nccl_search::nccl_search() {
   const nccl_result code = table.version(&version);
   usable = code == nccl_success;
   if (!usable) why = joined({"NCCL (", library, ") does not tell its version: ", table.error_text(code)});
+  if (usable && version < nccl_oldest) {
+    usable = false;
+    why = joined({"NCCL ", nccl_version_text(version), " (", library, ") is older than ",
+                  nccl_version_text(nccl_oldest), "; install a newer one, or name it in HVD_NCCL_LIBRARY"});
+  }
 }
 
 /// NCCL's table. Errors: unsupported, with the names and places that were searched.

@@ -108,4 +108,11 @@ inline void allow_sharing(const nccl_options& options) {
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
 }
 
+/// Called before the first call of NCCL. In some versions the first collective connects the ranks, inside of the call
+/// although that does not block, without a deadline: they have to connect at the start.
+inline void connect_at_the_start() {
+  const int version = nccl_search::result().version;
+  if (version >= 22200 && version < 22600) ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+}
+
 }  // namespace hvd::inline HVD_ABI::detail

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <hvd/cuda/device.hpp>
+#include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/error.hpp>
 #include <hvd/transport/nccl/communicator.hpp>
 
@@ -87,8 +88,7 @@ class nccl_votes {
 
 /// Memory of NCCL if `of_nccl`, with a window if it is registered; else plain memory of the device.
 struct nccl_memory {
-  std::shared_ptr<cuda_device> device{};
-  std::weak_ptr<nccl_communicator> comm{};
+  std::shared_ptr<nccl_communicator> comm{};
   std::byte* address = nullptr;
   nccl_window window = nullptr;  ///< written by a thread of NCCL's
   std::shared_ptr<std::byte> plain{};
@@ -97,11 +97,11 @@ struct nccl_memory {
   nccl_memory(const nccl_memory&) = delete;
   nccl_memory& operator=(const nccl_memory&) = delete;
   ~nccl_memory() {
+    if (plain && comm->stuck()) keep_for_ever(std::move(plain));
     if (address == nullptr || plain) return;
     try {
-      const cuda_device::scope current(*device);
-      if (const auto alive = comm.lock(); window != nullptr && alive) alive->deregister(window);
-      get_nccl().free(address);
+      const cuda_device::scope current(*comm->device());
+      comm->free(address, window);
     } catch (const error&) {  // the driver has shut down
     }
   }
@@ -115,7 +115,6 @@ class nccl_growth {
               cu_stream stream, std::size_t bytes)
       : comm_(std::move(comm)), events_(std::move(events)), votes_(votes), stream_(stream), bytes_(bytes),
         memory_(std::make_shared<nccl_memory>()) {
-    memory_->device = comm_->device();
     memory_->comm = comm_;
   }
 
