@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -189,6 +190,39 @@ inline std::shared_ptr<std::byte> cuda_host_memory(std::shared_ptr<cuda_device> 
             }
           }};
 }
+
+/// How far streams have come, in memory of the host: each writes the number of a place behind the work before it. So
+/// the host looks without a call of the driver, which could wait for the context behind a kernel that hangs.
+class cuda_marks {
+ public:
+  struct place {
+    std::size_t stream = 0;
+    std::uint32_t number = 0;
+  };
+
+  cuda_marks(std::shared_ptr<cuda_device> device, std::size_t streams)
+      : driver_(device->driver()), last_(streams), words_(cuda_host_memory(std::move(device), streams * spacing)) {}
+
+  /// Marks the end of the stream with number `which`. Within a scope of the device.
+  [[nodiscard]] place record(std::size_t which, cu_stream stream) {
+    driver_.check(driver_.stream_write(stream, to_device(&word(which)), ++last_[which], 0), "cuStreamWriteValue32");
+    return {which, last_[which]};
+  }
+  /// Never true if the stream has failed.
+  [[nodiscard]] bool reached(const place& p) const noexcept {
+    const std::uint32_t now = std::atomic_ref(word(p.stream)).load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(now - p.number) >= 0;
+  }
+
+ private:
+  static constexpr std::size_t spacing = 128;
+  [[nodiscard]] std::uint32_t& word(std::size_t which) const noexcept {
+    return *reinterpret_cast<std::uint32_t*>(words_.get() + which * spacing);
+  }
+  const cuda_driver& driver_;
+  std::vector<std::uint32_t> last_;
+  std::shared_ptr<std::byte> words_;
+};
 
 /// Memory of a device; freed with the last reference. Errors: no_memory, with the amount of free memory.
 inline std::shared_ptr<std::byte> cuda_memory(std::shared_ptr<cuda_device> device, std::size_t bytes) {

@@ -84,6 +84,7 @@ class nccl_device {
   }
   bool poll(pending& batch) { return batches_->poll(*batch); }
   void check() { batches_->check(); }
+  void interrupt() noexcept { group().communicator().interrupt(); }
   void abort() noexcept { batches_->abort(); }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
 
@@ -260,6 +261,9 @@ class NcclOnDemand {
   bool poll(pending& batch) { return in_->connected->poll(batch); }
   void check() {
     if (in_->connected) in_->connected->check();
+  }
+  void interrupt() noexcept {
+    if (in_->connected) in_->connected->interrupt();
   }
   void abort() noexcept {
     if (in_->connected) in_->connected->abort();

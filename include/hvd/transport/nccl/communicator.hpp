@@ -8,6 +8,7 @@
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/library.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -119,7 +120,12 @@ class nccl_communicator {
     return comm_;
   }
   /// Throws the error that has ended the communicator, if any.
-  void usable() const {
+  void usable() {
+    if (!lost_ && interrupted_.load()) {
+      lost_.emplace(error_kind::peer_lost,
+                    joined({"a collective on ", label(), " was ended, because a thread waited for the GPU of a rank ",
+                            "that is lost, or that has shut its engine down"}));
+    }
     if (lost_) throw again(*lost_);
     if (comm_ == nullptr) fail(error_kind::aborted, {"the NCCL communicator of ", label(), " is not connected"});
   }
@@ -261,10 +267,21 @@ class nccl_communicator {
     if (nccl_.comm_revoke == nullptr) return abort();
     try {
       const cuda_device::scope current(*device_);
-      const nccl_result code = nccl_.comm_revoke(comm_, 0);
+      const nccl_result code = interrupted_.load() ? nccl_success : nccl_.comm_revoke(comm_, 0);
       if (code != nccl_success && code != nccl_in_progress) abort();
     } catch (const error&) {  // the driver has shut down
       comm_ = nullptr;
+    }
+  }
+
+  /// Ends all work under way although another thread is in a call of this class, which waits in the driver for that
+  /// work; later calls throw peer_lost. Calls no driver: NCCL first sets the flag that its kernels look at.
+  void interrupt() noexcept {
+    if (interrupted_.exchange(true)) return;
+    if (nccl_.comm_revoke != nullptr) {
+      if (const nccl_comm comm = __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); comm != nullptr) nccl_.comm_revoke(comm, 0);
+    } else if (const nccl_comm comm = __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL); comm != nullptr) {
+      nccl_.comm_abort(comm);
     }
   }
 
@@ -318,6 +335,7 @@ class nccl_communicator {
   const nccl_library& nccl_;
   nccl_comm comm_ = nullptr;
   std::optional<error> lost_;
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace detail
