@@ -115,7 +115,7 @@ class nccl_group {
     requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
-    check_buffers(c);
+    check(c, stream);
     comm_.usable();
     if constexpr (requires { c.send; }) {
       if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
@@ -133,7 +133,7 @@ class nccl_group {
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
     nccl_reduction r = nccl_reduction_of(c.op, size(), average(), Call::kind);
-    check_buffers(c);
+    check(c, stream);
     comm_.usable();
     std::shared_ptr<std::byte> scaled;
     const std::byte* in = c.in;
@@ -294,7 +294,8 @@ class nccl_group {
 
  private:
   template <class Call>
-  void check_buffers(const Call& c) const {
+  void check(const Call& c, cu_stream stream) const {
+    if (stream != stream_.get()) refuse_capture(driver(), stream, joined({name(Call::kind), " on ", comm_.label()}));
     check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
     check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
   }
