@@ -109,7 +109,9 @@ void compare_cuda() {
   static_assert(cu_success == CUDA_SUCCESS && cu_invalid_value == CUDA_ERROR_INVALID_VALUE &&
                 cu_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY && cu_deinitialized == CUDA_ERROR_DEINITIALIZED &&
                 cu_no_device == CUDA_ERROR_NO_DEVICE && cu_invalid_device == CUDA_ERROR_INVALID_DEVICE &&
-                cu_not_found == CUDA_ERROR_NOT_FOUND && cu_not_ready == CUDA_ERROR_NOT_READY);
+                cu_not_found == CUDA_ERROR_NOT_FOUND && cu_not_ready == CUDA_ERROR_NOT_READY &&
+                cu_capture_implicit == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT &&
+                cu_captured_event == CUDA_ERROR_CAPTURED_EVENT);
   static_assert(sizeof(cu_uuid) == sizeof(CUuuid) && sizeof(cu_device) == sizeof(CUdevice) &&
                 sizeof(cu_pointer) == sizeof(CUdeviceptr) && sizeof(cu_context) == sizeof(CUcontext));
   static_assert(cu_attribute_pci_bus == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID &&
@@ -125,7 +127,9 @@ void compare_cuda() {
                 cu_pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL &&
                 cu_pointer_is_managed == CU_POINTER_ATTRIBUTE_IS_MANAGED && cu_memory_host == CU_MEMORYTYPE_HOST &&
                 cu_memory_device == CU_MEMORYTYPE_DEVICE && cu_stream_non_blocking == CU_STREAM_NON_BLOCKING &&
-                cu_event_disable_timing == CU_EVENT_DISABLE_TIMING);
+                cu_event_disable_timing == CU_EVENT_DISABLE_TIMING &&
+                cu_capture_none == CU_STREAM_CAPTURE_STATUS_NONE &&
+                cu_capture_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 
   comparison<cuda_driver> compared;
   HVD_TEST_SAME(cuda_driver, init, cuInit);
@@ -167,6 +171,9 @@ void compare_cuda() {
   HVD_TEST_SAME(cuda_driver, stream_query, cuStreamQuery);
   HVD_TEST_SAME(cuda_driver, stream_wait, cuStreamWaitEvent);
   HVD_TEST_SAME(cuda_driver, stream_context, cuStreamGetCtx);
+  HVD_TEST_SAME(cuda_driver, stream_capturing, cuStreamIsCapturing);
+  HVD_TEST_SAME(cuda_driver, stream_write, cuStreamWriteValue32);
+  HVD_TEST_SAME(cuda_driver, exchange_capture_mode, cuThreadExchangeStreamCaptureMode);
   HVD_TEST_SAME(cuda_driver, call_host, cuLaunchHostFunc);
   HVD_TEST_SAME(cuda_driver, event_create, cuEventCreate);
   HVD_TEST_SAME(cuda_driver, event_destroy, cuEventDestroy);

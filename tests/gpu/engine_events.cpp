@@ -1,5 +1,7 @@
 // tests/gpu/engine_events.cpp: an engine's work on the GPU is ordered with the program's own by events alone, several
 // batches at a time; and the mistakes that a program can make with them are found on the stand-ins.
+#include <hvd/hvd.hpp>
+
 #include <gpu/engine.hpp>
 #include <support/timeline_reader.hpp>
 
@@ -216,6 +218,61 @@ TEST_CASE("an engine with a GPU: several batches under way") {
 }
 TEST_CASE("an engine with a GPU: missing and wrong events are found") {
   on_engines<nccl_engine>(2, {}, plain_engine(), [](const auto& r) { mistakes(r); });
+}
+
+TEST_CASE("an engine with a GPU: the program captures CUDA graphs meanwhile, without collectives") {
+  for (const environment& variables : {environment{}, in_progress}) {
+    on_engines<nccl_engine>(2, variables, plain_engine(), [](const auto& r) {
+      const standin_gpu& standin = standin_gpu::get();
+      const auto begin = standin.function<int (*)(void*, int)>("cuStreamBeginCapture_v2");
+      const auto end = standin.function<int (*)(void*, void**)>("cuStreamEndCapture");
+      constexpr int global = 0;
+      const own_stream stream(r.gpu), captured(r.gpu);
+      void* graph = nullptr;
+      for (int i = 0; i != 10; ++i) {
+        // The buffer grows, and a stream is held up, while the capture goes on; one is submitted before it, one in it.
+        const std::size_t n = std::size_t{100} << i;
+        const auto a = r.array(n, r.mine()), b = r.array(n, r.mine());
+        must(standin.hold(stream.get()));
+        const handle before =
+            r.engine.submit(asked(operation::allreduce, "a", {r.at(a, &a, stream.event()), r.at(b, &b)}));
+        const auto c = r.array(n, r.mine());
+        r.comm.barrier();
+        must(begin(captured.get(), global));
+        const handle within = r.engine.submit(r.sum("c", c));
+        within.wait_queued(only_a_hang);
+        must(standin.release(stream.get()));
+        before.wait(only_a_hang);
+        within.wait(only_a_hang);
+        auto d = r.gpu.template alloc_shared<float>(10);
+        hvd::broadcast(r.gpu, d, 0);
+        must(end(captured.get(), &graph));
+        r.has(a, r.total());
+        r.has(b, r.total());
+        r.has(c, r.total());
+      }
+      // Collectives in the capture are refused, and the next ones work.
+      const auto a = r.array(100, r.mine());
+      must(begin(captured.get(), global));
+      complaint(error_kind::invalid_argument,
+                {"allreduce on rank ", ": the stream is being captured into a CUDA graph, and collectives in CUDA ",
+                 "graphs are not supported; call it outside of the capture"},
+                [&] { hvd::allreduce(r.gpu, a.span(), hvd::sum, hvd::on_stream{captured.get()}); });
+      complaint(error_kind::invalid_argument, {"is being captured into a CUDA graph"},
+                [&] { hvd::broadcast(r.gpu, a.span(), 0, hvd::on_stream{captured.get()}); });
+      must(end(captured.get(), &graph));
+      must(begin(captured.get(), global));
+      complaint(error_kind::invalid_argument,
+                {"tensor \"a\": its event was recorded in a stream that is being captured into a CUDA graph"},
+                [&] { r.engine.submit(r.sum("a", a, captured.event())); });
+      end(captured.get(), &graph);
+      r.engine.run(r.sum("a", a));
+      r.has(a, r.total());
+      hvd::allreduce(r.gpu, a.span(), hvd::sum, hvd::on_stream{captured.get()});
+      captured.synchronise();
+      r.has(a, r.total() * static_cast<float>(r.size()));
+    });
+  }
 }
 
 TEST_CASE("an engine with a GPU: what it has made may outlive it") {

@@ -72,6 +72,75 @@ TEST_CASE("a rank that is killed under way is named by all others, although NCCL
   }
 }
 
+TEST_CASE("a rank that is killed is noticed while a thread of the program waits in the driver for its collective") {
+  enum class waiting { in_synchronize, in_free, also_the_engine };
+  for (const waiting how : {waiting::in_synchronize, waiting::in_free, waiting::also_the_engine}) {
+    for (const environment& variables : {how == waiting::in_free ? in_progress : environment{}, old_library()}) {
+      if (how == waiting::in_synchronize && !variables.empty()) continue;
+      CAPTURE(static_cast<int>(how));
+      on_ranks(3, variables, 2, [&](ShmTransport& comm, report&) {
+        const standin_gpu& standin = standin_gpu::get();
+        NcclTransport gpu(comm, on_gpu(comm.rank()));
+        nccl_engine engine = make_engine(comm);
+        const gpu_array<float> a(gpu, floats(50, 1)), b(gpu, floats(60, 1));
+        std::optional<gpu_array<float>> c(std::in_place, gpu, floats(10, 1));
+        const own_stream stream(gpu);
+        const auto sum = [&](const char* name, const gpu_array<float>& x, void* ready) {
+          return engine.submit(asked(operation::allreduce, name, {tensor_at(gpu.device(), x, &x, ready)}));
+        };
+        sum("first", a, nullptr).wait(only_a_hang);
+        void* ready = nullptr;
+        if (comm.rank() == 2) {
+          must(standin.hold(stream.get()));
+          ready = stream.event();
+        }
+        const handle one = sum("a", a, ready);
+        one.wait_queued(only_a_hang);
+        if (comm.rank() == 2) {
+          pause_for(1);
+          if (how == waiting::also_the_engine) sum("b", b, ready).wait_queued(only_a_hang);
+          pause_for(0.5);
+          ::raise(SIGKILL);
+        }
+        const handle two = how == waiting::also_the_engine ? sum("b", b, nullptr) : handle();
+        const std::jthread waits([&] {
+          const hvd::detail::cuda_device::scope current(*gpu.group()->device());
+          if (how == waiting::in_free) return c.reset();
+          must(standin.function<int (*)()>("cuCtxSynchronize")());
+        });
+        const double start = now();
+        const hvd::error e = failure_of(one);
+        require(e.kind() == error_kind::peer_lost && e.rank() == 2, e.what());
+        if (how == waiting::also_the_engine) require(failure_of(two).rank() == 2, "another rank");
+        require(now() - start < 8, "it took too long");
+      });
+    }
+  }
+}
+
+TEST_CASE("an engine whose GPU fails says so, although the end of its work is never reached") {
+  on_ranks(2, {}, -1, [](ShmTransport& comm, report&) {
+    NcclTransport gpu(comm, on_gpu(comm.rank()));
+    nccl_engine engine = make_engine(comm);
+    const gpu_array<float> a(gpu, floats(50, 1));
+    const own_stream stream(gpu);
+    void* ready = nullptr;
+    if (comm.rank() == 1) {
+      must(standin_gpu::get().hold(stream.get()));
+      ready = stream.event();
+    }
+    const handle h = engine.submit(asked(operation::allreduce, "a", {tensor_at(gpu.device(), a, &a, ready)}));
+    h.wait_queued(only_a_hang);
+    if (comm.rank() == 1) standin_gpu::get().fail_next("cuEventQuery", 700);
+    const hvd::error e = failure_of(h);
+    require(e.rank() == 1, e.what());
+    if (comm.rank() == 1) {
+      says(e, "CUDA_ERROR_ILLEGAL_ADDRESS");
+      must(standin_gpu::get().release(stream.get()));
+    }
+  });
+}
+
 TEST_CASE("a transport alone: its own deadline ends the wait, and every call after it says so") {
   on_ranks(2, {}, -1, [](ShmTransport& comm, report&) {
     hvd::nccl_options options = on_gpu(comm.rank());
@@ -193,6 +262,7 @@ TEST_CASE("an error on one rank ends the engines of all, with its cause") {
   for (const fault& f : {fault{"ncclAllReduce", 1, error_kind::system, "NCCL 2.28.9 says unhandled cuda error"},
                          fault{"ncclGroupEnd", 5, error_kind::invalid_argument, "says invalid usage"},
                          fault{"cuEventRecord", 999, error_kind::system, "cuEventRecord failed: CUDA_ERROR_UNKNOWN"},
+                         fault{"cuStreamWriteValue32_v2", 1, error_kind::system, "cuStreamWriteValue32 failed"},
                          fault{"cuEventQuery", 719, error_kind::system, "CUDA_ERROR_LAUNCH_FAILED"},
                          fault{"cuMemsetD8Async", 2, error_kind::no_memory, "cuMemsetD8Async failed"}}) {
     CAPTURE(std::string(f.symbol));

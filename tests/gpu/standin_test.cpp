@@ -296,6 +296,108 @@ TEST_CASE("gpu standin: each thread of the host for itself, where a test wants i
   });
 }
 
+TEST_CASE("gpu standin: a word that a stream writes behind its work") {
+  in_process({}, [] {
+    const on_device d;
+    const cu_pointer x = d.alloc(100);
+    void* page = nullptr;
+    must(d.cu.alloc_host(&page, 4, 0));
+    auto& word = *static_cast<std::uint32_t*>(page);
+    word = 0;
+    const auto at = reinterpret_cast<cu_pointer>(page);
+    must(d.cu.stream_write(d.a, at + 1, 7, 0), cu_invalid_value);
+    must(d.cu.stream_write(d.a, at, 7, 1), cu_invalid_value);
+    must(d.gpu.hold(d.a));
+    must(d.cu.fill_bytes(x, 1, 100, d.a));
+    must(d.cu.stream_write(d.a, at, 7, 0));
+    pause_for(0.02);
+    require(std::atomic_ref(word).load() == 0, "it was written too early");
+    must(d.gpu.release(d.a));
+    while (std::atomic_ref(word).load() != 7) pause_for(0.0001);
+    must(d.cu.fill_bytes(x, 2, 100, d.b));  // the host has seen it
+    d.no_violation();
+  });
+}
+
+TEST_CASE("gpu standin: calls wait while another thread holds the context") {
+  in_process({}, [] {
+    const on_device d;
+    const cu_pointer x = d.alloc(100);
+    const cu_event e = d.event();
+    for (const bool frees : {false, true}) {
+      must(d.gpu.hold(d.a));
+      must(d.cu.event_record(e, d.a));
+      std::thread waits([&] {
+        must(d.cu.context_set(d.context));
+        must(frees ? d.cu.free(x) : d.gpu.function<int (*)()>("cuCtxSynchronize")());
+      });
+      pause_for(0.05);
+      std::atomic<bool> returned = false;
+      std::thread asks([&] {
+        d.cu.event_query(e);
+        returned = true;
+      });
+      pause_for(0.05);
+      require(!returned, "a query did not wait");
+      cu_context now = nullptr;
+      must(d.cu.context_push(d.context));
+      must(d.cu.context_pop(&now));
+      must(d.gpu.release(d.a));
+      asks.join();
+      waits.join();
+    }
+  });
+}
+
+TEST_CASE("gpu standin: captures of CUDA graphs, and what breaks them") {
+  in_process({}, [] {
+    const on_device d;
+    const auto begin = d.gpu.function<int (*)(void*, int)>("cuStreamBeginCapture_v2");
+    const auto end = d.gpu.function<int (*)(void*, void**)>("cuStreamEndCapture");
+    const cu_pointer x = d.alloc(100);
+    const cu_event e = d.event();
+    must(d.cu.event_record(e, d.b));
+    void* graph = nullptr;
+    const auto elsewhere = [&](int mode) {
+      int code = -1;
+      std::thread([&] {
+        must(d.cu.exchange_capture_mode(&mode));
+        while ((code = d.cu.event_query(e)) == cu_not_ready) pause_for(0.001);
+      }).join();
+      return code;
+    };
+    constexpr int global = 0, of_thread = 1, relaxed = cu_capture_relaxed, unsupported = 900, invalidated = 901;
+    for (const int mode : {global, of_thread, relaxed}) {
+      for (const int other : {global, of_thread, relaxed}) {
+        const bool breaks = mode == global && other == global;
+        must(begin(d.a, mode));
+        must(d.cu.fill_bytes(x, 1, 100, d.a));  // does not run
+        must(elsewhere(other), breaks ? unsupported : 0);
+        must(end(d.a, &graph), breaks ? invalidated : 0);
+      }
+      must(begin(d.a, mode));
+      must(d.cu.event_query(e), mode == relaxed ? 0 : unsupported);
+      must(end(d.a, &graph), mode == relaxed ? 0 : invalidated);
+    }
+    int status = -1;
+    must(begin(d.a, relaxed));
+    must(d.cu.stream_capturing(d.a, &status));
+    require(status == 1, "no capture");
+    must(d.cu.event_record(e, d.a));
+    must(d.cu.event_query(e), cu_captured_event);
+    must(end(d.a, &graph), invalidated);
+    must(begin(d.a, relaxed));
+    must(d.cu.event_record(e, d.a));
+    must(d.cu.stream_wait(d.b, e, 0));  // takes part from now on
+    must(end(d.a, &graph), 904);
+    must(d.cu.stream_capturing(d.a, &status));
+    require(status == cu_capture_none, "still a capture");
+    must(d.cu.fill_bytes(x, 2, 100, d.a));
+    require(d.get<unsigned char>(x, 100, d.a) == std::vector<unsigned char>(100, 2), "captured works have run");
+    d.no_violation();
+  });
+}
+
 TEST_CASE("gpu standin: memory that is freed before its works are over") {
   in_process({}, [] {
     const on_device d;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -57,25 +58,30 @@ class cuda_device {
   /// "GPU-8932f937-... (0000:17:00.0)", for messages.
   [[nodiscard]] std::string label() const { return joined({uuid_, " (", pci_, ")"}); }
 
-  /// Makes the context current for a thread's calls in a block; others may have theirs.
+  /// Makes the context current for a thread's calls in a block; others may have theirs. The calls disturb no capture of
+  /// a CUDA graph: otherwise, those that CUDA calls unsafe would fail and end the captures of all threads.
   class scope {
    public:
     explicit scope(const cuda_device& device) : driver_(device.driver_) {
       const cu_result code = driver_.context_push(device.context_);
-      if (code == cu_success) [[likely]]
+      if (code == cu_success) [[likely]] {
+        driver_.exchange_capture_mode(&mode_);
         return;
+      }
       get_cuda();  // says so if this process was forked
       driver_.check(code, "cuCtxPushCurrent");
     }
     scope(const scope&) = delete;
     scope& operator=(const scope&) = delete;
     ~scope() {
+      driver_.exchange_capture_mode(&mode_);
       cu_context before = nullptr;
       driver_.context_pop(&before);
     }
 
    private:
     const cuda_driver& driver_;
+    int mode_ = cu_capture_relaxed;
   };
 
   /// The GPU to whose memory an address belongs; -1 for memory of the host. Errors: system, for a driver that has
@@ -99,6 +105,18 @@ class cuda_device {
   std::string uuid_, pci_;
   cu_context context_ = nullptr;
 };
+
+/// Throws invalid_argument for a stream that is captured into a CUDA graph. `what` begins the sentence. Within a scope
+/// of the stream's device.
+inline void refuse_capture(const cuda_driver& driver, cu_stream stream, std::string_view what) {
+  int status = cu_capture_none;
+  const cu_result code = driver.stream_capturing(stream, &status);
+  if (code == cu_success && status == cu_capture_none) [[likely]]
+    return;
+  if (code != cu_success && code != cu_capture_implicit) driver.check(code, "cuStreamIsCapturing");
+  fail(error_kind::invalid_argument, {what, ": the stream is being captured into a CUDA graph, and collectives in CUDA "
+                                            "graphs are not supported; call it outside of the capture"});
+}
 
 /// A stream of its own, which does not wait for the default stream. Made and destroyed within a scope of its device.
 class cuda_stream {
@@ -189,6 +207,39 @@ inline std::shared_ptr<std::byte> cuda_host_memory(std::shared_ptr<cuda_device> 
             }
           }};
 }
+
+/// How far streams have come, in memory of the host: each writes the number of a place behind the work before it. So
+/// the host looks without a call of the driver, which could wait for the context behind a kernel that hangs.
+class cuda_marks {
+ public:
+  struct place {
+    std::size_t stream = 0;
+    std::uint32_t number = 0;
+  };
+
+  cuda_marks(std::shared_ptr<cuda_device> device, std::size_t streams)
+      : driver_(device->driver()), last_(streams), words_(cuda_host_memory(std::move(device), streams * spacing)) {}
+
+  /// Marks the end of the stream with number `which`. Within a scope of the device.
+  [[nodiscard]] place record(std::size_t which, cu_stream stream) {
+    driver_.check(driver_.stream_write(stream, to_device(&word(which)), ++last_[which], 0), "cuStreamWriteValue32");
+    return {which, last_[which]};
+  }
+  /// Never true if the stream has failed.
+  [[nodiscard]] bool reached(const place& p) const noexcept {
+    const std::uint32_t now = std::atomic_ref(word(p.stream)).load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(now - p.number) >= 0;
+  }
+
+ private:
+  static constexpr std::size_t spacing = 128;
+  [[nodiscard]] std::uint32_t& word(std::size_t which) const noexcept {
+    return *reinterpret_cast<std::uint32_t*>(words_.get() + which * spacing);
+  }
+  const cuda_driver& driver_;
+  std::vector<std::uint32_t> last_;
+  std::shared_ptr<std::byte> words_;
+};
 
 /// Memory of a device; freed with the last reference. Errors: no_memory, with the amount of free memory.
 inline std::shared_ptr<std::byte> cuda_memory(std::shared_ptr<cuda_device> device, std::size_t bytes) {

@@ -28,7 +28,8 @@ namespace hvd::inline HVD_ABI::detail {
 /// CUresult. Only the values that hvd tells apart are named.
 using cu_result = int;
 inline constexpr cu_result cu_success = 0, cu_invalid_value = 1, cu_out_of_memory = 2, cu_deinitialized = 4,
-                           cu_no_device = 100, cu_invalid_device = 101, cu_not_found = 500, cu_not_ready = 600;
+                           cu_no_device = 100, cu_invalid_device = 101, cu_not_found = 500, cu_not_ready = 600,
+                           cu_capture_implicit = 906, cu_captured_event = 907;
 
 using cu_device = int;             ///< CUdevice: an ordinal among the visible devices
 using cu_pointer = std::uint64_t;  ///< CUdeviceptr
@@ -52,8 +53,9 @@ inline constexpr int cu_attribute_pci_bus = 33, cu_attribute_pci_device = 34, cu
 inline constexpr int cu_pointer_memory_type = 2, cu_pointer_device_ordinal = 9, cu_pointer_is_managed = 8;
 inline constexpr unsigned cu_memory_host = 1, cu_memory_device = 2;
 inline constexpr unsigned cu_stream_non_blocking = 1, cu_event_disable_timing = 2;
+inline constexpr int cu_capture_none = 0, cu_capture_relaxed = 2;  // a CUstreamCaptureStatus, a CUstreamCaptureMode
 
-/// The table. No pointer is null once the driver was found: every driver since CUDA 11.4 has all of these functions.
+/// The table. No pointer is null once the driver was found: every driver since CUDA 11.7 has all of these functions.
 struct cuda_driver {
   cu_result (*init)(unsigned flags) = nullptr;
   cu_result (*driver_version)(int* version) = nullptr;
@@ -94,6 +96,10 @@ struct cuda_driver {
   cu_result (*stream_query)(cu_stream) = nullptr;
   cu_result (*stream_wait)(cu_stream, cu_event, unsigned flags) = nullptr;
   cu_result (*stream_context)(cu_stream, cu_context*) = nullptr;
+  cu_result (*stream_capturing)(cu_stream, int* status) = nullptr;
+  /// Writes a word once all earlier work of the stream is done, and what that has written is visible.
+  cu_result (*stream_write)(cu_stream, cu_pointer to, std::uint32_t value, unsigned flags) = nullptr;
+  cu_result (*exchange_capture_mode)(int* mode) = nullptr;  ///< of the calling thread
   cu_result (*call_host)(cu_stream, void (*function)(void*), void* argument) = nullptr;
   cu_result (*event_create)(cu_event*, unsigned flags) = nullptr;
   cu_result (*event_destroy)(cu_event) = nullptr;
@@ -147,6 +153,9 @@ struct cuda_driver {
     f(stream_query, "cuStreamQuery");
     f(stream_wait, "cuStreamWaitEvent");
     f(stream_context, "cuStreamGetCtx");
+    f(stream_capturing, "cuStreamIsCapturing");
+    f(stream_write, "cuStreamWriteValue32_v2");
+    f(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
     f(call_host, "cuLaunchHostFunc");
     f(event_create, "cuEventCreate");
     f(event_destroy, "cuEventDestroy_v2");
@@ -215,6 +224,9 @@ inline void fill_linked(cuda_driver& t) {
   set(t.stream_query, &cuStreamQuery);
   set(t.stream_wait, &cuStreamWaitEvent);
   set(t.stream_context, &cuStreamGetCtx);
+  set(t.stream_capturing, &cuStreamIsCapturing);
+  set(t.stream_write, &cuStreamWriteValue32);
+  set(t.exchange_capture_mode, &cuThreadExchangeStreamCaptureMode);
   set(t.call_host, &cuLaunchHostFunc);
   set(t.event_create, &cuEventCreate);
   set(t.event_destroy, &cuEventDestroy);
@@ -264,7 +276,7 @@ inline bool cuda_search::fill() {
     if (function == nullptr && missing.empty()) missing = symbol;
   });
   if (!missing.empty()) {
-    why = joined({library, " has no ", missing, ": it is no CUDA driver, or one older than CUDA 11.4"});
+    why = joined({library, " has no ", missing, ": it is no CUDA driver, or one older than CUDA 11.7"});
     return false;
   }
 #endif

@@ -47,6 +47,8 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // Ends all work on this rank at once; called at most once, after any error. Then only its destructor is called. True
   // if the device uses no memory of any batch any more; otherwise the engine never frees that memory.
   { d.abort() } noexcept -> std::same_as<bool>;
+  // (If it has `interrupt() noexcept`: ends the work on this rank although the thread that drives is in another call of
+  // the device. Any thread. Later calls throw peer_lost.)
   // A group of some ranks; collective, like `split` of a transport. No batch is pending then.
   { d.split(color, key) } -> std::same_as<D>;
 };

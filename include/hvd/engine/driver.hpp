@@ -132,7 +132,7 @@ class driver final : public waiting_room {
     stir();
     // A collective under way gets 1 s to end by itself; then it is aborted, because its other ranks may never come.
     for (int i = 0; progress_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
-    if (progress_.taken()) cause_.abandon();
+    if (progress_.taken()) abandon();
     progress_.join();
     progress_.insist([&] {
       pending_.finish(until, end_of_batch());
@@ -157,13 +157,12 @@ class driver final : public waiting_room {
   void report(std::vector<operation_metrics>& to) const { observer_.report(to); }
   /// Ends everything in flight with this error, as soon as the thread that drives checks for it.
   void give_up(const error& why) {
-    {
-      const std::lock_guard lock(verdict_mutex_);
-      if (!verdict_) verdict_ = why;
-    }
+    std::unique_lock lock(verdict_mutex_);
+    if (!verdict_) verdict_ = why;
+    lock.unlock();
     cause_.announce(why);
     condemned_.store(true);
-    cause_.abandon();  // ends the collective that the thread that drives may be in
+    abandon();
     stir();
   }
   /// The rank of the whole group that holds up the driving thread, perhaps through others; or -1. Any thread.
@@ -183,6 +182,7 @@ class driver final : public waiting_room {
     if (!progress_.taken()) progress_.wake();  // the thread that drove may just have stopped
   }
   [[nodiscard]] bool has_work() { return in_flight_.any() || !pending_.empty(); }
+  void abandon() noexcept { cause_.abandon(), pending_.interrupt(); }  // ends the collective of the driving thread
 
   /// Makes progress until `end` is reached (null: until there is nothing to do), until `until`, or until the driver
   /// closes.

@@ -42,7 +42,8 @@ class nccl_device {
 
   [[nodiscard]] int index() const noexcept { return group().device()->ordinal(); }
 
-  /// Throws invalid_argument for addresses of other devices, on the rank that submits them; any thread.
+  /// Throws invalid_argument for addresses of other devices, and for events in a CUDA graph, on the rank that submits
+  /// them; any thread.
   void check_request(const request& r) const { check_request(*group().device(), r); }
   static void check_request(const cuda_device& device, const request& r) {
     if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
@@ -53,6 +54,11 @@ class nccl_device {
       const bool empty = std::find(t.shape.begin(), t.shape.end(), std::size_t{0}) != t.shape.end();
       check_device_memory(device, name(r.kind), label, "input", t.in, empty ? 0 : 1);
       if (t.out != nullptr) check_device_memory(device, name(r.kind), label, "output", t.out, empty ? 0 : 1);
+      if (t.memory.ready != nullptr && device.driver().event_query(t.memory.ready) == cu_captured_event) {
+        fail(error_kind::invalid_argument,
+             {name(r.kind), " on ", label, ": its event was recorded in a stream that is being captured into a CUDA ",
+              "graph, and collectives in CUDA graphs are not supported; submit it outside of the capture"});
+      }
     }
   }
 
@@ -86,6 +92,7 @@ class nccl_device {
   }
   bool poll(pending& batch) { return batches_->poll(*batch); }
   void check() { batches_->check(); }
+  void interrupt() noexcept { group().communicator().interrupt(); }
   bool abort() noexcept { return batches_->abort(); }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
 
@@ -262,6 +269,9 @@ class NcclOnDemand {
   bool poll(pending& batch) { return in_->connected->poll(batch); }
   void check() {
     if (in_->connected) in_->connected->check();
+  }
+  void interrupt() noexcept {
+    if (in_->connected) in_->connected->interrupt();
   }
   bool abort() noexcept { return !in_->connected || in_->connected->abort(); }
   /// The new group is connected when its first tensors on GPUs come.

@@ -4,6 +4,7 @@
 #include <hvd/detail/cpu.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/engine/device.hpp>
+#include <hvd/engine/device_guard.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport.hpp>
@@ -37,7 +38,7 @@ class pending_batches {
   /// The time for batches that still finish although a rank is lost.
   static constexpr std::chrono::milliseconds last_chance{100};
 
-  pending_batches(T& control, D device) : control_(control), device_(std::move(device)) {}
+  pending_batches(T& control, D device) : device_(std::move(device)), guard_(control, device_) {}
 
   [[nodiscard]] D& device() noexcept { return device_; }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
@@ -59,6 +60,7 @@ class pending_batches {
   void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine) {
     if (all_.empty()) checked_ = clock::now();
     entry e{std::move(mine), std::nullopt, std::nullopt};
+    const typename guard::scope calls(guard_);
     try {
       e.batch.emplace(device_.start(works, rows));
     } catch (const error& why) {
@@ -84,9 +86,11 @@ class pending_batches {
       nap_ = least_nap;
     } else if (now - checked_ >= longest && !called()) {
       checked_ = now;
-      control_.check();
+      guard_.check();
     }
   }
+  /// Ends the device's work if the driving thread is stuck in it: it is to end. Any thread.
+  void interrupt() noexcept { guard_.interrupt(); }
   /// True for some polls after a batch was started or has ended: the next one may be done in a moment.
   bool spin() noexcept {
     if (all_.empty() || ++looks_ > most_looks) return false;
@@ -131,6 +135,7 @@ class pending_batches {
   static constexpr std::chrono::microseconds least_nap{20};
   static constexpr std::chrono::milliseconds to_name{500};  // the time for the transport to name a lost rank
 
+  using guard = device_guard<T, D>;
   struct entry {
     std::vector<std::shared_ptr<submission>> mine;
     std::optional<typename D::pending> batch;
@@ -140,6 +145,7 @@ class pending_batches {
   template <class End>
   bool end_all_done(const End& end) {
     bool any = false;
+    const typename guard::scope calls(guard_);
     while (!all_.empty() && ended(all_.front())) {
       const entry done = std::move(all_.front());  // `end` calls the program
       all_.pop_front();
@@ -167,15 +173,15 @@ class pending_batches {
     } catch (const error& e) {
       const auto until = clock::now() + to_name;
       while (e.rank() < 0 && clock::now() < until) {
-        control_.check();
+        guard_.check();
         nap(std::chrono::milliseconds(1));
       }
       throw;
     }
   }
 
-  T& control_;
   D device_;
+  guard guard_;
   std::deque<entry> all_;
   std::atomic<std::size_t> count_{0};
   clock::time_point checked_{};  // when a batch was last seen to end, or the transport was asked
@@ -202,6 +208,7 @@ class pending_batches<T, no_device> {
   }
   template <class Time, class End>
   static void finish(Time /*until*/, const End& /*end*/) noexcept {}
+  static constexpr void interrupt() noexcept {}
   static constexpr void abort() noexcept {}
 
  private:

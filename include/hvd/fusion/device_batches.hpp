@@ -51,8 +51,10 @@ struct device_batch {
   std::vector<std::shared_ptr<void>> kept{};            ///< memory that it uses
   std::function<void(std::shared_ptr<void>)> queued{};  ///< gets the event after which all is done, once it exists
 
-  std::shared_ptr<void> begun{};  ///< the event after which it waits only for other ranks
+  cuda_marks::place begun{};  ///< from here on it waits only for other ranks
   std::shared_ptr<void> done{};
+  cuda_marks::place end{};  ///< behind `done`
+  std::chrono::steady_clock::time_point asked{};
   std::optional<error> problem{};
   std::optional<std::chrono::steady_clock::time_point> waiting_since{};
 };
@@ -60,7 +62,8 @@ struct device_batch {
 /// Runs batches in the order in which they are started. One thread at a time, within no scope of the device.
 class device_batches {
  public:
-  explicit device_batches(std::shared_ptr<nccl_group> group) : group_(std::move(group)) {
+  explicit device_batches(std::shared_ptr<nccl_group> group)
+      : group_(std::move(group)), marks_(group_->device(), streams_.size()) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
   }
@@ -100,7 +103,10 @@ class device_batches {
     if (batch.problem) throw again(*batch.problem);
     if (!batch.done) return false;
     try {
-      if (passed(batch, batch.done)) return true;
+      if (marks_.reached(batch.end)) {
+        group_->communicator().usable();  // or else it was interrupted, perhaps in this batch
+        return true;
+      }
       watch(batch);
     } catch (const error& e) {
       throw lose(e);
@@ -140,19 +146,23 @@ class device_batches {
     std::shared_ptr<void> free{};  ///< the event after which it may be written
   };
 
-  [[nodiscard]] bool passed(const device_batch& batch, const std::shared_ptr<void>& event) const {
-    const cu_result code = group_->driver().event_query(event.get());
-    if (code == cu_not_ready) return false;
-    group_->driver().check(code, batch.what);
-    return true;
+  /// After an error of the GPU the end of a batch is never reached, so the driver is asked now and then: seldom,
+  /// because this call waits while another thread holds the context.
+  void ask(device_batch& batch, std::chrono::steady_clock::time_point now) const {
+    if (now - batch.asked < std::chrono::seconds(5)) return;
+    batch.asked = now;
+    const cuda_device::scope current(*group_->device());
+    const cu_result code = group_->driver().event_query(batch.done.get());
+    if (code != cu_not_ready) group_->driver().check(code, batch.what);
   }
   /// Throws if this rank has waited too long for other ranks. The time of the program's work before the tensors are
   /// ready does not count.
   void watch(device_batch& batch) {
+    const auto now = std::chrono::steady_clock::now();
+    ask(batch, now);
     const auto limit = group_->communicator().options().timeout;
     if (limit.count() <= 0) return;
-    const auto now = std::chrono::steady_clock::now();
-    if (!batch.waiting_since && passed(batch, batch.begun)) batch.waiting_since = now;
+    if (!batch.waiting_since && marks_.reached(batch.begun)) batch.waiting_since = now;
     if (batch.waiting_since && now - *batch.waiting_since >= limit) {
       group_->communicator().out_of_time(batch.what, limit);
     }
@@ -230,8 +240,8 @@ class device_batches {
       driver.check(driver.fill_bytes(to_device(address), 0, bytes, stream(packing)), "cuMemsetD8Async");
     }
     run(batch.before, stream(packing));
-    batch.begun = group_->events()->record(stream(packing));
-    group_->await_event(stream(reducing), batch.begun.get());
+    group_->await_event(stream(reducing), group_->events()->record(stream(packing)).get());
+    batch.begun = marks_.record(packing, stream(packing));
     if (!batch.calls) return true;
     nccl_group_call calls(group_->communicator(), stream(reducing), batch.what);
     batch.calls(calls);
@@ -239,11 +249,15 @@ class device_batches {
   }
   void finish(device_batch& batch) {
     batch.done = group_->events()->record(stream(reducing));
+    std::size_t last = reducing;
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
       run(batch.after, stream(unpacking));
       batch.done = group_->events()->record(stream(unpacking));
+      last = unpacking;
     }
+    batch.end = marks_.record(last, stream(last));
+    batch.asked = std::chrono::steady_clock::now();
     if (used_ != nullptr) used_->free = batch.done;
     if (batch.queued) batch.queued(batch.done);
   }
@@ -273,6 +287,7 @@ class device_batches {
 
   std::shared_ptr<nccl_group> group_;
   std::array<cuda_stream, 3> streams_;
+  cuda_marks marks_;
   std::array<slot, 2> slots_;
   std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;

@@ -40,6 +40,11 @@ constexpr error_entry errors[] = {
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
@@ -177,6 +182,12 @@ cu_result cuCtxPopCurrent_v2(cu_context* from) {
     return cu_success;
   });
 }
+cu_result cuCtxSynchronize() {
+  return call("cuCtxSynchronize", needs::context, [&](machine& m, auto& lock) {
+    m.synchronise_all(lock, "cuCtxSynchronize", current(), 0);
+    return cu_success;
+  });
+}
 cu_result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return call("cuCtxGetStreamPriorityRange", needs::context, [&](auto&...) {
     if (least != nullptr) *least = 0;
@@ -212,17 +223,7 @@ cu_result cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
 static cu_result free_synchronised(const char* symbol, std::uint64_t address, bool of_device) {
   return call(symbol, needs::context, [&](machine& m, std::unique_lock<std::mutex>& lock) {
     if (address == 0) return cu_success;
-    ++m.host_synchronisations;
-    std::vector<std::shared_ptr<mark>> marks;
-    for (auto& [handle, s] : m.streams) {
-      if (s->destroyed || (of_device && s->owner != current())) continue;
-      m.enqueue(*s, {.name = symbol, .reaches = marks.emplace_back(std::make_shared<mark>())});
-    }
-    // The system's clock, because ThreadSanitizer follows waits on no other.
-    const auto limit = std::chrono::system_clock::now() + std::chrono::milliseconds(m.free_limit_ms);
-    for (const auto& one : marks) {
-      if (m.changed.wait_until(lock, limit, [&] { return one->reached; })) merge(m.host_clock(), one->past);
-    }
+    m.synchronise_all(lock, symbol, of_device ? current() : nullptr, std::max(m.free_limit_ms, 1U));
     return m.release(address, of_device);
   });
 }

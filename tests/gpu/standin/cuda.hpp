@@ -23,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -32,7 +33,8 @@ namespace hvd::standin {
 using namespace hvd::detail;
 
 inline constexpr cu_result cu_not_initialized = 3, cu_invalid_context = 201, cu_invalid_handle = 400,
-                           cu_not_permitted = 800;
+                           cu_not_permitted = 800, cu_capture_unsupported = 900, cu_capture_invalidated = 901,
+                           cu_capture_unjoined = 904, cu_capture_isolation = 905;
 
 /// How many works of each stream are known to be over: a vector clock, by the streams' numbers.
 using clock = std::vector<std::uint64_t>;
@@ -62,6 +64,13 @@ struct work {
   bool host_function = false;
 };
 
+/// A capture of a CUDA graph, from cuStreamBeginCapture to cuStreamEndCapture.
+struct capture {
+  std::thread::id thread{};
+  int mode = 0;  ///< a CUstreamCaptureMode: global 0, of the thread 1, relaxed 2
+  bool broken = false;
+};
+
 struct context;
 struct stream {
   int number = 0;
@@ -70,11 +79,13 @@ struct stream {
   std::deque<std::shared_ptr<mark>> gates{};
   clock past{};  ///< of what was queued last
   bool destroyed = false;
+  std::shared_ptr<capture> graph{};  ///< that takes what is queued, which does not run
 };
 
 struct event {
   context* owner = nullptr;
-  std::shared_ptr<mark> last{};  ///< of the last record; null if there was none
+  std::shared_ptr<mark> last{};      ///< of the last record; null if there was none
+  std::shared_ptr<capture> graph{};  ///< in which that was
   bool timing = true, destroyed = false;
 };
 
@@ -136,6 +147,9 @@ struct machine {
   std::map<std::string, std::uint64_t, std::less<>> calls{};
   bool thread_clocks = false;
   clock process_clock{};
+  std::vector<std::shared_ptr<capture>> graphs{};  ///< captures under way
+  /// The thread whose call waits for the device and holds the context meanwhile: calls of other threads wait for it.
+  std::thread::id holder{};
 
   /// The environment, read by cuInit.
   unsigned delay_us = 200, free_limit_ms = 1000;
@@ -162,6 +176,12 @@ struct machine {
   void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& until) { changed.wait(lock, until); }
   /// The host waits until a stream has done all that is queued now, and knows that it has.
   void synchronise(std::unique_lock<std::mutex>& lock, stream& with);
+  /// Waits until all streams of a context (null: of all) have done what is queued now, for `limit_ms` at most (0: for
+  /// ever), and holds the context meanwhile.
+  void synchronise_all(std::unique_lock<std::mutex>& lock, const char* symbol, const context* of, unsigned limit_ms);
+  /// Breaks the captures that a call of this thread disturbs; true if there is one. All are disturbed by what is
+  /// `unsafe`, except in a mode of the thread that allows it.
+  bool disturb();
 
   /// The allocation that an address is in, freed or not.
   allocation* find_memory(std::uint64_t address);
@@ -221,6 +241,13 @@ const kernel* find_kernel(std::string_view name);
 
 enum class needs { nothing, driver, context };
 
+/// The mode of this thread, of cuThreadExchangeStreamCaptureMode.
+int& capture_mode();
+/// Functions that wait for the context while another thread holds it: all but those about threads and devices.
+bool waits_for_context(std::string_view symbol);
+/// Functions that CUDA names unsafe while a stream is captured: they may depend on the device's state.
+bool unsafe(std::string_view symbol);
+
 /// The frame of every function of the driver.
 template <class F>
 cu_result call(const char* symbol, needs what, F&& body) {
@@ -233,6 +260,10 @@ cu_result call(const char* symbol, needs what, F&& body) {
   if (const int code = m.take_failure(symbol); code != 0) return code;
   if (what != needs::nothing && m.process == 0) return cu_not_initialized;
   if (what == needs::context && (current() == nullptr || current()->users == 0)) return cu_invalid_context;
+  if (unsafe(symbol) && m.disturb()) return cu_capture_unsupported;
+  if (waits_for_context(symbol)) {
+    m.wait(lock, [&] { return m.holder == std::thread::id() || m.holder == std::this_thread::get_id(); });
+  }
   return body(m, lock);
 }
 

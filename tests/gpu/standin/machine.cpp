@@ -15,6 +15,25 @@ machine& machine::get() {
   return *once;
 }
 
+int& capture_mode() {
+  thread_local int mode = 0;
+  return mode;
+}
+bool waits_for_context(std::string_view symbol) {
+  if (symbol == "cuCtxSynchronize" || symbol == "hvd_standin_alloc") return true;
+  return symbol.starts_with("cuMem") || symbol.starts_with("cuStream") || symbol.starts_with("cuEvent") ||
+         symbol.starts_with("cuLaunch") || symbol.starts_with("cuModule") || symbol.starts_with("cuPointer");
+}
+bool unsafe(std::string_view symbol) {
+  for (const std::string_view one :
+       {"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemGetInfo_v2", "cuStreamDestroy_v2",
+        "cuStreamSynchronize", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize", "cuEventDestroy_v2",
+        "cuModuleLoadData", "cuModuleUnload", "cuCtxSynchronize", "hvd_standin_alloc"}) {
+    if (symbol == one) return true;
+  }
+  return false;
+}
+
 std::vector<context*>& context_stack() {
   thread_local std::vector<context*> stack;
   return stack;

@@ -1,6 +1,7 @@
 // tests/gpu/standin/queue.cpp: the functions of the stand-in for the CUDA driver that queue works and wait for them.
 #include "gpu/standin/cuda.hpp"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -113,6 +114,7 @@ cu_result cuStreamDestroy_v2(cu_stream handle) {
 }
 cu_result cuStreamSynchronize(cu_stream handle) {
   return on_stream("cuStreamSynchronize", needs::driver, handle, [&](machine& m, lock_type& lock, stream& s) {
+    if (s.graph) return s.graph->broken = true, cu_capture_unsupported;
     ++m.host_synchronisations;
     m.synchronise(lock, s);
     return cu_success;
@@ -120,6 +122,7 @@ cu_result cuStreamSynchronize(cu_stream handle) {
 }
 cu_result cuStreamQuery(cu_stream handle) {
   return on_stream("cuStreamQuery", needs::driver, handle, [&](machine& m, auto&, stream& s) {
+    if (s.graph) return s.graph->broken = true, cu_capture_unsupported;
     if (!s.queue.empty()) return cu_not_ready;
     merge(m.host_clock(), s.past);
     return cu_success;
@@ -129,6 +132,8 @@ cu_result cuStreamWaitEvent(cu_stream handle, cu_event other, unsigned) {
   return on_stream("cuStreamWaitEvent", needs::driver, handle, [&](machine& m, auto&, stream& s) {
     const event* const e = m.find_event(other);
     if (e == nullptr) return cu_invalid_handle;
+    if (e->graph && !s.graph) return s.graph = e->graph, cu_success;  // the stream takes part in the capture
+    if (s.graph && s.graph != e->graph) return s.graph->broken = true, cu_capture_isolation;
     // The last record at this time; an event that was never recorded is nothing to wait for.
     return e->last ? m.enqueue(s, {.name = "cuStreamWaitEvent", .await = e->last}) : cu_success;
   });
@@ -137,6 +142,56 @@ cu_result cuStreamGetCtx(cu_stream handle, cu_context* context) {
   return on_stream("cuStreamGetCtx", needs::driver, handle, [&](machine&, auto&, stream& s) {
     *context = reinterpret_cast<cu_context>(s.owner);
     return cu_success;
+  });
+}
+cu_result cuStreamBeginCapture_v2(cu_stream handle, int mode) {
+  return on_stream("cuStreamBeginCapture_v2", needs::driver, handle, [&](machine& m, auto&, stream& s) {
+    if (s.graph || handle == nullptr) return cu_capture_unsupported;
+    s.graph = m.graphs.emplace_back(std::make_shared<capture>(capture{std::this_thread::get_id(), mode}));
+    return cu_success;
+  });
+}
+cu_result cuStreamEndCapture(cu_stream handle, void** graph) {
+  return on_stream("cuStreamEndCapture", needs::driver, handle, [&](machine& m, auto&, stream& s) {
+    const std::shared_ptr<capture> ended = std::exchange(s.graph, nullptr);
+    if (!ended) return cu_invalid_value;
+    std::erase(m.graphs, ended);
+    cu_result code = ended->broken ? cu_capture_invalidated : cu_success;
+    for (auto& [other, one] : m.streams) {
+      if (one->graph == ended) one->graph = nullptr, code = cu_capture_unjoined;
+    }
+    *graph = code == cu_success ? ended.get() : nullptr;
+    return code;
+  });
+}
+cu_result cuStreamIsCapturing(cu_stream handle, int* status) {
+  return on_stream("cuStreamIsCapturing", needs::driver, handle, [&](machine&, auto&, stream& s) {
+    *status = !s.graph ? cu_capture_none : s.graph->broken ? 2 : 1;
+    return cu_success;
+  });
+}
+cu_result cuThreadExchangeStreamCaptureMode(int* mode) {
+  return call("cuThreadExchangeStreamCaptureMode", needs::driver, [&](auto&...) {
+    if (mode == nullptr || *mode < 0 || *mode > cu_capture_relaxed) return cu_invalid_value;
+    std::swap(*mode, capture_mode());
+    return cu_success;
+  });
+}
+cu_result cuStreamWriteValue32_v2(cu_stream handle, cu_pointer to, std::uint32_t value, unsigned flags) {
+  return on_stream("cuStreamWriteValue32_v2", needs::driver, handle, [&](machine& m, auto&, stream& s) {
+    if (flags != 0 || to % sizeof value != 0 || m.find_live(to, sizeof value) == nullptr) return cu_invalid_value;
+    const auto before = std::make_shared<mark>();
+    m.enqueue(s, {.name = "cuStreamWriteValue32_v2", .reaches = before});
+    work w{.name = "cuStreamWriteValue32_v2", .touches = {{to, sizeof value, true}}};
+    w.run = [&m, before, word = reinterpret_cast<std::uint32_t*>(m.alias(to)), value] {
+      {
+        // Whether the host reads the word cannot be seen: it counts as read at once.
+        const std::lock_guard lock(m.mutex);
+        merge(m.process_clock, before->past);
+      }
+      std::atomic_ref(*word).store(value, std::memory_order_release);
+    };
+    return m.enqueue(s, std::move(w));
   });
 }
 cu_result cuLaunchHostFunc(cu_stream handle, void (*function)(void*), void* argument) {
@@ -179,12 +234,15 @@ cu_result cuEventRecord(cu_event handle, cu_stream on) {
     stream* const s = m.find_stream(on);
     if (s == nullptr) return current() == nullptr ? cu_invalid_context : cu_invalid_handle;
     if (s->owner != e.owner) return cu_invalid_handle;
+    e.graph = s->graph;
+    if (s->graph) return e.last = nullptr, m.enqueue(*s, {.name = "cuEventRecord"});
     e.last = std::make_shared<mark>();
     return m.enqueue(*s, {.name = "cuEventRecord", .reaches = e.last});
   });
 }
 cu_result cuEventQuery(cu_event handle) {
   return on_event("cuEventQuery", handle, [&](machine& m, auto&, event& e) {
+    if (e.graph) return e.graph->broken = true, cu_captured_event;
     if (!e.last) return cu_success;
     if (!e.last->reached) return cu_not_ready;
     merge(m.host_clock(), e.last->past);
@@ -274,6 +332,9 @@ cu_result cuLaunchKernel(cu_function function, unsigned grid_x, unsigned grid_y,
   t.stream_query = cuStreamQuery;
   t.stream_wait = cuStreamWaitEvent;
   t.stream_context = cuStreamGetCtx;
+  t.stream_capturing = cuStreamIsCapturing;
+  t.stream_write = cuStreamWriteValue32_v2;
+  t.exchange_capture_mode = cuThreadExchangeStreamCaptureMode;
   t.call_host = cuLaunchHostFunc;
   t.event_create = cuEventCreate;
   t.event_destroy = cuEventDestroy_v2;

@@ -97,6 +97,7 @@ bool machine::check(const stream& on, const work& w) {
 }
 
 cu_result machine::enqueue(stream& on, work&& w) {
+  if (on.graph) return on.graph->broken ? cu_capture_invalidated : cu_success;
   if (!check(on, w)) return cu_invalid_value;
   merge(on.past, host_clock());
   if (w.await) merge(on.past, w.await->past);
@@ -124,6 +125,37 @@ void machine::synchronise(std::unique_lock<std::mutex>& lock, stream& with) {
   enqueue(with, {.name = "synchronisation", .reaches = all});
   wait(lock, [&] { return all->reached; });
   merge(host_clock(), all->past);
+}
+
+void machine::synchronise_all(std::unique_lock<std::mutex>& lock, const char* symbol, const context* of,
+                              unsigned limit_ms) {
+  ++host_synchronisations;
+  std::vector<std::shared_ptr<mark>> marks;
+  for (auto& [handle, s] : streams) {
+    if (s->destroyed || s->graph || (of != nullptr && s->owner != of)) continue;
+    enqueue(*s, {.name = symbol, .reaches = marks.emplace_back(std::make_shared<mark>())});
+  }
+  holder = std::this_thread::get_id();
+  // The system's clock, because ThreadSanitizer follows waits on no other.
+  const auto limit = std::chrono::system_clock::now() + std::chrono::milliseconds(limit_ms);
+  for (const auto& one : marks) {
+    const auto reached = [&] { return one->reached; };
+    if (limit_ms == 0) wait(lock, reached);
+    if (limit_ms == 0 || changed.wait_until(lock, limit, reached)) merge(host_clock(), one->past);
+  }
+  holder = {};
+  changed.notify_all();
+}
+
+bool machine::disturb() {
+  bool any = false;
+  for (const auto& g : graphs) {
+    const bool own = g->thread == std::this_thread::get_id() && g->mode != cu_capture_relaxed;
+    const bool others = g->mode == 0 && capture_mode() == 0;
+    if (capture_mode() == cu_capture_relaxed || (!own && !others)) continue;
+    any = g->broken = true;
+  }
+  return any;
 }
 
 bool machine::begin(const stream& on, work& w) {

@@ -114,7 +114,12 @@ class nccl_communicator {
     return comm_;
   }
   /// Throws the error that has ended the communicator, if any.
-  void usable() const {
+  void usable() {
+    if (!lost_ && interrupted_.load()) {
+      lost_.emplace(error_kind::peer_lost,
+                    joined({"a collective on ", label(), " was ended, because a thread waited for the GPU of a rank ",
+                            "that is lost, or that has shut its engine down"}));
+    }
     if (lost_) throw again(*lost_);
     if (comm_ == nullptr) fail(error_kind::aborted, {"the NCCL communicator of ", label(), " is not connected"});
   }
@@ -272,13 +277,27 @@ class nccl_communicator {
       const cuda_device::scope current(*device_);
       const auto until = clock::now() + end_limit;
       revoked_ = true;
-      nccl_result now = bounded(end_limit, [comm = comm_, revoke = nccl_.comm_revoke] { return revoke(comm, 0); });
+      nccl_result now =
+          interrupted_.load()
+              ? state()
+              : bounded(end_limit, [comm = comm_, revoke = nccl_.comm_revoke] { return revoke(comm, 0); });
       if (stuck_) return;
       const bool refused = now == nccl_invalid_argument;
       for (; now == nccl_in_progress && clock::now() < until; now = state()) nap(std::chrono::microseconds(100));
       if (refused || now == nccl_in_progress) abort();
     } catch (const std::exception&) {  // the driver has shut down
       comm_ = nullptr;
+    }
+  }
+
+  /// Ends all work under way although another thread is in a call of this class, which waits in the driver for that
+  /// work; later calls throw peer_lost. Calls no driver: NCCL first sets the flag that its kernels look at.
+  void interrupt() noexcept {
+    if (interrupted_.exchange(true)) return;
+    if (nccl_.comm_revoke != nullptr) {
+      if (const nccl_comm comm = __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); comm != nullptr) nccl_.comm_revoke(comm, 0);
+    } else if (const nccl_comm comm = __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL); comm != nullptr) {
+      nccl_.comm_abort(comm);
     }
   }
 
@@ -391,6 +410,7 @@ class nccl_communicator {
   bool connected_ = false, revoked_ = false;
   std::atomic<bool> stuck_ = false;
   nccl_dropped dropped_;
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace detail
