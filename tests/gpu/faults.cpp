@@ -72,6 +72,52 @@ TEST_CASE("a rank that is killed under way is named by all others, although NCCL
   }
 }
 
+TEST_CASE("an engine with a GPU: what is saved after `settle` is no rubbish of an aborted collective") {
+  for (const environment& variables :
+       {environment{}, environment{{"HVD_STANDIN_NCCL_REMOTE_ERROR", "1"}}, in_progress, old_library()}) {
+    on_ranks(3, variables, 2, [](ShmTransport& comm, report&) {
+      NcclTransport gpu(comm, on_gpu(comm.rank()));
+      nccl_engine engine = make_engine(comm);
+      engine.settle();  // nothing to wait for
+      const gpu_array<float> a(gpu, floats(50, 1)), b(gpu, floats(300'000, 1));
+      const own_stream stream(gpu);
+      const auto step = [&](void* ready) {
+        std::vector<handle> all;
+        all.push_back(engine.submit(asked(operation::allreduce, "a", {tensor_at(gpu.device(), a, &a, ready)})));
+        all.push_back(engine.submit(asked(operation::allreduce, "b", {tensor_at(gpu.device(), b, &b, ready)})));
+        for (const handle& h : all) h.wait_queued(only_a_hang);
+        for (const handle& h : all) stream.wait_for(h.device_event());
+      };
+      std::vector<float> saved, lost;
+      step(nullptr);
+      engine.settle();
+      stream.read(b, saved);
+      stream.synchronise();
+      same(saved, floats(300'000, 3));
+      // A step in which a rank is lost: as a program sees it, all calls return.
+      void* ready = nullptr;
+      const own_stream other(gpu);
+      if (comm.rank() == 2) {
+        must(standin_gpu::get().hold(other.get()));
+        ready = other.event();
+      }
+      step(ready);
+      if (comm.rank() == 2) ::kill(::getpid(), SIGKILL);
+      // An operation that not all ranks have submitted is nothing to wait for.
+      if (comm.rank() == 0) engine.submit(asked(operation::allreduce, "never", {tensor_at(gpu.device(), a, &a)}));
+      stream.read(b, lost);
+      const double start = now();
+      for (int i = 0; i != 2; ++i) {
+        const hvd::error e = complaint(error_kind::peer_lost, {}, [&] { engine.settle(); });
+        require(e.rank() == 2, e.what());
+      }
+      require(now() - start < 10, "it took too long");
+      stream.synchronise();
+      require(lost != floats(300'000, 9), "the collective has ended although a rank was lost");
+    });
+  }
+}
+
 TEST_CASE("a transport alone: its own deadline ends the wait, and every call after it says so") {
   on_ranks(2, {}, -1, [](ShmTransport& comm, report&) {
     hvd::nccl_options options = on_gpu(comm.rank());

@@ -152,8 +152,9 @@ class driver final : public waiting_room {
     close();
   }
 
-  /// The operations in flight, for the watch. Any thread.
+  /// The operations in flight, for the watch; those on the device, and the error that ended the driver. Any thread.
   [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
+  [[nodiscard]] auto queued() { return in_flight_.queued(); }
   /// Any thread.
   void report(std::vector<operation_metrics>& to) const { observer_.report(to); }
   /// Ends everything in flight with this error, as soon as the thread that drives checks for it.

@@ -94,6 +94,20 @@ class submission_table {
     return all;
   }
 
+  /// The operations whose work is queued on a device, and the error that has stopped the driver, if one has.
+  struct on_device {
+    std::vector<std::shared_ptr<completion>> all{};
+    std::optional<error> stopped{};
+  };
+  [[nodiscard]] on_device queued() {
+    const std::lock_guard lock(mutex_);
+    on_device found{.stopped = stopped_};
+    for (const auto& s : all_) {
+      if (s->end->queued()) found.all.push_back(s->end);
+    }
+    return found;
+  }
+
   struct rest {
     std::vector<std::shared_ptr<submission>> all{};
     std::vector<std::shared_ptr<completion>> joins{};
