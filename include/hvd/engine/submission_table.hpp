@@ -62,10 +62,14 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     return !fresh_.empty() || (!joins_.empty() && !n.joined());
   }
-  void take_fresh(negotiation& n) {
+  template <class D>
+  void take_fresh(negotiation& n, D& device) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
-    for (auto& s : fresh_) n.add(std::move(s));
+    for (auto& s : fresh_) {
+      if constexpr (requires { device.place_of(s->what); }) s->sign.place = device.place_of(s->what);
+      n.add(std::move(s));
+    }
     fresh_.clear();
     if (!joins_.empty() && !n.joined()) n.join();
   }

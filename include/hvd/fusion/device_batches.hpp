@@ -196,7 +196,7 @@ class device_batches {
     used_ = &slots_[turn_ ^= 1];
     if (used_->bytes >= batch.buffer_bytes) return;
     grows_to_ = round_up(std::max(batch.buffer_bytes, 2 * used_->bytes), nccl_window_alignment);
-    growth_.emplace(group_->grow(grows_to_, stream(reducing)));
+    growth_.emplace(group_->grow(grows_to_, stream(reducing), nccl_window_symmetric));
   }
   /// True once the buffer is long enough.
   bool grown() {

@@ -7,6 +7,7 @@
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/library.hpp>
+#include <hvd/transport/nccl/windows.hpp>
 
 #include <chrono>
 #include <exception>
@@ -113,6 +114,7 @@ class nccl_communicator {
   [[nodiscard]] const std::shared_ptr<cuda_device>& device() const noexcept { return device_; }
   [[nodiscard]] const nccl_options& options() const noexcept { return options_; }
   [[nodiscard]] const nccl_library& library() const noexcept { return nccl_; }
+  [[nodiscard]] nccl_windows& windows() noexcept { return windows_; }
   /// The communicator, for calls of NCCL.
   [[nodiscard]] nccl_comm get() {
     usable();
@@ -317,6 +319,7 @@ class nccl_communicator {
   int rank_, size_;
   const nccl_library& nccl_;
   nccl_comm comm_ = nullptr;
+  nccl_windows windows_;
   std::optional<error> lost_;
 };
 

@@ -259,8 +259,8 @@ class nccl_group {
     return left;
   }
 
-  /// See NcclTransport::alloc_shared.
-  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t n, std::size_t element_bytes) {
+  /// See NcclTransport::alloc_shared; `flags` as in nccl_growth.
+  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t n, std::size_t element_bytes, int flags) {
     if (n == 0) return nullptr;
     if (n > std::size_t{PTRDIFF_MAX} / 2 / element_bytes) {
       fail(error_kind::no_memory, {"alloc_shared on ", comm_.label(), ": ", n, " elements of ", element_bytes,
@@ -268,7 +268,7 @@ class nccl_group {
     }
     const std::size_t bytes = round_up(n * element_bytes, nccl_window_alignment);
     const cuda_device::scope current(*device_);
-    nccl_growth growth = grow(bytes, stream_.get());
+    nccl_growth growth = grow(bytes, stream_.get(), flags);
     comm_.await("alloc_shared", comm_.options().timeout, [&] { return growth.advance(); });
     return growth.memory();
   }
@@ -281,8 +281,8 @@ class nccl_group {
   }
 
   /// Memory for all ranks; see nccl_growth, which this group must outlive.
-  [[nodiscard]] nccl_growth grow(std::size_t bytes, cu_stream stream) {
-    return {owned_, events_, votes_, stream, bytes};
+  [[nodiscard]] nccl_growth grow(std::size_t bytes, cu_stream stream, int flags) {
+    return {owned_, events_, votes_, stream, bytes, flags};
   }
 
   void copy_on_device(std::byte* to, const std::byte* from, std::size_t bytes, cu_stream stream) const {
