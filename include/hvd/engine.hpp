@@ -136,9 +136,10 @@ class Engine {
 
   // ---- results on a device ------------------------------------------------------------------------------------
 
-  /// Waits until the work queued on this rank's device has ended, in all process sets, and throws if any has failed.
-  /// Call it before results are saved: when a rank is lost, a collective on a GPU ends early with unusable results, and
-  /// the work queued behind it runs as if it had not. Waits for no operation that some rank has yet to submit.
+  /// Waits until the work queued on this rank's device has ended, in all process sets, and throws if any has ever
+  /// failed. Call it before results are saved: when a rank is lost, a collective on a GPU ends early with unusable
+  /// results, and the work queued behind it runs as if it had not. Waits for no operation that some rank has yet to
+  /// submit; does not throw for a rank that is lost, or has left, while nothing is queued.
   void settle() {
     refuse_fork();
     sets_->settle();

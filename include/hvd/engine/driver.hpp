@@ -152,7 +152,7 @@ class driver final : public waiting_room {
     close();
   }
 
-  /// The operations in flight, for the watch; those on the device, and the error that ended the driver. Any thread.
+  /// The operations in flight, for the watch; those on the device, for `settle`. Any thread.
   [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
   [[nodiscard]] auto queued() { return in_flight_.queued(); }
   /// Any thread.

@@ -323,7 +323,9 @@ class NcclOnDemand {
     return in_->connected->fetch(t, bytes);
   }
   void store(const tensor& t, result& r, std::span<const std::byte> from) { in_->connected->store(t, r, from); }
-  [[nodiscard]] std::uint64_t place_of(const request& r) const { return in_->connected ? in_->connected->place_of(r) : 0; }
+  [[nodiscard]] std::uint64_t place_of(const request& r) const {
+    return in_->connected ? in_->connected->place_of(r) : 0;
+  }
 
  private:
   /// The device of a joined rank that has had no tensor on a GPU: the one that the thread that made this is pinned to,

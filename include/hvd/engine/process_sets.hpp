@@ -137,8 +137,7 @@ class process_sets {
         d->await(*end, std::chrono::steady_clock::time_point::max(), false);
         if (end->problem()) throw error(*end->problem());
       }
-      // What failed earlier is in no list any more, but has stopped the driver.
-      if (now.stopped) throw again(*now.stopped);
+      if (now.failed) throw again(*now.failed);
     }
   }
 

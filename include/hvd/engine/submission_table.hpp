@@ -98,14 +98,14 @@ class submission_table {
     return all;
   }
 
-  /// The operations whose work is queued on a device, and the error that has stopped the driver, if one has.
+  /// The operations whose work is queued on a device, and the error with which such operations have ended, if any have.
   struct on_device {
     std::vector<std::shared_ptr<completion>> all{};
-    std::optional<error> stopped{};
+    std::optional<error> failed{};
   };
   [[nodiscard]] on_device queued() {
     const std::lock_guard lock(mutex_);
-    on_device found{.stopped = stopped_};
+    on_device found{.failed = failed_};
     for (const auto& s : all_) {
       if (s->end->queued()) found.all.push_back(s->end);
     }
@@ -120,6 +120,8 @@ class submission_table {
   rest stop(const error& why) {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
+    const auto on_device = [](const auto& s) { return s->end->queued(); };
+    if (std::any_of(all_.begin(), all_.end(), on_device)) failed_ = why;
     fresh_.clear();
     newest_.clear();
     return {std::exchange(all_, {}), std::exchange(joins_, {})};
@@ -146,6 +148,7 @@ class submission_table {
   std::vector<std::shared_ptr<completion>> joins_;
   std::weak_ptr<completion> newest_join_;
   std::optional<error> stopped_;
+  std::optional<error> failed_;  // with which work on a device has ended
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -44,7 +44,7 @@ bool run_collective(communicator& c, const operation& o) {
   std::vector<std::vector<std::byte>> of(n);  // what comes from each rank
   std::vector<mesh::transfer> transfers;
   std::uint64_t tag = static_cast<std::uint64_t>(o.what) << 32 | static_cast<std::uint64_t>(o.type) << 16 |
-                            static_cast<std::uint64_t>(o.how.op) << 8 | static_cast<std::uint64_t>(o.peer);
+                      static_cast<std::uint64_t>(o.how.op) << 8 | static_cast<std::uint64_t>(o.peer);
   // Of the buffers that all ranks have.
   const bool all_read = o.what == kind::allreduce || o.what == kind::allgather || o.what == kind::reduce_scatter;
   const bool all_write = all_read || o.what == kind::broadcast;

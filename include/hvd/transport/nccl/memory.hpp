@@ -205,8 +205,7 @@ class nccl_growth {
     if (least != of_nccl || nccl.window_register == nullptr) return;
     // Some versions leave the window unchanged if they cannot register, and some return success before they have
     // registered.
-    const nccl_result code =
-        nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, flags_);
+    const nccl_result code = nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, flags_);
     comm_->begun("registering memory", code);
     step_ = step::registering;
   }
