@@ -62,6 +62,8 @@ class device_batches {
   explicit device_batches(std::shared_ptr<nccl_group> group) : group_(std::move(group)) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
+    set_poison(0x00, stream(poisoning));
+    group_->await_event(stream(unpacking), group_->events()->record(stream(poisoning)).get());
   }
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
@@ -116,6 +118,7 @@ class device_batches {
   }
   /// Ends everything on this rank. Then no stream uses memory of a batch.
   void abort() noexcept {
+    poison();
     group_->communicator().abort();  // first, because freeing memory waits for NCCL
     drain();
     waiting_.clear();
@@ -124,7 +127,7 @@ class device_batches {
   }
 
  private:
-  enum : std::size_t { packing, reducing, unpacking };
+  enum : std::size_t { packing, reducing, unpacking, poisoning };
   struct slot {
     std::shared_ptr<std::byte> memory{};
     std::size_t bytes = 0;
@@ -220,7 +223,7 @@ class device_batches {
       if (bytes == 0) continue;
       driver.check(driver.fill_bytes(to_device(address), 0, bytes, stream(packing)), "cuMemsetD8Async");
     }
-    run(batch.before, stream(packing));
+    run(batch.before, stream(packing), nullptr);
     batch.begun = group_->events()->record(stream(packing));
     group_->await_event(stream(reducing), batch.begun.get());
     if (!batch.calls) return true;
@@ -232,15 +235,34 @@ class device_batches {
     batch.done = group_->events()->record(stream(reducing));
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
-      run(batch.after, stream(unpacking));
+      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(group_->poison()));
       batch.done = group_->events()->record(stream(unpacking));
     }
     if (used_ != nullptr) used_->free = batch.done;
     if (batch.queued) batch.queued(batch.done);
   }
-  void run(const std::vector<device_copy>& copies, cu_stream on) {
+  void run(const std::vector<device_copy>& copies, cu_stream on, const std::uint32_t* poison) {
     for (const device_copy& c : copies) {
-      if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on);
+      if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on, poison);
+    }
+  }
+
+  void set_poison(unsigned char bits, cu_stream on) {
+    const cuda_driver& driver = group_->driver();
+    driver.check(driver.fill_bytes(to_device(group_->poison()), bits, sizeof(std::uint32_t), on), "cuMemsetD8Async");
+  }
+  /// Makes unpacking kernels write NaN from now on. For the streams an aborted collective looks like one that has
+  /// ended, so the program's work runs on with its results, which must not look like results.
+  void poison() noexcept {
+    try {
+      const cuda_device::scope current(*group_->device());
+      set_poison(0xFF, stream(poisoning));
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      while (group_->driver().stream_query(stream(poisoning)) == cu_not_ready) {
+        if (std::chrono::steady_clock::now() >= until) return;  // the GPU runs nothing more
+        nap(std::chrono::microseconds(100));
+      }
+    } catch (const error&) {  // the GPU or its driver has failed, and so all of its work
     }
   }
 
@@ -262,7 +284,7 @@ class device_batches {
   }
 
   std::shared_ptr<nccl_group> group_;
-  std::array<cuda_stream, 3> streams_;
+  std::array<cuda_stream, 4> streams_;
   std::array<slot, 2> slots_;
   std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;
