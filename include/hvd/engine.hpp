@@ -134,6 +134,17 @@ class Engine {
   /// rank that joined last.
   handle join();
 
+  // ---- results on a device ------------------------------------------------------------------------------------
+
+  /// Waits until the work queued on this rank's device has ended, in all process sets, and throws if any has ever
+  /// failed. Call it before results are saved: when a rank is lost, a collective on a GPU ends early with unusable
+  /// results, and the work queued behind it runs as if it had not. Waits for no operation that some rank has yet to
+  /// submit; does not throw for a rank that is lost, or has left, while nothing is queued.
+  void settle() {
+    refuse_fork();
+    sets_->settle();
+  }
+
   // ---- process sets -------------------------------------------------------------------------------------------
 
   /// Adds a group of some ranks, with its own operations and names, which runs independently of all others. Collective

@@ -256,6 +256,43 @@ TEST_CASE("any number of threads does it, in place too") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("poison makes NaN of every floating-point number, and nothing of it is left in bytes") {
+  std::uint32_t word = 0;
+  const auto p = std::make_unique<copy_parameters>();
+  p->divisor = 1;
+  p->poison = &word;
+  const auto check = [&]<class From, class To>(dtype from, dtype to, double factor, const std::vector<From>& in,
+                                               std::vector<To> out) {
+    const device_part part[] = {
+        {reinterpret_cast<const std::byte*>(in.data()), reinterpret_cast<std::byte*>(out.data()), in.size()}};
+    const copy_choice choice = choose_copy(from, to, factor != 1.0);
+    p->factor = factor;
+    plan_copies(part, choice, *p, [&](std::uint32_t tiles) { run(choice.kernel, *p, tiles); });
+    return out;
+  };
+  const std::vector<float> ones(5000, 1.0f);
+  for (const double factor : {1.0, 0.5}) {
+    word = 0;
+    CHECK(check(dtype::float32, dtype::float32, factor, ones, ones) ==
+          std::vector<float>(5000, static_cast<float>(factor)));
+    word = ~word;
+    for (const float x : check(dtype::float32, dtype::float32, factor, ones, ones)) REQUIRE(std::isnan(x));
+    for (const hvd::half x : check(dtype::float32, dtype::float16, factor, ones, std::vector<hvd::half>(5000))) {
+      REQUIRE(std::isnan(static_cast<float>(x)));
+    }
+    for (const float x :
+         check(dtype::bfloat16, dtype::float32, factor, std::vector<hvd::bfloat16>(5001), std::vector<float>(5001))) {
+      REQUIRE(std::isnan(x));
+    }
+    for (const double x :
+         check(dtype::float64, dtype::float64, factor, std::vector<double>(77, 3.0), std::vector<double>(77))) {
+      REQUIRE(std::isnan(x));
+    }
+  }
+  CHECK(check(dtype::uint8, dtype::uint8, 1.0, std::vector<std::uint8_t>(33, 7), std::vector<std::uint8_t>(33)) ==
+        std::vector<std::uint8_t>(33, 255));
+}
+
 namespace {
 
 /// Planned, not run: the addresses are those of nothing.

@@ -47,7 +47,11 @@ class ranks {
   }
   negotiation& operator[](int rank) { return all_[static_cast<std::size_t>(rank)]; }
 
-  void add(int rank, request r) { (*this)[rank].add(std::make_shared<submission>(std::move(r))); }
+  void add(int rank, request r, std::uint64_t place = 0) {
+    auto s = std::make_shared<submission>(std::move(r));
+    s->sign.place = place;
+    (*this)[rank].add(std::move(s));
+  }
   void add_all(const request& r) {
     for (int rank = 0; rank != static_cast<int>(all_.size()); ++rank) add(rank, r);
   }
@@ -182,7 +186,8 @@ TEST_CASE("engine signatures: as bytes and back") {
   r.tensors.push_back({.type = dtype::bfloat16, .shape = {}});
   r.tensors.front().memory.kind = memory_kind::device;
   r.wire = dtype::float16;
-  const announcement a = told(r, 5);
+  announcement a = told(r, 5);
+  a.what.place = 0x123456789ABCDEF1;
   std::string text;
   put(text, a);
   std::string_view rest = text;
@@ -190,6 +195,7 @@ TEST_CASE("engine signatures: as bytes and back") {
   CHECK(rest.empty());
   CHECK(b.name == a.name);
   CHECK(b.what == a.what);
+  CHECK(b.what.place == a.what.place);
   CHECK(b.priority == -7);
   CHECK(b.rank == 5);
   CHECK(b.ranks == 1);
@@ -536,6 +542,71 @@ TEST_CASE("engine negotiation: capacities below what is in flight") {
       CHECK(few[0].known().size() == std::max<std::size_t>(capacity, 1));
     }
   }
+}
+
+TEST_CASE("engine negotiation: registered memory on some ranks, or at other places, is noted by all") {
+  const auto alike = [](ranks& all, int size) {
+    for (int r = 1; r != size; ++r) REQUIRE(all[r].alike(0) == all[0].alike(0));
+    return all[0].alike(0);
+  };
+  // All at once, known with equal places, and then one rank with another: one more talk, and none after it.
+  for (const int p : {2, 3, 4}) {
+    for (const auto& [first, later] : {std::pair{1, 0}, std::pair{1, 3}, std::pair{0, 1}}) {
+      CAPTURE(p);
+      CAPTURE(first);
+      ranks all(p);
+      for (int r = 0; r != p; ++r) all.add(r, asked("a"), static_cast<std::uint64_t>(first));
+      CHECK(all.settle().ran == names{"a"});
+      CHECK(alike(all, p));
+      for (int r = 0; r != p; ++r) all.add(r, asked("a"), static_cast<std::uint64_t>(r == p - 1 ? later : first));
+      auto o = all.settle();
+      CHECK(o.ran == names{"a"});
+      CHECK(o.talked);
+      CHECK(o.refused.empty());
+      CHECK_FALSE(alike(all, p));
+      for (const int odd : {first, later}) {
+        for (int r = 0; r != p; ++r) all.add(r, asked("a"), static_cast<std::uint64_t>(odd));
+        o = all.settle();
+        CHECK(o.ran == names{"a"});
+        CHECK_FALSE(o.talked);
+        CHECK_FALSE(alike(all, p));
+      }
+    }
+  }
+  // Different when the name is new: in one round, and one rank after the others.
+  for (const bool together : {true, false}) {
+    ranks all(3);
+    all.add(0, asked("a"), 1);
+    all.add(1, asked("a"), 5);
+    if (!together) CHECK(all.settle().ran.empty());
+    all.add(2, asked("a"), 1);
+    CHECK(all.settle().ran == names{"a"});
+    CHECK_FALSE(alike(all, 3));
+  }
+  // Submitted between the words of a round and its end: not run before all know.
+  ranks late(2);
+  late.add(0, asked("a"), 1);
+  std::vector<std::uint64_t> words;
+  for (int r = 0; r != 2; ++r) {
+    const auto own = late[r].words();
+    words.resize(own.size());
+    for (std::size_t i = 0; i != own.size(); ++i) words[i] |= own[i];
+  }
+  for (int r = 0; r != 2; ++r) CHECK(late[r].decide(words).talk);
+  late.add(1, asked("a"), 7);
+  const std::string text = merge_announcements(late[0].announce(), late[1].announce());
+  for (int r = 0; r != 2; ++r) CHECK(late[r].learn(text).empty());
+  CHECK(late.settle().ran == names{"a"});
+  CHECK_FALSE(alike(late, 2));
+  // A rank that has joined has memory of its own.
+  ranks joined(2);
+  for (int r = 0; r != 2; ++r) joined.add(r, asked("a"), 1);
+  CHECK(joined.settle().ran == names{"a"});
+  CHECK(alike(joined, 2));
+  joined[1].join();
+  joined.add(0, asked("a"), 1);
+  CHECK(joined.settle().ran == names{"a"});
+  CHECK_FALSE(alike(joined, 2));
 }
 
 TEST_CASE("engine negotiation: evicted after it was submitted and before it was told") {

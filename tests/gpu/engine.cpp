@@ -217,6 +217,60 @@ void use_bucket(const auto& r) {
             [&] { static_cast<void>(r.engine.alloc_device_bucket(8, r.gpu.device() + 1)); });
 }
 
+/// Tensors that lie in registered memory on some ranks alone, or at other offsets: NCCL must not see that they do.
+void use_uneven_buckets(const auto& r) {
+  constexpr std::size_t n = 300'000, all = 2 * n;  // n: long enough to travel without a copy
+  const std::shared_ptr<std::byte> bucket = r.engine.alloc_device_bucket(all * sizeof(float), r.gpu.device());
+  auto* const first = reinterpret_cast<float*>(bucket.get());
+  const auto own = r.array(n, 0.0F);
+  enum where { inside, outside, shifted };
+  const auto at = [&](where place) { return place == outside ? own.data() : first + (place == shifted ? n : 0); };
+  const auto put = [&](where place, const std::vector<float>& values) {
+    r.gpu.template copy_to_device<float>(std::span<const float>(values), at(place));
+  };
+  const auto get = [&](where place, std::size_t count) {
+    std::vector<float> values(count);
+    r.gpu.template copy_to_host<float>(at(place), std::span<float>(values));
+    return values;
+  };
+  const auto tensor_of = [&](where place, std::size_t count, bool in_place) {
+    hvd::tensor t;
+    t.in = reinterpret_cast<const std::byte*>(at(place));
+    if (in_place) t.out = reinterpret_cast<std::byte*>(at(place));
+    t.shape = {count};
+    t.memory = {.kind = hvd::memory_kind::device, .device = r.gpu.device(), .ready = nullptr};
+    return t;
+  };
+  const bool odd = r.rank() % 2 == 1;
+  // The same name: in the bucket on all ranks, then not on the odd ones, at another offset there, and so on.
+  for (const where of_odd : {inside, outside, shifted, inside, outside}) {
+    const where place = odd ? of_odd : inside;
+    put(place, floats(n, r.mine()));
+    r.engine.run(asked(operation::allreduce, "moves", {tensor_of(place, n, true)}));
+    same(get(place, n), floats(n, r.total()));
+  }
+  for (const where of_odd : {outside, shifted}) {
+    const where place = odd ? of_odd : inside;
+    const std::string name = of_odd == outside ? " outside" : " shifted";
+    put(place, floats(n, r.mine()));
+    request broadcast = asked(operation::broadcast, "broadcast" + name, {tensor_of(place, n, true)});
+    broadcast.root = r.size() - 1;
+    r.engine.run(broadcast);
+    same(get(place, n), floats(n, static_cast<float>(r.size())));
+
+    const auto p = static_cast<std::size_t>(r.size());
+    put(place, floats(4 * p, r.mine()));
+    handle h = r.engine.run(asked(operation::reduce_scatter, "scatter" + name, {tensor_of(place, 4 * p, false)}));
+    same(fetched<float>(h.output()), floats(4, r.total()));
+    h = r.engine.run(asked(operation::allgather, "gather" + name, {tensor_of(place, 2, false)}));
+    std::vector<float> want;
+    for (std::size_t q = 0; q != p; ++q) want.insert(want.end(), 2, static_cast<float>(q + 1));
+    same(fetched<float>(h.output()), want);
+    h = r.engine.run(asked(operation::alltoall, "alltoall" + name, {tensor_of(place, 2 * p, false)}));
+    same(fetched<float>(h.output()), want);
+  }
+}
+
 void use_mismatches(const auto& r) {
   if (r.size() == 1) return;
   const auto a = r.array(10 + static_cast<std::size_t>(r.rank()), r.mine());
@@ -270,10 +324,14 @@ void use_process_sets(const auto& r) {
   r.has(d, r.total());
 }
 
-/// The last rank has nothing after the first step: it gives zeros, to tensors that are packed and to long ones.
+/// The last rank has nothing after the first step: it gives zeros, to tensors that are packed and to long ones, also
+/// where those of the others lie in registered memory.
 void use_join(const auto& r) {
   const bool last = r.rank() == r.size() - 1;
   const auto p = static_cast<float>(r.size());
+  constexpr std::size_t n = 300'000;
+  const std::shared_ptr<std::byte> bucket = r.engine.alloc_device_bucket(n * sizeof(float), r.gpu.device());
+  auto* const in_bucket = reinterpret_cast<float*>(bucket.get());
   for (int step = 0; step != 3; ++step) {
     if (step > 0 && last) break;
     const auto a = r.array(20, r.mine()), b = r.array(300'000 + 100'000 * static_cast<std::size_t>(step), r.mine()),
@@ -286,8 +344,17 @@ void use_join(const auto& r) {
     average.op = reduce_op::average;
     average.prescale = 2;
     all.push_back(r.engine.submit(std::move(average)));
+    std::vector<float> values = floats(n, r.mine());
+    r.gpu.template copy_to_device<float>(std::span<const float>(values), in_bucket);
+    hvd::tensor t;
+    t.in = t.out = bucket.get();
+    t.shape = {n};
+    t.memory = {.kind = hvd::memory_kind::device, .device = r.gpu.device(), .ready = nullptr};
+    all.push_back(r.engine.submit(asked(operation::allreduce, "bucket", {t})));
     for (const handle& h : all) h.wait(only_a_hang);
     const float sum = step == 0 ? r.total() : r.total() - p;
+    r.gpu.template copy_to_host<float>(in_bucket, std::span<float>(values));
+    same(values, floats(n, sum));
     r.has(a, sum);
     r.has(b, sum);
     r.has(c, 2 * sum / p);
@@ -309,6 +376,7 @@ void use_all(const engine_rank<E>& r) {
   use_mismatches(r);
   use_adasum(r);
   use_bucket(r);
+  use_uneven_buckets(r);
   use_many(r);
 }
 

@@ -3,6 +3,7 @@
 
 #include <gpu/engine.hpp>
 
+#include <cmath>
 #include <csignal>
 #include <optional>
 #include <thread>
@@ -138,6 +139,78 @@ TEST_CASE("an engine whose GPU fails says so, although the end of its work is ne
       says(e, "CUDA_ERROR_ILLEGAL_ADDRESS");
       must(standin_gpu::get().release(stream.get()));
     }
+  });
+}
+
+TEST_CASE("an engine with a GPU: what is saved after `settle` is no rubbish of an aborted collective") {
+  for (const environment& variables :
+       {environment{}, environment{{"HVD_STANDIN_NCCL_REMOTE_ERROR", "1"}}, in_progress, old_library()}) {
+    on_ranks(3, variables, 2, [](ShmTransport& comm, report&) {
+      NcclTransport gpu(comm, on_gpu(comm.rank()));
+      nccl_engine engine = make_engine(comm);
+      engine.settle();  // nothing to wait for
+      const gpu_array<float> a(gpu, floats(50, 1)), b(gpu, floats(300'000, 1)), c(gpu, floats(60, 1));
+      const own_stream stream(gpu);
+      const auto step = [&](void* ready) {
+        std::vector<handle> all;
+        // Two that are packed, and a long one that is divided after it was reduced in place.
+        all.push_back(
+            engine.submit(asked(operation::allreduce, "a",
+                                {tensor_at(gpu.device(), a, &a, ready), tensor_at(gpu.device(), c, &c, ready)})));
+        request average = asked(operation::allreduce, "b", {tensor_at(gpu.device(), b, &b, ready)});
+        average.op = reduce_op::average;
+        all.push_back(engine.submit(std::move(average)));
+        for (const handle& h : all) h.wait_queued(only_a_hang);
+        for (const handle& h : all) stream.wait_for(h.device_event());
+      };
+      std::vector<float> saved, lost, lost_packed;
+      step(nullptr);
+      engine.settle();
+      stream.read(a, saved);
+      stream.synchronise();
+      same(saved, floats(50, 3));
+      stream.read(b, saved);
+      stream.synchronise();
+      same(saved, floats(300'000, 1));
+      // A step in which a rank is lost: as a program sees it, all calls return.
+      void* ready = nullptr;
+      const own_stream other(gpu);
+      if (comm.rank() == 2) {
+        must(standin_gpu::get().hold(other.get()));
+        ready = other.event();
+      }
+      step(ready);
+      if (comm.rank() == 2) ::kill(::getpid(), SIGKILL);
+      // An operation that not all ranks have submitted is nothing to wait for.
+      if (comm.rank() == 0) engine.submit(asked(operation::allreduce, "never", {tensor_at(gpu.device(), a, &a)}));
+      stream.read(b, lost);
+      stream.read(a, lost_packed);
+      const double start = now();
+      for (int i = 0; i != 2; ++i) {
+        const hvd::error e = complaint(error_kind::peer_lost, {}, [&] { engine.settle(); });
+        require(e.rank() == 2, e.what());
+      }
+      require(now() - start < 10, "it took too long");
+      stream.synchronise();
+      for (const float x : lost) require(std::isnan(x), "rubbish that looks like an average");
+      for (const float x : lost_packed) require(std::isnan(x), "rubbish that looks like a sum");
+    });
+  }
+}
+
+TEST_CASE("an engine with a GPU: a rank that leaves when all work is done spoils no results") {
+  on_ranks(2, {}, 1, [](ShmTransport& comm, report&) {
+    NcclTransport gpu(comm, on_gpu(comm.rank()));
+    nccl_engine engine = make_engine(comm);
+    const gpu_array<float> a(gpu, floats(50, 1));
+    const handle h = engine.submit(asked(operation::allreduce, "a", {tensor_at(gpu.device(), a, &a)}));
+    h.wait_queued(only_a_hang);
+    engine.settle();
+    comm.barrier();
+    if (comm.rank() == 1) ::kill(::getpid(), SIGKILL);
+    failure_of(engine.submit(asked(operation::allreduce, "b", {tensor_at(gpu.device(), a, &a)})));
+    engine.settle();
+    same(a.get(gpu), floats(50, 2));
   });
 }
 

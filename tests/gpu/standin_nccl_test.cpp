@@ -414,6 +414,43 @@ TEST_CASE("nccl standin: parts of a communicator") {
   });
 }
 
+TEST_CASE("nccl standin: registered memory on some ranks alone hangs, and other offsets give wrong data") {
+  constexpr std::size_t n = 1024, bytes = 4 * n * sizeof(float);
+  const auto registered = [](nccl_rank& r, int flags) {
+    void* x = nullptr;
+    must(r.nc.alloc(&x, bytes));
+    nccl_window window = nullptr;
+    r.later(r.nc.window_register(r.comm, x, bytes, &window, flags));
+    return reinterpret_cast<cu_pointer>(x);
+  };
+  const auto sum = [](nccl_rank& r, cu_pointer at) {
+    const std::vector<float> mine(n, static_cast<float>(r.rank + 1));
+    must(r.cu.copy_to_device(at, mine.data(), n * sizeof(float), r.a));
+    r.done(r.nc.allreduce(r.at(at), r.at(at), n, nccl_float32, nccl_sum, r.comm, r.a));
+  };
+  on_ranks(2, {}, [&](nccl_rank& r) {
+    for (const int flags : {nccl_window_default, nccl_window_symmetric}) {
+      const cu_pointer x = registered(r, flags);
+      sum(r, x + n * sizeof(float));
+      require(r.get<float>(x + n * sizeof(float), n, r.a) == std::vector<float>(n, 3), "a wrong sum");
+      const cu_pointer other = x + static_cast<unsigned>(r.rank) * n * sizeof(float);
+      sum(r, other);
+      require((r.get<float>(other, n, r.a) == std::vector<float>(n, 3)) == (flags == nccl_window_default),
+              "offsets matter in symmetric windows, and in no others");
+    }
+    r.end();
+  });
+  on_ranks(2, {}, [&](nccl_rank& r) {
+    const cu_pointer x = registered(r, nccl_window_symmetric);
+    sum(r, r.rank == 0 ? x : r.alloc(bytes));
+    pause_for(0.2);
+    must(r.cu.stream_query(r.a), cu_not_ready);
+    must(r.nc.comm_abort(std::exchange(r.comm, nullptr)));
+    must(r.cu.stream_synchronize(r.a));
+    r.one_violation("or of memory that is registered on some ranks alone");
+  });
+}
+
 TEST_CASE("nccl standin: registered memory") {
   on_ranks(2, {}, [](nccl_rank& r) {
     void* x = nullptr;

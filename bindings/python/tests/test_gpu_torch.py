@@ -329,6 +329,95 @@ def test_gradients_of_host_and_gpu_stay_in_their_buckets(gpu_ranks: Ranks) -> No
     gpu_ranks.run(buckets)
 
 
+def conditional() -> None:
+    """A layer that some ranks leave out in some steps: their gradients stay in registered memory, as on the others."""
+    device = _begin()
+    import warnings
+
+    import hvd.torch as hvd
+    import torch
+
+    if hvd.size() == 1:
+        return  # nothing is reduced
+    with _NoMistakes(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gradients that are set to None
+        # The second one's are long enough to travel without a copy.
+        first, second = torch.nn.Linear(4, 600).to(device), torch.nn.Linear(600, 600).to(device)
+        parameters = [*first.parameters(), *second.parameters()]
+        named = [(str(i), p) for i, p in enumerate(parameters)]
+        optimizer: Any = torch.optim.SGD(parameters, lr=0.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=True, op=hvd.Sum)
+        places: list[int] = []
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=True)
+            with_second = [rank for rank in range(hvd.size()) if step % 2 == 0 or rank != 0]
+            first(torch.ones(2, 4, device=device)).sum().backward()
+            if hvd.rank() in with_second:
+                second(torch.ones(2, 600, device=device)).sum().backward()
+            optimizer.step()
+            assert all((p.grad == 2 * hvd.size()).all().item() for p in first.parameters())
+            assert all((p.grad == 2 * len(with_second)).all().item() for p in second.parameters())
+            places = places or [p.grad.data_ptr() for p in parameters]
+            assert places == [p.grad.data_ptr() for p in parameters]
+
+
+def test_gradients_that_some_ranks_lack_stay_in_their_buckets(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(conditional)
+
+
+def lost_rank() -> None:
+    """A rank is lost in a step, whose calls all return: nothing of it is committed."""
+    device = _begin()
+    import signal
+
+    import hvd.torch as hvd
+    import torch
+    from standin_gpu import gpu
+
+    model = torch.nn.Linear(600, 600).to(device)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters(), op=hvd.Sum
+    )
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 600, device=device)).sum().backward()
+        optimizer.step()
+        state.batch += 1
+
+    def weights() -> Any:
+        return [p.detach().cpu().clone() for p in model.parameters()]
+
+    before = weights()
+    step()
+    hvd.settle()
+    state.commit()
+    after = weights()
+    assert all(torch.equal(b - 2 * hvd.size() * 0.5, a) for b, a in zip(before, after))
+    if hvd.rank() == 1:
+        with gpu().held(device.index, torch.cuda.current_stream().cuda_stream):
+            step()
+            os.kill(os.getpid(), signal.SIGKILL)
+    step()
+    for function in (state.commit, state.save, hvd.settle):
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            function()
+        assert (caught.value.kind, caught.value.rank) == ("peer_lost", 1), caught.value
+    assert not all(torch.equal(now, then) for now, then in zip(weights(), after)), "the stream has gone on"
+    assert state.batch == 2
+    state.restore()
+    assert state.batch == 1 and all(torch.equal(now, then) for now, then in zip(weights(), after))
+    hvd.shutdown()
+    hvd.settle()  # outside a job there is nothing to wait for
+
+
+def test_a_commit_after_the_loss_of_a_rank_saves_nothing() -> None:
+    for job in start(2):
+        job.run(lost_rank, dead=[1])
+
+
 def streams() -> None:
     device = _begin()
     import hvd.torch as hvd

@@ -200,3 +200,14 @@ def test_a_place_is_lost_with_the_second_move() -> None:
     with pytest.warns(UserWarning, match="the gradient of a was set to None"):
         assert not made.may_move("a", "a")
     assert made.view("a") is None and not made.may_move("b", "b")  # without a second warning
+
+
+def test_a_fixed_place_is_never_lost() -> None:
+    candidates = [buckets.Candidate(n, n, 8, "") for n in "ab"]
+    made = buckets.Buckets(candidates, lambda size: size, lambda parameter, memory, start: start, fixed=True)
+    made.use("a")
+    made.use("b")
+    with pytest.warns(UserWarning, match="the gradient of a was set to None, .* it is copied back in every step"):
+        assert made.may_move("a", "a")
+    assert made.may_move("a", "a") and made.may_move("b", "b")  # without a second warning
+    assert (made.view("a"), made.view("b")) == (64, 0)

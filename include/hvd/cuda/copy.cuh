@@ -34,6 +34,9 @@ struct copy_parameters {
   double factor;
   std::uint32_t divisor;
   std::uint32_t parts;
+  /// A word in the memory of the GPU; null: as if it were 0. Its bits are set in every word that is read: if all are, all
+  /// results are NaN, or integers without a meaning.
+  const std::uint32_t* poison;
   copy_part part[most];
   /// Of each part, the first of the grid's blocks that copy it. Apart from the rest: the search reads only these, and
   /// 4 KiB of them stay in a multiprocessor's cache for constants.
@@ -126,7 +129,7 @@ HVD_HOST_DEVICE void copy_block(const copy_parameters& p, unsigned block, unsign
   }
   constexpr unsigned widest = 16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
   copy_tile<From, To, widest>(p.part[low], block - p.first_tile[low], thread, threads,
-                              copy_scale_of<From, To>(p.factor, p.divisor));
+                              copy_scale_of<From, To>(p.factor, p.divisor, p.poison == nullptr ? 0 : *p.poison));
 }
 
 // ---- the kernels ------------------------------------------------------------------------------------------

@@ -141,12 +141,14 @@ class cuda_copies {
 
   /// Enqueues out[i] = in[i] * factor / divisor for all parts, with the bits of the host's reduction::finish (which are
   /// those of reduction::prepare where the divisor is 1); elements that are converted are scaled in the wider of the
-  /// types. The context must be current. Throws unsupported if there is no such conversion.
+  /// types. The context must be current. `poison`: see copy_parameters. Throws unsupported if there is no such
+  /// conversion.
   void operator()(std::span<const device_part> parts, dtype from, dtype to, double factor, std::uint32_t divisor,
-                  cu_stream stream) {
+                  cu_stream stream, const std::uint32_t* poison = nullptr) {
     const copy_choice choice = choose_copy(from, to, factor != 1.0 || divisor != 1);
     parameters_->factor = factor;
     parameters_->divisor = divisor;
+    parameters_->poison = poison;
     plan_copies(parts, choice, *parameters_, [&](std::uint32_t tiles) {
       const cuda_driver& driver = *module_.get_deleter().driver;
       void* argument = parameters_.get();

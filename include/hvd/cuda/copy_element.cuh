@@ -123,11 +123,12 @@ using copied_in = std::conditional_t<copied_mantissa<From> == 0 || sizeof(From) 
 template <class A>
 struct copy_scale {
   A factor, divisor;
-  std::uint32_t whole_divisor;
+  std::uint32_t whole_divisor, poison;
   bool multiplies, divides;
 
-  HVD_HOST_DEVICE copy_scale(double by, std::uint32_t over)
-      : factor(), divisor(static_cast<A>(over)), whole_divisor(over), multiplies(by != 1.0), divides(over != 1) {
+  HVD_HOST_DEVICE copy_scale(double by, std::uint32_t over, std::uint32_t set)
+      : factor(), divisor(static_cast<A>(over)), whole_divisor(over), poison(set), multiplies(by != 1.0),
+        divides(over != 1) {
     if constexpr (sizeof(A) == 8) {
       factor = by;
     } else {
@@ -232,10 +233,21 @@ HVD_HOST_DEVICE void set_copied_element(copied_words<Bytes>& words, unsigned i, 
   }
 }
 
+template <unsigned Bytes>
+HVD_HOST_DEVICE copied_words<Bytes> poisoned(copied_words<Bytes> words, std::uint32_t poison) {
+  using chunk = std::remove_reference_t<decltype(words.at[0])>;
+  HVD_UNROLLED
+  for (unsigned k = 0; k != sizeof(words) / sizeof(chunk); ++k) {
+    words.at[k] = static_cast<chunk>(words.at[k] | static_cast<chunk>(poison));
+  }
+  return words;
+}
+
 /// N elements.
 template <class From, class To, unsigned N, class A>
-HVD_HOST_DEVICE copied_words<N * sizeof(To)> copied(const copied_words<N * sizeof(From)>& from,
+HVD_HOST_DEVICE copied_words<N * sizeof(To)> copied(const copied_words<N * sizeof(From)>& read,
                                                     const copy_scale<A>& s) {
+  const copied_words<N * sizeof(From)> from = poisoned(read, s.poison);
   if constexpr (copied_mantissa<From> == 0) {
     // In place, in a loop that stays one: the lowest element goes out, its result comes in at the top.
     copied_words<N * sizeof(To)> words = from;
@@ -281,11 +293,12 @@ HVD_HOST_DEVICE copied_words<N * sizeof(To)> copied(const copied_words<N * sizeo
 }
 
 struct copy_unchanged {
-  HVD_HOST_DEVICE copy_unchanged(double, std::uint32_t) {}
+  std::uint32_t poison;
+  HVD_HOST_DEVICE copy_unchanged(double, std::uint32_t, std::uint32_t set) : poison(set) {}
 };
 template <class From, class To, unsigned N>
-HVD_HOST_DEVICE copied_words<N> copied(const copied_words<N>& from, const copy_unchanged&) {
-  return from;
+HVD_HOST_DEVICE copied_words<N> copied(const copied_words<N>& from, const copy_unchanged& s) {
+  return poisoned(from, s.poison);
 }
 template <class From, class To>
 using copy_scale_of =

@@ -151,8 +151,9 @@ class driver final : public waiting_room {
     close();
   }
 
-  /// The operations in flight, for the watch. Any thread.
+  /// The operations in flight, for the watch; those on the device, for `settle`. Any thread.
   [[nodiscard]] std::vector<pending_operation> snapshot() { return in_flight_.snapshot(); }
+  [[nodiscard]] auto queued() { return in_flight_.queued(); }
   /// Any thread.
   void report(std::vector<operation_metrics>& to) const { observer_.report(to); }
   /// Ends everything in flight with this error, as soon as the thread that drives checks for it.
@@ -190,7 +191,7 @@ class driver final : public waiting_room {
     try {
       while (!progress_.closing() && !(end != nullptr && end->reached(only_queued))) {
         if (condemned_.load()) throw error(verdict());
-        in_flight_.take_fresh(negotiation_);
+        in_flight_.take_fresh(negotiation_, pending_.device());
         poll_device(pending_.quiet);
         if (negotiation_.idle() && pending_.empty()) break;
         const auto now = clock::now();
@@ -276,7 +277,8 @@ class driver final : public waiting_room {
     for (const std::uint32_t id : b.ids) {
       negotiation_.use(id);
       auto s = negotiation_.take(id);
-      works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr});
+      const bool alike = negotiation_.alike(id);
+      works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr, alike});
       if (s) mine.push_back(std::move(s));
     }
     for (const work& w : works) {
@@ -324,7 +326,6 @@ class driver final : public waiting_room {
 
   // ---- the device -----------------------------------------------------------------------------------------------
 
-  /// Starts a batch on the device, which ends later.
   void start(const std::vector<work>& works, std::vector<std::shared_ptr<submission>> mine) {
     const operation kind = works.front().what.kind;
     const received_rows rows = rows_differ(kind) ? execute_.exchange_rows(works) : received_rows{};
@@ -348,7 +349,6 @@ class driver final : public waiting_room {
   void poll_device(std::chrono::milliseconds longest) {
     pending_.poll(longest, end_of_batch(), [this] { return agreement_.called(); });
   }
-  /// Waits until the device is idle.
   void await_device() {
     while (!pending_.empty()) {
       if (progress_.closing()) throw error(cause_.shut_down());

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -96,8 +97,25 @@ class nccl_device {
   bool abort() noexcept { return batches_->abort(); }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
 
-  /// Memory for tensors, registered with NCCL; collective.
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) { return group().allocate(bytes, 1); }
+  /// Memory for tensors, registered with NCCL; collective. Symmetric, because ranks compare places in it.
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) {
+    return group().allocate(bytes, 1, nccl_window_symmetric);
+  }
+  /// See signature::place.
+  [[nodiscard]] std::uint64_t place_of(const request& r) const {
+    std::uint64_t all = 14695981039346656037ULL;  // FNV-1a
+    bool any = false;
+    for (const tensor& t : r.tensors) {
+      if (t.memory.kind != memory_kind::device) return 0;
+      for (const std::byte* const at : {t.in, static_cast<const std::byte*>(t.out)}) {
+        const auto found = group().communicator().windows().find(at);
+        any = any || found;
+        const nccl_windows::place p = found.value_or(nccl_windows::place{});
+        for (const std::uint64_t part : {p.window, p.offset}) all = (all ^ part) * 1099511628211ULL;
+      }
+    }
+    return any ? all | 1 : 0;
+  }
 
   /// For operations that only the host supports: copies the elements of a tensor to the host once it is ready, and
   /// back. Both wait for the GPU.
@@ -137,6 +155,27 @@ class nccl_device {
     driver.check(driver.stream_synchronize(stream.get()), "cuStreamSynchronize");
   }
 
+  /// Memory of tensors that NCCL must not get, because it is registered and other ranks' memory is not: copies that it
+  /// gets instead.
+  struct substitutes {
+    device_copy in{dtype::uint8, dtype::uint8}, out{dtype::uint8, dtype::uint8};
+    std::vector<std::shared_ptr<void>> memory{};
+  };
+  const std::byte* read_from(substitutes& others, const work& w, const std::byte* at, std::size_t bytes) {
+    if (w.alike || !group().communicator().windows().find(at)) return at;
+    const auto memory = cuda_memory(group().device(), bytes);
+    others.memory.push_back(memory);
+    others.in.parts.push_back({at, memory.get(), bytes});
+    return memory.get();
+  }
+  std::byte* write_to(substitutes& others, const work& w, std::byte* at, std::size_t bytes) {
+    if (w.alike || !group().communicator().windows().find(at)) return at;
+    const auto memory = cuda_memory(group().device(), bytes);
+    others.memory.push_back(memory);
+    others.out.parts.push_back({memory.get(), at, bytes});
+    return memory.get();
+  }
+
   std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
     return output_of(w, t, bytes, std::move(shape), [&](std::size_t n) { return cuda_memory(group().device(), n); });
   }
@@ -147,8 +186,11 @@ class nccl_device {
     std::vector<fused> tensors;
     std::vector<std::vector<std::size_t>> counts;
     std::vector<fused_part> bytes;
+    std::vector<bool> alike;
+    substitutes others;
     std::size_t index = 0;
     for (const work& w : works) {
+      alike.insert(alike.end(), w.what.types.size(), w.alike);
       for (std::size_t t = 0; t != w.what.types.size(); ++t, ++index) {
         const dtype type = w.what.types[t];
         const std::size_t elements = w.what.elements(t), unit = size_of(type);
@@ -159,9 +201,12 @@ class nccl_device {
             tensors.push_back({in, out, elements, type, wire_of(w.what, t)});
             break;
           }
-          case operation::broadcast:
-            bytes.push_back({in, output(w, t, elements * unit, w.what.shapes[t]), elements * unit, 0, index});
+          case operation::broadcast: {
+            const std::size_t n = elements * unit;
+            std::byte* const out = output(w, t, n, w.what.shapes[t]);
+            bytes.push_back({read_from(others, w, in, n), write_to(others, w, out, n), n, 0, index});
             break;
+          }
           case operation::reduce_scatter: {
             row_shares parts = shares_of(w.what, t, me, ranks);
             std::byte* const out = output(w, t, parts.counts[me] * unit, std::move(parts.shape));
@@ -175,29 +220,35 @@ class nccl_device {
             std::byte* const out = output(w, t, all * elements * unit, shape_of_rows(w.what, t, all));
             if (common.kind == operation::alltoall) w.end->results[t].received_splits = of;
             for (std::size_t& n : of) n *= elements;
-            tensors.push_back({in, out, of[me], type, type});
+            const std::size_t all_in = w.mine->tensors[t].shape.front() * elements * unit;
+            tensors.push_back({read_from(others, w, in, all_in), out, of[me], type, type});
             counts.push_back(std::move(of));
           }
         }
       }
     }
+    const dynamic_op op{common.op, common.prescale, common.postscale};
+    pending batch;
     switch (common.kind) {
-      case operation::allreduce: return allreduce(tensors, {common.op, common.prescale, common.postscale});
-      case operation::broadcast: return device_broadcast(std::move(bytes), common.root);
+      case operation::allreduce: return allreduce(tensors, op, alike);
       case operation::reduce_scatter:
-        return device_reduce_scatter(group(), std::move(tensors), std::move(counts),
-                                     {common.op, common.prescale, common.postscale});
-      case operation::allgather: return device_allgather(std::move(tensors), std::move(counts));
-      default: return alltoall(works.front(), std::move(tensors), std::move(counts));
+        return device_reduce_scatter(group(), std::move(tensors), std::move(counts), op, alike);
+      case operation::broadcast: batch = device_broadcast(std::move(bytes), common.root); break;
+      case operation::allgather: batch = device_allgather(std::move(tensors), std::move(counts)); break;
+      default: batch = alltoall(works.front(), std::move(tensors), std::move(counts));
     }
+    if (!others.in.parts.empty()) batch->before.push_back(std::move(others.in));
+    if (!others.out.parts.empty()) batch->after.push_back(std::move(others.out));
+    batch->kept = std::move(others.memory);
+    return batch;
   }
 
-  pending allreduce(const std::vector<fused>& tensors, const dynamic_op& op) {
+  pending allreduce(const std::vector<fused>& tensors, const dynamic_op& op, const std::vector<bool>& alike) {
     std::vector<fused_vector> vectors = by_type(
         tensors, [&](fused_vector& v, std::size_t i) { v.add(tensors[i].in, tensors[i].out, tensors[i].count, i); });
     std::vector<reduction> ops;
     for (const fused_vector& v : vectors) ops.push_back(make_reduction(v.wire, op, group().size()));
-    return device_allreduce(group(), std::move(vectors), ops);
+    return device_allreduce(group(), std::move(vectors), ops, alike);
   }
 
   pending alltoall(const work& w, std::vector<fused> tensors, std::vector<std::vector<std::size_t>> receive) {
@@ -282,6 +333,9 @@ class NcclOnDemand {
     return in_->connected->fetch(t, bytes);
   }
   void store(const tensor& t, result& r, std::span<const std::byte> from) { in_->connected->store(t, r, from); }
+  [[nodiscard]] std::uint64_t place_of(const request& r) const {
+    return in_->connected ? in_->connected->place_of(r) : 0;
+  }
 
  private:
   /// The device of a joined rank that has had no tensor on a GPU: the one that the thread that made this is pinned to,

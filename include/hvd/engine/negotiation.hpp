@@ -92,6 +92,7 @@ struct announcements {
       } else {
         announcement& mine = all[*found];
         mine.ranks += a.ranks;
+        mine.what.meet(a.what.place);
         if (a.rank < mine.rank) mine.rank = a.rank, mine.priority = a.priority;
       }
     }
@@ -113,6 +114,11 @@ class negotiation {
 
   [[nodiscard]] const signature_cache& known() const noexcept { return known_; }
   void use(std::uint32_t id) noexcept { known_.use(id); }
+  /// True if every rank's tensors of an operation lie alike in registered memory, or in none; the same on all ranks. A
+  /// joined rank has other memory.
+  [[nodiscard]] bool alike(std::uint32_t id) const noexcept {
+    return !someone_joined_ && known_[id].what.place != signature::places_differ;
+  }
   /// True if nothing is submitted, and this rank has not joined.
   [[nodiscard]] bool idle() const noexcept { return pending_.empty() && !joined(); }
   /// True if the other ranks do not know everything yet.
@@ -128,6 +134,8 @@ class negotiation {
       return;
     }
     s->id = known_.find(s->what.name, s->sign);
+    // A place that the others do not know is announced, and all ranks note that places differ.
+    if (s->id >= 0 && !known_[static_cast<std::size_t>(s->id)].what.covers(s->sign.place)) s->id = -1;
     if (s->id >= 0) by_id_[static_cast<std::uint32_t>(s->id)] = s.get();
     news_ = true;
   }
@@ -284,7 +292,9 @@ class negotiation {
 
   void remember(const announcement& a) {
     int id = known_.find(a.name, a.what);
-    if (id < 0) {
+    if (id >= 0) {
+      known_.meet(static_cast<std::size_t>(id), a.what.place);
+    } else {
       int evicted = -1;
       id = static_cast<int>(known_.add(a, wanted_, evicted));
       // Marked as wanted, so that the next new one does not evict it before it has run.
@@ -302,6 +312,8 @@ class negotiation {
     }
     const auto found = pending_.find(a.name);
     if (found == pending_.end() || found->second->id >= 0 || found->second->sign != a.what) return;
+    // Submitted after this rank has sent its words, and so not taken in yet.
+    if (!known_[static_cast<std::size_t>(id)].what.covers(found->second->sign.place)) return;
     found->second->id = id;
     by_id_[static_cast<std::uint32_t>(id)] = found->second.get();
     news_ = true;

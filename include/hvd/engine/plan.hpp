@@ -28,6 +28,9 @@ struct work {
   const signature& what;
   const request* mine = nullptr;  ///< null on a joined rank, which contributes zeros
   completion* end = nullptr;
+  /// Every rank's tensors lie alike in memory registered with a device's library, or in none; the same on all ranks. If
+  /// not, the library gets memory of the engine's own.
+  bool alike = true;
 };
 
 /// True if two operations may share a collective: they differ only in names, types and shapes, and are neither alltoall

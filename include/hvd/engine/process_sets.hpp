@@ -124,6 +124,23 @@ class process_sets {
     return {world, last_bucket_};
   }
 
+  /// See Engine::settle.
+  void settle() {
+    std::vector<std::shared_ptr<driver_type>> all;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [id, d] : drivers_) all.push_back(d);
+    }
+    for (const auto& d : all) {
+      const auto now = d->queued();
+      for (const auto& end : now.all) {
+        d->await(*end, std::chrono::steady_clock::time_point::max(), false);
+        if (end->problem()) throw error(*end->problem());
+      }
+      if (now.failed) throw again(*now.failed);
+    }
+  }
+
   /// See Engine::start_timeline.
   void start_timeline(const std::string& path, const Timeline::options& o) {
     timeline.start(path, o);

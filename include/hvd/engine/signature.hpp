@@ -22,8 +22,21 @@ struct signature {
   std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 if numbers of rows may differ
   memory_kind memory = memory_kind::host;          ///< of all tensors
   dtype wire = dtype::user;                        ///< see request::wire
+  /// Where the tensors lie in memory that a device's library has registered on all ranks: 0 if nowhere, else a hash.
+  /// Not compared: ranks may differ, and then it is `places_differ`.
+  std::uint64_t place = 0;
+  static constexpr std::uint64_t places_differ = 2;  // hashes are odd
 
-  bool operator==(const signature&) const = default;
+  bool operator==(const signature& s) const noexcept {
+    return kind == s.kind && op == s.op && root == s.root && prescale == s.prescale && postscale == s.postscale &&
+           types == s.types && shapes == s.shapes && memory == s.memory && wire == s.wire;
+  }
+  /// Takes in another rank's place.
+  void meet(std::uint64_t other) noexcept {
+    if (place != other) place = places_differ;
+  }
+  /// True if a rank whose tensors lie at `other` may run by this signature.
+  [[nodiscard]] bool covers(std::uint64_t other) const noexcept { return place == other || place == places_differ; }
 
   /// Elements of tensor `t`: in one row (of dimension 0) if ranks may have different numbers of rows, otherwise in all.
   [[nodiscard]] std::size_t elements(std::size_t t) const noexcept {
@@ -106,6 +119,7 @@ inline void put(std::string& to, const announcement& a) {
   put(to, a.what.postscale);
   put(to, a.what.memory);
   put(to, a.what.wire);
+  put(to, a.what.place);
   put(to, static_cast<std::uint32_t>(a.what.types.size()));
   for (std::size_t t = 0; t != a.what.types.size(); ++t) {
     put(to, a.what.types[t]);
@@ -142,6 +156,7 @@ inline announcement take_announcement(std::string_view& from) {
   a.what.postscale = take<double>(from);
   a.what.memory = take<memory_kind>(from);
   a.what.wire = take<dtype>(from);
+  a.what.place = take<std::uint64_t>(from);
   for (auto tensors = take<std::uint32_t>(from); tensors != 0; --tensors) {
     a.what.types.push_back(take<dtype>(from));
     auto& shape = a.what.shapes.emplace_back();

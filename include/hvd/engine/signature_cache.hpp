@@ -77,6 +77,7 @@ class signature_cache {
     if (variants.size() == 2) ambiguous_.insert(a.name);
     return id;
   }
+  void meet(std::size_t id, std::uint64_t place) noexcept { entries_[id].what.meet(place); }
   void use(std::size_t id) noexcept { entries_[id].used = ++uses_; }
 
  private:

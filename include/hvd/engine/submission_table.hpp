@@ -62,10 +62,14 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     return !fresh_.empty() || (!joins_.empty() && !n.joined());
   }
-  void take_fresh(negotiation& n) {
+  template <class D>
+  void take_fresh(negotiation& n, D& device) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
-    for (auto& s : fresh_) n.add(std::move(s));
+    for (auto& s : fresh_) {
+      if constexpr (requires { device.place_of(s->what); }) s->sign.place = device.place_of(s->what);
+      n.add(std::move(s));
+    }
     fresh_.clear();
     if (!joins_.empty() && !n.joined()) n.join();
   }
@@ -99,6 +103,20 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
   }
+  /// The operations whose work is queued on a device, and the error with which such operations have ended, if any have.
+  struct on_device {
+    std::vector<std::shared_ptr<completion>> all{};
+    std::optional<error> failed{};
+  };
+  [[nodiscard]] on_device queued() {
+    const std::lock_guard lock(mutex_);
+    on_device found{.failed = failed_};
+    for (const auto& s : all_) {
+      if (s->end->queued()) found.all.push_back(s->end);
+    }
+    return found;
+  }
+
   struct rest {
     std::vector<std::shared_ptr<submission>> all{};
     std::vector<std::shared_ptr<completion>> joins{};
@@ -107,6 +125,8 @@ class submission_table {
   rest stop(const error& why) {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
+    const auto on_device = [](const auto& s) { return s->end->queued(); };
+    if (std::any_of(all_.begin(), all_.end(), on_device)) failed_ = why;
     fresh_.clear();
     newest_.clear();
     return {std::exchange(all_, {}), std::exchange(joins_, {})};
@@ -133,6 +153,7 @@ class submission_table {
   std::vector<std::shared_ptr<completion>> joins_;
   std::weak_ptr<completion> newest_join_;
   std::optional<error> stopped_;
+  std::optional<error> failed_;  // with which work on a device has ended
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

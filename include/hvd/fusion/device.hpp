@@ -27,9 +27,11 @@ inline constexpr std::size_t device_direct_bytes = std::size_t{1} << 20;
 inline constexpr std::size_t device_alignment = 128;
 
 /// A batch that reduces each part of the vectors. A part without addresses belongs to a joined rank and contributes
-/// zeros.
+/// zeros. `alike`: whether every rank's tensor, by its index, lies alike in registered memory; empty: all do. Others
+/// travel in the buffer, which is registered on all ranks or on none.
 inline std::shared_ptr<device_batch> device_allreduce(nccl_group& group, std::vector<fused_vector> vectors,
-                                                      std::span<const reduction> ops) {
+                                                      std::span<const reduction> ops,
+                                                      const std::vector<bool>& alike = {}) {
   struct side {
     fused_vector vector;
     reduction op;
@@ -47,14 +49,9 @@ inline std::shared_ptr<device_batch> device_allreduce(nccl_group& group, std::ve
            nccl_reduction_of(ops[i], group.size(), group.average(), operation::allreduce)};
     for (const fused_part& p : vectors[i].parts) {
       const bool alone = total == 1 || p.count * s.vector.unit >= device_direct_bytes;
-      if (alone && !s.vector.converts() && !s.how.rest.prescales()) {
+      const bool same = alike.empty() || alike[p.index];
+      if (alone && same && !s.vector.converts() && !s.how.rest.prescales()) {
         s.direct.push_back(p);
-        if (p.out != nullptr || p.count == 0) continue;
-        // Not in the buffer, which has one length on all ranks.
-        const std::size_t bytes = p.count * s.vector.unit;
-        const auto& zeros = batch->kept.emplace_back(cuda_memory(group.device(), bytes));
-        s.direct.back().in = s.direct.back().out = static_cast<std::byte*>(zeros.get());
-        batch->zeros.emplace_back(s.direct.back().out, bytes);
       } else {
         s.vector.add(p.in, p.out, p.count, p.index, device_alignment);
       }
@@ -122,10 +119,10 @@ inline std::shared_ptr<device_batch> device_allgather(std::vector<fused> tensors
   return batch;
 }
 
-/// A batch of reduce_scatters: rank r gets `counts[t][r]` elements of tensor t.
+/// A batch of reduce_scatters: rank r gets `counts[t][r]` elements of tensor t. `alike` as in device_allreduce.
 inline std::shared_ptr<device_batch> device_reduce_scatter(nccl_group& group, std::vector<fused> tensors,
                                                            std::vector<std::vector<std::size_t>> counts,
-                                                           const dynamic_op& op) {
+                                                           const dynamic_op& op, const std::vector<bool>& alike = {}) {
   struct side {
     fused tensor;
     reduction op;
@@ -143,7 +140,7 @@ inline std::shared_ptr<device_batch> device_reduce_scatter(nccl_group& group, st
     const reduction r = make_reduction(f.wire, op, group.size());
     side s{f, r,    nccl_reduction_of(r, group.size(), group.average(), operation::reduce_scatter), counts[t][me], 0,
            0, false};
-    s.copies = f.wire != f.type || s.how.rest.prescales();
+    s.copies = f.wire != f.type || s.how.rest.prescales() || (!alike.empty() && !alike[t]);
     if (s.copies) {
       s.in = take(f.count * size_of(f.wire));
       // Of the longest part: the buffer has one length on all ranks.

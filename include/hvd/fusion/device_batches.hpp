@@ -66,6 +66,8 @@ class device_batches {
       : group_(std::move(group)), marks_(group_->device(), streams_.size()) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
+    set_poison(0x00, stream(poisoning));
+    group_->await_event(stream(unpacking), group_->events()->record(stream(poisoning)).get());
   }
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
@@ -128,6 +130,7 @@ class device_batches {
   }
   /// Ends everything on this rank. True if no stream uses memory of a batch any more; if not, it must never be freed.
   [[nodiscard]] bool abort() noexcept {
+    poison();
     group_->communicator().stop();  // first, because freeing memory waits for NCCL
     stuck_ = group_->communicator().stuck() || !drain(while_lost);
     if (stuck_) keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
@@ -138,7 +141,7 @@ class device_batches {
   }
 
  private:
-  enum : std::size_t { packing, reducing, unpacking };
+  enum : std::size_t { packing, reducing, unpacking, poisoning };
   static constexpr std::chrono::seconds while_lost{5};
   struct slot {
     std::shared_ptr<std::byte> memory{};
@@ -215,7 +218,7 @@ class device_batches {
     used_ = &slots_[turn_ ^= 1];
     if (used_->bytes >= batch.buffer_bytes) return;
     grows_to_ = round_up(std::max(batch.buffer_bytes, 2 * used_->bytes), nccl_window_alignment);
-    growth_.emplace(group_->grow(grows_to_, stream(reducing)));
+    growth_.emplace(group_->grow(grows_to_, stream(reducing), nccl_window_symmetric));
   }
   /// True once the buffer is long enough.
   bool grown() {
@@ -239,7 +242,7 @@ class device_batches {
       if (bytes == 0) continue;
       driver.check(driver.fill_bytes(to_device(address), 0, bytes, stream(packing)), "cuMemsetD8Async");
     }
-    run(batch.before, stream(packing));
+    run(batch.before, stream(packing), nullptr);
     group_->await_event(stream(reducing), group_->events()->record(stream(packing)).get());
     batch.begun = marks_.record(packing, stream(packing));
     if (!batch.calls) return true;
@@ -252,7 +255,7 @@ class device_batches {
     std::size_t last = reducing;
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
-      run(batch.after, stream(unpacking));
+      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(group_->poison()));
       batch.done = group_->events()->record(stream(unpacking));
       last = unpacking;
     }
@@ -261,9 +264,28 @@ class device_batches {
     if (used_ != nullptr) used_->free = batch.done;
     if (batch.queued) batch.queued(batch.done);
   }
-  void run(const std::vector<device_copy>& copies, cu_stream on) {
+  void run(const std::vector<device_copy>& copies, cu_stream on, const std::uint32_t* poison) {
     for (const device_copy& c : copies) {
-      if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on);
+      if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on, poison);
+    }
+  }
+
+  void set_poison(unsigned char bits, cu_stream on) {
+    const cuda_driver& driver = group_->driver();
+    driver.check(driver.fill_bytes(to_device(group_->poison()), bits, sizeof(std::uint32_t), on), "cuMemsetD8Async");
+  }
+  /// Makes unpacking kernels write NaN from now on. For the streams an aborted collective looks like one that has
+  /// ended, so the program's work runs on with its results, which must not look like results.
+  void poison() noexcept {
+    try {
+      const cuda_device::scope current(*group_->device());
+      set_poison(0xFF, stream(poisoning));
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      while (group_->driver().stream_query(stream(poisoning)) == cu_not_ready) {
+        if (std::chrono::steady_clock::now() >= until) return;  // the GPU runs nothing more
+        nap(std::chrono::microseconds(100));
+      }
+    } catch (const error&) {  // the GPU or its driver has failed, and so all of its work
     }
   }
 
@@ -286,7 +308,7 @@ class device_batches {
   }
 
   std::shared_ptr<nccl_group> group_;
-  std::array<cuda_stream, 3> streams_;
+  std::array<cuda_stream, 4> streams_;
   cuda_marks marks_;
   std::array<slot, 2> slots_;
   std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device

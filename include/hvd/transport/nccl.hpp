@@ -107,11 +107,13 @@ class NcclTransport {
   [[nodiscard]] NcclTransport without(std::vector<int> lost) { return NcclTransport(group_->without(std::move(lost))); }
 
   /// n elements of device memory of this rank, zero at first, from NCCL and registered with it if possible; collective,
-  /// with the same n on all ranks. Collectives on it skip NCCL's copies if the connection allows that. The host must
-  /// not touch the elements. Errors: no_memory.
+  /// with the same n on all ranks. Collectives on it skip NCCL's copies if the connection allows that. If one rank
+  /// passes such memory to a collective, all ranks pass memory of the same call: NCCL chooses how to run a collective
+  /// by each rank's own memory, and hangs if ranks differ. (An engine compares, and copies.) The host must not touch
+  /// the elements. Errors: no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
-    std::shared_ptr<std::byte> owner = group_->allocate(n, sizeof(T));
+    std::shared_ptr<std::byte> owner = group_->allocate(n, sizeof(T), detail::nccl_window_default);
     T* const data = reinterpret_cast<T*>(owner.get());
     return {data, n, std::move(owner)};
   }

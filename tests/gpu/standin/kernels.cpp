@@ -38,6 +38,9 @@ kernel make_copy(std::size_t place) {
       part->in = launch::host<std::byte>(number(part->in));
       part->out = launch::host<std::byte>(number(part->out));
     }
+    if (p.poison != nullptr) {  // written while kernels run, and so not among what they touch
+      p.poison = launch::host<const std::uint32_t>(reinterpret_cast<std::uint64_t>(p.poison));
+    }
     const host_copy_kernel body = find_host_copy_kernel(place);
     for (unsigned block = 0; block != l.grid[0]; ++block) {
       for (unsigned thread = 0; thread != l.block[0]; ++thread) body(p, block, thread, l.block[0]);

@@ -122,7 +122,7 @@ bool mesh::step(plane p, transfer& t) {
     }
     return true;
   };
-  if (t.send) t.header = {t.bytes, t.tag};
+  if (t.send) t.header = {t.bytes, t.tag, t.note};
   if (some(&t.header, sizeof t.header, t.header_done) && t.header.bytes == t.bytes && t.header.tag == t.tag) {
     some(t.data, t.bytes, t.done);
   }
@@ -150,7 +150,9 @@ bool mesh::move(plane p, std::vector<transfer>& all, const std::function<bool()>
         complained = true;
         differs("rank " + std::to_string(rank_) + " expects " + std::to_string(t.bytes) + " bytes from rank " +
                 std::to_string(t.peer) + ", which sends " + std::to_string(t.header.bytes) +
-                (t.header.bytes == t.bytes ? " of another operation" : ""));
+                (t.header.bytes == t.bytes
+                     ? " of another operation, or of memory that is registered on some ranks alone"
+                     : ""));
       }
     }
     if (over) return true;

@@ -33,11 +33,12 @@ class mesh {
     int peer = 0;
     void* data = nullptr;
     std::size_t bytes = 0;
-    std::uint64_t tag = 0;  ///< of the operation: both sides' must be the same
+    std::uint64_t tag = 0;   ///< of the operation: both sides' must be the same
+    std::uint64_t note = 0;  ///< which the other side gets, in its header
     // Progress.
     std::size_t done = 0;
     struct {
-      std::uint64_t bytes, tag;
+      std::uint64_t bytes, tag, note;
     } header{};
     std::size_t header_done = 0;
   };

@@ -121,6 +121,14 @@ nccl_result launch(std::vector<std::unique_ptr<batch>> all) {
   return result;
 }
 
+in_window find_window(communicator& c, const void* address, std::size_t bytes) {
+  const auto at = reinterpret_cast<std::uint64_t>(address);
+  const std::lock_guard lock(c.mutex);
+  const auto found = c.windows.upper_bound(at);
+  if (bytes == 0 || found == c.windows.end() || at < found->second.begin) return {};
+  return {true, found->second.symmetric ? found->second.number << 48 | (at - found->second.begin) : 0};
+}
+
 bool on_device(const void* address, std::size_t bytes, const communicator& c) {
   return bytes == 0 || find_gpu()->memory(reinterpret_cast<std::uint64_t>(address), bytes) == c.device;
 }
@@ -161,6 +169,8 @@ nccl_result add(const char* symbol, operation o, int op, nccl_comm handle, void*
     if (depth != 0 && group_error == nccl_success) group_error = code;
     return code;
   }
+  o.in_at = find_window(*c, o.in, o.bytes_in(*c));
+  o.out_at = find_window(*c, o.out, o.bytes_out(*c));
   batch* to = nullptr;
   for (const auto& b : group) {
     if (b->on != c) continue;

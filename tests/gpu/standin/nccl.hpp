@@ -66,12 +66,26 @@ struct communicator {
   std::uint64_t queued = 0, over = 0;  ///< batches; they run one after another, whatever their streams are
   std::map<int, reduction> ops{};
   int last_op = nccl_average_op;
-  std::set<void*> registered{}, windows{};
+  std::set<void*> registered{};
+  /// Those of ncclCommWindowRegister, by the address behind the last byte.
+  struct window {
+    std::uint64_t begin = 0, number = 0;
+    bool symmetric = false;
+  };
+  std::map<std::uint64_t, window> windows{};
+  std::uint64_t last_window = 0;
 
   /// Until all that was queued is over; false if `stop` came first.
   bool drain();
   /// One message to each rank and one from each, among the hosts. False if `stop` came first.
   bool exchange(const void* mine, std::size_t bytes, std::vector<std::byte>& of_all);
+};
+
+/// Where a buffer lies in registered memory. NCCL decides by its own rank's buffers how it runs a collective, and
+/// computes the peers' addresses in a symmetric window from its own.
+struct in_window {
+  bool yes = false;
+  std::uint64_t offset = 0;  ///< with the window's number; 0 if it is not symmetric
 };
 
 enum class kind { allreduce, reduce, broadcast, reduce_scatter, allgather, alltoall, gather, scatter, send, recv };
@@ -84,6 +98,7 @@ struct operation {
   int type = 0;
   reduction how{};
   int peer = 0;  ///< or the root
+  in_window in_at{}, out_at{};
 
   /// Of its two buffers on this rank; 0 where it has none.
   [[nodiscard]] std::size_t bytes_in(const communicator& c) const;

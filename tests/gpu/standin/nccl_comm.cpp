@@ -247,7 +247,7 @@ nccl_result ncclCommDeregister(nccl_comm handle, void* made) {
   return c->registered.erase(made) == 1 ? nccl_success : failed(nccl_invalid_argument, "ncclCommDeregister");
 }
 // Collective. HVD_STANDIN_NCCL_WINDOWS=0: the ranks' memory cannot be registered, of which NCCL 2.28 says nothing.
-nccl_result ncclCommWindowRegister(nccl_comm handle, void* address, std::size_t bytes, nccl_window* made, int) {
+nccl_result ncclCommWindowRegister(nccl_comm handle, void* address, std::size_t bytes, nccl_window* made, int flags) {
   if (const nccl_result code = injected("ncclCommWindowRegister"); code != nccl_success) return code;
   const auto c = find(handle);
   if (const nccl_result code = ready(c); code != nccl_success) return code;
@@ -262,7 +262,7 @@ nccl_result ncclCommWindowRegister(nccl_comm handle, void* address, std::size_t 
     if (!c->exchange(&bytes, sizeof bytes, sizes)) return nccl_internal_error;
     if (number_of("HVD_STANDIN_NCCL_WINDOWS", 1) == 0) return nccl_success;
     const std::lock_guard lock(c->mutex);
-    c->windows.insert(address);
+    c->windows[at + bytes] = {at, ++c->last_window, (flags & nccl_window_symmetric) != 0};
     *made = reinterpret_cast<nccl_window>(address);
     return nccl_success;
   });
@@ -272,7 +272,9 @@ nccl_result ncclCommWindowDeregister(nccl_comm handle, nccl_window window) {
   const auto c = find(handle);
   if (!c) return failed(nccl_invalid_argument, "this is no communicator");
   const std::lock_guard lock(c->mutex);
-  return c->windows.erase(window) == 1 ? nccl_success : failed(nccl_invalid_argument, "ncclCommWindowDeregister");
+  const auto gone = std::erase_if(
+      c->windows, [&](const auto& w) { return w.second.begin == reinterpret_cast<std::uint64_t>(window); });
+  return gone == 1 ? nccl_success : failed(nccl_invalid_argument, "ncclCommWindowDeregister");
 }
 #endif
 

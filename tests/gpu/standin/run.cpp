@@ -43,11 +43,21 @@ bool run_collective(communicator& c, const operation& o) {
   if (o.bytes_in(c) != 0) in.assign(on_host(o.in), on_host(o.in) + o.bytes_in(c));
   std::vector<std::vector<std::byte>> of(n);  // what comes from each rank
   std::vector<mesh::transfer> transfers;
-  const std::uint64_t tag = static_cast<std::uint64_t>(o.what) << 32 | static_cast<std::uint64_t>(o.type) << 16 |
-                            static_cast<std::uint64_t>(o.how.op) << 8 | static_cast<std::uint64_t>(o.peer);
+  std::uint64_t tag = static_cast<std::uint64_t>(o.what) << 32 | static_cast<std::uint64_t>(o.type) << 16 |
+                      static_cast<std::uint64_t>(o.how.op) << 8 | static_cast<std::uint64_t>(o.peer);
+  // Of the buffers that all ranks have.
+  const bool all_read = o.what == kind::allreduce || o.what == kind::allgather || o.what == kind::reduce_scatter;
+  const bool all_write = all_read || o.what == kind::broadcast;
+  if (all_read && o.in_at.yes) tag |= std::uint64_t{1} << 40;
+  if (all_write && o.out_at.yes) tag |= std::uint64_t{1} << 41;
+  const std::uint64_t note = (all_read ? o.in_at.offset * 31 : 0) + (all_write ? o.out_at.offset : 0);
   const auto send = [&](std::size_t to, std::size_t offset) {
-    transfers.push_back(
-        {.send = true, .peer = static_cast<int>(to), .data = in.data() + offset, .bytes = each, .tag = tag});
+    transfers.push_back({.send = true,
+                         .peer = static_cast<int>(to),
+                         .data = in.data() + offset,
+                         .bytes = each,
+                         .tag = tag,
+                         .note = note});
   };
   const auto recv = [&](std::size_t from) {
     of[from].resize(each);
@@ -78,6 +88,11 @@ bool run_collective(communicator& c, const operation& o) {
   if (o.what == kind::reduce || o.what == kind::gather) send(peer, 0);
   if (!moved(c, transfers)) return false;
   if (out == nullptr || each == 0) return true;
+  for (const mesh::transfer& t : transfers) {
+    if (t.send || t.header.note == note) continue;
+    std::memset(out, 0xEE, o.bytes_out(c));  // each rank reads and writes elsewhere in the others' windows
+    return true;
+  }
   reduction how = o.how;
   if (how.on_device != 0) std::memcpy(how.factor.data(), find_gpu()->host(how.on_device), bytes_of(o.type));
   switch (o.what) {

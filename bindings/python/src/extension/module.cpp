@@ -180,6 +180,7 @@ void define_job(nb::module_& m) {
   c.def_prop_ro("hosts", [](const job& j) { return j.run([](const session& s) { return s.hosts(); }); });
   c.def("submit", &submit);
   c.def("join", [](const job& j) { return j.run([](session& s) { return s.join(); }); });
+  c.def("settle", [](const job& j) { j.run([](session& s) { s.settle(); }); });
   c.def("add_process_set", [](const job& j, const std::vector<int>& ranks) {
     return j.run([&](session& s) { return s.add_process_set(ranks); });
   });

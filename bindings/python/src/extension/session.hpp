@@ -28,6 +28,7 @@ class session {
   /// Without `wake`, the caller waits next, and does the work itself.
   virtual hvd::handle submit(hvd::request r, int process_set, bool wake) = 0;
   virtual hvd::handle join() = 0;
+  virtual void settle() = 0;
   virtual int add_process_set(const std::vector<int>& ranks) = 0;
   virtual void remove_process_set(int id) = 0;
   virtual std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) = 0;

@@ -37,6 +37,7 @@ class session_of final : public session {
     return engine_.submit(std::move(r), process_set, wake);
   }
   hvd::handle join() override { return engine_.join(); }
+  void settle() override { engine_.settle(); }
   int add_process_set(const std::vector<int>& ranks) override { return engine_.add_process_set(ranks); }
   void remove_process_set(int id) override { engine_.remove_process_set(id); }
   std::shared_ptr<std::byte> alloc_bucket(std::size_t bytes) override { return engine_.alloc_bucket(bytes); }

@@ -23,7 +23,7 @@ _HOMES = {
     "hvd.core.pinning": "PinGuard local_device pin",
     "hvd.core.reduce_op": "Average Sum Adasum Min Max Product ReduceOp",
     "hvd.core.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
-    "hvd.core.handles": "poll synchronize",
+    "hvd.core.handles": "poll settle synchronize",
     "hvd.core.objects": "broadcast_object allgather_object",
     "hvd.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
     "hvd.api": "join barrier",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
         mpi_threads_supported, nccl_built, rocm_built,
     )
-    from hvd.core.handles import poll, synchronize  # noqa: F401
+    from hvd.core.handles import poll, settle, synchronize  # noqa: F401
     from hvd.core.job import (  # noqa: F401
         cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
         start_timeline, stop_timeline,

@@ -97,6 +97,9 @@ class Job:
         """
 
     def join(self) -> Handle: ...
+    def settle(self) -> None:
+        """Waits until the work queued on this rank's GPU has ended, and raises the error of work that has failed."""
+
     def add_process_set(self, ranks: Sequence[int], /) -> int: ...
     def remove_process_set(self, id: int, /) -> None: ...
     def alloc_bucket(self, bytes: int, /) -> Memory:

@@ -11,6 +11,7 @@ import functools
 from typing import Any, Callable
 
 from hvd.core import job
+from hvd.core.handles import settle
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -37,7 +38,11 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Saves the state. A failure loses only later changes."""
+        """Saves the state. A failure loses only later changes.
+
+        Raises HorovodInternalError, and saves nothing, if work of hvd on a GPU has failed meanwhile: see ``settle``.
+        """
+        settle()
         self.save()
         self.check_host_updates()
 
@@ -70,7 +75,12 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def save(self) -> None:
-        """Saves copies of the values."""
+        """Saves copies of the values. Like ``commit``, saves nothing after a failure."""
+        settle()
+        self._save_now()
+
+    def _save_now(self) -> None:
+        """Saves everything. There is no work of hvd on a GPU that may still fail."""
         self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
 
     def restore(self) -> None:

@@ -8,6 +8,7 @@
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/ending.hpp>
 #include <hvd/transport/nccl/library.hpp>
+#include <hvd/transport/nccl/windows.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -108,6 +109,7 @@ class nccl_communicator {
   [[nodiscard]] const std::shared_ptr<cuda_device>& device() const noexcept { return device_; }
   [[nodiscard]] const nccl_options& options() const noexcept { return options_; }
   [[nodiscard]] const nccl_library& library() const noexcept { return nccl_; }
+  [[nodiscard]] nccl_windows& windows() noexcept { return windows_; }
   /// The communicator, for calls of NCCL.
   [[nodiscard]] nccl_comm get() {
     usable();
@@ -406,6 +408,7 @@ class nccl_communicator {
   const nccl_library& nccl_;
   const bool joins_ = nccl_search::result().version < nccl_free_threaded;
   nccl_comm comm_ = nullptr;
+  nccl_windows windows_;
   std::optional<error> lost_;
   bool connected_ = false, revoked_ = false;
   std::atomic<bool> stuck_ = false;

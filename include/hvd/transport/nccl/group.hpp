@@ -32,7 +32,7 @@ class nccl_group {
   nccl_group(std::shared_ptr<cuda_device> device, const nccl_options& options, int rank, int size)
       : device_(std::move(device)), events_(std::make_shared<cuda_events>(device_)),
         owned_(std::make_shared<nccl_communicator>(device_, options, rank, size)), comm_(*owned_),
-        votes_(device_, size), scratch_(device_, events_) {
+        votes_(device_, size), poison_(cuda_memory(device_, sizeof(std::uint32_t))), scratch_(device_, events_) {
     const cuda_device::scope current(*device_);
     stream_ = cuda_stream(device_->driver());
   }
@@ -106,6 +106,8 @@ class nccl_group {
   [[nodiscard]] const std::shared_ptr<cuda_events>& events() const noexcept { return events_; }
   [[nodiscard]] nccl_communicator& communicator() noexcept { return comm_; }
   [[nodiscard]] const cuda_driver& driver() const noexcept { return device_->driver(); }
+  /// The word of copy_parameters, which fusion sets.
+  [[nodiscard]] std::byte* poison() const noexcept { return poison_.get(); }
   [[nodiscard]] nccl_average average() const noexcept { return comm_.options().average; }
 
   /// The kernels, once `load` has loaded them.
@@ -257,8 +259,8 @@ class nccl_group {
     return left;
   }
 
-  /// See NcclTransport::alloc_shared.
-  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t n, std::size_t element_bytes) {
+  /// See NcclTransport::alloc_shared; `flags` as in nccl_growth.
+  [[nodiscard]] std::shared_ptr<std::byte> allocate(std::size_t n, std::size_t element_bytes, int flags) {
     if (n == 0) return nullptr;
     if (n > std::size_t{PTRDIFF_MAX} / 2 / element_bytes) {
       fail(error_kind::no_memory, {"alloc_shared on ", comm_.label(), ": ", n, " elements of ", element_bytes,
@@ -266,7 +268,7 @@ class nccl_group {
     }
     const std::size_t bytes = round_up(n * element_bytes, nccl_window_alignment);
     const cuda_device::scope current(*device_);
-    nccl_growth growth = grow(bytes, stream_.get());
+    nccl_growth growth = grow(bytes, stream_.get(), flags);
     keeping(growth.memory(),
             [&] { comm_.await("alloc_shared", comm_.options().timeout, [&] { return growth.advance(); }); });
     return growth.memory();
@@ -280,8 +282,8 @@ class nccl_group {
   }
 
   /// Memory for all ranks; see nccl_growth, which this group must outlive.
-  [[nodiscard]] nccl_growth grow(std::size_t bytes, cu_stream stream) {
-    return {owned_, events_, votes_, stream, bytes};
+  [[nodiscard]] nccl_growth grow(std::size_t bytes, cu_stream stream, int flags) {
+    return {owned_, events_, votes_, stream, bytes, flags};
   }
 
   void copy_on_device(std::byte* to, const std::byte* from, std::size_t bytes, cu_stream stream) const {
@@ -391,6 +393,7 @@ class nccl_group {
   std::shared_ptr<nccl_communicator> owned_;
   nccl_communicator& comm_;
   nccl_votes votes_;
+  std::shared_ptr<std::byte> poison_;  // allocated here, where all ranks learn of an error
   cuda_stream stream_;
   std::optional<cuda_copies> copies_;
   std::shared_ptr<std::byte> token_;

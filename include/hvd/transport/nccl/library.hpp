@@ -45,7 +45,7 @@ inline constexpr int nccl_int8 = 0, nccl_uint8 = 1, nccl_int32 = 2, nccl_uint32 
 inline constexpr int nccl_sum = 0, nccl_product = 1, nccl_max = 2, nccl_min = 3, nccl_average_op = 4;
 inline constexpr int nccl_scalar_on_device = 0, nccl_scalar_on_host = 1;
 inline constexpr int nccl_split_no_color = -1;
-inline constexpr int nccl_window_symmetric = 1;
+inline constexpr int nccl_window_default = 0, nccl_window_symmetric = 1;
 inline constexpr int nccl_shrink_abort = 1;
 inline constexpr std::size_t nccl_window_alignment = 4096;
 

@@ -90,6 +90,7 @@ class nccl_votes {
 struct nccl_memory {
   std::shared_ptr<nccl_communicator> comm{};
   std::byte* address = nullptr;
+  std::size_t bytes = 0;
   nccl_window window = nullptr;  ///< written by a thread of NCCL's
   std::shared_ptr<std::byte> plain{};
 
@@ -101,6 +102,7 @@ struct nccl_memory {
     if (address == nullptr || plain) return;
     try {
       const cuda_device::scope current(*comm->device());
+      if (window != nullptr) comm->windows().remove(address, bytes);
       comm->free(address, window);
     } catch (const error&) {  // the driver has shut down
     }
@@ -111,11 +113,13 @@ struct nccl_memory {
 /// It proceeds in steps, none of which waits for another rank: a rank without memory must not leave the others in NCCL.
 class nccl_growth {
  public:
+  /// `flags`: of the registration; nccl_window_symmetric only if all ranks use the memory at the same offsets.
   nccl_growth(std::shared_ptr<nccl_communicator> comm, std::shared_ptr<cuda_events> events, const nccl_votes& votes,
-              cu_stream stream, std::size_t bytes)
+              cu_stream stream, std::size_t bytes, int flags)
       : comm_(std::move(comm)), events_(std::move(events)), votes_(votes), stream_(stream), bytes_(bytes),
-        memory_(std::make_shared<nccl_memory>()) {
+        flags_(flags), memory_(std::make_shared<nccl_memory>()) {
     memory_->comm = comm_;
+    memory_->bytes = bytes;
   }
 
   /// Takes all possible steps, within a scope of the device; true once the memory is ready. Errors: no_memory, the same
@@ -137,6 +141,7 @@ class nccl_growth {
     }
     if (step_ == step::registering) {
       if (!comm_->ready(what)) return false;
+      if (memory_->window != nullptr) comm_->windows().add(memory_->address, bytes_);
       step_ = step::done;
     }
     return true;
@@ -199,8 +204,7 @@ class nccl_growth {
     if (least != of_nccl || nccl.window_register == nullptr) return;
     // Some versions leave the window unchanged if they cannot register, and some return success before they have
     // registered.
-    const nccl_result code =
-        nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, nccl_window_symmetric);
+    const nccl_result code = nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, flags_);
     comm_->begun("registering memory", code);
     step_ = step::registering;
   }
@@ -210,6 +214,7 @@ class nccl_growth {
   const nccl_votes& votes_;
   cu_stream stream_;
   std::size_t bytes_;
+  int flags_;
   std::shared_ptr<nccl_memory> memory_;
   std::shared_ptr<void> counted_;
   std::optional<error> problem_;

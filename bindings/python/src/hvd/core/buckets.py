@@ -69,11 +69,13 @@ class Buckets(Generic[V, M]):
     """One block of memory for gradients, in the order of the backward pass: the last parameter first.
 
     ``allocate(bytes)`` returns the memory, and ``view(parameter, memory, start)`` a framework's tensor over it.
-    Gradients that cannot lie there are left out, with a warning that names them.
+    Gradients that cannot lie there are left out, with a warning that names them. ``fixed``: a gradient never loses its
+    place.
     """
 
     def __init__(
-        self, candidates: Sequence[Candidate], allocate: Callable[[int], M], view: Callable[[Any, M, int], V]
+        self, candidates: Sequence[Candidate], allocate: Callable[[int], M], view: Callable[[Any, M, int], V],
+        fixed: bool = False,
     ) -> None:
         left_out = [f"{one.name} ({one.why_not})" for one in candidates if one.why_not]
         if left_out:
@@ -85,6 +87,7 @@ class Buckets(Generic[V, M]):
             memory = allocate(end)
             self._views = {one.parameter: view(one.parameter, memory, start) for one, start in zip(chosen, starts)}
         self._used: set[Any] = set()
+        self._fixed = fixed
         self._warned = False
 
     def view(self, parameter: Any) -> V | None:
@@ -96,21 +99,23 @@ class Buckets(Generic[V, M]):
         self._used.add(parameter)
 
     def may_move(self, parameter: Any, name: str) -> bool:
-        """Whether to copy the parameter's gradient, which lies elsewhere, to its place. True once.
+        """Whether to copy the parameter's gradient, which lies elsewhere, to its place.
 
-        If the gradient is removed afterwards, as by ``zero_grad(set_to_none=True)``, it loses its place for good:
-        copying each new tensor of the backward pass costs more than reducing it in place. The first time, a warning
-        names it.
+        If the gradient was removed since it lay there, as by ``zero_grad(set_to_none=True)``, a warning names the first
+        such gradient. It then loses its place for good, unless places are fixed: copying each new tensor of the
+        backward pass costs more than reducing it in place.
         """
         if parameter not in self._used:
             return True
-        del self._views[parameter]
+        if not self._fixed:
+            del self._views[parameter]
         if not self._warned:
+            then = "copied back in every step" if self._fixed else "reduced there from now on"
             warnings.warn(
                 f"gradient_as_bucket_view: the gradient of {name} was set to None, and the backward pass made a new one"
-                " elsewhere; it is reduced there from now on, and so are all that this happens to."
+                f" elsewhere; it is {then}, and so are all that this happens to."
                 " zero_grad(set_to_none=False) keeps them in their places.",
                 stacklevel=3,
             )
         self._warned = True
-        return False
+        return self._fixed

@@ -10,6 +10,7 @@ from typing import Any, Callable
 from hvd import _core
 from hvd.core import callbacks, state
 from hvd.core.adapter import Stream
+from hvd.core.native import interruptible
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
 
@@ -230,6 +231,18 @@ def drop(handle: int) -> None:
     pending = _pending.pop(handle, None)
     if pending is not None:
         pending.handle.let_go()
+
+
+def settle() -> None:
+    """Waits until all operations that are queued on this rank's GPU have ended. Does nothing outside a job.
+
+    Raises HorovodInternalError if one of them has failed, for instance because a rank is lost. Call it before results
+    on a GPU are saved, for instance with ``torch.save``: ``synchronize`` only makes the stream wait, and when a rank is
+    lost, NCCL's work ends early with unusable results and the rest of the step runs on. Only the host learns of it.
+    """
+    job = state.STATE.job
+    if job is not None:
+        interruptible(job.settle)
 
 
 def join() -> int:

@@ -12,6 +12,7 @@ from hvd.core.built import (
     ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
     mpi_threads_supported, nccl_built, rocm_built,
 )
+from hvd.core.handles import settle
 from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
@@ -39,5 +40,5 @@ __all__ = [
     "global_process_set", "gloo_built", "gloo_enabled", "init", "is_homogeneous", "is_initialized", "join",
     "load_model", "local_device", "local_rank", "local_size", "mark_step", "metrics", "mlsl_built", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "rank", "reducescatter", "remove_process_set",
-    "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+    "rocm_built", "settle", "shutdown", "size", "start_timeline", "stop_timeline",
 ]

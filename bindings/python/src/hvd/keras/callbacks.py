@@ -14,6 +14,7 @@ import numpy as np
 
 import hvd.numpy as values
 from hvd.core import state
+from hvd.core.handles import settle
 from hvd.core.objects import allgather_object
 from hvd.core.reduce_op import Sum
 from hvd.exceptions import HorovodInternalError
@@ -150,6 +151,10 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc,unused-ignore]
             raise ValueError("hvd: BestModelCheckpoint has no filepath; set callback.filepath before fit")
         self.filepath = os.fspath(self.filepath)  # Keras needs a string
         super().on_train_begin(logs)
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        settle()  # what a GPU has computed is usable, or this raises
+        super()._save_model(*args, **kwargs)
 
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd.core import state
+from hvd.core.handles import settle
 from hvd.core.objects import broadcast_object
 from hvd.elastic import ObjectState
 from hvd.keras.backend import BACKEND
@@ -31,10 +32,9 @@ class KerasState(ObjectState):
         variables = variables_of(self.model, self.optimizer)
         self._saved_variables = [(v, BACKEND.array(v)) for v in variables]
 
-    def save(self) -> None:
-        """Saves weights, optimizer and values."""
+    def _save_now(self) -> None:
         self._save_variables()
-        super().save()
+        super()._save_now()
 
     def restore(self) -> None:
         """Restores the saved state."""
@@ -45,5 +45,6 @@ class KerasState(ObjectState):
     def sync(self) -> None:
         """Copies the state of rank 0 to all ranks."""
         BACKEND.broadcast(variables_of(self.model, self.optimizer), 0)
+        settle()
         self._save_variables()
         super().sync()

@@ -41,6 +41,9 @@ class Checkpoint:
         """
         if int(os.environ.get("HOROVOD_RANK", "0")) != 0:
             return
+        from hvd.core.handles import settle  # only here: the tasks of Spark import this module without the extension
+
+        settle()  # what a GPU has computed is usable, or this raises
         if self._path is None:
             channel.tell("checkpoint", cloudpickle.dumps(state))
             return

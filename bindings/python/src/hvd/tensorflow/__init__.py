@@ -22,6 +22,7 @@ from hvd.core.built import (
     ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
     mpi_threads_supported, nccl_built, rocm_built,
 )
+from hvd.core.handles import settle
 from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
@@ -76,5 +77,5 @@ __all__ = [
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "keras", "local_device",
     "local_rank", "local_rank_op", "local_size", "local_size_op", "mark_step", "metrics", "mlsl_built", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "process_set_included_op", "rank", "rank_op", "reducescatter",
-    "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "start_timeline", "stop_timeline",
+    "remove_process_set", "rocm_built", "settle", "shutdown", "size", "size_op", "start_timeline", "stop_timeline",
 ]

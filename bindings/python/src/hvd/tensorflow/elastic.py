@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd import elastic
 from hvd.core import state
+from hvd.core.handles import settle
 from hvd.core.objects import broadcast_object
 from hvd.tensorflow.errors import original
 from hvd.tensorflow.functions import broadcast_variables
@@ -62,10 +63,9 @@ class TensorFlowState(elastic.ObjectState):
         else:
             self._saved_variables = [np.array(v) for v in self.variables]
 
-    def save(self) -> None:
-        """Saves all variables and values."""
+    def _save_now(self) -> None:
         self._save_variables()
-        super().save()
+        super()._save_now()
 
     def restore(self) -> None:
         """Restores the saved state."""
@@ -82,6 +82,7 @@ class TensorFlowState(elastic.ObjectState):
             self.session.run(self._broadcast)
         else:
             broadcast_variables(self.variables, 0)
+        settle()
         self._save_variables()
         super().sync()
 

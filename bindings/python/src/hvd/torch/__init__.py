@@ -12,7 +12,7 @@ from hvd.core.built import (
     ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
     mpi_threads_supported, nccl_built, rocm_built,
 )
-from hvd.core.handles import poll, synchronize
+from hvd.core.handles import poll, settle, synchronize
 from hvd.core.job import (
     cross_rank, cross_size, init, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
     start_timeline, stop_timeline,
@@ -55,6 +55,6 @@ __all__ = [
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "local_device", "local_rank", "local_size", "mark_step",
     "metrics", "mlsl_built", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "pin", "poll", "rank", "reducescatter",
-    "reducescatter_async", "remove_process_set", "rocm_built", "share_", "shutdown", "size", "sparse_allreduce_async",
+    "reducescatter_async", "remove_process_set", "rocm_built", "settle", "share_", "shutdown", "size", "sparse_allreduce_async",
     "start_timeline", "stop_timeline", "synchronize",
 ]

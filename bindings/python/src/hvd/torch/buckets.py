@@ -70,7 +70,10 @@ class TorchBuckets:
             candidates.setdefault(p.device, []).append(Candidate(p, name, bytes_of, _why_not(p)))
         self._buckets: dict[torch.device, Buckets[_Place, Memory]] = {}
         for device, of_device in candidates.items():
-            self._buckets[device] = Buckets(of_device, partial(_allocate, device), _view)
+            # On a GPU the memory is registered, and NCCL needs that on all ranks or on none. But this rank alone knows
+            # that its backward pass has made a new gradient: one that had none in this step keeps its place.
+            fixed = device.type != "cpu"
+            self._buckets[device] = Buckets(of_device, partial(_allocate, device), _view, fixed)
 
     def place(self, p: torch.Tensor, name: str, flat: bool) -> torch.Tensor | None:
         """Moves p.grad, which is dense or None, to its place. Returns it, ``flat`` or in its shape; None if it is not

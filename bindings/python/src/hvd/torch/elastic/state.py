@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd.core import state
+from hvd.core.handles import settle
 from hvd.core.objects import broadcast_object
 from hvd.elastic import ObjectState
 from hvd.torch.elastic.sampler import ElasticSampler
@@ -24,11 +25,12 @@ class StateHandler:
 
     def set_value(self, value: Any) -> None:
         """Replaces the object with ``value``, and saves it."""
+        settle()
         self.value = value
         self.save()
 
     def save(self) -> None:
-        """Saves the object's state."""
+        """Saves the object's state. No work of hvd on a GPU is under way."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
@@ -50,6 +52,7 @@ class ModelStateHandler(StateHandler):
     def sync(self) -> None:
         """See StateHandler."""
         broadcast_parameters(self.value.state_dict(), root_rank=0)
+        settle()
         self.save()
 
 
@@ -71,6 +74,7 @@ class OptimizerStateHandler(StateHandler):
     def sync(self) -> None:
         """See StateHandler."""
         broadcast_optimizer_state(self.value, root_rank=0)
+        settle()
         self.save()
 
 
@@ -159,11 +163,10 @@ class TorchState(ObjectState):
                 del self._saved[name]
         super().__setattr__(name, value)
 
-    def save(self) -> None:
-        """Saves all objects."""
+    def _save_now(self) -> None:
         for handler in self._handlers.values():
             handler.save()
-        super().save()
+        super()._save_now()
 
     def restore(self) -> None:
         """Restores the saved state."""
