@@ -172,6 +172,21 @@ TEST_CASE("engine signatures: what must be equal, and what need not") {
         signature_of(asked("w", {4, 2}, operation::allgather)));
   CHECK(signature_of(asked("w", {4, 3}, operation::reduce_scatter)) !=
         signature_of(asked("w", {5, 3}, operation::reduce_scatter)));
+  // With memory for the result, ranks have equally many rows.
+  std::byte memory{};
+  request into = asked("w", {4, 3}, operation::allgather), short_one = asked("w", {5, 3}, operation::allgather);
+  CHECK(signature_of(into) == signature_of(short_one));
+  into.tensors[0].out = short_one.tensors[0].out = &memory;
+  CHECK(signature_of(into) != signature_of(short_one));
+  CHECK(signature_of(into).row_elements(0) == 3);
+  CHECK(signature_of(into).elements(0) == 12);
+  // Three rows of one element, and rows of three elements.
+  request vector = asked("w", {3}, operation::allgather);
+  vector.tensors[0].out = &memory;
+  const announcement a = told(vector, 0), b = told(asked("w", {5, 3}, operation::allgather), 2);
+  CHECK(a.what.shapes == b.what.shapes);
+  CHECK(a.what != b.what);
+  CHECK(difference(a, b) == "memory for the result passed on rank 0, not passed on rank 2");
   request root = asked("w", {4}, operation::broadcast);
   root.root = 1;
   CHECK(signature_of(root) != signature_of(asked("w", {4}, operation::broadcast)));

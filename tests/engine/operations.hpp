@@ -67,7 +67,7 @@ struct task {
   operation kind = operation::allreduce;
   std::string name{};
   std::vector<dtype> types{dtype::float32};
-  std::size_t rows = 1, width = 1;  ///< of each tensor; of allgather and alltoall at most
+  std::size_t rows = 1, width = 1;  ///< of each tensor; at most those of most allgathers and of alltoall
   reduce_op op = reduce_op::sum;
   double prescale = 1.0, postscale = 1.0;
   dtype wire = dtype::user;
@@ -78,9 +78,11 @@ struct task {
   [[nodiscard]] std::size_t splits(int from, int to, std::size_t t) const {
     return even ? rows : mix({seed, 11, word(from), word(to), t}) % (rows + 1);
   }
+  /// Of an allgather: all ranks have `rows` rows, and pass memory for the result.
+  [[nodiscard]] bool into_memory() const { return kind == operation::allgather && seed % 3 == 0; }
   /// Rows of tensor t on a rank.
   [[nodiscard]] std::size_t rows_of(int rank, int p, std::size_t t) const {
-    if (kind == operation::allgather) return mix({seed, 12, word(rank), t}) % (rows + 1);
+    if (kind == operation::allgather && !into_memory()) return mix({seed, 12, word(rank), t}) % (rows + 1);
     if (kind != operation::alltoall) return rows;
     std::size_t all = even ? 0 : seed % 2;  // what no rank gets
     for (int to = 0; to != p; ++to) all += splits(rank, to, t);
@@ -234,9 +236,11 @@ class attempt {
       const auto where = mix({what_.seed, 13, static_cast<std::uint64_t>(rank_), t}) % 3;
       if (where == 1 && (what_.kind == operation::allreduce || what_.kind == operation::broadcast)) {
         x.out = in_.back().data();
-      } else if (where != 0 && !detail::rows_differ(what_.kind)) {
-        out.resize(what_.result(rank_, p_, t).bytes.size() + 1);
+      } else if (what_.kind == operation::allgather ? what_.into_memory() : where != 0) {
+        const task::expected e = what_.result(rank_, p_, t);
+        out.resize(e.bytes.size() + 1);
         x.out = out.data();
+        if (what_.kind == operation::alltoall) x.out_rows = e.shape.front();
       }
       given_.push_back(x.out);
       r.tensors.push_back(std::move(x));

@@ -281,6 +281,36 @@ TEST_CASE("engine: output that overlaps the input") {
   }
 }
 
+TEST_CASE("engine: memory for the result of an allgather or alltoall") {
+  request r = good(operation::allgather, {8});  // 32 bytes, and this is rank 1 of 2
+  r.tensors[0].in = memory + 64;
+  const auto at = [&](std::size_t out) {
+    r.tensors[0].out = memory + out;
+    return refused(r);
+  };
+  CHECK(at(0) == "nothing");
+  CHECK(at(32) == "nothing");  // in place
+  CHECK(at(96) == "nothing");
+  for (const std::size_t out : {4U, 36U, 64U, 92U}) {
+    CHECK(at(out).ends_with(
+        "input and output overlap; allowed: this rank's part of the output as the input, or memory apart from it"));
+  }
+  CHECK(at(96) == "nothing");
+  r.tensors.push_back(r.tensors[0]);
+  r.tensors[1].out = nullptr;
+  CHECK(refused(r).ends_with(
+      "memory for the result is passed for some tensors and not for others; allowed: for all or for none"));
+
+  r = good(operation::alltoall, {8});
+  r.tensors[0].in = memory + 64;
+  r.tensors[0].out_rows = 4;  // 16 bytes
+  CHECK(at(48) == "nothing");
+  CHECK(at(96) == "nothing");
+  for (const std::size_t out : {52U, 64U, 92U}) {
+    CHECK(at(out).ends_with("input and output overlap; allowed: memory apart from the input"));
+  }
+}
+
 TEST_CASE("engine: memory of a device") {
   using hvd::memory_kind;
   request r = good(operation::allreduce);

@@ -95,6 +95,75 @@ void use_movements(const auto& r) {
   r.engine.barrier().wait();
 }
 
+/// Results in the program's memory: one call of NCCL for a group, and no message about rows that are equal.
+void use_outputs(const auto& r) {
+  const auto p = static_cast<std::size_t>(r.size()), me = static_cast<std::size_t>(r.rank());
+  const auto calls = [] { return standin_gpu::get().calls("ncclAllGather"); };
+  const auto a = r.array(6, r.mine()), b = r.array(6 * p, 0.0F), c = r.array(2, 10 * r.mine()),
+             d = r.array(2 * p, 0.0F);
+  std::vector<float> ones, tens;
+  for (std::size_t q = 0; q != p; ++q) {
+    ones.insert(ones.end(), 6, static_cast<float>(q + 1));
+    tens.insert(tens.end(), 2, static_cast<float>(10 * (q + 1)));
+  }
+  const auto before = calls();
+  const handle h =
+      r.engine.run(asked(operation::allgather, "into", {r.at(a, &b, nullptr, {2, 3}), r.at(c, &d, nullptr, {2})}));
+  require(calls() - before == 2, "other calls of ncclAllGather");
+  same(b.get(r.gpu), ones);
+  same(d.get(r.gpu), tens);
+  require(h.output(0).data == nullptr && h.output(0).shape == std::vector<std::size_t>{2 * p, 3}, "another result");
+
+  // In place: this rank's part of the output.
+  std::vector<float> own(6 * p);
+  std::fill_n(own.begin() + static_cast<std::ptrdiff_t>(6 * me), 6, r.mine());
+  const gpu_array<float> whole(r.gpu, own);
+  hvd::tensor t = r.at(whole, &whole, nullptr, {6});
+  t.in += 6 * me * sizeof(float);
+  r.engine.run(asked(operation::allgather, "in place", {t}));
+  same(whole.get(r.gpu), ones);
+
+  // q + 1 rows to rank q.
+  std::vector<std::size_t> splits(p);
+  std::iota(splits.begin(), splits.end(), std::size_t{1});
+  const auto all = r.array(p * (p + 1) / 2, r.mine()), mine = r.array(p * (me + 1), 0.0F);
+  std::vector<float> want;
+  for (std::size_t q = 0; q != p; ++q) want.insert(want.end(), me + 1, static_cast<float>(q + 1));
+  for (const std::size_t room : {p * (me + 1), p * (me + 1) + 1}) {
+    t = r.at(all, &mine);
+    t.splits = splits;
+    t.out_rows = room;
+    const handle swapped = r.engine.run(asked(operation::alltoall, "alltoall", {t}));
+    const bool fits = room == p * (me + 1);
+    require((swapped.output().data == nullptr) == fits, "memory of the wrong owner");
+    same(fits ? mine.get(r.gpu) : fetched<float>(swapped.output()), want);
+  }
+}
+
+/// Memory of results is used again once the program says after which event.
+void use_results_again(const auto& r) {
+  const own_stream stream(r.gpu);
+  const auto rows = r.array(100 * (static_cast<std::size_t>(r.rank()) + 1), r.mine());
+  const auto calls = [] {
+    const standin_gpu& gpu = standin_gpu::get();
+    return std::pair(gpu.calls("cuMemAlloc_v2"), gpu.calls("cuMemFree_v2"));
+  };
+  std::vector<float> want;
+  for (int q = 0; q != r.size(); ++q)
+    want.insert(want.end(), 100 * static_cast<std::size_t>(q + 1), static_cast<float>(q + 1));
+  std::vector<std::vector<float>> got(6, std::vector<float>(want.size()));
+  auto before = calls();
+  for (std::size_t i = 0; i != got.size(); ++i) {
+    if (i == 2) before = calls();
+    const handle h = r.engine.run(asked(operation::allgather, "rows", {r.at(rows)}));
+    stream.read(reinterpret_cast<float*>(h.output().data.get()), want.size(), got[i]);
+    hvd::detail::cuda_results::reuse_after(h.output().data, {stream.event(), [](void*) {}});
+  }
+  require(calls() == before, "a result was allocated or freed");
+  stream.synchronise();
+  for (const auto& one : got) same(one, want);
+}
+
 /// Many at once, in another order on each rank, of several types and lengths, and some on the host.
 void use_many(const auto& r) {
   constexpr std::size_t n = 40;
@@ -371,6 +440,8 @@ template <class E>
 void use_all(const engine_rank<E>& r) {
   use_reductions(r);
   use_movements(r);
+  use_outputs(r);
+  use_results_again(r);
   use_groups(r);
   use_wires(r);
   use_mismatches(r);

@@ -53,11 +53,11 @@ struct standin_gpu {
   /// How often the host has waited for the device: cuStreamSynchronize, cuEventSynchronize, cuMemFree, cuMemFreeHost,
   /// and copies to memory that is not page-locked.
   std::uint64_t (*host_synchronisations)() = nullptr;
-  /// How often a function of the driver was called, by its symbol.
+  /// How often a function of the driver or of NCCL was called, by its symbol.
   std::uint64_t (*calls)(const char* symbol) = nullptr;
   /// The next call of this function (of the driver or of NCCL) fails with this code; calls of `fail_next` queue up.
   void (*fail_next)(const char* symbol, int code) = nullptr;
-  /// The code that the next call of `symbol` shall fail with; 0 if none shall.
+  /// Counts a call of `symbol`, of NCCL. The code that it shall fail with; 0 if it shall not.
   int (*take_failure)(const char* symbol) = nullptr;
 
   /// What is queued on this stream from now on waits until `release`. (Null: the current context's default stream.)

@@ -331,7 +331,8 @@ class StandInDevice {
   };
 
   part part_of(batch& b, const detail::work& w, std::size_t t, const std::vector<std::size_t>& rows) {
-    part p{nullptr, nullptr, nullptr, w.what.types[t], w.what.elements(t), {}, {}};
+    const std::size_t count = rows.empty() ? w.what.elements(t) : w.what.row_elements(t);
+    part p{nullptr, nullptr, nullptr, w.what.types[t], count, {}, {}};
     const auto fresh = [&](std::size_t elements) {
       return b.own.emplace_back(std::make_shared<device_memory>(elements * size_of(p.type)));
     };
@@ -356,7 +357,8 @@ class StandInDevice {
       r.received_splits = rows;
       for (const std::size_t n : mine.splits) p.send.push_back(n * p.count);
     }
-    if (mine.out != nullptr && rows.empty()) {
+    const bool fits = w.what.kind != operation::alltoall || r.shape.front() == mine.out_rows;
+    if (mine.out != nullptr && fits) {
       p.out = &device_memory::of(mine.out);
     } else {
       const auto memory = fresh(all);

@@ -117,8 +117,8 @@ class ArrayAdapter:
     def mark_written(self, tensors: Sequence[DeviceArray]) -> None:
         pass
 
-    def empty_like(self, tensor: DeviceArray) -> DeviceArray:
-        return DeviceArray(tensor.device, tensor.stream, tensor.shape, tensor.dtype)
+    def empty(self, shape: tuple[int, ...], like: DeviceArray) -> DeviceArray:
+        return DeviceArray(like.device, like.stream, shape, like.dtype)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: DeviceArray) -> DeviceArray:
         device, address, size, owner = read_dlpack(memory.array(), like.stream)

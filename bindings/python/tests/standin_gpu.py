@@ -232,7 +232,7 @@ class Gpu:
         return int(self.library.hvd_standin_host_synchronisations())
 
     def calls(self, symbol: str) -> int:
-        """How often a function of the driver was called."""
+        """How often a function of the driver or of NCCL was called."""
         return int(self.library.hvd_standin_calls(symbol.encode()))
 
     def _finish(self) -> None:

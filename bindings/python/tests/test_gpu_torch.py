@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,59 @@ class _NoMistakes:
         torch.cuda.synchronize()
         if problem[0] is None:
             assert gpu().violations == self._before, gpu().last_violation
+
+
+def steady() -> None:
+    """Results whose sizes only all ranks together know: after the first steps nothing is allocated or waited for."""
+    device = _begin()
+    import hvd.torch as hvd
+    import torch
+
+    from standin_gpu import gpu
+
+    rank, size = hvd.rank(), hvd.size()
+    total = sum(range(1, size + 1))
+
+    def step(number: int) -> list[Any]:
+        x = torch.full((rank + 1, 100), float(rank + number), device=device)
+        rows = [hvd.allgather(x) * 1 for _ in range(3)]  # read later than the next one is written, without an order
+        parts = torch.full((2 * size, 50), float(rank + number), device=device)
+        swapped = hvd.alltoall(parts)
+        mine = hvd.reducescatter(parts, op=hvd.Sum)
+        return [*rows, swapped, mine, hvd.allreduce(x[:1], op=hvd.Sum)]
+
+    def quiet_steps(count: int) -> None:
+        for number in range(count):
+            step(number)
+            torch.cuda.synchronize()
+            time.sleep(0.05)  # until the engine has seen the end, and holds no tensor
+
+    def counts() -> list[int]:
+        symbols = "cuMemAlloc_v2", "cuMemFree_v2", "cuEventSynchronize"
+        return [*[gpu().calls(name) for name in symbols], gpu().host_synchronisations]
+
+    with _NoMistakes():
+        quiet_steps(3)
+        before = counts()
+        with gpu().held(rank, 0):  # whoever waits for the GPU hangs
+            results = [step(number) for number in range(2)]
+            # Both are kept, so that the framework's own memory is a step's more.
+            assert counts()[1:] == before[1:]
+        torch.cuda.synchronize()
+        for number, (*rows, swapped, mine, reduced) in enumerate(results):
+            gathered = [float(r + number) for r in range(size) for _ in range(r + 1)]
+            assert all(t.shape == (total, 100) and t[:, 7].tolist() == gathered for t in rows)
+            assert swapped[:, 7].tolist() == [float(r + number) for r in range(size) for _ in range(2)]
+            assert mine.shape == (2, 50) and mine[0, 7].item() == reduced[0, 7].item() == sum(range(size)) + number * size
+        del results, rows, swapped, mine, reduced
+        quiet_steps(1)
+        before = counts()[:3]
+        quiet_steps(3)
+        assert counts()[:3] == before
+
+
+def test_results_allocate_nothing_after_the_first_steps(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(steady)
 
 
 def operations(dtype: str) -> None:

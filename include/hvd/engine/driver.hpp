@@ -328,7 +328,7 @@ class driver final : public waiting_room {
 
   void start(const std::vector<work>& works, std::vector<std::shared_ptr<submission>> mine) {
     const operation kind = works.front().what.kind;
-    const received_rows rows = rows_differ(kind) ? execute_.exchange_rows(works) : received_rows{};
+    const received_rows rows = execute_.exchange_rows(works);
     observer_.enter(mine, activities_on<D>::name(kind));
     pending_.start(works, rows, std::move(mine));
   }

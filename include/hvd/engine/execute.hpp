@@ -33,15 +33,17 @@ inline dtype wire_of(const signature& s, std::size_t t) noexcept {
   return converts ? s.wire : s.types[t];
 }
 
-/// The caller's memory for the result of tensor `t`, or the result of `memory(bytes)`.
+/// The caller's memory for the result of tensor `t`, or the result of `memory(bytes)`. Only an alltoall may have a
+/// result for which the caller's memory has another size.
 template <class Memory>
 std::byte* output_of(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape,
                      const Memory& memory) {
   result& r = w.end->results[t];
   r.type = w.what.types[t];
   r.shape = std::move(shape);
-  std::byte* const given = w.mine->tensors[t].out;
-  if (given != nullptr && !rows_differ(w.what.kind)) return given;
+  const tensor& mine = w.mine->tensors[t];
+  const bool fits = w.what.kind != operation::alltoall || r.shape.front() == mine.out_rows;
+  if (mine.out != nullptr && fits) return mine.out;
   r.data = memory(bytes);
   return r.data.get();
 }
@@ -54,7 +56,7 @@ inline std::vector<std::size_t> splits_of(const tensor& t, std::size_t ranks) {
 /// The shape of an allgather's or alltoall's result with `rows` rows.
 inline std::vector<std::size_t> shape_of_rows(const signature& s, std::size_t t, std::size_t rows) {
   std::vector<std::size_t> shape{rows};
-  shape.insert(shape.end(), s.shapes[t].begin(), s.shapes[t].end());
+  shape.insert(shape.end(), s.shapes[t].begin() + (s.even ? 1 : 0), s.shapes[t].end());
   return shape;
 }
 
@@ -91,11 +93,13 @@ class executor {
     }
   }
 
-  /// Exchanges the numbers of rows, for works of allgather or alltoall; collective. All ranks have submitted these
-  /// works: no rank has joined. Errors: mismatch if a result would be larger than can be addressed.
+  /// The numbers of rows, for works of allgather or alltoall; empty for others. Collective: ranks exchange them if they
+  /// may differ. All ranks have submitted these works: no rank has joined. Errors: mismatch if a result would be larger
+  /// than can be addressed.
   [[nodiscard]] received_rows exchange_rows(std::span<const work> works) {
     const auto p = static_cast<std::size_t>(comm_.size());
     const bool each_to_all = works.front().what.kind == operation::allgather;
+    if (!each_to_all && works.front().what.kind != operation::alltoall) return {};
     std::vector<std::size_t> own;  // of each tensor; for alltoall to each rank, by rank and then by tensor
     std::size_t tensors = 0;
     each(works, [&](const work&, std::size_t) { ++tensors; });
@@ -110,6 +114,7 @@ class executor {
         ++index;
       });
     }
+    if (works.front().what.even) return even_rows(own, works);
     std::vector<std::size_t> all(p * tensors);
     const partition blocks(comm_.size(), tensors, sizeof(std::size_t));
     const auto* const in = reinterpret_cast<const std::byte*>(own.data());
@@ -141,10 +146,17 @@ class executor {
     return output_of(w, t, bytes, std::move(shape), result_memory);
   }
 
+  received_rows even_rows(std::span<const std::size_t> own, std::span<const work> works) const {
+    received_rows rows;
+    for (const std::size_t n : own) rows.emplace_back(static_cast<std::size_t>(comm_.size()), n);
+    std::size_t index = 0;
+    each(works, [&](const work& w, std::size_t t) { total_rows(rows[index++], w, t); });
+    return rows;
+  }
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to
   /// address.
   std::size_t total_rows(std::span<const std::size_t> rows, const work& w, std::size_t t) const {
-    const std::size_t row_bytes = w.what.elements(t) * size_of(w.what.types[t]);
+    const std::size_t row_bytes = w.what.row_elements(t) * size_of(w.what.types[t]);
     const std::size_t most = PTRDIFF_MAX / std::max<std::size_t>(row_bytes, 1);
     std::size_t sum = 0;
     for (std::size_t r = 0; r != rows.size(); ++r) {
@@ -198,7 +210,7 @@ class executor {
   void allgather(std::span<const work> works, counts elements) {
     tensors_.clear();
     each(works, [&](const work& w, std::size_t t) {
-      const std::size_t row = w.what.elements(t);
+      const std::size_t row = w.what.row_elements(t);
       std::vector<std::size_t>& of = elements[tensors_.size()];
       const std::size_t sum = total_rows(of, w, t);
       for (std::size_t& rows_of : of) rows_of *= row;

@@ -1,6 +1,7 @@
 // hvd/engine/nccl.hpp: an NcclTransport as the device of an engine.
 #pragma once
 
+#include <hvd/cuda/results.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/engine/plan.hpp>
@@ -37,7 +38,8 @@ class nccl_device {
 
   explicit nccl_device(const NcclTransport& transport) : nccl_device(transport.group()) {}
   explicit nccl_device(std::shared_ptr<nccl_group> group)
-      : batches_(std::make_unique<device_batches>(std::move(group))) {
+      : batches_(std::make_unique<device_batches>(std::move(group))),
+        results_(std::make_shared<cuda_results>(batches_->group().device())) {
     batches_->group().communicator().share();  // the program may drop memory of the transport
   }
 
@@ -74,6 +76,11 @@ class nccl_device {
       throw batches_->lose(e);
     }
     std::vector<completion*> ends;
+    for (std::shared_ptr<void>& event : free_) {
+      batch->ready.push_back(event.get());
+      batch->kept.push_back(std::move(event));
+    }
+    free_.clear();
     for (const work& w : works) {
       if (w.mine == nullptr) continue;
       for (const tensor& t : w.mine->tensors) {
@@ -177,7 +184,12 @@ class nccl_device {
   }
 
   std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
-    return output_of(w, t, bytes, std::move(shape), [&](std::size_t n) { return cuda_memory(group().device(), n); });
+    return output_of(w, t, bytes, std::move(shape), [&](std::size_t n) {
+      std::shared_ptr<void> after;
+      auto memory = results_->take(n, after);
+      if (after) free_.push_back(std::move(after));
+      return memory;
+    });
   }
 
   pending batch_of(std::span<const work> works, const received_rows& rows) {
@@ -214,13 +226,13 @@ class nccl_device {
             counts.push_back(std::move(parts.counts));
             break;
           }
-          default: {  // allgather, alltoall: elements of one row
+          default: {  // allgather, alltoall
             std::vector<std::size_t> of = rows[index];
-            const std::size_t all = sum_of(of, ranks);
-            std::byte* const out = output(w, t, all * elements * unit, shape_of_rows(w.what, t, all));
+            const std::size_t all = sum_of(of, ranks), row = w.what.row_elements(t);
+            std::byte* const out = output(w, t, all * row * unit, shape_of_rows(w.what, t, all));
             if (common.kind == operation::alltoall) w.end->results[t].received_splits = of;
-            for (std::size_t& n : of) n *= elements;
-            const std::size_t all_in = w.mine->tensors[t].shape.front() * elements * unit;
+            for (std::size_t& n : of) n *= row;
+            const std::size_t all_in = w.mine->tensors[t].shape.front() * row * unit;
             tensors.push_back({read_from(others, w, in, all_in), out, of[me], type, type});
             counts.push_back(std::move(of));
           }
@@ -270,6 +282,8 @@ class nccl_device {
   }
 
   std::unique_ptr<device_batches> batches_;
+  std::shared_ptr<cuda_results> results_;
+  std::vector<std::shared_ptr<void>> free_;  // events after which the batch that is being made may write its results
 };
 static_assert(Device<nccl_device>);
 

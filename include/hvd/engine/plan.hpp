@@ -37,7 +37,7 @@ struct work {
 /// nor barrier.
 inline bool fusable(const signature& a, const signature& b) noexcept {
   if (a.kind != b.kind || a.op != b.op || a.root != b.root || a.memory != b.memory) return false;
-  if (a.prescale != b.prescale || a.postscale != b.postscale || a.wire != b.wire) return false;
+  if (a.prescale != b.prescale || a.postscale != b.postscale || a.wire != b.wire || a.even != b.even) return false;
   return a.kind != operation::alltoall && a.kind != operation::barrier;
 }
 

@@ -40,9 +40,14 @@ struct tensor_memory {
 /// One tensor of a submission, on this rank: contiguous memory in row-major order.
 struct tensor {
   const std::byte* in = nullptr;  ///< null only without elements
-  /// For allreduce and broadcast as long as `in`, and possibly the same memory; for reduce_scatter this rank's rows. If
-  /// null, the engine allocates the result, which `handle::output` returns; for allgather and alltoall it always does.
+  /// Memory for the result, or null: then the engine allocates it, and `handle::output` returns it. As long as `in` for
+  /// allreduce and broadcast, and possibly the same memory; this rank's rows for reduce_scatter. For allgather all
+  /// ranks pass memory, for all tensors, or none does; with memory all have equally many rows, and `in` may be this
+  /// rank's part of it. For alltoall see `out_rows`.
   std::byte* out = nullptr;
+  /// alltoall: the rows for which `out` has room. If other ranks send another number in all, the engine allocates the
+  /// result as if `out` were null.
+  std::size_t out_rows = 0;
   dtype type = dtype::float32;
   std::vector<std::size_t> shape{};   ///< of the input; empty: a scalar
   std::vector<std::size_t> splits{};  ///< alltoall: rows (of dimension 0) for each rank; empty: equal parts

@@ -22,6 +22,7 @@ struct signature {
   std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 if numbers of rows may differ
   memory_kind memory = memory_kind::host;          ///< of all tensors
   dtype wire = dtype::user;                        ///< see request::wire
+  bool even = false;                               ///< an allgather into the callers' memory: see tensor::out
   /// Where the tensors lie in memory that a device's library has registered on all ranks: 0 if nowhere, else a hash.
   /// Not compared: ranks may differ, and then it is `places_differ`.
   std::uint64_t place = 0;
@@ -29,7 +30,7 @@ struct signature {
 
   bool operator==(const signature& s) const noexcept {
     return kind == s.kind && op == s.op && root == s.root && prescale == s.prescale && postscale == s.postscale &&
-           types == s.types && shapes == s.shapes && memory == s.memory && wire == s.wire;
+           types == s.types && shapes == s.shapes && memory == s.memory && wire == s.wire && even == s.even;
   }
   /// Takes in another rank's place.
   void meet(std::uint64_t other) noexcept {
@@ -44,12 +45,18 @@ struct signature {
     for (const std::size_t n : shapes[t]) all *= n;
     return all;
   }
+  /// True if ranks may have different numbers of rows.
+  [[nodiscard]] bool rows_differ() const noexcept {
+    return kind == operation::alltoall || (kind == operation::allgather && !even);
+  }
+  /// Elements of one row of an allgather or alltoall.
+  [[nodiscard]] std::size_t row_elements(std::size_t t) const noexcept {
+    std::size_t all = 1;
+    for (std::size_t d = even ? 1 : 0; d != shapes[t].size(); ++d) all *= shapes[t][d];
+    return all;
+  }
 };
 
-/// True if ranks may have different numbers of rows.
-constexpr bool rows_differ(operation kind) noexcept {
-  return kind == operation::allgather || kind == operation::alltoall;
-}
 constexpr bool has_op(operation kind) noexcept {
   return kind == operation::allreduce || kind == operation::reduce_scatter;
 }
@@ -69,11 +76,12 @@ inline signature signature_of(const request& r) {
   s.kind = r.kind;
   if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale, s.wire = r.wire;
   if (r.kind == operation::broadcast) s.root = r.root;
+  s.even = r.kind == operation::allgather && r.tensors.front().out != nullptr;
   s.types.reserve(r.tensors.size());
   s.shapes.reserve(r.tensors.size());
   for (const tensor& t : r.tensors) {
     s.types.push_back(t.type);
-    s.shapes.emplace_back(t.shape.begin() + (rows_differ(r.kind) ? 1 : 0), t.shape.end());
+    s.shapes.emplace_back(t.shape.begin() + (s.rows_differ() ? 1 : 0), t.shape.end());
   }
   if (!r.tensors.empty()) s.memory = r.tensors.front().memory.kind;
   return s;
@@ -120,6 +128,7 @@ inline void put(std::string& to, const announcement& a) {
   put(to, a.what.memory);
   put(to, a.what.wire);
   put(to, a.what.place);
+  put(to, a.what.even);
   put(to, static_cast<std::uint32_t>(a.what.types.size()));
   for (std::size_t t = 0; t != a.what.types.size(); ++t) {
     put(to, a.what.types[t]);
@@ -131,9 +140,10 @@ inline void put(std::string& to, const announcement& a) {
 inline void check_received(const signature& s) {
   bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown" &&
                (s.wire == dtype::user || is_wire(s.wire));
+  valid = valid && (!s.even || s.kind == operation::allgather);
   const bool data = s.kind != operation::split;  // else the shape is a list of numbers
   for (std::size_t t = 0; data && valid && t != s.types.size(); ++t) {
-    valid = s.types[t] < dtype::user && (s.kind != operation::reduce_scatter || !s.shapes[t].empty());
+    valid = s.types[t] < dtype::user && ((s.kind != operation::reduce_scatter && !s.even) || !s.shapes[t].empty());
     std::size_t bytes = 16;  // of the largest element
     for (const std::size_t n : s.shapes[t]) valid = valid && !__builtin_mul_overflow(bytes, n, &bytes);
     valid = valid && bytes <= PTRDIFF_MAX;
@@ -157,6 +167,7 @@ inline announcement take_announcement(std::string_view& from) {
   a.what.memory = take<memory_kind>(from);
   a.what.wire = take<dtype>(from);
   a.what.place = take<std::uint64_t>(from);
+  a.what.even = take<unsigned char>(from) != 0;
   for (auto tensors = take<std::uint32_t>(from); tensors != 0; --tensors) {
     a.what.types.push_back(take<dtype>(from));
     auto& shape = a.what.shapes.emplace_back();
@@ -183,13 +194,16 @@ inline std::string difference(const announcement& a, const announcement& b) {
   };
   const signature &x = a.what, &y = b.what;
   if (x.kind != y.kind) return say("operation", name(x.kind), name(y.kind));
+  if (x.even != y.even) {
+    const auto given = [](bool even) { return std::string_view(even ? "passed" : "not passed"); };
+    return say("memory for the result", given(x.even), given(y.even));
+  }
   if (x.types.size() != y.types.size()) return say("number of tensors", x.types.size(), y.types.size());
   for (std::size_t t = 0; t != x.types.size(); ++t) {
     const std::string which = x.types.size() == 1 ? std::string() : joined({" of tensor ", t});
     if (x.types[t] != y.types[t]) return say("element type" + which, name(x.types[t]), name(y.types[t]));
     if (x.shapes[t] != y.shapes[t]) {
-      return say("shape" + which, shape_text(x.shapes[t], rows_differ(x.kind)),
-                 shape_text(y.shapes[t], rows_differ(y.kind)));
+      return say("shape" + which, shape_text(x.shapes[t], x.rows_differ()), shape_text(y.shapes[t], y.rows_differ()));
     }
   }
   if (x.memory != y.memory) return say("memory", name(x.memory), name(y.memory));

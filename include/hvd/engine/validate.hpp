@@ -103,20 +103,28 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
     // Addresses of a device are checked by the device.
     if (memory == memory_kind::host && t.in == nullptr && elements != 0)
       refuse({which, " is null but has ", elements, " elements"});
-    if (t.out != nullptr && !(t.out == t.in && r.kind != operation::reduce_scatter)) {
-      const std::size_t bytes = elements * size_of(t.type);
-      std::size_t out_bytes = bytes;
-      if (r.kind == operation::reduce_scatter && !t.shape.empty() && t.shape.front() != 0) {
-        const std::size_t rows = t.shape.front();
+    if (r.kind == operation::allgather && (t.out != nullptr) != (r.tensors.front().out != nullptr)) {
+      refuse({"memory for the result is passed for some tensors and not for others; allowed: for all or for none"});
+    }
+    if (t.out != nullptr) {
+      const std::size_t bytes = elements * size_of(t.type), rows = t.shape.empty() ? 0 : t.shape.front();
+      std::size_t out_bytes = bytes, own = 0;  // in place, the input begins `own` bytes after the output
+      if (r.kind == operation::reduce_scatter && rows != 0) {
         out_bytes = bytes / rows * share_of(rows, static_cast<std::size_t>(rank), static_cast<std::size_t>(size));
+      } else if (r.kind == operation::allgather) {
+        out_bytes = bytes * static_cast<std::size_t>(size);
+        own = bytes * static_cast<std::size_t>(rank);
+      } else if (r.kind == operation::alltoall) {
+        out_bytes = rows == 0 ? 0 : bytes / rows * t.out_rows;
       }
       const auto in = reinterpret_cast<std::uintptr_t>(t.in), out = reinterpret_cast<std::uintptr_t>(t.out);
-      const bool takes_it =
-          r.kind == operation::allreduce || r.kind == operation::broadcast || r.kind == operation::reduce_scatter;
-      if (takes_it && bytes != 0 && out_bytes != 0 && in < out + out_bytes && out < in + bytes) {
-        refuse(
-            {which, ": input and output overlap; allowed: ",
-             r.kind == operation::reduce_scatter ? "memory apart from the input" : "the same memory, or none of it"});
+      const bool separate = r.kind == operation::reduce_scatter || r.kind == operation::alltoall;
+      if (!(in == out + own && !separate) && bytes != 0 && out_bytes != 0 && in < out + out_bytes && out < in + bytes) {
+        refuse({which, ": input and output overlap; allowed: ",
+                separate ? "memory apart from the input"
+                : r.kind == operation::allgather
+                    ? "this rank's part of the output as the input, or memory apart from it"
+                    : "the same memory, or none of it"});
       }
     }
     if (r.kind != operation::allreduce && r.kind != operation::broadcast && t.shape.empty()) {

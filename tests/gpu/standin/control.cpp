@@ -52,7 +52,10 @@ void hvd_standin_fail_next(const char* symbol, int code) {
   locked([&](machine& m) { m.failures[symbol].push_back(code); });
 }
 int hvd_standin_take_failure(const char* symbol) {
-  return locked([&](machine& m) { return m.take_failure(symbol); });
+  return locked([&](machine& m) {
+    ++m.calls[symbol];
+    return m.take_failure(symbol);
+  });
 }
 
 int hvd_standin_hold(void* handle) {

@@ -1,7 +1,9 @@
 #include "memory.hpp"
 
 #include "gil.hpp"
+#include "streams.hpp"
 
+#include <hvd/cuda/results.hpp>
 #include <hvd/dtype.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/shared_memory/layout.hpp>
@@ -208,6 +210,12 @@ void define_memory(nb::module_& m) {
       .def("__len__", [](const memory& x) { return x.bytes; })
       .def_prop_ro("address", [](const memory& x) { return reinterpret_cast<std::uintptr_t>(x.data.get()); })
       .def("array", &to_array)
+      .def("let_go",
+           [](memory& x, std::uintptr_t stream) {
+             hvd::detail::cuda_results::reuse_after(x.data,
+                                                    framework_devices::instance().record(stream_at(x.device, stream)));
+             x.data.reset();
+           })
       .def("dlpack", &to_capsule);
   m.def("allocate", [](std::size_t bytes) { return memory{kept_blocks::instance().take(bytes), bytes}; });
 }

@@ -38,7 +38,8 @@ namespace {
 namespace nb = nanobind;
 using seconds = std::chrono::duration<double>;
 
-/// (input address, output address or 0, number of the dtype, shape[, splits or None[, device, stream]])
+/// (input address, output address or 0, number of the dtype, shape[, splits or None[, device, stream[, rows of the
+/// output of an alltoall]]])
 hvd::tensor read_tensor(nb::tuple description, ready_events& ready) {
   hvd::tensor t;
   t.in = reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(description[0]));
@@ -48,6 +49,7 @@ hvd::tensor read_tensor(nb::tuple description, ready_events& ready) {
   if (description.size() > 4 && !description[4].is_none()) t.splits = read_lengths(description[4]);
   if (description.size() > 6)
     ready.add(t, stream_at(nb::cast<int>(description[5]), nb::cast<std::uintptr_t>(description[6])));
+  if (description.size() > 7) t.out_rows = nb::cast<std::size_t>(description[7]);
   return t;
 }
 

@@ -4,11 +4,13 @@ from typing import Any, Callable, Union
 from collections.abc import Sequence
 
 # (address of the input, address of the output or 0, number of the dtype, shape[, rows for each rank, or None
-# [, number of the GPU, its stream]]). Of memory on a GPU, the stream is that on which the program works with it now.
+# [, number of the GPU, its stream[, rows of the output of an alltoall]]]). Of memory on a GPU, the stream is that on
+# which the program works with it now.
 Tensor = Union[
     tuple[int, int, int, tuple[int, ...]],
     tuple[int, int, int, tuple[int, ...], Sequence[int]],
     tuple[int, int, int, tuple[int, ...], Union[Sequence[int], None], int, int],
+    tuple[int, int, int, tuple[int, ...], Union[Sequence[int], None], int, int, int],
 ]
 
 version: str
@@ -23,6 +25,9 @@ class Memory:
     def address(self) -> int: ...
     def array(self) -> object:
         """The bytes as an object with ``__dlpack__``: also those on a GPU, where only this works."""
+
+    def let_go(self, stream: int, /) -> None:
+        """Drops memory of a GPU that nobody uses after the work now on this stream, so that it is used again."""
 
     def dlpack(self, dtype: int, shape: Sequence[int], /) -> object:
         """As a tensor for ``from_dlpack``: a capsule of the kind without a version. Only of memory on the host."""

@@ -313,38 +313,62 @@ def test_tensors_without_elements(gpu_ranks: Ranks) -> None:
     gpu_ranks.run(check_empty)
 
 
-def check_results_are_freed() -> None:
+def check_step_of_shards() -> None:
+    """A step as of FSDP: each collective is one call of NCCL into the program's tensors, and none waits or allocates."""
     device = begin()
     rank, size = place()
-    from hvd.torch.distributed import device as module
     from standin_gpu import gpu
 
+    shard, small = (torch.empty(n, device=device) for n in (300_000, 10))
+    whole, little = (torch.empty(n * size, device=device) for n in (300_000, 10))
+    listed = [torch.empty(10, device=device) for _ in range(size)]
+    swapped = torch.empty(10 * size, device=device)
+    group = dist.group.WORLD
+    names = "ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclGroupEnd"
+    costs = "cuMemAlloc_v2", "cuMemFree_v2", "cuCtxSynchronize", "cuEventSynchronize"
+
+    def counts(symbols: Any) -> list[int]:
+        return [gpu().calls(name) for name in symbols]
+
+    def calls(expected: list[int], call: Callable[[], Any]) -> None:
+        before = counts(names)
+        work = call()
+        if work is not None:
+            work.wait()
+        assert [now - then for now, then in zip(counts(names), before)] == expected
+
+    def step() -> None:
+        shard.fill_(rank + 1)
+        small.fill_(rank + 1)
+        calls([1, 0, 0, 1], lambda: dist.all_gather_into_tensor(whole, shard))
+        calls([2, 0, 0, 1], lambda: group.all_gather_single_coalesced([whole, little], [shard, small]))
+        calls([0, 1, 0, 1], lambda: dist.reduce_scatter_tensor(shard, whole))
+        calls([0, 2, 0, 1], lambda: group.reduce_scatter_tensor_coalesced([shard, small], [whole, little]))
+        calls([0, 0, 0, 1], lambda: dist.all_to_all_single(swapped, little))
+
     with NoMistakes():
-        dist.all_to_all_single(torch.empty(size, device=device), torch.ones(size, device=device))
+        for _ in range(3):
+            step()
+        # Lists, for which PyTorch allocates memory.
+        calls([1, 0, 0, 1], lambda: dist.all_gather(listed, small.fill_(rank + 1)))
+        calls([2, 0, 0, 1], lambda: group.allgather_coalesced([[one, one] for one in listed], [small] * 2))
+        calls([0, 1, 0, 1], lambda: dist.reduce_scatter(small, listed))
+        assert small.tolist() == [float(size * (rank + 1))] * 10
         torch.cuda.synchronize()
-        module._MOST_KEPT = 4 * module._LEAST_KEPT
-        before = gpu().calls("cuMemFree_v2")
-        for i in range(20):
-            x = torch.arange(8.0 * size, device=device) + 100 * rank + i
-            output = torch.empty(8 * size, device=device)
-            dist.all_to_all_single(output, x)
-            expected = [8.0 * rank + j + 100 * r + i for r in range(size) for j in range(8)]
-            assert output.tolist() == expected
-        torch.cuda.synchronize()
-        assert 10 <= gpu().calls("cuMemFree_v2") - before <= 20
-        group: Any = dist.group.WORLD
-        assert group._gpu._kept_bytes <= 5 * module._LEAST_KEPT
-        module._MOST_KEPT = 64 << 20
+        dist.barrier()
+        before = [*counts(costs), gpu().host_synchronisations]
+        with gpu().held(rank, 0):  # whoever waits for the GPU hangs
+            for _ in range(3):
+                step()
+        assert [*counts(costs), gpu().host_synchronisations] == before
+        ranks = [float(r + 1) for r in range(size) for _ in range(10)]
+        assert little.tolist() == torch.stack(listed).flatten().tolist() == ranks
+        assert shard.eq(size * (rank + 1)).all().item() and small.tolist() == [float(size * (rank + 1))] * 10
+        assert swapped.tolist() == [float(rank + 1)] * (10 * size)
 
 
-@pytest.fixture
-def two_gpus_that_free_soon() -> Iterator[Ranks]:
-    """2 ranks, of which one waits in cuMemFree for the other, as long as the stand-in lets it."""
-    yield from start(2, HVD_STANDIN_FREE_LIMIT_MS="100")
-
-
-def test_results_are_freed(two_gpus_that_free_soon: Ranks) -> None:
-    two_gpus_that_free_soon.run(check_results_are_freed)
+def test_a_step_of_shards(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_step_of_shards)
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
@@ -663,7 +687,7 @@ def check_rejoin() -> None:
             assert time.monotonic() - began > 0.4
             assert x.tolist() == [float(sum(range(size)) + turn * size)] * 1000
             with pytest.raises(ValueError, match="destroyed"):
-                work._owner.all_reduce(x, Op.SUM, False)
+                work._owner.all_reduce("all_reduce", [x], Op.SUM, False)
             join(f"rejoined {turn}")
 
 

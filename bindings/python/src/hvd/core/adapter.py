@@ -50,11 +50,13 @@ class Adapter(Protocol[T]):
     def mark_written(self, tensors: Sequence[T]) -> None:
         """Tells the framework about writes to these tensors that it cannot see."""
 
-    def empty_like(self, tensor: T) -> T:
-        """Memory for a result like ``tensor``."""
+    def empty(self, shape: Shape, like: T) -> T:
+        """Memory for a result of this shape, with the dtype and on the device of ``like``."""
 
     def over(self, memory: _core.Memory, shape: Shape, like: T) -> T:
-        """A tensor with the dtype of ``like`` over memory of the engine, on the device of ``like``."""
+        """A tensor with the dtype of ``like`` from memory of the engine, on the device of ``like``. The current stream
+        already waits for the result.
+        """
 
     def integers(self, values: Sequence[int]) -> T:
         """An int32 tensor."""

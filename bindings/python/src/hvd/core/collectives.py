@@ -80,7 +80,7 @@ class Collectives(Generic[T]):
         for i, tensor in enumerate(tensors):
             in_place = outputs is not None and outputs[i] is tensor
             address, dtype, shape = describe(tensor, in_place)
-            output = self.adapter.empty_like(tensor) if outputs is None else outputs[i]
+            output = self.adapter.empty(shape, tensor) if outputs is None else outputs[i]
             written = address if in_place else describe(output, True)[0]
             described.append(_described(address, written, dtype, shape, None, stream_of(tensor)))
             results.append(output)
@@ -228,11 +228,23 @@ class Collectives(Generic[T]):
         for one in described:
             check_average(how, one[2])
         results = self._results(tensors)
+        outputs: list[T] = []
+        if described and len(described[0]) > 5:  # on a GPU, whose memory is the framework's
+            outputs = [self._share(tensor, one[3], process_set) for tensor, one in zip(tensors, described)]
+            described = [
+                (one[0], self.adapter.describe(output, True)[0], *one[2:]) for one, output in zip(described, outputs)
+            ]
+            results = lambda _: outputs  # noqa: E731
         return begin(
             _REDUCE_SCATTER, "reducescatter" if single else "grouped_reducescatter", name, described,
-            self._hold(tensors, exposed), (lambda h: results(h)[0]) if single else results, number, how, wake=wake,
-            stream=self._stream(tensors, described),
+            (self._hold(tensors, exposed), outputs), (lambda h: results(h)[0]) if single else results, number, how,
+            wake=wake, stream=self._stream(tensors, described),
         )
+
+    def _share(self, tensor: T, shape: Shape, process_set: ProcessSet) -> T:
+        """Memory for this rank's rows of a reducescatter. A scalar has none, which the engine refuses."""
+        rank, size, rows = process_set.rank() or 0, process_set.size() or 1, shape[0] if shape else 0
+        return self.adapter.empty((rows // size + (rank < rows % size), *shape[1:]), tensor)
 
 
 def read_splits(splits: Any) -> list[int] | None:

@@ -45,8 +45,8 @@ class _Arrays:
     def mark_written(self, tensors: Sequence[Array]) -> None:
         pass
 
-    def empty_like(self, tensor: Array) -> Array:
-        return type(tensor)()
+    def empty(self, shape: tuple[int, ...], like: Array) -> Array:
+        return (like._type_ * shape[0])()
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: Array) -> Array:
         return (like._type_ * shape[0]).from_buffer(memoryview(memory)) if len(memory) else (like._type_ * 0)()

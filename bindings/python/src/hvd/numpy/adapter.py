@@ -79,8 +79,8 @@ class NumPyAdapter:
     def mark_written(self, tensors: Sequence[Array]) -> None:
         pass
 
-    def empty_like(self, tensor: Array) -> Array:
-        return np.empty(tensor.shape, tensor.dtype)
+    def empty(self, shape: tuple[int, ...], like: Array) -> Array:
+        return np.empty(shape, like.dtype)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: Array) -> Array:
         if len(memory) == 0:

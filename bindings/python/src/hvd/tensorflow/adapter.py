@@ -64,8 +64,8 @@ class _TensorFlow(NumPyAdapter):
             raise unsendable(type_name(tensor.dtype))
         return super().describe(tensor, written)
 
-    def empty_like(self, tensor: Array) -> Any:
-        return empty(tensor.dtype, tensor.shape)
+    def empty(self, shape: tuple[int, ...], like: Array) -> Any:
+        return empty(like.dtype, shape)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: Array) -> Any:
         return Block(memory, like.dtype, shape)

@@ -113,16 +113,21 @@ class _Torch:
     def mark_written(self, tensors: Sequence[torch.Tensor]) -> None:
         _raise_versions(tensors)
 
-    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    def empty(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         if len(memory) == 0:
-            return torch.empty(shape, dtype=like.dtype, device=like.device)
+            return self.empty(shape, like)
         if like.is_cpu:
             return torch.frombuffer(memory, dtype=like.dtype).view(shape)
-        data = dlpack.from_dlpack(memory.array())
-        return data.view(like.dtype).view(shape)
+        # In memory of PyTorch, which knows the streams that use it. The engine's is used again after the copy: freeing
+        # it would wait until the GPU is idle.
+        made = self.empty(shape, like)
+        with torch.inference_mode(made.is_inference()), torch.no_grad():
+            made.copy_(dlpack.from_dlpack(memory.array()).view(like.dtype).view(shape))
+        memory.let_go(_raw_stream(like.device.index))
+        return made
 
     def integers(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cpu")

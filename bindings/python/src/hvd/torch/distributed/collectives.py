@@ -34,6 +34,13 @@ _ALLREDUCE, _REDUCE, _REDUCE_SCATTER, _ALLGATHER, _BROADCAST, _ALLTOALL, _GATHER
 _BYTES = _core.dtypes["uint8"]
 
 
+def _together(tensors: Sequence[Tensor], reduced: bool = True) -> bool:
+    """Whether all are on GPUs, and have one dtype if they are reduced: then one call of NCCL takes them."""
+    return (
+        len(tensors) != 0 and all(t.is_cuda for t in tensors) and not (reduced and len({t.dtype for t in tensors}) > 1)
+    )
+
+
 class Collectives(Operations):
     """See the module."""
 
@@ -52,7 +59,7 @@ class Collectives(Operations):
         count = tensor.numel()
         if number is None or not flat.plain(tensor):
             if tensor.is_cuda:
-                return self._device().all_reduce(tensor, op, asynchronous)
+                return self._device().all_reduce("all_reduce", [tensor], op, asynchronous)
             if tensor.layout is not torch.strided:
                 return self._sparse_allreduce(tensor, op, asynchronous)
             target, number, count = flat.as_numbers(tensor, "all_reduce", op)
@@ -131,6 +138,8 @@ class Collectives(Operations):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """See torch.distributed.all_reduce_coalesced."""
         op = SUM if opts is None else opts.reduceOp
+        if _together(tensors):
+            return self._device().all_reduce("all_reduce_coalesced", tensors, op, True)
         return self._joined("all_reduce_coalesced", [self._allreduce(t, op, True) for t in tensors], tensors)
 
     def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
@@ -187,11 +196,13 @@ class Collectives(Operations):
         if not flat.plain(source):
             source = flat.packed(source, "all_gather")
         self._check_list("all_gather", targets, source, self._number)
-        if source.is_cuda:
-            return self._device().all_gather(targets, source, goes_on(opts))
         lengths = [one.numel() for one in targets]
-        gathered, finish = flat.gathering(targets, source, self._number)
         equal = len(set(lengths)) == 1
+        if source.is_cuda:
+            if equal:
+                return self._device().all_gather("all_gather", [targets], [source], (targets,), goes_on(opts))
+            return self._device().all_gather_uneven(targets, source, goes_on(opts))
+        gathered, finish = flat.gathering(targets, source, self._number)
         return self._start(
             "all_gather", _ALLGATHER, self._address(source), self._address(gathered),
             lengths[0] * source.itemsize if equal else 0, _BYTES, (targets,), (source, gathered),
@@ -200,27 +211,42 @@ class Collectives(Operations):
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """See torch.distributed.all_gather_into_tensor."""
-        source = input if flat.plain(input) else flat.packed(input, "all_gather_into_tensor")
-        flat.check_output(output, input, input.numel() * self._count, "all_gather_into_tensor")
-        flat.check_apart(input, output, self._number * input.nbytes, "all_gather_into_tensor")
+        what = "all_gather_into_tensor"
+        source = self._gathered(what, output, input)
         if source.is_cuda:
-            return self._device().all_gather_single(output, source, goes_on(opts))
+            return self._device().all_gather_single(what, [output], [source], goes_on(opts))
         return self._start(
-            "all_gather_into_tensor", _ALLGATHER, self._address(source), self._address(output), source.nbytes, _BYTES,
+            what, _ALLGATHER, self._address(source), self._address(output), source.nbytes, _BYTES,
             (output,), (source, output), goes_on(opts),
         )  # fmt: skip
 
     _allgather_base = all_gather_single
 
+    def _gathered(self, what: str, output: Tensor, input: Tensor) -> Tensor:
+        """The input, contiguous, once both are checked."""
+        flat.check_output(output, input, input.numel() * self._count, what)
+        flat.check_apart(input, output, self._number * input.nbytes, what)
+        return input if flat.plain(input) else flat.packed(input, what)
+
     def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """See torch.distributed.all_gather_coalesced: ``outputs[r][i]`` is ``inputs[i]`` of rank r."""
-        works = [self.allgather([[one[i] for one in outputs]], [t]) for i, t in enumerate(inputs)]
+        lists = [[one[i] for one in outputs] for i in range(len(inputs))]
+        sources = [flat.packed(t, "all_gather_coalesced") for t in inputs]
+        for targets, source in zip(lists, sources):
+            self._check_list("all_gather_coalesced", targets, source, self._number)
+        if _together(sources, False) and all(len({t.numel() for t in targets}) == 1 for targets in lists):
+            return self._device().all_gather("all_gather_coalesced", lists, sources, tuple(outputs), True)
+        works = [self.allgather([targets], [t]) for targets, t in zip(lists, sources)]
         return self._joined("all_gather_coalesced", works, list(outputs))
 
     def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Several all_gather_single."""
+        what = "all_gather_into_tensor_coalesced"
+        if _together(inputs, False):
+            sources = [self._gathered(what, o, i) for o, i in zip(outputs, inputs)]
+            return self._device().all_gather_single(what, outputs, sources, True)
         works = [self.all_gather_single(o, i) for o, i in zip(outputs, inputs)]
-        return self._joined("all_gather_into_tensor_coalesced", works, list(outputs))
+        return self._joined(what, works, list(outputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -234,22 +260,27 @@ class Collectives(Operations):
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work | None:
         """See torch.distributed.reduce_scatter_tensor."""
-        flat.check_output(output, input, input.numel() // self._count, "reduce_scatter_tensor", True)
-        if output.numel() * self._count != input.numel():
-            raise ValueError(
-                f"hvd: reduce_scatter_tensor: the input has {input.numel()} elements and the output {output.numel()};"
-                f" allowed: {self._count} times as many in the input"
-            )
-        flat.check_apart(input, output, -self._number * output.nbytes, "reduce_scatter_tensor")
+        self._check_scattered("reduce_scatter_tensor", output, input)
         return self._reduce_scatter("reduce_scatter_tensor", output, input, None, opts)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def _check_scattered(self, what: str, output: Tensor, input: Tensor) -> None:
+        flat.check_output(output, input, input.numel() // self._count, what, True)
+        if output.numel() * self._count != input.numel():
+            raise ValueError(
+                f"hvd: {what}: the input has {input.numel()} elements and the output {output.numel()};"
+                f" allowed: {self._count} times as many in the input"
+            )
+        flat.check_apart(input, output, -self._number * output.nbytes, what)
 
     def _reduce_scatter(self, what: str, output: Tensor, source: Tensor, lengths: Any, opts: Any) -> Work | None:
         op = SUM if opts is None else opts.reduceOp
         packed, number, numbers = flat.as_numbers(source, what, op, copy=False)
         if packed.is_cuda:
-            return self._device().reduce_scatter(what, output, source, lengths, op, goes_on(opts))
+            if lengths is None:
+                return self._device().reduce_scatter(what, [output], [source], op, goes_on(opts))
+            return self._device().reduce_scatter_uneven(what, output, source, lengths, op, goes_on(opts))
         target, _, count = flat.as_numbers(output, what, op, copy=False)
         parts = numbers // max(source.numel(), 1)
         finish = None if target.data_ptr() == output.data_ptr() else flat.copying_back(target, output)
@@ -264,10 +295,15 @@ class Collectives(Operations):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Several reduce_scatter_single."""
+        what = "reduce_scatter_tensor_coalesced"
         one = c10d.ReduceScatterOptions()
         one.reduceOp, one.asyncOp = (SUM if opts is None else opts.reduceOp), True
+        if _together(inputs):
+            for output, input in zip(outputs, inputs):
+                self._check_scattered(what, output, input)
+            return self._device().reduce_scatter(what, outputs, inputs, one.reduceOp, True)
         works = [self.reduce_scatter_single(o, i, one) for o, i in zip(outputs, inputs)]
-        return self._joined("reduce_scatter_tensor_coalesced", works, list(outputs))
+        return self._joined(what, works, list(outputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

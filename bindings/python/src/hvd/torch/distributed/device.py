@@ -17,8 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils import dlpack
-
 from hvd import _core
 from hvd.core.adapter import Stream
 from hvd.core.native import interruptible
@@ -40,7 +38,6 @@ _OPS = (Sum, Average, Product, Min, Max)  # indexed by the numbers of `reduction
 _OF_TRUTH = {Sum: Max, Product: Min}
 _SHORT = [getattr(torch, name) for name in ("int16", "uint16") if hasattr(torch, name)]
 _LONGEST = 512  # bytes of a text that ranks exchange
-_LEAST_KEPT, _MOST_KEPT = 64 << 10, 64 << 20  # bytes of results: the least counted for one, and the most kept in all
 
 
 def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]:
@@ -75,6 +72,16 @@ def _place(what: str, *tensors: Tensor) -> Stream:
     return place
 
 
+def _all_of(functions: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
+    """A function that calls them all; None for none."""
+
+    def call() -> None:
+        for one in functions:
+            one()
+
+    return call if functions else None
+
+
 class Device:
     """The collectives of a group on its GPUs. ``Collectives`` has checked the arguments. They return None if they are
     not ``asynchronous``.
@@ -86,8 +93,6 @@ class Device:
         self._ended = ""  # why no collective is possible any more
         self._numbers = itertools.count()
         self._in_flight: deque[_core.Handle] = deque()
-        self._kept: deque[tuple[Any, _core.Handle, int]] = deque()  # results that the GPU reads before an event
-        self._kept_bytes = 0
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
         """The exception for a failed collective."""
@@ -131,19 +136,21 @@ class Device:
         return _core_mpi.connect_mpi()
 
     def _submit(
-        self, what: str, kind: int, described: _core.Tensor, keep: Sequence[Tensor], asynchronous: bool,
+        self, what: str, kind: int, described: Sequence[_core.Tensor], keep: Sequence[Tensor], asynchronous: bool,
         op: ReduceOp = Sum, factor: float = 1.0, root: int = 0,
     ) -> _core.Handle:
         """Submits an operation on the memory of the tensors in ``keep`` to the engine."""
         self.group._refuse_closed()
         if self._ended:
             raise self.problem(HorovodInternalError(self._ended, "aborted"), what)
-        if described[1] == 0 and kind != _ALLTOALL:  # no elements; without an address the engine allocates a result
-            keep = [torch.empty(1, dtype=torch.uint8, device=keep[0].device)]
-            described = keep[0].data_ptr(), keep[0].data_ptr(), *described[2:]
+        if kind != _ALLTOALL and not all(one[1] for one in described):
+            # No elements, and without an address the engine would allocate a result.
+            keep = [*keep, torch.empty(1, dtype=torch.uint8, device=keep[0].device)]
+            some = keep[-1].data_ptr()
+            described = [one if one[1] else (some, some, *one[2:]) for one in described]
         held = [OPS.adapter.hold(t, False) for t in keep]
         name = f"{what}.{next(self._numbers)}"
-        call = (kind, name, (described,), op, factor, 1.0, -1, root, 0, 0, held, asynchronous, None)
+        call = (kind, name, described, op, factor, 1.0, -1, root, 0, 0, held, asynchronous, None)
         try:
             handle = self._first(call) if self._job is None else _handle_of(self._job, call)
         except HorovodInternalError as e:
@@ -207,12 +214,8 @@ class Device:
                     one.wait(max(until - time.monotonic(), 0.0))
                 except (HorovodInternalError, TimeoutError):
                     pass
-            for event, _, _ in self._kept:
-                while not event.query() and time.monotonic() < until:
-                    time.sleep(0.0001)
         finally:
             self._in_flight.clear()
-            self._kept.clear()
             job.close()
 
     def forget(self) -> None:
@@ -222,25 +225,25 @@ class Device:
 
     # --- The collectives ----------------------------------------------------------------------------------------------
 
-    def _all_reduce(
-        self, what: str, tensor: Tensor, op: Any, asynchronous: bool, changes: bool = True
+    def all_reduce(
+        self, what: str, tensors: Sequence[Tensor], op: Any, asynchronous: bool, changes: bool = True
     ) -> DeviceWork | None:
-        """``changes``: whether the result is stored in the tensor."""
-        place = _place(what, tensor)
-        source, number, count = flat.as_numbers(tensor, what, op)
-        target = source if changes else torch.empty_like(source)
-        described = source.data_ptr(), target.data_ptr(), number, (count,), None, *place
-        how = _reduction(what, op, tensor.dtype)
-        handle = self._submit(what, _ALLREDUCE, described, (source, target), asynchronous, *how)
-        finish = flat.copying_back(target, tensor) if changes else None
-        return self._work(what, [handle], (tensor,), place, asynchronous, finish)
-
-    def all_reduce(self, tensor: Tensor, op: Any, asynchronous: bool) -> DeviceWork | None:
-        return self._all_reduce("all_reduce", tensor, op, asynchronous)
+        """The tensors have the same dtype. ``changes``: whether the results are stored in them."""
+        place = _place(what, *tensors)
+        how = _reduction(what, op, tensors[0].dtype)
+        described, keep, back = [], [], []
+        for tensor in tensors:
+            source, number, count = flat.as_numbers(tensor, what, op)
+            target = source if changes else torch.empty_like(source)
+            described.append((source.data_ptr(), target.data_ptr(), number, (count,), None, *place))
+            keep += [source, target]
+            back += [one for one in [flat.copying_back(target, tensor)] if changes and one is not None]
+        handle = self._submit(what, _ALLREDUCE, described, keep, asynchronous, *how)
+        return self._work(what, [handle], tuple(tensors), place, asynchronous, _all_of(back))
 
     def reduce(self, tensor: Tensor, root: int, op: Any, asynchronous: bool) -> DeviceWork | None:
         # The engine has no reduce: all ranks get the result, all but the root in separate memory.
-        return self._all_reduce("reduce", tensor, op, asynchronous, self.group._number == root)
+        return self.all_reduce("reduce", [tensor], op, asynchronous, self.group._number == root)
 
     def _broadcast(
         self, what: str, root: int, source: int, target: int, size: int, keep: Sequence[Tensor], place: Stream,
@@ -248,7 +251,7 @@ class Device:
     ) -> _core.Handle:
         """Broadcasts ``size`` bytes from the address ``source`` to ``target``."""
         described = source, target, _BYTES, (size,), None, *place
-        return self._submit(what, _BROADCAST, described, keep, asynchronous, root=root)
+        return self._submit(what, _BROADCAST, [described], keep, asynchronous, root=root)
 
     def broadcast(self, tensor: Tensor, root: int, asynchronous: bool) -> DeviceWork | None:
         what = "broadcast"
@@ -259,11 +262,31 @@ class Device:
         finish = flat.copying_back(target, tensor) if self.group._number != root else None
         return self._work(what, [handle], (tensor,), place, asynchronous, finish)
 
-    # The engine's allgather returns new memory, and freeing that waits for the GPU. So each rank broadcasts its part to
-    # its place instead.
+    def _all_gather(
+        self, what: str, outputs: Sequence[Tensor], sources: Sequence[Tensor], results: Sequence[Any], place: Stream,
+        asynchronous: bool, finish: Callable[[], None] | None = None,
+    ) -> DeviceWork | None:
+        """Gathers each source into its output, all in one call of NCCL."""
+        described = [
+            (source.data_ptr(), output.data_ptr(), _BYTES, (source.nbytes,), None, *place)
+            for source, output in zip(sources, outputs)
+        ]
+        handle = self._submit(what, _ALLGATHER, described, [*sources, *outputs], asynchronous)
+        return self._work(what, [handle], results, place, asynchronous, finish)
 
-    def all_gather(self, targets: Sequence[Tensor], tensor: Tensor, asynchronous: bool) -> DeviceWork | None:
-        """``targets`` may differ in size."""
+    def all_gather(
+        self, what: str, lists: Sequence[Sequence[Tensor]], sources: Sequence[Tensor], results: Sequence[Any],
+        asynchronous: bool,
+    ) -> DeviceWork | None:
+        """``lists[i][r]`` gets ``sources[i]`` of rank r. The tensors of a list have the same size."""
+        place = _place(what, *sources, *[t for targets in lists for t in targets])
+        gathered = [flat.gathering(targets, source, self.group._number) for targets, source in zip(lists, sources)]
+        finish = _all_of([copy for _, copy in gathered if copy is not None])
+        outputs = [memory for memory, _ in gathered]
+        return self._all_gather(what, outputs, sources, results, place, asynchronous, finish)
+
+    def all_gather_uneven(self, targets: Sequence[Tensor], tensor: Tensor, asynchronous: bool) -> DeviceWork | None:
+        """``targets`` differ in size. NCCL has no such call: each rank broadcasts its part."""
         what = "all_gather"
         place = _place(what, tensor, *targets)
         source, packed = flat.packed(tensor, what), [flat.packed(t, what) for t in targets]
@@ -274,77 +297,65 @@ class Device:
             keep = given, target
             handles.append(self._broadcast(what, root, *addresses, target.nbytes, keep, place, asynchronous))
         back = [one for one in map(flat.copying_back, packed, targets) if one is not None]
+        return self._work(what, handles, (list(targets),), place, asynchronous, _all_of(back))
 
-        def finish() -> None:
-            for one in back:
-                one()
-
-        return self._work(what, handles, (list(targets),), place, asynchronous, finish if back else None)
-
-    def all_gather_single(self, output: Tensor, input: Tensor, asynchronous: bool) -> DeviceWork | None:
-        what = "all_gather_into_tensor"
-        place = _place(what, input, output)
-        source = flat.packed(input, what)
-        handles = []
-        for root in range(self.group._count):
-            target = output.data_ptr() + root * source.nbytes
-            given = source.data_ptr() if root == self.group._number else target
-            keep = source, output
-            handles.append(self._broadcast(what, root, given, target, source.nbytes, keep, place, asynchronous))
-        return self._work(what, handles, (output,), place, asynchronous)
+    def all_gather_single(
+        self, what: str, outputs: Sequence[Tensor], sources: Sequence[Tensor], asynchronous: bool
+    ) -> DeviceWork | None:
+        """``outputs[i]`` gets ``sources[i]`` of all ranks."""
+        return self._all_gather(what, outputs, sources, tuple(outputs), _place(what, *sources, *outputs), asynchronous)
 
     def reduce_scatter(
-        self, what: str, output: Tensor, source: Tensor, lengths: Sequence[int] | None, op: Any, asynchronous: bool
+        self, what: str, outputs: Sequence[Tensor], sources: Sequence[Tensor], op: Any, asynchronous: bool
     ) -> DeviceWork | None:
-        """``lengths``: elements for each rank if they differ; ``source`` may then be changed."""
-        place = _place(what, source, output)
-        how = _reduction(what, op, source.dtype)
-        packed, number, count = flat.as_numbers(source, what, op)
-        address = packed.data_ptr()
-        if lengths is not None:  # the engine supports only equal parts
-            described = address, address, number, (count,), None, *place
-            handle = self._submit(what, _ALLREDUCE, described, [packed], asynchronous, *how)
-            mine = torch.split(packed, list(lengths))[self.group._number].view(output.shape)
-            return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(mine, output))
-        target = flat.packed(output, what)
-        if address < target.data_ptr() + target.nbytes and target.data_ptr() < address + packed.nbytes:
-            packed = packed.clone()
-        described = packed.data_ptr(), target.data_ptr(), number, (count,), None, *place
-        handle = self._submit(what, _REDUCE_SCATTER, described, (packed, target), asynchronous, *how)
-        return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(target, output))
+        """Each rank gets an equal part of each reduced source, all in one call of NCCL. All have the same dtype."""
+        place = _place(what, *sources, *outputs)
+        how = _reduction(what, op, sources[0].dtype)
+        described, keep, back = [], [], []
+        for output, source in zip(outputs, sources):
+            packed, number, count = flat.as_numbers(source, what, op)
+            target = flat.packed(output, what)
+            if flat.overlap(packed, target):
+                packed = packed.clone()
+            described.append((packed.data_ptr(), target.data_ptr(), number, (count,), None, *place))
+            keep += [packed, target]
+            back += [one for one in [flat.copying_back(target, output)] if one is not None]
+        handle = self._submit(what, _REDUCE_SCATTER, described, keep, asynchronous, *how)
+        return self._work(what, [handle], tuple(outputs), place, asynchronous, _all_of(back))
 
-    def _free_results(self, most: int) -> None:
-        """Frees results once they exceed ``most`` bytes. Freeing GPU memory waits until the GPU is idle, so small
-        amounts are kept.
+    def reduce_scatter_uneven(
+        self, what: str, output: Tensor, source: Tensor, lengths: Sequence[int], op: Any, asynchronous: bool
+    ) -> DeviceWork | None:
+        """``lengths``: elements for each rank. ``source`` may be changed. The engine supports only equal parts: all
+        ranks get the whole.
         """
-        while self._kept_bytes > most:
-            event, _, size = self._kept.popleft()
-            event.synchronize()
-            self._kept_bytes -= size
+        place = _place(what, source, output)
+        packed, number, count = flat.as_numbers(source, what, op)
+        described = packed.data_ptr(), packed.data_ptr(), number, (count,), None, *place
+        how = _reduction(what, op, source.dtype)
+        handle = self._submit(what, _ALLREDUCE, [described], [packed], asynchronous, *how)
+        mine = torch.split(packed, list(lengths))[self.group._number].view(output.shape)
+        return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(mine, output))
 
     def _all_to_all(
         self, what: str, source: Tensor | None, send: Sequence[int], targets: Sequence[Tensor], receive: Sequence[int],
         results: Sequence[Any], place: Stream, asynchronous: bool,
     ) -> DeviceWork | None:
         """``send``, ``receive``: bytes to and from each rank. Received bytes fill the targets in order."""
-        self._free_results(_MOST_KEPT)
-        total = sum(receive)
-        described = 0 if source is None else source.data_ptr(), 0, _BYTES, (sum(send),), send, *place
-        handle = self._submit(what, _ALLTOALL, described, [] if source is None else [source], asynchronous)
+        copy, keep, output = None, [] if source is None else [source], 0
+        if targets:
+            memory, copy = flat.gathering(targets, targets[0] if source is None else source)
+            keep, output = [*keep, memory], memory.data_ptr()
+        given = 0 if source is None else source.data_ptr()
+        described = given, output, _BYTES, (sum(send),), send, *place, sum(receive)
+        handle = self._submit(what, _ALLTOALL, [described], keep, asynchronous)
 
         def finish() -> None:
-            sent = handle.received_splits(0)
-            for rank, (found, expected) in enumerate(zip(sent, receive)):
+            for rank, (found, expected) in enumerate(zip(handle.received_splits(0), receive)):
                 if found != expected:
                     raise HorovodInternalError(f"rank {rank} sends {found} bytes, not {expected}", "mismatch", rank)
-            if total != 0:
-                data = dlpack.from_dlpack(handle.output(0, place[0])[0].array())
-                for target, part in zip(targets, torch.split(data, [t.nbytes for t in targets])):
-                    if target.numel() != 0:
-                        flat.store(part.view(target.dtype).view(target.shape), target)
-            size = max(total, _LEAST_KEPT)
-            self._kept.append((torch.cuda.current_stream(place[0]).record_event(), handle, size))
-            self._kept_bytes += size
+            if copy is not None:
+                copy()
 
         return self._work(what, [handle], results, place, asynchronous, finish)
 

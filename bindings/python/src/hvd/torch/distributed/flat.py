@@ -100,7 +100,7 @@ def joined(tensors: Sequence[Tensor], output: Tensor | None = None, own: int = 0
     first = tensors[0]
     if _adjacent(tensors):
         all = torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
-        apart = output is None or not _overlap(all, output) or output.data_ptr() == tensors[own].data_ptr()
+        apart = output is None or not overlap(all, output) or output.data_ptr() == tensors[own].data_ptr()
         return all if apart else all.clone()
     parts = [packed(t, "a list").reshape(-1) for t in tensors]
     with torch.autocast(parts[0].device.type, enabled=False):  # with autocast, `cat` accepts only some dtypes
@@ -117,7 +117,7 @@ def gathering(
     if _adjacent(targets):
         all = torch.as_strided(targets[0], (total,), (1,))
         in_place = own is not None and like.data_ptr() == targets[own].data_ptr()
-        if in_place or not _overlap(all, like):
+        if in_place or not overlap(all, like):
             return all, None
     for t in targets:
         if t.device != like.device:
@@ -131,19 +131,25 @@ def gathering(
     return made, finish
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two contiguous tensors have common memory."""
     first, second = one.data_ptr(), other.data_ptr()
     return first < second + other.nbytes and second < first + one.nbytes
 
 
+def _dense(tensor: Tensor) -> bool:
+    """Whether hvd can use its memory directly, on the CPU or on a GPU."""
+    return plain(tensor) or (tensor.is_cuda and packed(tensor, "a list") is tensor)
+
+
 def _adjacent(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
-    if not plain(first):
+    if not _dense(first):
         return False
     storage = first.untyped_storage()._cdata
     expected = first.data_ptr()
     for t in tensors:
-        if not plain(t) or t.data_ptr() != expected or t.dtype != first.dtype or t.untyped_storage()._cdata != storage:
+        if not _dense(t) or t.data_ptr() != expected or t.dtype != first.dtype or t.untyped_storage()._cdata != storage:
             return False
         expected += t.nbytes
     return first.numel() != 0
@@ -161,7 +167,7 @@ def check_output(output: Tensor, input: Tensor, wanted: int, what: str, strided:
 
 def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) -> None:
     """Raises ValueError if input and output overlap, unless the input begins ``in_place`` bytes after the output."""
-    if _overlap(input, output) and input.data_ptr() - output.data_ptr() != in_place:
+    if overlap(input, output) and input.data_ptr() - output.data_ptr() != in_place:
         raise ValueError(
             f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, where a rank's own part of the"
             " larger one is the other one"
