@@ -26,7 +26,8 @@ inline void set_environment(const environment& variables) {
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
 }
 /// NCCL whose calls are in progress for a while, and one with the functions of NCCL 2.18.
-inline const environment in_progress{{"HVD_STANDIN_NCCL_IN_PROGRESS", "1"}};
+/// Calls that do not block, as hvd makes them before NCCL 2.28.7.
+inline const environment in_progress{{"HVD_STANDIN_NCCL_IN_PROGRESS", "1"}, {"HVD_STANDIN_NCCL_VERSION", "22805"}};
 inline environment old_library() { return {{"HVD_NCCL_LIBRARY", std::getenv("HVD_STANDIN_NCCL_OLD_LIBRARY")}}; }
 
 /// Runs f(rank) in `count` processes, and reports what they threw. With `fails` they must end otherwise.

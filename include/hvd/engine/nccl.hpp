@@ -230,10 +230,11 @@ class nccl_device {
             std::vector<std::size_t> of = rows[index];
             const std::size_t all = sum_of(of, ranks), row = w.what.row_elements(t);
             std::byte* const out = output(w, t, all * row * unit, shape_of_rows(w.what, t, all));
+            std::byte* const written = write_to(others, w, out, all * row * unit);
             if (common.kind == operation::alltoall) w.end->results[t].received_splits = of;
             for (std::size_t& n : of) n *= row;
             const std::size_t all_in = w.mine->tensors[t].shape.front() * row * unit;
-            tensors.push_back({read_from(others, w, in, all_in), out, of[me], type, type});
+            tensors.push_back({read_from(others, w, in, all_in), written, of[me], type, type});
             counts.push_back(std::move(of));
           }
         }

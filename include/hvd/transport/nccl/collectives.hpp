@@ -106,7 +106,8 @@ struct nccl_scalar {
 class nccl_group_call {
  public:
   nccl_group_call(nccl_communicator& comm, cu_stream stream, std::string_view what)
-      : comm_(comm), nccl_(comm.library()), handle_(comm.get()), stream_(stream), what_(what) {
+      : comm_(comm), nccl_(comm.library()), handle_(comm.get()), stream_(stream), what_(what),
+        watched_(comm.watch()) {
     check(nccl_.group_start());
     open_ = true;
   }
@@ -123,7 +124,9 @@ class nccl_group_call {
   /// True if all calls are on the stream; if not, see nccl_communicator::ready.
   [[nodiscard]] bool close() {
     open_ = false;
-    return comm_.queued(what_, nccl_.group_end());
+    const nccl_result code = nccl_.group_end();
+    watched_.end();
+    return comm_.queued(what_, code);
   }
 
   void add(const allreduce_call& c, const nccl_reduction& r) {
@@ -213,6 +216,7 @@ class nccl_group_call {
   std::vector<int> ops_;
   int calls_ = -1;  // that of ncclGroupStart does not count
   bool open_ = false;
+  call_watch::scope watched_;
 };
 
 /// A call for which NCCL has a collective, or several calls that form one.

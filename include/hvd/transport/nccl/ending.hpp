@@ -19,17 +19,18 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The result of `call`, a function of NCCL that ends or frees a communicator. It waits for work of the GPU, in some
-/// versions also for kernels of other communicators, which may never end. So another thread calls it, within a scope of
-/// the device; it is left behind after `limit` (0: never), and then there is no result.
-template <class Call>
+/// The result of `call`, a function of NCCL that makes, ends or frees a communicator. It waits for other ranks or for
+/// work of the GPU, in some versions also for kernels of other communicators, which may never end. So another thread
+/// calls it, within a scope of the device; it is left behind after `limit` (0: never), and then there is no result.
+/// `look()` is called meanwhile; if it throws, that thread is left behind as well.
+template <class Call, class Look>
 std::optional<nccl_result> bounded(const std::shared_ptr<cuda_device>& device, std::chrono::duration<double> limit,
-                                   const Call& call) noexcept {
+                                   Call call, const Look& look) noexcept(noexcept(look())) {
   constexpr nccl_result under_way = -1;
   std::shared_ptr<std::atomic<nccl_result>> result;
   try {
     result = std::make_shared<std::atomic<nccl_result>>(under_way);
-    std::thread([device, call, result] {
+    std::thread([device, call, result]() mutable {
       nccl_result code = nccl_unhandled_cuda_error;
       try {
         const cuda_device::scope current(*device);
@@ -46,6 +47,7 @@ std::optional<nccl_result> bounded(const std::shared_ptr<cuda_device>& device, s
     const nccl_result code = result->load(std::memory_order_acquire);
     if (code != under_way) return code;
     if (limit.count() > 0 && std::chrono::steady_clock::now() - start >= limit) return std::nullopt;
+    look();
     nap(std::chrono::microseconds(50));
   }
 }

@@ -255,7 +255,7 @@ class nccl_group {
     auto left = std::make_shared<nccl_group>(device_, comm_.options(), rank() - static_cast<int>(before),
                                              size() - static_cast<int>(lost.size()));
     left->load();
-    keeping(left, [&] { left->comm_.connect(comm_, lost); });
+    keeping(left, [&] { left->comm_.connect(comm_, std::move(lost)); });
     return left;
   }
 

@@ -153,7 +153,7 @@ struct nccl_library {
 
 /// The oldest version that hvd uses. Before 2.18.6, a thread of NCCL's can drop a call that is made after it has
 /// published its success. Before 2.26, only the thread that has made a call may end it.
-inline constexpr int nccl_oldest = 21806, nccl_free_threaded = 22600;
+inline constexpr int nccl_oldest = 21806, nccl_free_threaded = 22600, nccl_revokes = 22807;
 
 /// "2.28.9" for 22809.
 inline std::string nccl_version_text(int code) {

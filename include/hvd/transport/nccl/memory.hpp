@@ -184,6 +184,7 @@ class nccl_growth {
       driver().check(driver().fill_bytes(to_device(memory_->address), 0, bytes_, stream_), "cuMemsetD8Async");
     }
     step_ = step::calling;
+    const call_watch::scope watched(comm_->watch());
     static_cast<void>(
         comm_->queued(what, comm_->library().allgather(own, votes_.there(), 1, nccl_uint8, comm_->get(), stream_)));
   }
@@ -204,6 +205,7 @@ class nccl_growth {
     if (least != of_nccl || nccl.window_register == nullptr) return;
     // Some versions leave the window unchanged if they cannot register, and some return success before they have
     // registered.
+    const call_watch::scope watched(comm_->watch());
     const nccl_result code = nccl.window_register(comm_->get(), memory_->address, bytes_, &memory_->window, flags_);
     comm_->begun("registering memory", code);
     step_ = step::registering;
