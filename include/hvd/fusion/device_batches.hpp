@@ -62,8 +62,7 @@ class device_batches {
   explicit device_batches(std::shared_ptr<nccl_group> group) : group_(std::move(group)) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
-    set_poison(0x00, stream(poisoning));
-    group_->await_event(stream(unpacking), group_->events()->record(stream(poisoning)).get());
+    poison_ = cuda_memory(group_->device(), sizeof(std::uint32_t));
   }
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
@@ -118,7 +117,6 @@ class device_batches {
   }
   /// Ends everything on this rank. Then no stream uses memory of a batch.
   void abort() noexcept {
-    poison();
     group_->communicator().abort();  // first, because freeing memory waits for NCCL
     drain();
     waiting_.clear();
@@ -127,7 +125,7 @@ class device_batches {
   }
 
  private:
-  enum : std::size_t { packing, reducing, unpacking, poisoning };
+  enum : std::size_t { packing, reducing, unpacking };
   struct slot {
     std::shared_ptr<std::byte> memory{};
     std::size_t bytes = 0;
@@ -235,7 +233,12 @@ class device_batches {
     batch.done = group_->events()->record(stream(reducing));
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
-      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(group_->poison()));
+      // Behind the collective: if that was aborted, the kernels write NaN.
+      const cuda_driver& driver = group_->driver();
+      driver.check(driver.copy_to_device(to_device(poison_.get()), group_->communicator().poison_word(),
+                                         sizeof(std::uint32_t), stream(unpacking)),
+                   "cuMemcpyHtoDAsync");
+      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(poison_.get()));
       batch.done = group_->events()->record(stream(unpacking));
     }
     if (used_ != nullptr) used_->free = batch.done;
@@ -244,25 +247,6 @@ class device_batches {
   void run(const std::vector<device_copy>& copies, cu_stream on, const std::uint32_t* poison) {
     for (const device_copy& c : copies) {
       if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on, poison);
-    }
-  }
-
-  void set_poison(unsigned char bits, cu_stream on) {
-    const cuda_driver& driver = group_->driver();
-    driver.check(driver.fill_bytes(to_device(group_->poison()), bits, sizeof(std::uint32_t), on), "cuMemsetD8Async");
-  }
-  /// Makes unpacking kernels write NaN from now on. For the streams an aborted collective looks like one that has
-  /// ended, so the program's work runs on with its results, which must not look like results.
-  void poison() noexcept {
-    try {
-      const cuda_device::scope current(*group_->device());
-      set_poison(0xFF, stream(poisoning));
-      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-      while (group_->driver().stream_query(stream(poisoning)) == cu_not_ready) {
-        if (std::chrono::steady_clock::now() >= until) return;  // the GPU runs nothing more
-        nap(std::chrono::microseconds(100));
-      }
-    } catch (const error&) {  // the GPU or its driver has failed, and so all of its work
     }
   }
 
@@ -284,9 +268,10 @@ class device_batches {
   }
 
   std::shared_ptr<nccl_group> group_;
-  std::array<cuda_stream, 4> streams_;
+  std::array<cuda_stream, 3> streams_;
   std::array<slot, 2> slots_;
-  std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device
+  std::shared_ptr<std::byte> poison_;  // what the unpacking kernels read: see copy_parameters
+  std::vector<slot> retired_;          // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;
   std::deque<std::shared_ptr<device_batch>> waiting_;
   enum class step { fresh, growing, issued };

@@ -10,6 +10,8 @@
 #include <hvd/transport/nccl/windows.hpp>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -79,7 +81,8 @@ class nccl_communicator {
   using clock = std::chrono::steady_clock;
 
   nccl_communicator(std::shared_ptr<cuda_device> device, nccl_options options, int rank, int size)
-      : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()) {}
+      : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()),
+        poison_(cuda_host_memory(device_, sizeof(std::uint32_t))) {}
   nccl_communicator(const nccl_communicator&) = delete;
   nccl_communicator& operator=(const nccl_communicator&) = delete;
   ~nccl_communicator() { close(); }
@@ -256,10 +259,17 @@ class nccl_communicator {
     if (comm_ != nullptr) static_cast<void>(nccl_.window_deregister(comm_, window));
   }
 
+  /// A word in memory of the host that streams can copy: all bits are set before NCCL is told to end its work. To a
+  /// stream an aborted collective looks like one that has ended, so the work behind it has to look here.
+  [[nodiscard]] const std::byte* poison_word() const noexcept { return poison_.get(); }
+  /// Sets it; any thread, and without a call of the driver, in which another thread may be stuck.
+  void poison() noexcept { __atomic_store_n(reinterpret_cast<std::uint32_t*>(poison_.get()), ~0U, __ATOMIC_SEQ_CST); }
+
   /// Ends all work under way after an error. If NCCL supports it, the communicator stays, so that the remaining ranks
   /// can go on from it.
   void stop() noexcept {
     if (comm_ == nullptr) return;
+    poison();
     if (nccl_.comm_revoke == nullptr) return abort();
     try {
       const cuda_device::scope current(*device_);
@@ -273,6 +283,7 @@ class nccl_communicator {
   /// Ends all work under way, on this rank alone; no call works afterwards.
   void abort() noexcept {
     if (comm_ == nullptr) return;
+    poison();
     try {
       if (!lost_) lost_.emplace(error_kind::aborted, joined({"the NCCL communicator of ", label(), " was aborted"}));
       const cuda_device::scope current(*device_);
@@ -320,6 +331,7 @@ class nccl_communicator {
   const nccl_library& nccl_;
   nccl_comm comm_ = nullptr;
   nccl_windows windows_;
+  std::shared_ptr<std::byte> poison_;
   std::optional<error> lost_;
 };
 
