@@ -125,8 +125,9 @@ class submission_table {
   rest stop(const error& why) {
     const std::lock_guard lock(mutex_);
     if (!stopped_) stopped_ = why;
-    const auto on_device = [](const auto& s) { return s->end->queued(); };
-    if (std::any_of(all_.begin(), all_.end(), on_device)) failed_ = why;
+    for (const auto& s : all_) {
+      if (s->end->queued()) failed_ = why;
+    }
     fresh_.clear();
     newest_.clear();
     return {std::exchange(all_, {}), std::exchange(joins_, {})};

@@ -66,8 +66,7 @@ class device_batches {
       : group_(std::move(group)), marks_(group_->device(), streams_.size()) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
-    set_poison(0x00, stream(poisoning));
-    group_->await_event(stream(unpacking), group_->events()->record(stream(poisoning)).get());
+    poison_ = cuda_memory(group_->device(), sizeof(std::uint32_t));
   }
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
@@ -130,7 +129,6 @@ class device_batches {
   }
   /// Ends everything on this rank. True if no stream uses memory of a batch any more; if not, it must never be freed.
   [[nodiscard]] bool abort() noexcept {
-    poison();
     group_->communicator().stop();  // first, because freeing memory waits for NCCL
     stuck_ = group_->communicator().stuck() || !drain(while_lost);
     if (stuck_) keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
@@ -141,7 +139,7 @@ class device_batches {
   }
 
  private:
-  enum : std::size_t { packing, reducing, unpacking, poisoning };
+  enum : std::size_t { packing, reducing, unpacking };
   static constexpr std::chrono::seconds while_lost{5};
   struct slot {
     std::shared_ptr<std::byte> memory{};
@@ -255,7 +253,12 @@ class device_batches {
     std::size_t last = reducing;
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
-      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(group_->poison()));
+      // Behind the collective: if that was aborted, the kernels write NaN.
+      const cuda_driver& driver = group_->driver();
+      driver.check(driver.copy_to_device(to_device(poison_.get()), group_->communicator().poison_word(),
+                                         sizeof(std::uint32_t), stream(unpacking)),
+                   "cuMemcpyHtoDAsync");
+      run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(poison_.get()));
       batch.done = group_->events()->record(stream(unpacking));
       last = unpacking;
     }
@@ -267,25 +270,6 @@ class device_batches {
   void run(const std::vector<device_copy>& copies, cu_stream on, const std::uint32_t* poison) {
     for (const device_copy& c : copies) {
       if (!c.parts.empty()) group_->copies()(c.parts, c.from, c.to, c.factor, c.divisor, on, poison);
-    }
-  }
-
-  void set_poison(unsigned char bits, cu_stream on) {
-    const cuda_driver& driver = group_->driver();
-    driver.check(driver.fill_bytes(to_device(group_->poison()), bits, sizeof(std::uint32_t), on), "cuMemsetD8Async");
-  }
-  /// Makes unpacking kernels write NaN from now on. For the streams an aborted collective looks like one that has
-  /// ended, so the program's work runs on with its results, which must not look like results.
-  void poison() noexcept {
-    try {
-      const cuda_device::scope current(*group_->device());
-      set_poison(0xFF, stream(poisoning));
-      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-      while (group_->driver().stream_query(stream(poisoning)) == cu_not_ready) {
-        if (std::chrono::steady_clock::now() >= until) return;  // the GPU runs nothing more
-        nap(std::chrono::microseconds(100));
-      }
-    } catch (const error&) {  // the GPU or its driver has failed, and so all of its work
     }
   }
 
@@ -308,10 +292,11 @@ class device_batches {
   }
 
   std::shared_ptr<nccl_group> group_;
-  std::array<cuda_stream, 4> streams_;
+  std::array<cuda_stream, 3> streams_;
   cuda_marks marks_;
   std::array<slot, 2> slots_;
-  std::vector<slot> retired_;  // freed at the end: earlier, that would wait for all work of the device
+  std::shared_ptr<std::byte> poison_;  // what the unpacking kernels read: see copy_parameters
+  std::vector<slot> retired_;          // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;
   std::deque<std::shared_ptr<device_batch>> waiting_;
   enum class step { fresh, growing, issued };

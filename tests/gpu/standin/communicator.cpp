@@ -92,7 +92,7 @@ nccl_result allocate(communicator& c) {
 
 nccl_result connect(communicator& c) {
   const int version = library_version();
-  c.connected = version < 22200 || version >= 22600 || number_of("NCCL_RUNTIME_CONNECT", 1) == 0;
+  c.connected = version < 22200 || (version >= 22600 && !c.blocking) || number_of("NCCL_RUNTIME_CONNECT", 1) == 0;
   try {
     c.all = std::make_unique<mesh>(c.name, c.rank, c.size, describe(c.device),
                                    [&] { return c.stop || (c.parent && c.parent->aborted); });

@@ -38,9 +38,7 @@ kernel make_copy(std::size_t place) {
       part->in = launch::host<std::byte>(number(part->in));
       part->out = launch::host<std::byte>(number(part->out));
     }
-    if (p.poison != nullptr) {  // written while kernels run, and so not among what they touch
-      p.poison = launch::host<const std::uint32_t>(reinterpret_cast<std::uint64_t>(p.poison));
-    }
+    if (p.poison != nullptr) p.poison = launch::host<const std::uint32_t>(reinterpret_cast<std::uint64_t>(p.poison));
     const host_copy_kernel body = find_host_copy_kernel(place);
     for (unsigned block = 0; block != l.grid[0]; ++block) {
       for (unsigned thread = 0; thread != l.block[0]; ++thread) body(p, block, thread, l.block[0]);
@@ -54,6 +52,7 @@ kernel make_copy(std::size_t place) {
       all.push_back({number(part->in), part->count * known.from_bytes, false});
       all.push_back({number(part->out), part->count * known.to_bytes, true});
     }
+    if (p.poison != nullptr) all.push_back({reinterpret_cast<std::uint64_t>(p.poison), sizeof *p.poison, false});
     return all;
   };
   return {known.name, {sizeof(copy_parameters)}, run, touches};

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -36,7 +37,8 @@ class nccl_communicator {
   static constexpr std::chrono::seconds end_limit{10};
 
   nccl_communicator(std::shared_ptr<cuda_device> device, nccl_options options, int rank, int size)
-      : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()) {}
+      : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()),
+        poison_(cuda_host_memory(device_, sizeof(std::uint32_t))) {}
   nccl_communicator(const nccl_communicator&) = delete;
   nccl_communicator& operator=(const nccl_communicator&) = delete;
   ~nccl_communicator() { close(); }
@@ -237,6 +239,12 @@ class nccl_communicator {
   }
   void share() noexcept { dropped_.share(); }
 
+  /// A word in memory of the host that streams can copy: all bits are set before NCCL is told to end its work. To a
+  /// stream an aborted collective looks like one that has ended, so the work behind it has to look here.
+  [[nodiscard]] const std::byte* poison_word() const noexcept { return poison_.get(); }
+  /// Sets it; any thread, and without a call of the driver, in which another thread may be stuck.
+  void poison() noexcept { __atomic_store_n(reinterpret_cast<std::uint32_t*>(poison_.get()), ~0U, __ATOMIC_SEQ_CST); }
+
   /// Ends all work under way after an error. If NCCL supports it, the communicator stays, so that the remaining ranks
   /// can go on from it, and no memory is freed that other ranks may still use.
   void stop() noexcept {
@@ -285,6 +293,7 @@ class nccl_communicator {
   enum class cause { none, lost, late };
   void interrupt(cause why) noexcept {
     if (cause none = cause::none; !interrupted_.compare_exchange_strong(none, why)) return;
+    poison();
     if (nccl_.comm_revoke != nullptr) {
       if (const nccl_comm comm = __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); comm != nullptr) nccl_.comm_revoke(comm, 0);
     } else if (const nccl_comm comm = __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL); comm != nullptr) {
@@ -347,6 +356,7 @@ class nccl_communicator {
     connected_ = true;
   }
   void mark_aborted() {
+    poison();
     if (!lost_) lost_.emplace(error_kind::aborted, joined({"the NCCL communicator of ", label(), " was aborted"}));
   }
   /// The state of the calls, as NCCL reports it.
@@ -415,6 +425,7 @@ class nccl_communicator {
   const bool joins_ = nccl_search::result().version < nccl_free_threaded;
   nccl_comm comm_ = nullptr;
   nccl_windows windows_;
+  std::shared_ptr<std::byte> poison_;
   std::optional<error> lost_;
   bool connected_ = false, revoked_ = false;
   std::atomic<bool> stuck_ = false;

@@ -32,7 +32,7 @@ class nccl_group {
   nccl_group(std::shared_ptr<cuda_device> device, const nccl_options& options, int rank, int size)
       : device_(std::move(device)), events_(std::make_shared<cuda_events>(device_)),
         owned_(std::make_shared<nccl_communicator>(device_, options, rank, size)), comm_(*owned_),
-        votes_(device_, size), poison_(cuda_memory(device_, sizeof(std::uint32_t))), scratch_(device_, events_) {
+        votes_(device_, size), scratch_(device_, events_) {
     const cuda_device::scope current(*device_);
     stream_ = cuda_stream(device_->driver());
   }
@@ -106,8 +106,6 @@ class nccl_group {
   [[nodiscard]] const std::shared_ptr<cuda_events>& events() const noexcept { return events_; }
   [[nodiscard]] nccl_communicator& communicator() noexcept { return comm_; }
   [[nodiscard]] const cuda_driver& driver() const noexcept { return device_->driver(); }
-  /// The word of copy_parameters, which fusion sets.
-  [[nodiscard]] std::byte* poison() const noexcept { return poison_.get(); }
   [[nodiscard]] nccl_average average() const noexcept { return comm_.options().average; }
 
   /// The kernels, once `load` has loaded them.
@@ -393,7 +391,6 @@ class nccl_group {
   std::shared_ptr<nccl_communicator> owned_;
   nccl_communicator& comm_;
   nccl_votes votes_;
-  std::shared_ptr<std::byte> poison_;  // allocated here, where all ranks learn of an error
   cuda_stream stream_;
   std::optional<cuda_copies> copies_;
   std::shared_ptr<std::byte> token_;
