@@ -19,7 +19,9 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -118,15 +120,26 @@ struct cuda_unload {
   }
 };
 
-/// The kernels, loaded into the context that was current when it was made. For one thread at a time.
-class cuda_copies {
+/// The kernels, loaded into the context that was current when they were loaded.
+class cuda_kernels {
  public:
-  /// Throws unsupported if the driver or the GPU is too old for the kernels.
-  explicit cuda_copies(const cuda_driver& driver) : parameters_(std::make_unique<copy_parameters>()) {
+  /// Those of the current context. Loads them if they are not in use there: that takes a second, unless the driver has
+  /// kept the result of an earlier time. Throws unsupported if the driver or the GPU is too old for them.
+  static std::shared_ptr<const cuda_kernels> load(const cuda_driver& driver) {
+    static std::mutex loading;
+    static std::map<cu_context, std::weak_ptr<const cuda_kernels>> loaded;
     cu_context context = nullptr;
     driver.check(driver.context_current(&context), "cuCtxGetCurrent");
+    const std::lock_guard lock(loading);
+    std::weak_ptr<const cuda_kernels>& known = loaded[context];
+    auto kernels = known.lock();
+    if (!kernels) known = kernels = std::make_shared<const cuda_kernels>(driver, context);
+    return kernels;
+  }
+
+  cuda_kernels(const cuda_driver& driver, cu_context context) {
     cu_module module = nullptr;
-    const cu_result code = load(driver, module);
+    const cu_result code = load_module(driver, module);
     if (code == cu_out_of_memory) driver.check(code, "cuModuleLoadData");
     if (code != cu_success) {
       fail(error_kind::unsupported, {"the CUDA driver does not load hvd's kernels: ", driver.text(code),
@@ -139,6 +152,34 @@ class cuda_copies {
     }
   }
 
+  void launch(std::size_t which, std::uint32_t tiles, cu_stream stream, copy_parameters* parameters) const {
+    const cuda_driver& driver = *module_.get_deleter().driver;
+    void* argument = parameters;
+    driver.check(driver.launch(functions_[which], tiles, 1, 1, copy_threads, 1, 1, 0, stream, &argument, nullptr),
+                 "cuLaunchKernel");
+  }
+
+ private:
+  static cu_result load_module(const cuda_driver& driver, cu_module& module) {
+#if defined(HVD_CUDA_FATBIN)
+    return driver.module_load(&module, HVD_CUDA_FATBIN);
+#else
+    std::string text;
+    for (const std::string_view part : copy_ptx) text += part;
+    return driver.module_load(&module, text.c_str());
+#endif
+  }
+
+  std::unique_ptr<cu_module_type, cuda_unload> module_;
+  std::array<cu_function, std::size(copy_kernels)> functions_{};
+};
+
+/// Copies by these kernels, in the context that was current when it was made. For one thread at a time.
+class cuda_copies {
+ public:
+  explicit cuda_copies(const cuda_driver& driver)
+      : kernels_(cuda_kernels::load(driver)), parameters_(std::make_unique<copy_parameters>()) {}
+
   /// Enqueues out[i] = in[i] * factor / divisor for all parts, with the bits of the host's reduction::finish (which are
   /// those of reduction::prepare where the divisor is 1); elements that are converted are scaled in the wider of the
   /// types. The context must be current. `poison`: see copy_parameters. Throws unsupported if there is no such
@@ -149,29 +190,13 @@ class cuda_copies {
     parameters_->factor = factor;
     parameters_->divisor = divisor;
     parameters_->poison = poison;
-    plan_copies(parts, choice, *parameters_, [&](std::uint32_t tiles) {
-      const cuda_driver& driver = *module_.get_deleter().driver;
-      void* argument = parameters_.get();
-      driver.check(
-          driver.launch(functions_[choice.kernel], tiles, 1, 1, copy_threads, 1, 1, 0, stream, &argument, nullptr),
-          "cuLaunchKernel");
-    });
+    plan_copies(parts, choice, *parameters_,
+                [&](std::uint32_t tiles) { kernels_->launch(choice.kernel, tiles, stream, parameters_.get()); });
   }
 
  private:
-  static cu_result load(const cuda_driver& driver, cu_module& module) {
-#if defined(HVD_CUDA_FATBIN)
-    return driver.module_load(&module, HVD_CUDA_FATBIN);
-#else
-    std::string text;
-    for (const std::string_view part : copy_ptx) text += part;
-    return driver.module_load(&module, text.c_str());
-#endif
-  }
-
+  std::shared_ptr<const cuda_kernels> kernels_;
   std::unique_ptr<copy_parameters> parameters_;
-  std::unique_ptr<cu_module_type, cuda_unload> module_;
-  std::array<cu_function, std::size(copy_kernels)> functions_{};
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -19,7 +19,7 @@ inline constexpr std::string_view copy_ptx[] = {
 .address_size 64
 )",
     R"(.visible .entry hvd_copy_bytes(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -42,7 +42,7 @@ add.s32 %r152,%r235,%r237;
 shr.u32 %r153,%r152,1;
 mul.wide.u32 %rd76,%r153,4;
 add.s64 %rd77,%rd75,%rd76;
-ld.param.u32 %r154,[%rd77+28080];
+ld.param.u32 %r154,[%rd77+6984];
 setp.le.u32 %p2,%r154,%r1;
 selp.b32 %r237,%r153,%r237,%p2;
 selp.b32 %r235,%r235,%r153,%p2;
@@ -55,7 +55,7 @@ add.s64 %rd79,%rd75,%rd78;
 add.s64 %rd3,%rd79,24;
 mul.wide.u32 %rd80,%r237,4;
 add.s64 %rd81,%rd75,%rd80;
-ld.param.u32 %r157,[%rd81+28080];
+ld.param.u32 %r157,[%rd81+6984];
 sub.s32 %r158,%r1,%r157;
 cvt.u64.u32 %rd4,%r158;
 ld.param.u64 %rd5,[%rd2+4];
@@ -569,7 +569,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_int8_int8(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -592,7 +592,7 @@ add.s32 %r74,%r150,%r151;
 shr.u32 %r75,%r74,1;
 mul.wide.u32 %rd32,%r75,4;
 add.s64 %rd33,%rd31,%rd32;
-ld.param.u32 %r76,[%rd33+28080];
+ld.param.u32 %r76,[%rd33+6984];
 setp.le.u32 %p2,%r76,%r1;
 selp.b32 %r151,%r75,%r151,%p2;
 selp.b32 %r150,%r150,%r75,%p2;
@@ -606,7 +606,7 @@ add.s64 %rd35,%rd31,%rd34;
 add.s64 %rd5,%rd35,24;
 shl.b64 %rd36,%rd98,2;
 add.s64 %rd37,%rd31,%rd36;
-ld.param.u32 %r8,[%rd37+28080];
+ld.param.u32 %r8,[%rd37+6984];
 sub.s32 %r79,%r1,%r8;
 cvt.u64.u32 %rd6,%r79;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -976,7 +976,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_uint8_uint8(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -999,7 +999,7 @@ add.s32 %r76,%r135,%r136;
 shr.u32 %r77,%r76,1;
 mul.wide.u32 %rd32,%r77,4;
 add.s64 %rd33,%rd31,%rd32;
-ld.param.u32 %r78,[%rd33+28080];
+ld.param.u32 %r78,[%rd33+6984];
 setp.le.u32 %p2,%r78,%r1;
 selp.b32 %r136,%r77,%r136,%p2;
 selp.b32 %r135,%r135,%r77,%p2;
@@ -1013,7 +1013,7 @@ add.s64 %rd35,%rd31,%rd34;
 add.s64 %rd5,%rd35,24;
 shl.b64 %rd36,%rd98,2;
 add.s64 %rd37,%rd31,%rd36;
-ld.param.u32 %r8,[%rd37+28080];
+ld.param.u32 %r8,[%rd37+6984];
 sub.s32 %r81,%r1,%r8;
 cvt.u64.u32 %rd6,%r81;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -1362,7 +1362,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_int16_int16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -1385,7 +1385,7 @@ add.s32 %r74,%r150,%r151;
 shr.u32 %r75,%r74,1;
 mul.wide.u32 %rd35,%r75,4;
 add.s64 %rd36,%rd34,%rd35;
-ld.param.u32 %r76,[%rd36+28080];
+ld.param.u32 %r76,[%rd36+6984];
 setp.le.u32 %p2,%r76,%r1;
 selp.b32 %r151,%r75,%r151,%p2;
 selp.b32 %r150,%r150,%r75,%p2;
@@ -1399,7 +1399,7 @@ add.s64 %rd38,%rd34,%rd37;
 add.s64 %rd5,%rd38,24;
 shl.b64 %rd39,%rd107,2;
 add.s64 %rd40,%rd34,%rd39;
-ld.param.u32 %r8,[%rd40+28080];
+ld.param.u32 %r8,[%rd40+6984];
 sub.s32 %r79,%r1,%r8;
 cvt.u64.u32 %rd6,%r79;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -1776,7 +1776,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_uint16_uint16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -1799,7 +1799,7 @@ add.s32 %r76,%r132,%r133;
 shr.u32 %r77,%r76,1;
 mul.wide.u32 %rd35,%r77,4;
 add.s64 %rd36,%rd34,%rd35;
-ld.param.u32 %r78,[%rd36+28080];
+ld.param.u32 %r78,[%rd36+6984];
 setp.le.u32 %p2,%r78,%r1;
 selp.b32 %r133,%r77,%r133,%p2;
 selp.b32 %r132,%r132,%r77,%p2;
@@ -1813,7 +1813,7 @@ add.s64 %rd38,%rd34,%rd37;
 add.s64 %rd5,%rd38,24;
 shl.b64 %rd39,%rd107,2;
 add.s64 %rd40,%rd34,%rd39;
-ld.param.u32 %r8,[%rd40+28080];
+ld.param.u32 %r8,[%rd40+6984];
 sub.s32 %r81,%r1,%r8;
 cvt.u64.u32 %rd6,%r81;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -2166,7 +2166,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_int32_int32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -2188,7 +2188,7 @@ add.s32 %r61,%r102,%r103;
 shr.u32 %r62,%r61,1;
 mul.wide.u32 %rd25,%r62,4;
 add.s64 %rd26,%rd24,%rd25;
-ld.param.u32 %r63,[%rd26+28080];
+ld.param.u32 %r63,[%rd26+6984];
 setp.le.u32 %p2,%r63,%r1;
 selp.b32 %r103,%r62,%r103,%p2;
 selp.b32 %r102,%r102,%r62,%p2;
@@ -2202,7 +2202,7 @@ add.s64 %rd28,%rd24,%rd27;
 add.s64 %rd5,%rd28,24;
 shl.b64 %rd29,%rd81,2;
 add.s64 %rd30,%rd24,%rd29;
-ld.param.u32 %r8,[%rd30+28080];
+ld.param.u32 %r8,[%rd30+6984];
 sub.s32 %r66,%r1,%r8;
 cvt.u64.u32 %rd6,%r66;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -2417,7 +2417,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_uint32_uint32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -2439,7 +2439,7 @@ add.s32 %r63,%r95,%r96;
 shr.u32 %r64,%r63,1;
 mul.wide.u32 %rd25,%r64,4;
 add.s64 %rd26,%rd24,%rd25;
-ld.param.u32 %r65,[%rd26+28080];
+ld.param.u32 %r65,[%rd26+6984];
 setp.le.u32 %p2,%r65,%r1;
 selp.b32 %r96,%r64,%r96,%p2;
 selp.b32 %r95,%r95,%r64,%p2;
@@ -2453,7 +2453,7 @@ add.s64 %rd28,%rd24,%rd27;
 add.s64 %rd5,%rd28,24;
 shl.b64 %rd29,%rd81,2;
 add.s64 %rd30,%rd24,%rd29;
-ld.param.u32 %r8,[%rd30+28080];
+ld.param.u32 %r8,[%rd30+6984];
 sub.s32 %r68,%r1,%r8;
 cvt.u64.u32 %rd6,%r68;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -2657,7 +2657,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_int64_int64(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -2679,7 +2679,7 @@ add.s32 %r57,%r102,%r103;
 shr.u32 %r58,%r57,1;
 mul.wide.u32 %rd52,%r58,4;
 add.s64 %rd53,%rd51,%rd52;
-ld.param.u32 %r59,[%rd53+28080];
+ld.param.u32 %r59,[%rd53+6984];
 setp.le.u32 %p2,%r59,%r1;
 selp.b32 %r103,%r58,%r103,%p2;
 selp.b32 %r102,%r102,%r58,%p2;
@@ -2693,7 +2693,7 @@ add.s64 %rd55,%rd51,%rd54;
 add.s64 %rd5,%rd55,24;
 shl.b64 %rd56,%rd115,2;
 add.s64 %rd57,%rd51,%rd56;
-ld.param.u32 %r8,[%rd57+28080];
+ld.param.u32 %r8,[%rd57+6984];
 sub.s32 %r62,%r1,%r8;
 cvt.u64.u32 %rd6,%r62;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -2959,7 +2959,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_uint64_uint64(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -2981,7 +2981,7 @@ add.s32 %r56,%r116,%r117;
 shr.u32 %r57,%r56,1;
 mul.wide.u32 %rd44,%r57,4;
 add.s64 %rd45,%rd43,%rd44;
-ld.param.u32 %r58,[%rd45+28080];
+ld.param.u32 %r58,[%rd45+6984];
 setp.le.u32 %p2,%r58,%r1;
 selp.b32 %r117,%r57,%r117,%p2;
 selp.b32 %r116,%r116,%r57,%p2;
@@ -2995,7 +2995,7 @@ add.s64 %rd47,%rd43,%rd46;
 add.s64 %rd5,%rd47,24;
 shl.b64 %rd48,%rd138,2;
 add.s64 %rd49,%rd43,%rd48;
-ld.param.u32 %r8,[%rd49+28080];
+ld.param.u32 %r8,[%rd49+6984];
 sub.s32 %r61,%r1,%r8;
 cvt.u64.u32 %rd6,%r61;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -3260,7 +3260,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float16_float16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -3284,7 +3284,7 @@ add.s32 %r102,%r256,%r257;
 shr.u32 %r103,%r102,1;
 mul.wide.u32 %rd56,%r103,4;
 add.s64 %rd57,%rd55,%rd56;
-ld.param.u32 %r104,[%rd57+28080];
+ld.param.u32 %r104,[%rd57+6984];
 setp.le.u32 %p2,%r104,%r1;
 selp.b32 %r257,%r103,%r257,%p2;
 selp.b32 %r256,%r256,%r103,%p2;
@@ -3298,7 +3298,7 @@ add.s64 %rd59,%rd55,%rd58;
 add.s64 %rd5,%rd59,24;
 shl.b64 %rd60,%rd211,2;
 add.s64 %rd61,%rd55,%rd60;
-ld.param.u32 %r8,[%rd61+28080];
+ld.param.u32 %r8,[%rd61+6984];
 sub.s32 %r107,%r1,%r8;
 cvt.u64.u32 %rd6,%r107;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -4202,7 +4202,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_bfloat16_bfloat16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -4226,7 +4226,7 @@ add.s32 %r114,%r300,%r301;
 shr.u32 %r115,%r114,1;
 mul.wide.u32 %rd56,%r115,4;
 add.s64 %rd57,%rd55,%rd56;
-ld.param.u32 %r116,[%rd57+28080];
+ld.param.u32 %r116,[%rd57+6984];
 setp.le.u32 %p2,%r116,%r1;
 selp.b32 %r301,%r115,%r301,%p2;
 selp.b32 %r300,%r300,%r115,%p2;
@@ -4240,7 +4240,7 @@ add.s64 %rd59,%rd55,%rd58;
 add.s64 %rd5,%rd59,24;
 shl.b64 %rd60,%rd211,2;
 add.s64 %rd61,%rd55,%rd60;
-ld.param.u32 %r8,[%rd61+28080];
+ld.param.u32 %r8,[%rd61+6984];
 sub.s32 %r119,%r1,%r8;
 cvt.u64.u32 %rd6,%r119;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -5196,7 +5196,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float32_float32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -5219,7 +5219,7 @@ add.s32 %r106,%r309,%r310;
 shr.u32 %r107,%r106,1;
 mul.wide.u32 %rd40,%r107,4;
 add.s64 %rd41,%rd39,%rd40;
-ld.param.u32 %r108,[%rd41+28080];
+ld.param.u32 %r108,[%rd41+6984];
 setp.le.u32 %p2,%r108,%r1;
 selp.b32 %r310,%r107,%r310,%p2;
 selp.b32 %r309,%r309,%r107,%p2;
@@ -5233,7 +5233,7 @@ add.s64 %rd43,%rd39,%rd42;
 add.s64 %rd5,%rd43,24;
 shl.b64 %rd44,%rd175,2;
 add.s64 %rd45,%rd39,%rd44;
-ld.param.u32 %r8,[%rd45+28080];
+ld.param.u32 %r8,[%rd45+6984];
 sub.s32 %r111,%r1,%r8;
 cvt.u64.u32 %rd6,%r111;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -5695,7 +5695,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float64_float64(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -5717,7 +5717,7 @@ add.s32 %r102,%r247,%r248;
 shr.u32 %r103,%r102,1;
 mul.wide.u32 %rd51,%r103,4;
 add.s64 %rd52,%rd50,%rd51;
-ld.param.u32 %r104,[%rd52+28080];
+ld.param.u32 %r104,[%rd52+6984];
 setp.le.u32 %p2,%r104,%r1;
 selp.b32 %r248,%r103,%r248,%p2;
 selp.b32 %r247,%r247,%r103,%p2;
@@ -5731,7 +5731,7 @@ add.s64 %rd54,%rd50,%rd53;
 add.s64 %rd5,%rd54,24;
 shl.b64 %rd55,%rd304,2;
 add.s64 %rd56,%rd50,%rd55;
-ld.param.u32 %r8,[%rd56+28080];
+ld.param.u32 %r8,[%rd56+6984];
 sub.s32 %r107,%r1,%r8;
 cvt.u64.u32 %rd6,%r107;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -6208,7 +6208,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float32_float16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -6232,7 +6232,7 @@ add.s32 %r104,%r284,%r285;
 shr.u32 %r105,%r104,1;
 mul.wide.u32 %rd41,%r105,4;
 add.s64 %rd42,%rd40,%rd41;
-ld.param.u32 %r106,[%rd42+28080];
+ld.param.u32 %r106,[%rd42+6984];
 setp.le.u32 %p2,%r106,%r1;
 selp.b32 %r285,%r105,%r285,%p2;
 selp.b32 %r284,%r284,%r105,%p2;
@@ -6246,7 +6246,7 @@ add.s64 %rd44,%rd40,%rd43;
 add.s64 %rd5,%rd44,24;
 shl.b64 %rd45,%rd186,2;
 add.s64 %rd46,%rd40,%rd45;
-ld.param.u32 %r8,[%rd46+28080];
+ld.param.u32 %r8,[%rd46+6984];
 sub.s32 %r109,%r1,%r8;
 cvt.u64.u32 %rd6,%r109;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -6823,7 +6823,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float16_float32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -6847,7 +6847,7 @@ add.s32 %r63,%r304,%r305;
 shr.u32 %r64,%r63,1;
 mul.wide.u32 %rd41,%r64,4;
 add.s64 %rd42,%rd40,%rd41;
-ld.param.u32 %r65,[%rd42+28080];
+ld.param.u32 %r65,[%rd42+6984];
 setp.le.u32 %p2,%r65,%r1;
 selp.b32 %r305,%r64,%r305,%p2;
 selp.b32 %r304,%r304,%r64,%p2;
@@ -6861,7 +6861,7 @@ add.s64 %rd44,%rd40,%rd43;
 add.s64 %rd5,%rd44,24;
 shl.b64 %rd45,%rd186,2;
 add.s64 %rd46,%rd40,%rd45;
-ld.param.u32 %r8,[%rd46+28080];
+ld.param.u32 %r8,[%rd46+6984];
 sub.s32 %r68,%r1,%r8;
 cvt.u64.u32 %rd6,%r68;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -7393,7 +7393,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float32_bfloat16(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -7417,7 +7417,7 @@ add.s32 %r104,%r284,%r285;
 shr.u32 %r105,%r104,1;
 mul.wide.u32 %rd41,%r105,4;
 add.s64 %rd42,%rd40,%rd41;
-ld.param.u32 %r106,[%rd42+28080];
+ld.param.u32 %r106,[%rd42+6984];
 setp.le.u32 %p2,%r106,%r1;
 selp.b32 %r285,%r105,%r285,%p2;
 selp.b32 %r284,%r284,%r105,%p2;
@@ -7431,7 +7431,7 @@ add.s64 %rd44,%rd40,%rd43;
 add.s64 %rd5,%rd44,24;
 shl.b64 %rd45,%rd186,2;
 add.s64 %rd46,%rd40,%rd45;
-ld.param.u32 %r8,[%rd46+28080];
+ld.param.u32 %r8,[%rd46+6984];
 sub.s32 %r109,%r1,%r8;
 cvt.u64.u32 %rd6,%r109;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -8008,7 +8008,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_bfloat16_float32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -8032,7 +8032,7 @@ add.s32 %r64,%r309,%r310;
 shr.u32 %r65,%r64,1;
 mul.wide.u32 %rd42,%r65,4;
 add.s64 %rd43,%rd41,%rd42;
-ld.param.u32 %r66,[%rd43+28080];
+ld.param.u32 %r66,[%rd43+6984];
 setp.le.u32 %p2,%r66,%r1;
 selp.b32 %r310,%r65,%r310,%p2;
 selp.b32 %r309,%r309,%r65,%p2;
@@ -8046,7 +8046,7 @@ add.s64 %rd45,%rd41,%rd44;
 add.s64 %rd5,%rd45,24;
 shl.b64 %rd46,%rd110,2;
 add.s64 %rd47,%rd41,%rd46;
-ld.param.u32 %r8,[%rd47+28080];
+ld.param.u32 %r8,[%rd47+6984];
 sub.s32 %r69,%r1,%r8;
 cvt.u64.u32 %rd6,%r69;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -8588,7 +8588,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float64_float32(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -8611,7 +8611,7 @@ add.s32 %r103,%r269,%r270;
 shr.u32 %r104,%r103,1;
 mul.wide.u32 %rd63,%r104,4;
 add.s64 %rd64,%rd62,%rd63;
-ld.param.u32 %r105,[%rd64+28080];
+ld.param.u32 %r105,[%rd64+6984];
 setp.le.u32 %p2,%r105,%r1;
 selp.b32 %r270,%r104,%r270,%p2;
 selp.b32 %r269,%r269,%r104,%p2;
@@ -8625,7 +8625,7 @@ add.s64 %rd66,%rd62,%rd65;
 add.s64 %rd5,%rd66,24;
 shl.b64 %rd67,%rd192,2;
 add.s64 %rd68,%rd62,%rd67;
-ld.param.u32 %r8,[%rd68+28080];
+ld.param.u32 %r8,[%rd68+6984];
 sub.s32 %r108,%r1,%r8;
 cvt.u64.u32 %rd6,%r108;
 ld.param.f64 %fd1,[%rd2+-12];
@@ -9112,7 +9112,7 @@ ret;
 }
 )",
     R"(.visible .entry hvd_copy_float32_float64(
-.param .align 8 .b8 p[32760]
+.param .align 8 .b8 p[8144]
 )
 .maxntid 256,1,1
 {
@@ -9135,7 +9135,7 @@ add.s32 %r78,%r162,%r163;
 shr.u32 %r79,%r78,1;
 mul.wide.u32 %rd42,%r79,4;
 add.s64 %rd43,%rd41,%rd42;
-ld.param.u32 %r80,[%rd43+28080];
+ld.param.u32 %r80,[%rd43+6984];
 setp.le.u32 %p2,%r80,%r1;
 selp.b32 %r163,%r79,%r163,%p2;
 selp.b32 %r162,%r162,%r79,%p2;
@@ -9149,7 +9149,7 @@ add.s64 %rd45,%rd41,%rd44;
 add.s64 %rd5,%rd45,24;
 shl.b64 %rd46,%rd211,2;
 add.s64 %rd47,%rd41,%rd46;
-ld.param.u32 %r8,[%rd47+28080];
+ld.param.u32 %r8,[%rd47+6984];
 sub.s32 %r83,%r1,%r8;
 cvt.u64.u32 %rd6,%r83;
 ld.param.f64 %fd1,[%rd2+-12];

@@ -406,6 +406,7 @@ class nccl_communicator {
   }
   /// Throws an error of one call, which NCCL may treat as an error of the communicator.
   [[noreturn]] void refuse(std::string_view what, nccl_result code) {
+    if (!lost_ && interrupted_.load() == cause::late) out_of_time(what, options_.timeout);
     if (interrupted_.load() != cause::none) usable();
     nccl_result state = nccl_success;
     if (comm_ != nullptr && nccl_.comm_async_error(comm_, &state) != nccl_success) state = code;
