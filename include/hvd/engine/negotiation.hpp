@@ -114,10 +114,11 @@ class negotiation {
 
   [[nodiscard]] const signature_cache& known() const noexcept { return known_; }
   void use(std::uint32_t id) noexcept { known_.use(id); }
-  /// True if every rank's tensors of an operation lie alike in registered memory, or in none; the same on all ranks. A
-  /// joined rank has other memory.
+  /// True if every rank's tensors of an operation lie alike in registered memory, or in none; the same on all ranks.
+  /// The zeros of a joined rank lie in none.
   [[nodiscard]] bool alike(std::uint32_t id) const noexcept {
-    return !someone_joined_ && known_[id].what.place != signature::places_differ;
+    const std::uint64_t place = known_[id].what.place;
+    return someone_joined_ ? place == 0 : place != signature::places_differ;
   }
   /// True if nothing is submitted, and this rank has not joined.
   [[nodiscard]] bool idle() const noexcept { return pending_.empty() && !joined(); }

@@ -52,6 +52,12 @@ inline std::shared_ptr<device_batch> device_allreduce(nccl_group& group, std::ve
       const bool same = alike.empty() || alike[p.index];
       if (alone && same && !s.vector.converts() && !s.how.rest.prescales()) {
         s.direct.push_back(p);
+        if (p.out != nullptr || p.count == 0) continue;
+        // Not in the buffer, which has one length on all ranks.
+        const std::size_t bytes = p.count * s.vector.unit;
+        const auto& zeros = batch->kept.emplace_back(cuda_memory(group.device(), bytes));
+        s.direct.back().in = s.direct.back().out = static_cast<std::byte*>(zeros.get());
+        batch->zeros.emplace_back(s.direct.back().out, bytes);
       } else {
         s.vector.add(p.in, p.out, p.count, p.index, device_alignment);
       }
