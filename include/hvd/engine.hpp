@@ -350,7 +350,7 @@ template <Probing Control, class D>
           (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
 std::shared_ptr<std::byte> Engine<Control, D>::alloc_device_bucket(std::size_t bytes, int device) {
   const auto d = driver(0);
-  if constexpr (requires { d->device().bucket(bytes); }) {
+  if constexpr (requires { d->device().bucket(bytes, d->largest()); }) {
     if constexpr (requires { d->device().choose(device); }) d->device().choose(device);
     if (d->device_index() == device) return sets_->bucket(bytes, memory_kind::device);
     detail::fail(error_kind::invalid_argument, {"alloc_device_bucket on rank ", rank_, " of ", size_, ": device ",

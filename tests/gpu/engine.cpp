@@ -4,6 +4,7 @@
 #include <gpu/engine.hpp>
 #include <support/verifiable.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <numeric>
@@ -371,6 +372,43 @@ void use_mismatches(const auto& r) {
   r.has(alone, r.total());
 }
 
+/// Groups that overlap, and a second engine, on GPUs that run one kernel after another, in the order of their launches.
+/// Ranks submit in different orders.
+void use_many_groups(const auto& r) {
+  nccl_engine other(r.comm, NcclTransport(r.comm, on_gpu(r.rank())), plain_engine());
+  std::vector<std::pair<int, std::vector<int>>> sets{{0, {0, 1, 2}}};
+  for (const std::vector<int>& ranks : {std::vector<int>{0, 1}, {1, 2}, {2, 0}}) {
+    sets.emplace_back(r.engine.add_process_set(ranks), ranks);
+  }
+  std::vector<gpu_array<float>> all;
+  for (std::size_t i = 0; i != sets.size() + 1; ++i) all.push_back(r.array(i % 2 == 0 ? 100 : 300'000, 0.0F));
+  for (int round = 0; round != 15; ++round) {
+    const float value = r.mine() + static_cast<float>(round);
+    std::vector<handle> handles;
+    for (const auto& a : all) a.put(r.gpu, std::vector<float>(a.size(), value));
+    for (std::size_t k = 0; k != all.size(); ++k) {
+      const std::size_t i = (k + static_cast<std::size_t>(r.rank() + round)) % all.size();
+      if (i == sets.size()) {
+        handles.push_back(other.submit(r.sum("other", all[i])));
+        continue;
+      }
+      const auto& [id, ranks] = sets[i];
+      if (std::find(ranks.begin(), ranks.end(), r.rank()) == ranks.end()) continue;
+      handles.push_back(r.engine.submit(r.sum("x", all[i]), id));
+      if ((r.rank() + k) % 2 == 0) pause_for(0.001);
+    }
+    for (const handle& h : handles) h.wait(only_a_hang);
+    for (std::size_t i = 0; i != all.size(); ++i) {
+      const std::vector<int>& ranks = sets[i % sets.size()].second;  // the other engine has all ranks, as set 0
+      float sum = 0.0F;
+      for (const int q : ranks) sum += static_cast<float>(q + 1 + round);
+      r.has(all[i], std::find(ranks.begin(), ranks.end(), r.rank()) == ranks.end() ? value : sum);
+    }
+    const auto bucket = round == 7 ? r.engine.alloc_device_bucket(1000, r.gpu.device()) : nullptr;
+  }
+  r.comm.barrier();
+}
+
 void use_process_sets(const auto& r) {
   const int p = r.size();
   std::vector<int> ends{p - 1, 0}, rest;
@@ -479,6 +517,13 @@ TEST_CASE("an engine with a GPU: process sets") {
     on_engines<demand_engine>(size, {}, plain_engine(), [](const auto& r) { use_process_sets(r); });
   }
   on_engines<nccl_engine>(3, in_progress, plain_engine(), [](const auto& r) { use_process_sets(r); });
+}
+TEST_CASE("an engine with a GPU: all groups launch in one order on all ranks") {
+  for (environment variables : {environment{}, in_progress}) {
+    variables["HVD_STANDIN_NCCL_SERIAL"] = "1";
+    on_engines<nccl_engine>(3, variables, plain_engine(), [](const auto& r) { use_many_groups(r); });
+    on_engines<demand_engine>(3, variables, plain_engine(), [](const auto& r) { use_many_groups(r); });
+  }
 }
 TEST_CASE("an engine with a GPU: a rank that has joined gives zeros") {
   for (const int size : {2, 4}) {

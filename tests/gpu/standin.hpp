@@ -19,6 +19,8 @@
 //   hangs,
 //                                         and the communicator's state becomes CODE
 //   HVD_STANDIN_NCCL_WINDOWS=0            windows cannot be registered, which the call does not say
+//   HVD_STANDIN_NCCL_SERIAL=1             operations of all communicators of a process run one after another, in the
+//   order in which they were launched
 //   NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE    as NCCL reads them
 #pragma once
 

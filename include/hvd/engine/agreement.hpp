@@ -127,6 +127,17 @@ class agreement {
     }
   }
 
+  /// The largest of all ranks' numbers; waits for all ranks.
+  std::uint64_t largest(std::uint64_t number) {
+    for (std::size_t i = 0; i != before_.size(); ++i) {
+      std::uint64_t other = 0;
+      comm_.send(reinterpret_cast<const std::byte*>(&number), sizeof number, behind_[i]);
+      comm_.recv(reinterpret_cast<std::byte*>(&other), sizeof other, before_[i]);
+      number = std::max(number, other);
+    }
+    return number;
+  }
+
   /// Merges the texts of all ranks along a binomial tree, and gives the result to all ranks. `join` takes this rank's
   /// text so far and another's.
   std::string merge(std::string text, std::string (*join)(const std::string&, const std::string&)) {

@@ -38,6 +38,8 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // executor of the host: type, shape, received_splits, and memory if the request has none. A work without a request
   // belongs to a joined rank and contributes zeros.
   { d.start(works, rows) } -> std::same_as<typename D::pending>;
+  // (If it has `order(largest)`: called before, with a function that gives the largest of all ranks' numbers. So
+  // several groups of a rank can start their batches in one order on all ranks. `split` may take such a function, too.)
   // True if the batch is done: its outputs are written, the device no longer uses its memory, and no other rank needs
   // this rank for it. Throws hvd::error if the batch has failed. Called often, for the batch that was started first.
   { d.poll(batch) } -> std::same_as<bool>;

@@ -70,12 +70,13 @@ class driver final : public waiting_room {
   [[nodiscard]] T& data() noexcept { return data_; }
   [[nodiscard]] D& device() noexcept { return pending_.device(); }
   [[nodiscard]] int device_index() noexcept { return device().index(); }
+  [[nodiscard]] auto largest() { return std::bind_front(&agreement<T>::largest, &agreement_); }
   /// Memory that lives as long as the driver. Collective; called by the thread that drives.
   std::byte* add_bucket(std::size_t bytes, memory_kind memory) {
-    if constexpr (requires { pending_.device().bucket(bytes); }) {
+    if constexpr (requires { pending_.device().bucket(bytes, largest()); }) {
       if (memory == memory_kind::device) {
         if (const std::optional<error> problem = pending_.connect(data_)) throw error(*problem);
-        return device_buckets_.emplace_back(pending_.device().bucket(bytes)).get();
+        return device_buckets_.emplace_back(pending_.device().bucket(bytes, largest())).get();
       }
     }
     return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
@@ -279,10 +280,9 @@ class driver final : public waiting_room {
       auto s = negotiation_.take(id);
       const bool alike = negotiation_.alike(id);
       works.push_back({negotiation_.known()[id].what, s ? &s->what : nullptr, s ? s->end.get() : nullptr, alike});
-      if (s) mine.push_back(std::move(s));
-    }
-    for (const work& w : works) {
-      if (w.end != nullptr) w.end->results.resize(w.what.types.size());
+      if (!s) continue;
+      s->end->results.resize(works.back().what.types.size());
+      mine.push_back(std::move(s));
     }
     const signature& first = works.front().what;
     if constexpr (Device<D>) {
@@ -330,7 +330,7 @@ class driver final : public waiting_room {
     const operation kind = works.front().what.kind;
     const received_rows rows = execute_.exchange_rows(works);
     observer_.enter(mine, activities_on<D>::name(kind));
-    pending_.start(works, rows, std::move(mine));
+    pending_.start(works, rows, std::move(mine), largest());
   }
   /// Runs Adasum through the host, because the device has no collective for it.
   void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {

@@ -65,12 +65,18 @@ class nccl_device {
     }
   }
 
+  /// Takes a place for the next batch in the order of all groups on the GPU.
+  template <class Largest>
+  void order(const Largest& largest) {
+    batches_->order(largest);
+  }
   pending start(std::span<const work> works, const received_rows& rows) {
     const cuda_device::scope current(*group().device());
     pending batch;
     try {
       batch = batch_of(works, rows);
     } catch (const error& e) {
+      batches_->withdraw();
       // NCCL supports a call on all ranks or on none, but memory may be missing on this rank alone.
       if (e.kind() == error_kind::unsupported) throw;
       throw batches_->lose(e);
@@ -103,10 +109,15 @@ class nccl_device {
   void interrupt() noexcept { group().communicator().interrupt(); }
   bool abort() noexcept { return batches_->abort(); }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
+  template <class Largest>
+  nccl_device split(int color, int key, const Largest& largest) {
+    return batches_->in_order(largest, [&] { return split(color, key); });
+  }
 
   /// Memory for tensors, registered with NCCL; collective. Symmetric, because ranks compare places in it.
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) {
-    return group().allocate(bytes, 1, nccl_window_symmetric);
+  template <class Largest>
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const Largest& largest) {
+    return batches_->in_order(largest, [&] { return group().allocate(bytes, 1, nccl_window_symmetric); });
   }
   /// See signature::place.
   [[nodiscard]] std::uint64_t place_of(const request& r) const {
@@ -329,6 +340,10 @@ class NcclOnDemand {
     }));
   }
 
+  template <class Largest>
+  void order(const Largest& largest) {
+    in_->connected->order(largest);
+  }
   pending start(std::span<const detail::work> works, const received_rows& rows) {
     return in_->connected->start(works, rows);
   }
@@ -343,7 +358,10 @@ class NcclOnDemand {
   /// The new group is connected when its first tensors on GPUs come.
   [[nodiscard]] NcclOnDemand split(int /*color*/, int /*key*/) { return NcclOnDemand(in_->opts); }
 
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes) { return in_->connected->bucket(bytes); }
+  template <class Largest>
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const Largest& largest) {
+    return in_->connected->bucket(bytes, largest);
+  }
   [[nodiscard]] std::vector<std::byte> fetch(const tensor& t, std::size_t bytes) {
     return in_->connected->fetch(t, bytes);
   }

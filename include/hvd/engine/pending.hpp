@@ -57,7 +57,11 @@ class pending_batches {
     return std::nullopt;
   }
   /// Starts a batch, whose submissions live until it has ended. An error of this batch is kept until its turn comes.
-  void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine) {
+  /// `largest` gives the largest of all ranks' numbers.
+  template <class Largest>
+  void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine,
+             const Largest& largest) {
+    if constexpr (requires { device_.order(largest); }) device_.order(largest);
     if (all_.empty()) checked_ = clock::now();
     entry e{std::move(mine), std::nullopt, std::nullopt};
     const typename guard::scope calls(guard_);

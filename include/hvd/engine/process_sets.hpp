@@ -228,7 +228,13 @@ class process_sets {
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
     T control = world->data().split(color, key);
     T data = world->data().split(color, key);
-    D device = world->device().split(color, key);
+    D device = [&] {
+      if constexpr (requires { world->device().split(color, key, world->largest()); }) {
+        return world->device().split(color, key, world->largest());
+      } else {
+        return world->device().split(color, key);
+      }
+    }();
     std::shared_ptr<driver_type> made;
     try {
       if (member) made = make_driver(std::move(control), std::move(data), std::move(device), id, ranks);

@@ -51,6 +51,8 @@ struct device_batch {
   std::vector<std::shared_ptr<void>> kept{};            ///< memory that it uses
   std::function<void(std::shared_ptr<void>)> queued{};  ///< gets the event after which all is done, once it exists
 
+  std::uint64_t number = 0;  ///< of its launch in hvd/transport/nccl/launch_order.hpp; 0: in no order
+
   cuda_marks::place begun{};  ///< from here on it waits only for other ranks
   std::shared_ptr<void> done{};
   cuda_marks::place end{};  ///< behind `done`
@@ -63,7 +65,7 @@ struct device_batch {
 class device_batches {
  public:
   explicit device_batches(std::shared_ptr<nccl_group> group)
-      : group_(std::move(group)), marks_(group_->device(), streams_.size()) {
+      : group_(std::move(group)), order_(group_->order()), marks_(group_->device(), streams_.size()) {
     const cuda_device::scope current(*group_->device());
     for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
     poison_ = cuda_memory(group_->device(), sizeof(std::uint32_t));
@@ -71,6 +73,7 @@ class device_batches {
   device_batches(const device_batches&) = delete;
   device_batches& operator=(const device_batches&) = delete;
   ~device_batches() {
+    order_.forget(group_->id());
     // The program's work before a collective may only be late, unless something is known to be lost.
     const nccl_communicator& comm = group_->communicator();
     if (stuck_ || (!drain(comm.lost() ? while_lost : comm.options().timeout) && !abort())) {
@@ -93,8 +96,30 @@ class device_batches {
     for (slot& s : slots_) s = {};
   }
 
-  /// Queues a batch: now, or in a later `poll` if NCCL still connects ranks.
+  /// Takes a place for the next batch in the order of all groups on the GPU; `largest` gives the largest of all ranks'
+  /// numbers.
+  template <class Largest>
+  void order(const Largest& largest) {
+    number_ = largest(order_.propose(group_->id()));
+    order_.decide(group_->id(), number_);
+  }
+  /// The next batch does not come.
+  void withdraw() { order_.leave(group_->id(), std::exchange(number_, 0)); }
+
+  /// Calls f, which uses NCCL and waits for it, in such a place.
+  template <class Largest, class F>
+  auto in_order(const Largest& largest, const F& f) {
+    order(largest);
+    const std::shared_ptr<void> leaving(nullptr, [&](void*) { withdraw(); });
+    nccl_communicator& comm = group_->communicator();
+    comm.await("another group's turn", comm.options().timeout, [&] { return order_.turn(group_->id(), number_); });
+    return f();
+  }
+
+  /// Queues a batch: now, or in a later `poll` if NCCL still connects ranks, or if it is
+  /// another group's turn.
   void start(std::shared_ptr<device_batch> batch) {
+    batch->number = std::exchange(number_, 0);
     waiting_.push_back(std::move(batch));
     advance();
   }
@@ -131,6 +156,7 @@ class device_batches {
   [[nodiscard]] bool abort() noexcept {
     group_->communicator().stop();  // first, because freeing memory waits for NCCL
     stuck_ = group_->communicator().stuck() || !drain(while_lost);
+    order_.forget(group_->id());
     if (stuck_) keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
     waiting_.clear();
     given_up_.clear();
@@ -177,6 +203,10 @@ class device_batches {
         const cuda_device::scope current(*group_->device());
         if (step_ == step::fresh) {
           since_ = std::chrono::steady_clock::now();
+          step_ = step::queued;
+        }
+        if (step_ == step::queued) {
+          if (batch.number != 0 && !order_.turn(group_->id(), batch.number)) return watch_start(batch);
           select(batch);
           step_ = step::growing;
         }
@@ -194,6 +224,7 @@ class device_batches {
         batch.problem.emplace(alike ? e : lose(e));
         if (!alike && growth_) given_up_.push_back(std::move(*growth_));
       }
+      order_.leave(group_->id(), batch.number);
       restart();
       waiting_.pop_front();
     }
@@ -292,6 +323,8 @@ class device_batches {
   }
 
   std::shared_ptr<nccl_group> group_;
+  launch_order& order_;
+  std::uint64_t number_ = 0;  // of the next batch
   std::array<cuda_stream, 3> streams_;
   cuda_marks marks_;
   std::array<slot, 2> slots_;
@@ -299,7 +332,7 @@ class device_batches {
   std::vector<slot> retired_;          // freed at the end: earlier, that would wait for all work of the device
   std::size_t turn_ = 0;
   std::deque<std::shared_ptr<device_batch>> waiting_;
-  enum class step { fresh, growing, issued };
+  enum class step { fresh, queued, growing, issued };
   step step_ = step::fresh;  // of the first of them
   slot* used_ = nullptr;     // by it
   std::optional<nccl_growth> growth_;

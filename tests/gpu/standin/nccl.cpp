@@ -81,8 +81,12 @@ nccl_result put(std::unique_ptr<batch> b) {
     const std::unique_ptr<batch> mine(static_cast<batch*>(argument));
     run(*mine);
   };
+  launches& order = launches::of(c->device);
+  const std::lock_guard lock(order.mutex);
+  order.not_over.insert(raw->launch = ++order.last);
   const int code = find_gpu()->enqueue(stream, name.c_str(), body, raw, ranges.data(), ranges.size());
   if (code == cu_success) return nccl_success;
+  order.not_over.erase(raw->launch);
   delete raw;
   return failed(nccl_unhandled_cuda_error, "the work was not queued: CUDA error " + std::to_string(code));
 }

@@ -111,10 +111,21 @@ struct batch {
   void* stream = nullptr;
   std::vector<operation> operations{};
   std::uint64_t ticket = 0;
+  std::uint64_t launch = 0;  ///< on its device
   int fails_with = 0;
 };
 /// Runs it on the stream's thread.
 void run(batch& b);
+
+/// The launches of a device, by all communicators. With HVD_STANDIN_NCCL_SERIAL=1 each begins when those before it are
+/// over, as on a GPU on which kernels do not fit side by side.
+struct launches {
+  std::mutex mutex{};
+  std::condition_variable changed{};
+  std::uint64_t last = 0;
+  std::set<std::uint64_t> not_over{};
+  static launches& of(int device);
+};
 
 /// The stand-in for the driver; null where there is none.
 const standin_gpu* find_gpu();

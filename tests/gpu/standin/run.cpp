@@ -127,9 +127,23 @@ bool run_operations(batch& b) {
 
 }  // namespace
 
+launches& launches::of(int device) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<int, launches>;
+  const std::lock_guard lock(mutex);
+  return all[device];
+}
+
 void run(batch& b) {
   communicator& c = *b.on;
   bool done = false;
+  launches& before = launches::of(c.device);
+  if (number_of("HVD_STANDIN_NCCL_SERIAL", 0) != 0) {
+    std::unique_lock lock(before.mutex);
+    while (*before.not_over.begin() != b.launch && !c.stop) {
+      before.changed.wait_until(lock, std::chrono::system_clock::now() + std::chrono::milliseconds(10));
+    }
+  }
   {
     std::unique_lock lock(c.mutex);
     c.changed.wait(lock, [&] { return c.over == b.ticket || c.stop; });
@@ -146,9 +160,14 @@ void run(batch& b) {
       if (o.bytes_out(c) != 0) std::memset(on_host(o.out), 0xEE, o.bytes_out(c));
     }
   }
-  const std::lock_guard lock(c.mutex);
-  ++c.over;
-  c.changed.notify_all();
+  {
+    const std::lock_guard lock(c.mutex);
+    ++c.over;
+    c.changed.notify_all();
+  }
+  const std::lock_guard lock(before.mutex);
+  before.not_over.erase(b.launch);
+  before.changed.notify_all();
 }
 
 }  // namespace hvd::standin

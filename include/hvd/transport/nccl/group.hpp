@@ -5,10 +5,12 @@
 #include <hvd/cuda/copy.hpp>
 #include <hvd/cuda/device.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport/nccl/collectives.hpp>
 #include <hvd/transport/nccl/communicator.hpp>
+#include <hvd/transport/nccl/launch_order.hpp>
 #include <hvd/transport/nccl/meet.hpp>
 #include <hvd/transport/nccl/memory.hpp>
 
@@ -89,6 +91,8 @@ class nccl_group {
     });
     const std::vector<nccl_greeting> all = exchange_greetings(control, mine);
     check_greetings(all);
+    const nccl_unique_id& id = all.front().id;
+    if (group) group->id_ = text_hash({reinterpret_cast<const char*>(&id), sizeof id});
     attempt([&] {
       const cuda_device::scope current(*group->device_);
       group->comm_.connect(all.front().id, [&] {
@@ -102,6 +106,9 @@ class nccl_group {
 
   [[nodiscard]] int rank() const noexcept { return comm_.rank(); }
   [[nodiscard]] int size() const noexcept { return comm_.size(); }
+  /// A number that no other group has; the same on all ranks.
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] launch_order& order() const { return launch_order::of(device_->ordinal()); }
   [[nodiscard]] const std::shared_ptr<cuda_device>& device() const noexcept { return device_; }
   [[nodiscard]] const std::shared_ptr<cuda_events>& events() const noexcept { return events_; }
   [[nodiscard]] nccl_communicator& communicator() noexcept { return comm_; }
@@ -229,9 +236,11 @@ class nccl_group {
       return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
     });
     const auto place = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    ++splits_;
     auto part = agreed("split", [&] {
       auto made = std::make_shared<nccl_group>(device_, comm_.options(), place, static_cast<int>(members.size()));
       made->load();
+      made->id_ = text_hash(joined({id_, " ", splits_, " ", index}));
       return made;
     });
     keeping(part, [&] { part->comm_.connect(comm_, index, key); });
@@ -253,6 +262,7 @@ class nccl_group {
     auto left = std::make_shared<nccl_group>(device_, comm_.options(), rank() - static_cast<int>(before),
                                              size() - static_cast<int>(lost.size()));
     left->load();
+    left->id_ = text_hash(joined({id_, " ", ++splits_, " without"}));
     keeping(left, [&] { left->comm_.connect(comm_, std::move(lost)); });
     return left;
   }
@@ -390,6 +400,7 @@ class nccl_group {
   std::shared_ptr<cuda_events> events_;
   std::shared_ptr<nccl_communicator> owned_;
   nccl_communicator& comm_;
+  std::uint64_t id_ = 0, splits_ = 0;
   nccl_votes votes_;
   cuda_stream stream_;
   std::optional<cuda_copies> copies_;
