@@ -132,7 +132,7 @@ class nccl_group {
     requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
-    check(c, stream);
+    check_buffers(c, stream);
     comm_.usable();
     if constexpr (requires { c.send; }) {
       if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
@@ -150,7 +150,7 @@ class nccl_group {
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
     nccl_reduction r = nccl_reduction_of(c.op, size(), average(), Call::kind);
-    check(c, stream);
+    check_buffers(c, stream);
     comm_.usable();
     std::shared_ptr<std::byte> scaled;
     const std::byte* in = c.in;
@@ -314,14 +314,8 @@ class nccl_group {
     }
   }
   template <class Call>
-  void check(const Call& c, cu_stream stream) const {
-    const std::string what = joined({name(Call::kind), " on ", comm_.label()});
-    if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own
-      fail(error_kind::invalid_argument,
-           {what, ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
-                  "one"});
-    }
-    if (stream != stream_.get()) refuse_capture(driver(), stream, what);
+  void check_buffers(const Call& c, cu_stream stream) const {
+    if (stream != stream_.get()) check_stream(driver(), stream, joined({name(Call::kind), " on ", comm_.label()}));
     check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
     check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
   }

@@ -1,12 +1,12 @@
 // hvd/transport/nccl/launch_order.hpp: the order in which the groups of a GPU start their collectives.
 //
-// NCCL needs one order on all ranks for all communicators of a GPU: kernels of two communicators that start in different
-// orders on two GPUs can wait for each other for ever, if they do not fit side by side. But groups agree independently.
-// So the ranks of a group agree on a number for each launch, and a rank launches in the order of the numbers. This is
-// Skeen's total order for messages to overlapping groups (K. Birman, T. Joseph, "Reliable communication in the presence
-// of failures", 1987): each rank proposes a number above all that it has seen, and the largest counts. A launch waits
-// while another group of the rank has a smaller number, or may still get one. A group that waits has proposed a larger
-// number than the one it waits for, on all ranks, so no circle of groups can wait.
+// NCCL needs one order on all ranks for all communicators of a GPU: kernels of two communicators that start in
+// different orders on two GPUs can wait for each other for ever, if they do not fit side by side. But groups agree
+// independently. So the ranks of a group agree on a number for each launch, and a rank launches in the order of the
+// numbers. This is Skeen's total order for messages to overlapping groups (K. Birman, T. Joseph, "Reliable
+// communication in the presence of failures", 1987): each rank proposes a number above all that it has seen, and the
+// largest counts. A launch waits while another group of the rank has a smaller number, or may still get one. A group
+// that waits has proposed a larger number than the one it waits for, on all ranks, so no circle of groups can wait.
 #pragma once
 
 #include <hvd/version.hpp>
