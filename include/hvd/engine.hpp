@@ -273,7 +273,7 @@ Engine<Control, D>::Engine(Control& comm, engine_options opts, device_type devic
       host_(opts.host), sets_(std::make_unique<sets_type>(size_, opts)) {
   if constexpr (requires { Control::require_threads(""); }) Control::require_threads("Engine");
   if (size_ > 1) detail::agree_on_options(comm, opts, !std::same_as<D, no_device>);
-  if (!opts.timeline.empty()) start_timeline(opts.timeline, opts.mark_cycles);
+  if (!opts.timeline.empty() && !opts.records_in) start_timeline(opts.timeline, opts.mark_cycles);
   try {
     Control control = comm.split(0, rank_);
     Control data = comm.split(0, rank_);

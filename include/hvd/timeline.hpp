@@ -144,18 +144,19 @@ class Timeline {
     return forked() ? detail::timeline_names::unknown : names_.add(name, process_set);
   }
 
-  /// An activity begins, within the tensor's most recently begun activity. The text must live for ever, like a literal.
-  void begin(std::uint32_t tensor, const char* activity) noexcept {
+  /// An activity begins, within the tensor's most recently begun activity: now, or at a time since the event before.
+  /// The text must live for ever, like a literal.
+  void begin(std::uint32_t tensor, const char* activity, std::chrono::steady_clock::time_point at = {}) noexcept {
     if (!active()) return;
-    detail::trace_event e = event(detail::trace_kind::begin, tensor);
+    detail::trace_event e = event(detail::trace_kind::begin, tensor, at);
     e.activity = activity;
     record(e);
   }
 
   /// The tensor's most recently begun activity ends.
-  void end(std::uint32_t tensor) noexcept {
+  void end(std::uint32_t tensor, std::chrono::steady_clock::time_point at = {}) noexcept {
     if (!active()) return;
-    record(event(detail::trace_kind::end, tensor));
+    record(event(detail::trace_kind::end, tensor, at));
   }
 
   /// The outermost activity of the tensor ends, and with it all that lie in it. The first 5 dimensions of the shape are
@@ -223,11 +224,12 @@ class Timeline {
     return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
   }
 
-  static detail::trace_event event(detail::trace_kind kind, std::uint32_t tensor) noexcept {
+  static detail::trace_event event(detail::trace_kind kind, std::uint32_t tensor,
+                                   std::chrono::steady_clock::time_point at = {}) noexcept {
     detail::trace_event e;
     e.kind = kind;
     e.tensor = tensor;
-    e.time = now();
+    e.time = at == decltype(at){} ? now() : std::chrono::nanoseconds(at.time_since_epoch()).count();
     return e;
   }
 

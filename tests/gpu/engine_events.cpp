@@ -445,6 +445,38 @@ TEST_CASE("an engine with a GPU: the timeline names NCCL's collectives") {
   CHECK(count(events, "B", "NCCL_ALLREDUCE") == 1);
   CHECK(count(events, "B", "NCCL_ALLGATHER") == 1);
   CHECK(count(events, "B", "SHM_ALLREDUCE") == 2);
+  CHECK(count(events, "B", "GPU") == 2);  // not for Adasum, which the host runs
+  std::remove(path.c_str());
+}
+
+TEST_CASE("an engine with a GPU: the timeline has the time of the GPU, in which it waits for another rank") {
+  const std::string path = "/tmp/hvd-gpu-timeline-" + hvd::detail::hex(hvd::detail::random_word());
+  constexpr std::chrono::milliseconds late(200);
+  on_engines<nccl_engine>(2, {}, plain_engine(), [&](const auto& r) {
+    if (r.rank() == 0) r.engine.start_timeline(path);
+    const auto a = r.array(10, r.mine()), b = r.array(300'000, r.mine());
+    const own_stream stream(r.gpu);
+    must(standin_gpu::get().hold(stream.get()));
+    const handle h = r.engine.submit(
+        asked(operation::allreduce, "pair", {r.at(a, &a, r.rank() == 1 ? stream.event() : nullptr), r.at(b, &b)}));
+    h.wait_queued(only_a_hang);
+    std::this_thread::sleep_for(late);
+    must(standin_gpu::get().release(stream.get()));
+    h.wait(only_a_hang);
+    r.has(a, r.total());
+    r.has(b, r.total());
+    if (r.rank() == 0) r.engine.stop_timeline();
+  });
+  double from = -1, to = -1, whole = -1;
+  for (const auto& e : timeline_events(path)) {
+    const std::string name = e.value("name", "");
+    if (name == "NCCL_ALLREDUCE") whole = e.at("ts").get<double>();
+    if (name == "GPU") from = e.at("ts").get<double>();
+    if (e.at("ph") == "E" && from >= 0 && to < 0) to = e.at("ts").get<double>();
+  }
+  CHECK(whole >= 0);
+  CHECK(from >= whole);
+  CHECK(to - from >= std::chrono::duration<double, std::micro>(late).count() * 0.9);
   std::remove(path.c_str());
 }
 

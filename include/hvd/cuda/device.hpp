@@ -122,11 +122,12 @@ inline void refuse_capture(const cuda_driver& driver, cu_stream stream, std::str
 class cuda_stream {
  public:
   cuda_stream() = default;
-  /// As urgent as the device allows: other ranks wait for what runs here.
-  explicit cuda_stream(const cuda_driver& driver) : driver_(&driver) {
+  /// `high_priority`: as urgent as the device allows.
+  explicit cuda_stream(const cuda_driver& driver, bool high_priority = true) : driver_(&driver) {
     int least = 0, greatest = 0;
     driver.check(driver.priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
-    driver.check(driver.stream_create(&stream_, cu_stream_non_blocking, greatest), "cuStreamCreateWithPriority");
+    driver.check(driver.stream_create(&stream_, cu_stream_non_blocking, high_priority ? greatest : least),
+                 "cuStreamCreateWithPriority");
   }
   cuda_stream(cuda_stream&& other) noexcept : driver_(other.driver_), stream_(std::exchange(other.stream_, nullptr)) {}
   cuda_stream& operator=(cuda_stream&& other) noexcept {
@@ -144,11 +145,12 @@ class cuda_stream {
   cu_stream stream_ = nullptr;
 };
 
-/// Events without timing, which are used again when the last reference to one is gone. Any thread. Its events keep the
-/// pool and the device alive.
+/// Events, by default without timing, which are used again when the last reference to one is gone. Any thread. Its
+/// events keep the pool and the device alive.
 class cuda_events : public std::enable_shared_from_this<cuda_events> {
  public:
-  explicit cuda_events(std::shared_ptr<cuda_device> device) : device_(std::move(device)) {}
+  explicit cuda_events(std::shared_ptr<cuda_device> device, unsigned flags = cu_event_disable_timing)
+      : device_(std::move(device)), flags_(flags) {}
   cuda_events(const cuda_events&) = delete;
   cuda_events& operator=(const cuda_events&) = delete;
   ~cuda_events() {
@@ -180,7 +182,7 @@ class cuda_events : public std::enable_shared_from_this<cuda_events> {
     }
     cu_event e = nullptr;
     const cuda_driver& driver = device_->driver();
-    driver.check(driver.event_create(&e, cu_event_disable_timing), "cuEventCreate");
+    driver.check(driver.event_create(&e, flags_), "cuEventCreate");
     return e;
   }
   void give_back(cu_event e) noexcept {
@@ -189,6 +191,7 @@ class cuda_events : public std::enable_shared_from_this<cuda_events> {
   }
 
   std::shared_ptr<cuda_device> device_;
+  const unsigned flags_;
   std::mutex mutex_;
   std::vector<cu_event> free_;
 };

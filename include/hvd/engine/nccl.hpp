@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -97,6 +98,11 @@ class nccl_device {
         }
       }
       ends.push_back(w.end);
+    }
+    if (std::any_of(ends.begin(), ends.end(), [](const completion* end) { return end->timed; })) {
+      batch->took = [ends](std::chrono::nanoseconds time) {
+        for (completion* const end : ends) end->device_time = time;
+      };
     }
     batch->queued = [ends = std::move(ends)](const std::shared_ptr<void>& event) {
       for (completion* const end : ends) end->queue(event);

@@ -66,7 +66,8 @@ class activities_on {
 };
 
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
-/// while other batches run, then the collective (`activities_on`). Submissions from before the timeline started are not
+/// while other batches run, then the collective (`activities_on`), and within it GPU, the time of a device's own clock,
+/// up to the moment at which the engine has noticed the end. Submissions from before the timeline started are not
 /// shown. Counters are always on.
 class observer {
  public:
@@ -78,7 +79,7 @@ class observer {
   /// Called by the submitting thread.
   void submitted(submission& s) {
     if (!timeline_.active()) return;
-    s.shown = true;
+    s.shown = s.end->timed = true;
     s.track = timeline_.tensor(s.what.name, set_);
     timeline_.begin(s.track, activities_of(s.what.kind, s.what.op).negotiate);
     timeline_.tick(s.track, rank_);
@@ -112,6 +113,11 @@ class observer {
   void ended(const submission& s, bool failed) noexcept {
     count(s, failed);
     if (!s.shown) return;
+    if (const auto time = s.end->device_time; time.count() > 0) {
+      const auto now = std::chrono::steady_clock::now();
+      timeline_.begin(s.track, "GPU", now - time);
+      timeline_.end(s.track, now);
+    }
     if (s.what.tensors.empty()) return timeline_.end(s.track, dtype::user, {});
     timeline_.end(s.track, s.what.tensors.front().type, s.what.tensors.front().shape);
   }

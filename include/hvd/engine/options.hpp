@@ -11,11 +11,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
 
 namespace hvd::inline HVD_ABI {
+
+class Timeline;
 
 /// The options of an engine. They must be the same on all ranks, except for `report`, the autotuner's log, the options
 /// of the timeline and the times of the watch; otherwise making the engine is an error on all ranks.
@@ -35,7 +38,9 @@ struct engine_options {
   /// Called with the watch's reports, on its thread; if empty, they go to standard error.
   std::function<void(const std::string&)> report{};
 
-  std::string timeline{};    ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
+  std::string timeline{};  ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
+  /// Several engines of a process record in this one, which its owner starts and stops; null: each has its own.
+  std::shared_ptr<Timeline> records_in{};
   bool mark_cycles = false;  ///< HOROVOD_TIMELINE_MARK_CYCLES
   std::string host{};        ///< HOROVOD_HOSTNAME: this host in the timeline; empty: the name that the system gives
 

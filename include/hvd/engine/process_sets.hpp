@@ -35,11 +35,12 @@ class process_sets {
  public:
   using driver_type = driver<T, D>;
 
-  process_sets(int size, const engine_options& opts) : opts_(opts), size_(size) {
+  process_sets(int size, const engine_options& opts)
+      : timeline_kept(opts.records_in ? opts.records_in : std::make_shared<Timeline>()), opts_(opts), size_(size) {
     for (int r = 0; r != size; ++r) sets_[0].push_back(r);
   }
 
-  const std::shared_ptr<Timeline> timeline_kept = std::make_shared<Timeline>();
+  const std::shared_ptr<Timeline> timeline_kept;
   Timeline& timeline = *timeline_kept;
   [[nodiscard]] cause_board& causes() noexcept { return *causes_; }
 

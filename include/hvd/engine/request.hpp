@@ -165,6 +165,9 @@ class completion {
   std::string_view what{};              ///< this and the following members are for messages, which are made when needed
   std::string name{};
   int rank = 0, size = 1;
+  /// Whether a device shall measure the time of its work, and this time; written by the driving thread.
+  bool timed = false;
+  std::chrono::nanoseconds device_time{0};
 
   void describe(operation counted, std::string_view called, std::string named, int of, int ranks) {
     kind = counted;

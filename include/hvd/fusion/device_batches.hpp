@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -50,9 +51,13 @@ struct device_batch {
   std::function<void(nccl_group_call&)> calls{};
   std::vector<std::shared_ptr<void>> kept{};            ///< memory that it uses
   std::function<void(std::shared_ptr<void>)> queued{};  ///< gets the event after which all is done, once it exists
+  /// Gets the time from the beginning to the end of its work on the GPU, including waits for other ranks. If empty,
+  /// nothing is measured.
+  std::function<void(std::chrono::nanoseconds)> took{};
 
   std::uint64_t number = 0;  ///< of its launch in hvd/transport/nccl/launch_order.hpp; 0: in no order
 
+  std::shared_ptr<void> first{};  ///< the event at which its work begins, if that is measured
   cuda_marks::place begun{};  ///< from here on it waits only for other ranks
   std::shared_ptr<void> done{};
   cuda_marks::place end{};  ///< behind `done`
@@ -65,9 +70,11 @@ struct device_batch {
 class device_batches {
  public:
   explicit device_batches(std::shared_ptr<nccl_group> group)
-      : group_(std::move(group)), order_(group_->order()), marks_(group_->device(), streams_.size()) {
+      : group_(std::move(group)), order_(group_->order()), marks_(group_->device(), streams_.size()),
+        timed_(std::make_shared<cuda_events>(group_->device(), 0)) {
     const cuda_device::scope current(*group_->device());
-    for (cuda_stream& s : streams_) s = cuda_stream(group_->driver());
+    const bool high_priority = group_->communicator().options().high_priority;
+    for (cuda_stream& s : streams_) s = cuda_stream(group_->driver(), high_priority);
     poison_ = cuda_memory(group_->device(), sizeof(std::uint32_t));
   }
   device_batches(const device_batches&) = delete;
@@ -131,6 +138,7 @@ class device_batches {
     try {
       if (marks_.reached(batch.end)) {
         group_->communicator().usable();  // or else it was interrupted, perhaps in this batch
+        if (batch.took) measure(batch);
         return true;
       }
       watch(batch);
@@ -181,6 +189,13 @@ class device_batches {
     const cuda_device::scope current(*group_->device());
     const cu_result code = group_->driver().event_query(batch.done.get());
     if (code != cu_not_ready) group_->driver().check(code, batch.what);
+  }
+  void measure(device_batch& batch) const {
+    const cuda_device::scope current(*group_->device());
+    float milliseconds = 0;
+    const cuda_driver& driver = group_->driver();
+    driver.check(driver.event_elapsed(&milliseconds, batch.first.get(), batch.done.get()), "cuEventElapsedTime");
+    batch.took(std::chrono::nanoseconds(std::llround(static_cast<double>(milliseconds) * 1e6)));
   }
   /// Throws if this rank has waited too long for other ranks. The time of the program's work before the tensors are
   /// ready does not count.
@@ -271,6 +286,7 @@ class device_batches {
       if (bytes == 0) continue;
       driver.check(driver.fill_bytes(to_device(address), 0, bytes, stream(packing)), "cuMemsetD8Async");
     }
+    if (batch.took) batch.first = timed_->record(stream(packing));
     run(batch.before, stream(packing), nullptr);
     group_->await_event(stream(reducing), group_->events()->record(stream(packing)).get());
     batch.begun = marks_.record(packing, stream(packing));
@@ -280,7 +296,8 @@ class device_batches {
     return calls.close();
   }
   void finish(device_batch& batch) {
-    batch.done = group_->events()->record(stream(reducing));
+    cuda_events& events = batch.took ? *timed_ : *group_->events();
+    batch.done = events.record(stream(reducing));
     std::size_t last = reducing;
     if (!batch.after.empty()) {
       group_->await_event(stream(unpacking), batch.done.get());
@@ -290,7 +307,7 @@ class device_batches {
                                          sizeof(std::uint32_t), stream(unpacking)),
                    "cuMemcpyHtoDAsync");
       run(batch.after, stream(unpacking), reinterpret_cast<const std::uint32_t*>(poison_.get()));
-      batch.done = group_->events()->record(stream(unpacking));
+      batch.done = events.record(stream(unpacking));
       last = unpacking;
     }
     batch.end = marks_.record(last, stream(last));
@@ -327,6 +344,7 @@ class device_batches {
   std::uint64_t number_ = 0;  // of the next batch
   std::array<cuda_stream, 3> streams_;
   cuda_marks marks_;
+  std::shared_ptr<cuda_events> timed_;
   std::array<slot, 2> slots_;
   std::shared_ptr<std::byte> poison_;  // what the unpacking kernels read: see copy_parameters
   std::vector<slot> retired_;          // freed at the end: earlier, that would wait for all work of the device

@@ -82,7 +82,10 @@ nccl_result read_config(const nccl_config* given, nccl_config& to) {
       (to.min_ctas != INT_MIN && to.max_ctas != INT_MIN && to.min_ctas > to.max_ctas)) {
     return failed(nccl_invalid_argument, "the configuration has a value that is out of range");
   }
-  return nccl_success;
+  // Counted for tests, which see so what NCCL was given.
+  const auto text = [](int value) { return value == INT_MIN ? std::string("-") : std::to_string(value); };
+  const std::string network = to.net_name == nullptr ? "-" : to.net_name;
+  return injected(("configuration " + text(to.min_ctas) + " " + text(to.max_ctas) + " " + network).c_str());
 }
 
 nccl_result allocate(communicator& c) {

@@ -100,9 +100,11 @@ cu_result cuMemsetD8Async(cu_pointer to, unsigned char value, std::size_t bytes,
   });
 }
 
-cu_result cuStreamCreateWithPriority(cu_stream* handle, unsigned, int) {
-  return call("cuStreamCreateWithPriority", needs::context,
-              [&](machine& m, auto&) { return *handle = m.add_stream(*current()).get(), cu_success; });
+cu_result cuStreamCreateWithPriority(cu_stream* handle, unsigned, int priority) {
+  return call("cuStreamCreateWithPriority", needs::context, [&](machine& m, auto&) {
+    ++m.calls["streams of priority " + std::to_string(priority)];
+    return *handle = m.add_stream(*current()).get(), cu_success;
+  });
 }
 cu_result cuStreamDestroy_v2(cu_stream handle) {
   return on_stream("cuStreamDestroy_v2", needs::driver, handle, [&](machine& m, auto&, stream& s) {

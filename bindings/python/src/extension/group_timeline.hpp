@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -72,13 +73,14 @@ class timeline_entry {
     for (const auto& [set, ranks] : t.sets) timeline().members(set, ranks);
   }
   static void stop() noexcept { timeline().stop(); }
-
- private:
-  /// Never destroyed: threads may still use it while the process ends. `stop` ends it.
-  static hvd::Timeline& timeline() {
-    static auto* const one = new hvd::Timeline;
+  /// For the engines of groups. Never destroyed: threads may still use it while the process ends. `stop` ends it.
+  static const std::shared_ptr<hvd::Timeline>& shared() {
+    static auto* const one = new std::shared_ptr<hvd::Timeline>(std::make_shared<hvd::Timeline>());
     return *one;
   }
+
+ private:
+  static hvd::Timeline& timeline() { return *shared(); }
   struct texts {
     std::mutex mutex;
     std::map<std::pair<int, std::string>, std::string> activities;

@@ -5,6 +5,7 @@
 #include "errors.hpp"
 #include "gil.hpp"
 #include "group_python.hpp"
+#include "group_timeline.hpp"
 #include "job.hpp"
 #include "keep_alive.hpp"
 #include "memory.hpp"
@@ -227,11 +228,25 @@ void define_job(nb::module_& m) {
     return found.usable ? found.version : 0;
   });
   const auto released = nb::call_guard<released_gil>();
+  nb::class_<hvd::nccl_options>(m, "NcclOptions")
+      .def(nb::init<>())
+      .def_rw("min_ctas", &hvd::nccl_options::min_ctas)
+      .def_rw("max_ctas", &hvd::nccl_options::max_ctas)
+      .def_rw("network", &hvd::nccl_options::network)
+      .def_rw("high_priority", &hvd::nccl_options::high_priority);
+  // Options are given for groups of torch.distributed, which have one timeline.
+  const auto how = [](const hvd::nccl_options* nccl) {
+    return nccl == nullptr ? session_options() : session_options{*nccl, timeline_entry::shared()};
+  };
   m.def(
-      "connect_alone", [] { return job(connect_alone()); }, released);
+      "connect_alone", [how](const hvd::nccl_options* nccl) { return job(connect_alone(how(nccl))); },
+      nb::arg("nccl") = nb::none(), released);
   m.def(
-      "connect_shm", [](const std::string& name, int rank, int size) { return job(connect_shm(name, rank, size)); },
-      released);
+      "connect_shm",
+      [how](const std::string& name, int rank, int size, const hvd::nccl_options* nccl) {
+        return job(connect_shm(name, rank, size, how(nccl)));
+      },
+      nb::arg("name"), nb::arg("rank"), nb::arg("size"), nb::arg("nccl") = nb::none(), released);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <hvd/engine/metrics.hpp>
 #include <hvd/engine/request.hpp>
+#include <hvd/timeline.hpp>
+#include <hvd/transport/nccl/communicator.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -40,9 +42,14 @@ class session {
   virtual void shutdown() = 0;
 };
 
+struct session_options {
+  hvd::nccl_options nccl{};
+  std::shared_ptr<hvd::Timeline> records_in{};  ///< see hvd::engine_options
+};
+
 /// A job of one process. Throws hvd::Engine's errors.
-std::shared_ptr<session> connect_alone();
+std::shared_ptr<session> connect_alone(const session_options& how);
 /// A job of processes of this host. Throws the errors of hvd::ShmTransport and hvd::Engine.
-std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size);
+std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size, const session_options& how);
 
 }  // namespace hvd_python

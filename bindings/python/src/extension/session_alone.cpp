@@ -6,6 +6,6 @@
 
 #include <memory>
 
-std::shared_ptr<hvd_python::session> hvd_python::connect_alone() {
-  return std::make_shared<session_of<hvd::SelfTransport>>(hvd::SelfTransport());
+std::shared_ptr<hvd_python::session> hvd_python::connect_alone(const session_options& how) {
+  return std::make_shared<session_of<hvd::SelfTransport>>(hvd::SelfTransport(), how);
 }

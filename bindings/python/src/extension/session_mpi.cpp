@@ -52,12 +52,13 @@ void watch_exit(int rank) {
 
 /// Connects the ranks of the communicator at `address` (from mpi4py), or all processes of the launch if it is 0. Ranks
 /// of one host share memory.
-hvd_python::job connect(std::uintptr_t address) {
+hvd_python::job connect(std::uintptr_t address, const hvd::nccl_options* nccl) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
   // The engine calls MPI on its own thread, while the program may call it on others.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
   watch_exit(world.rank());
-  return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world))));
+  const auto how = nccl == nullptr ? hvd_python::session_options() : hvd_python::session_options{*nccl};
+  return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world)), how));
 }
 
 /// Rank and size among the processes of the launch.
@@ -113,7 +114,8 @@ nb::capsule connect_group(const std::vector<int>& ranks, int number, double time
 NB_MODULE(_core_mpi, m) {
   nb::module_::import_("hvd._core");  // it defines the class Job
   nb::register_exception_translator(&hvd_python::translate);
-  m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::call_guard<hvd_python::released_gil>());
+  m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::arg("nccl") = nb::none(),
+        nb::call_guard<hvd_python::released_gil>());
   m.def("world", &find_world);
   m.def("connect_group", &connect_group);
   m.def("library", [] { return nb::str(hvd::detail::mpi_library_name().c_str()); });

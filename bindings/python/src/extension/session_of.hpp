@@ -21,7 +21,8 @@ namespace hvd_python {
 template <hvd::Transport T>
 class session_of final : public session {
  public:
-  explicit session_of(T comm) : comm_(std::move(comm)), engine_(comm_, hvd::NcclOnDemand()) {}
+  session_of(T comm, const session_options& how)
+      : comm_(std::move(comm)), engine_(comm_, hvd::NcclOnDemand(how.nccl), options_of(how)) {}
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
@@ -51,6 +52,12 @@ class session_of final : public session {
   void shutdown() override { engine_.shutdown(); }
 
  private:
+  static hvd::engine_options options_of(const session_options& how) {
+    hvd::engine_options options = hvd::engine_options::from_environment();
+    options.records_in = how.records_in;
+    return options;
+  }
+
   T comm_;
   hvd::Engine<T, hvd::NcclOnDemand> engine_;  // NCCL is loaded when the first GPU tensor arrives
 };

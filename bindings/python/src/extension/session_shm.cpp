@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
-std::shared_ptr<hvd_python::session> hvd_python::connect_shm(const std::string& name, int rank, int size) {
-  return std::make_shared<session_of<hvd::ShmTransport>>(hvd::ShmTransport(name, rank, size));
+std::shared_ptr<hvd_python::session> hvd_python::connect_shm(const std::string& name, int rank, int size,
+                                                             const session_options& how) {
+  return std::make_shared<session_of<hvd::ShmTransport>>(hvd::ShmTransport(name, rank, size), how);
 }

@@ -251,5 +251,15 @@ def plan_placement(
 ) -> list[tuple[list[int], str, str, str | None, str, str, str]]:
     """The fields of ``hvd.launcher.supervisor.planning.Share`` for each rank of this host. Raises ValueError."""
 
-def connect_alone() -> Job: ...
-def connect_shm(name: str, rank: int, size: int, /) -> Job: ...
+class NcclOptions:
+    """The options of NCCL for a group of torch.distributed: see hvd::nccl_options."""
+
+    min_ctas: int
+    max_ctas: int
+    network: str
+    high_priority: bool
+
+def connect_alone(nccl: NcclOptions | None = None) -> Job:
+    """With ``nccl`` for a group of torch.distributed: the job records in the timeline of all groups."""
+
+def connect_shm(name: str, rank: int, size: int, nccl: NcclOptions | None = None) -> Job: ...

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from hvd._core import Job
+from hvd._core import Job, NcclOptions
 
-def connect_mpi(communicator: int = 0) -> Job:
+def connect_mpi(communicator: int = 0, nccl: NcclOptions | None = None) -> Job:
     """Connects the processes of the MPI_Comm at address ``communicator``; 0: all processes of the launch."""
 
 def world() -> tuple[int, int]:

@@ -19,7 +19,7 @@ _LAUNCHERS = (
 
 
 def _make(options: Any, own: Any) -> Any:
-    return importlib.import_module("hvd.torch.distributed.process_group").make_group(options)
+    return importlib.import_module("hvd.torch.distributed.process_group").make_group(options, own)
 
 
 def _find_by_launcher(plain: Any) -> Any:

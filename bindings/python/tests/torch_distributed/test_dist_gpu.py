@@ -371,6 +371,280 @@ def test_a_step_of_shards(gpu_ranks: Ranks) -> None:
     gpu_ranks.run(check_step_of_shards)
 
 
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def check_messages(dtype: str) -> None:
+    """To the next rank and from the one before it, in all forms; each step begins before the one before is done."""
+    device = begin()
+    rank, size = place()
+    from standin_gpu import gpu
+
+    after, before = (rank + 1) % size, (rank - 1) % size
+
+    def values(*shape: int, of: int = rank) -> torch.Tensor:
+        return cast(torch.arange(torch.Size(shape).numel()).reshape(shape) % 50 + 7 * of, dtype)
+
+    with NoMistakes():
+        for turn in range(3):
+            x, y = values(1000, 3).to(device), torch.zeros(1000, 3, dtype=getattr(torch, dtype), device=device)
+            works = [dist.irecv(y, before), dist.isend(x, after)]
+            for work in works:
+                work.wait()
+            same((y * 1).cpu() if dtype != "bool" else y.cpu(), values(1000, 3, of=before))
+            # Batched, and with parts of larger tensors.
+            whole = torch.zeros(4, 6, dtype=y.dtype, device=device)
+            ops = [dist.P2POp(dist.isend, x[:4].t(), after), dist.P2POp(dist.irecv, whole[:, 1:4].t(), before)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            same(whole[:, 1:4].cpu().contiguous(), values(1000, 3, of=before)[:4])
+            # By tags in another order, empty ones, and blocking ones.
+            parts = [torch.zeros(5, dtype=y.dtype, device=device) for _ in range(3)]
+            sent = [dist.isend(values(5, of=rank + tag).to(device), after, tag=tag) for tag in (0, 1, 2)]
+            got = [dist.irecv(parts[tag], before, tag=tag) for tag in (2, 0, 1)]
+            nothing = [dist.isend(x[:0], after), dist.irecv(y[:0], before)]
+            for work in [*got, *sent, *nothing]:
+                work.wait()
+            for tag, part in enumerate(parts):
+                same(part.cpu(), values(5, of=before + tag))
+            if rank % 2 == 0 and rank + 1 < size:
+                dist.send(x, rank + 1)
+            elif rank % 2 == 1:
+                dist.recv(y.zero_(), rank - 1)
+                same(y.cpu(), values(1000, 3, of=rank - 1))
+        # The host waits for no GPU.
+        x, y = torch.full((1000,), float(rank), device=device), torch.zeros(1000, device=device)
+        torch.cuda.synchronize()
+        dist.barrier()
+        waits = gpu().host_synchronisations
+        with gpu().held(rank, 0):
+            for turn in range(3):
+                works = [dist.isend(x, after), dist.irecv(y, before)]
+                for work in works:
+                    work.wait()
+                x.add_(y)
+        assert gpu().host_synchronisations == waits
+        expected = list(map(float, range(size)))
+        for turn in range(3):
+            received = [expected[(r - 1) % size] for r in range(size)]
+            expected = [mine + other for mine, other in zip(expected, received)]
+        assert x.tolist() == [expected[rank]] * 1000 and y.tolist() == [received[rank]] * 1000
+        assert works[1].get_future().wait()[0] is y
+        completed(works[1])
+        assert works[1].is_success()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16", "bool"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages(dtype: str, size: int) -> None:
+    for job in start(size):
+        job.run(check_messages, dtype=dtype)
+
+
+def check_messages_between_collectives() -> None:
+    """Messages of a pipeline, of which the first ones come before any collective, and a rank that has none."""
+    device = begin()
+    rank, size = place()
+    with NoMistakes():
+        for turn in range(2):
+            x = torch.full((100,), float(10 * turn + rank), device=device)
+            if rank == 0:
+                dist.send(x, 1)
+            elif rank == 1:
+                dist.recv(x, 0)
+                assert x.tolist() == [10.0 * turn] * 100
+            dist.all_reduce(x)
+            assert x.tolist() == [10.0 * turn * size + (2 if size == 3 else 0)] * 100
+        # A group of the first and the last rank, with other numbers.
+        group = dist.new_group([0, size - 1])
+        if rank in (0, size - 1):
+            peer = size - 1 - rank
+            x, y = torch.full((10,), float(rank), device=device), torch.zeros(10, device=device)
+            for work in [dist.isend(x, peer, group=group), dist.irecv(y, peer, group=group)]:
+                work.wait()
+            assert y.tolist() == [float(peer)] * 10
+        dist.barrier()
+
+
+def test_messages_between_collectives(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_messages_between_collectives)
+    for job in start(3):
+        job.run(check_messages_between_collectives)
+
+
+def check_message_errors() -> None:
+    device = begin()
+    rank = place()[0]
+    peer = 1 - rank
+    group: Any = dist.group.WORLD
+    x = torch.ones(4, device=device)
+    for call in (lambda: group.send([x], rank), lambda: group.recv([x], rank)):
+        with pytest.raises(ValueError, match=f"cannot be sent to its own rank {rank}; copy it"):
+            call()
+    with pytest.raises(ValueError, match="recv: a tensor on a GPU can be received only from a rank that is named"):
+        group.recv_anysource([x])
+    work = dist.isend(x, 1) if rank == 0 else dist.irecv(torch.ones(3, device=device), 0)
+    with pytest.raises(dist.DistBackendError, match="(send|recv): .*shape.*16.*on rank 0, .*12.*on rank 1"):
+        work.wait()
+    completed(work)
+    assert not work.is_success() and "shape" in str(work.exception())
+    for work in [dist.isend(x, peer), dist.irecv(x.clone(), peer)]:
+        work.wait()  # the pair goes on
+    group.set_timeout(timedelta(seconds=1))
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="Timed out: rank 1 has not posted its part .* within 1 s"):
+            dist.recv(x, 1)
+        with pytest.raises(dist.DistBackendError, match="Timed out: rank 1 has not posted"):
+            dist.send(x, 1)
+    else:
+        time.sleep(2)
+        with pytest.raises(dist.DistBackendError, match="rank 0"):
+            for _ in range(100):
+                dist.send(x, 0)
+                torch.cuda.synchronize()
+    group.set_timeout(timedelta(seconds=30))
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 4, "collectives go on"
+
+
+def test_errors_of_messages(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_message_errors)
+
+
+def check_first_message_alone() -> None:
+    """To a rank that posts none; one that has ended."""
+    device = begin()
+    rank = place()[0]
+    group: Any = dist.group.WORLD
+    group.set_timeout(timedelta(seconds=1))
+    x = torch.ones(4, device=device)
+    if rank == 0:
+        work = dist.isend(x, 1)
+        assert not work.is_completed()
+        with pytest.raises(dist.DistBackendError, match="send: .*Timed out.*rank 1"):
+            work.wait()
+        os._exit(7)
+    time.sleep(3)
+    with pytest.raises(dist.DistBackendError, match="rank 0"):
+        dist.recv(x, 0)
+
+
+def test_a_first_message_that_nobody_receives(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_first_message_alone, dead=[0])
+
+
+def check_message_to_lost() -> None:
+    device = begin()
+    rank = place()[0]
+    x = torch.ones(4, device=device)
+    for work in [dist.isend(x, 1 - rank), dist.irecv(x.clone(), 1 - rank)]:
+        work.wait()
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == 1:
+        os._exit(7)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        for _ in range(100):
+            dist.send(x, 1)
+            torch.cuda.synchronize()
+
+
+def test_a_message_to_a_lost_rank(fresh_ranks: Ranks) -> None:
+    fresh_ranks.run(check_message_to_lost, dead=[1])
+
+
+# --- Options ----------------------------------------------------------------------------------------------------------
+
+
+def check_options() -> None:
+    device = begin()
+    rank, size = place()
+    from hvd.torch.distributed import Options
+    from standin_gpu import gpu
+
+    options = Options(is_high_priority_stream=False)
+    options.config.min_ctas, options.config.max_ctas, options.config.net_name = 2, 8, "Socket"
+    dist.destroy_process_group()
+    join("with options", pg_options=options)
+    for wrong, text in (
+        ({"min_ctas": 65}, "min_ctas=65; allowed: 1 to 64, or 0"), ({"max_ctas": -1}, "max_ctas=-1; allowed"),
+        ({"max_ctas": "8"}, "max_ctas='8'; allowed"), ({"min_ctas": 9}, "min_ctas=9 is more than max_ctas=8"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            other = Options()
+            other.config.max_ctas = 8
+            vars(other.config).update(wrong)
+            dist.new_group(pg_options=other)
+    with pytest.raises(ValueError, match="pg_options is 5; allowed: hvd.torch.distributed.Options, or ProcessGroupNCCL"):
+        dist.new_group(pg_options=5)
+    def counts() -> list[int]:
+        named = "streams of priority 0", "streams of priority -5", "configuration 2 8 Socket"
+        return [gpu().calls(name) for name in named]
+
+    x, before = torch.ones(3, device=device), counts()
+    dist.all_reduce(x)
+    assert x.tolist() == [float(size)] * 3
+    low, high, configured = [now - then for now, then in zip(counts(), before)]
+    assert low > 0 and high == 0 and configured == 1
+    # A group has its own options.
+    dist.all_reduce(x, group=dist.new_group())
+    low, high, configured = [now - then for now, then in zip(counts(), before)]
+    assert high == low > 0 and configured == 1
+    if size > 1:
+        work = dist.isend(x, (rank + 1) % size), dist.irecv(x.clone(), (rank - 1) % size)
+        for one in work:
+            one.wait()
+        assert counts()[2] - before[2] == min(size, 3), "a pair has its group's options"
+
+
+def test_options(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(check_options)
+
+
+def check_nan(collective: str) -> None:
+    device = begin()
+    rank, size = place()
+    bad, good = torch.ones(6, device=device), torch.ones(6, device=device)
+    if rank == 1:
+        bad[3] = float("nan")
+    outputs = torch.empty(6 * size, device=device)
+    calls: dict[str, Callable[[torch.Tensor], Any]] = {
+        "all_reduce": dist.all_reduce,
+        "broadcast": lambda x: dist.broadcast(x, 1),
+        "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(outputs, x),
+        "reduce_scatter_tensor": lambda x: dist.reduce_scatter_tensor(outputs[: 6 // size], x),
+        "all_to_all_single": lambda x: dist.all_to_all_single(outputs[:6], x),
+        "send": lambda x: dist.send(x, 0) if rank == 1 else dist.recv(x, 1),
+    }
+    call = calls[collective]
+    call(good)
+    if collective == "all_reduce":
+        call(torch.arange(6, device=device))
+    elif collective == "broadcast":
+        if rank == 0:
+            good[0] = float("nan")  # which the root's value replaces
+        call(good)
+        assert good.tolist() == [1.0] * 6
+    if rank == 1:
+        with pytest.raises(ValueError, match=rf"{collective}: rank 1: the input of shape \[6\] has a NaN, which HVD_NAN"):
+            call(bad)
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            for _ in range(100):
+                call(bad)
+                torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(
+    "collective",
+    ["all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "send"],
+)
+def test_nan_check(collective: str) -> None:
+    for job in start(2, HVD_NAN_CHECK="1"):
+        job.run(check_nan, collective=collective)
+
+
 # --- Streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -718,13 +992,17 @@ def check_whole_timeline(path: str) -> None:
     for _ in range(2):
         dist.all_reduce(torch.ones(3))
         dist.all_reduce(torch.ones(3, device=device))
+        peer, x = 1 - place()[0], torch.ones(3, device=device)
+        for one in (dist.isend(x, peer), dist.irecv(x.clone(), peer)):
+            one.wait()
     torch.cuda.synchronize()
     dist.destroy_process_group()
     join("again")
     dist.barrier()
     events = json.loads(Path(path).read_text())
     names = {event.get("name") for event in events}
-    assert any("NCCL" in str(name) for name in names) and any("ALLREDUCE" in str(name) for name in names), names
+    for expected in ("NCCL_ALLREDUCE", "NCCL_BCAST", "SHM_ALLREDUCE", "GPU"):
+        assert expected in names, names
 
 
 def test_timeline_of_the_environment(tmp_path: Path) -> None:
@@ -771,9 +1049,7 @@ def check_refusals() -> None:
             call()
 
     group: Any = dist.group.WORLD
-    refused("send: messages are for tensors on the CPU: pass x.cpu()", lambda: group.send([x], 0))
-    refused("recv: messages are for tensors on the CPU: pass x.cpu()", lambda: group.recv([x], 0))
-    refused("recv: messages are for tensors on the CPU", lambda: group.recv_anysource([x]))
+    refused("recv: a tensor on a GPU can be received only from a rank", lambda: group.recv_anysource([x]))
     for op in (Op.BAND, Op.BOR, Op.BXOR):
         refused("is not possible on a GPU; allowed: SUM.*pass x.cpu", lambda: dist.all_reduce(x.int(), op=op))
         refused("reduce: .* is not possible on a GPU", lambda: dist.reduce(x.int(), 0, op=op))

@@ -37,7 +37,7 @@ class nccl_communicator {
   static constexpr std::chrono::seconds end_limit{10};
 
   nccl_communicator(std::shared_ptr<cuda_device> device, nccl_options options, int rank, int size)
-      : device_(std::move(device)), options_(options), rank_(rank), size_(size), nccl_(get_nccl()),
+      : device_(std::move(device)), options_(std::move(options)), rank_(rank), size_(size), nccl_(get_nccl()),
         poison_(cuda_host_memory(device_, sizeof(std::uint32_t))) {}
   nccl_communicator(const nccl_communicator&) = delete;
   nccl_communicator& operator=(const nccl_communicator&) = delete;
@@ -305,7 +305,9 @@ class nccl_communicator {
     nccl_config config;
     config.blocking = blocking() ? 1 : 0;
     config.comm_name = "hvd";
+    if (options_.min_ctas > 0) config.min_ctas = options_.min_ctas;
     if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+    if (!options_.network.empty()) config.net_name = options_.network.c_str();
     return config;
   }
   /// Makes the communicator by `call(&made, &config)`, of itself or of another communicator.

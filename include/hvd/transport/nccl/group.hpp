@@ -36,7 +36,7 @@ class nccl_group {
         owned_(std::make_shared<nccl_communicator>(device_, options, rank, size)), comm_(*owned_),
         votes_(device_, size), scratch_(device_, events_) {
     const cuda_device::scope current(*device_);
-    stream_ = cuda_stream(device_->driver());
+    stream_ = cuda_stream(device_->driver(), options.high_priority);
   }
   nccl_group(const nccl_group&) = delete;
   nccl_group& operator=(const nccl_group&) = delete;

@@ -5,6 +5,7 @@
 #include <hvd/policy.hpp>
 
 #include <chrono>
+#include <string>
 
 namespace hvd::inline HVD_ABI {
 
@@ -44,8 +45,13 @@ struct nccl_options {
   seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(120),
                                                 [](auto name, auto text) { return parse_seconds(name, text); });
   nccl_average average = nccl_average::automatic;
-  /// The most thread blocks that NCCL uses; 0: NCCL decides.
-  int max_ctas = 0;
+  /// The fewest and the most thread blocks that NCCL uses; 0: NCCL decides.
+  int min_ctas = 0, max_ctas = 0;
+  /// The network that NCCL uses between hosts, such as "IB" or "Socket", or a plugin's; empty: NCCL decides.
+  std::string network{};
+  /// Whether the collectives run before other work of the GPU that is ready at the same time. Other ranks wait for
+  /// them.
+  bool high_priority = true;
 };
 
 }  // namespace hvd::inline HVD_ABI

@@ -13,13 +13,14 @@ from hvd.torch_backend import register
 
 if TYPE_CHECKING:
     from hvd.torch.distributed.inference import inference_all_reduce  # noqa: F401
+    from hvd.torch.distributed.options import Options  # noqa: F401
     from hvd.torch.distributed.process_group import ProcessGroup  # noqa: F401
 
-__all__ = ["ProcessGroup", "inference_all_reduce"]
+__all__ = ["Options", "ProcessGroup", "inference_all_reduce"]
 
 register()
 
-_HOMES = {"ProcessGroup": "process_group", "inference_all_reduce": "inference"}
+_HOMES = {"Options": "options", "ProcessGroup": "process_group", "inference_all_reduce": "inference"}
 
 
 def __getattr__(name: str) -> object:

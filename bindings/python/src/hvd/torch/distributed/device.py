@@ -121,10 +121,10 @@ class Device:
         """Connects the ranks. Collective: a group's first collective on GPUs has the same position on all ranks."""
         group = self.group
         if group._count == 1:
-            return _core.connect_alone()
+            return _core.connect_alone(nccl=group._nccl)
         if len(set(group._group.hosts)) == 1:
             name = f"torch-gpu@{self._exchange(secrets.token_hex(16))[0]}"
-            return interruptible(lambda: _core.connect_shm(name, group._number, group._count))
+            return interruptible(lambda: _core.connect_shm(name, group._number, group._count, nccl=group._nccl))
         from hvd import _core_mpi  # already connects the group
 
         places = self._exchange("{} of {}".format(*_core_mpi.world()))
@@ -133,7 +133,7 @@ class Device:
                 "hvd: a group on several hosts takes tensors on GPUs only if it has all ranks that MPI has started, in"
                 ' their order; make this one with backend "nccl", or pass x.cpu()'
             )
-        return _core_mpi.connect_mpi()
+        return _core_mpi.connect_mpi(nccl=group._nccl)
 
     def _submit(
         self, what: str, kind: int, described: Sequence[_core.Tensor], keep: Sequence[Tensor], asynchronous: bool,
@@ -231,6 +231,7 @@ class Device:
         """The tensors have the same dtype. ``changes``: whether the results are stored in them."""
         place = _place(what, *tensors)
         how = _reduction(what, op, tensors[0].dtype)
+        self.group._check_nan(what, tensors)
         described, keep, back = [], [], []
         for tensor in tensors:
             source, number, count = flat.as_numbers(tensor, what, op)
@@ -257,6 +258,8 @@ class Device:
         what = "broadcast"
         place = _place(what, tensor)
         target = flat.packed(tensor, what)
+        if self.group._number == root:
+            self.group._check_nan(what, [target])
         address = target.data_ptr()
         handle = self._broadcast(what, root, address, address, target.nbytes, [target], place, asynchronous)
         finish = flat.copying_back(target, tensor) if self.group._number != root else None
@@ -267,6 +270,7 @@ class Device:
         asynchronous: bool, finish: Callable[[], None] | None = None,
     ) -> DeviceWork | None:
         """Gathers each source into its output, all in one call of NCCL."""
+        self.group._check_nan(what, sources)
         described = [
             (source.data_ptr(), output.data_ptr(), _BYTES, (source.nbytes,), None, *place)
             for source, output in zip(sources, outputs)
@@ -290,6 +294,7 @@ class Device:
         what = "all_gather"
         place = _place(what, tensor, *targets)
         source, packed = flat.packed(tensor, what), [flat.packed(t, what) for t in targets]
+        self.group._check_nan(what, [source])
         handles = []
         for root, target in enumerate(packed):
             given = source if root == self.group._number else target
@@ -311,6 +316,7 @@ class Device:
         """Each rank gets an equal part of each reduced source, all in one call of NCCL. All have the same dtype."""
         place = _place(what, *sources, *outputs)
         how = _reduction(what, op, sources[0].dtype)
+        self.group._check_nan(what, sources)
         described, keep, back = [], [], []
         for output, source in zip(outputs, sources):
             packed, number, count = flat.as_numbers(source, what, op)
@@ -333,6 +339,7 @@ class Device:
         packed, number, count = flat.as_numbers(source, what, op)
         described = packed.data_ptr(), packed.data_ptr(), number, (count,), None, *place
         how = _reduction(what, op, source.dtype)
+        self.group._check_nan(what, [packed])
         handle = self._submit(what, _ALLREDUCE, [described], [packed], asynchronous, *how)
         mine = torch.split(packed, list(lengths))[self.group._number].view(output.shape)
         return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(mine, output))
@@ -343,6 +350,7 @@ class Device:
     ) -> DeviceWork | None:
         """``send``, ``receive``: bytes to and from each rank. Received bytes fill the targets in order."""
         copy, keep, output = None, [] if source is None else [source], 0
+        self.group._check_nan(what, keep)
         if targets:
             memory, copy = flat.gathering(targets, targets[0] if source is None else source)
             keep, output = [*keep, memory], memory.data_ptr()

@@ -9,6 +9,7 @@ import torch
 
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.distributed import flat
+from hvd.torch.distributed.device_messages import Pairs
 from hvd.torch.distributed.operations import Operations
 from hvd.torch.distributed.work import Work
 
@@ -17,8 +18,10 @@ Tensor = torch.Tensor
 
 class Messages(Operations):
     """Point-to-point operations of a group. A send waits until the other rank receives, unless the message fits into
-    the small buffer between them.
+    the small buffer between them, or both tensors are on GPUs: then the host waits only until both have called.
     """
+
+    _pairs: Pairs | None = None
 
     def _post(self, sends: bool, tensor: Tensor, peer: int, tag: int, seconds: float, at_once: bool) -> Work:
         what = "send" if sends else "recv"
@@ -26,7 +29,9 @@ class Messages(Operations):
         packed = tensor
         if not flat.plain(tensor):
             if tensor.is_cuda:
-                raise ValueError(f"hvd: {what}: messages are for tensors on the CPU: pass x.cpu(), and copy what comes")
+                if self._pairs is None:
+                    self._pairs = Pairs(self)
+                return self._pairs.post(sends, tensor, peer, tag)
             packed = flat.packed(tensor, what)
             finish = None if sends else flat.copying_back(packed, tensor)
         address = packed.data_ptr() or flat.without_memory(packed)

@@ -32,6 +32,8 @@ def goes_on(opts: Any) -> bool:
 class Operations:
     """A group of ranks. ``ranks``: their numbers in the job; ``seconds``: the time limit of its operations."""
 
+    _nccl: _core.NcclOptions
+
     def join(self, store: Any, rank: int, size: int, seconds: float, ranks: Sequence[int]) -> None:
         """Connects the ranks; collective. Raises the errors of ``meet``."""
         self._number, self._count = rank, size
@@ -41,6 +43,7 @@ class Operations:
         self._barriers = 0  # monitored barriers
         self._coalesced: list[Work] | None = None  # works begun since _start_coalescing
         self._closed = ""  # why no operation is possible any more
+        self._refuses_nan = os.environ.get("HVD_NAN_CHECK") == "1"
         check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
         self._group: _core.Group = meet(store, rank, size, seconds, check)
         move = os.environ.get("HVD_SHARE_BUCKETS", "1") != "0" and size > 1
@@ -53,6 +56,22 @@ class Operations:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ValueError(f"hvd: {self._closed}")
+
+    def _check_nan(self, what: str, inputs: Sequence[Tensor]) -> None:
+        """With HVD_NAN_CHECK=1, ends the group and raises ValueError if an input has a NaN. Waits for the GPU."""
+        if not self._refuses_nan:
+            return
+        for t in inputs:
+            if (t.is_floating_point() or t.is_complex()) and torch.isnan(t).any().item():
+                self.abort()  # so that the other ranks get an error too
+                raise ValueError(
+                    f"hvd: {what}: rank {self._number}: the input of shape {list(t.shape)} has a NaN, which HVD_NAN_CHECK=1"
+                    " refuses; look for its cause in this rank's work before this call"
+                )
+
+    def abort(self) -> None:
+        """Ends operations in flight, here and on the other ranks, and leaves the group."""
+        raise NotImplementedError
 
     def _address(self, tensor: Tensor) -> int:
         if self._storages.known and tensor.nbytes >= LEAST_SHARED:

@@ -22,6 +22,7 @@ from hvd.torch.distributed.collectives import Collectives
 from hvd.torch.distributed.device_work import DeviceWork
 from hvd.torch.distributed.messages import Messages
 from hvd.torch.distributed.operations import c10d
+from hvd.torch.distributed.options import nccl_options
 from hvd.torch.distributed.work import Work
 
 Tensor = torch.Tensor
@@ -54,8 +55,12 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     run in order on a thread of the group. Messages have their own thread.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int] = ()) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int] = (), options: Any = None
+    ) -> None:
         _Base.__init__(self, rank, size)
+        self._nccl = nccl_options(options)
+        self._options = options
         self._store = store
         self._names = ["", ""]
         self._of_all = not global_ranks
@@ -138,7 +143,7 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
         limit = timedelta(seconds=self._seconds) if timeout is None else timeout
         made = ProcessGroup(
             c10d.PrefixStore(f"{name}/", self._store), list(ranks).index(self._number), len(ranks), limit,
-            [self._ranks[r] for r in ranks],
+            [self._ranks[r] for r in ranks], self._options if opts is None else opts,
         )  # fmt: skip
         made.setGroupName(name)
         made.setGroupDesc(group_desc or "undefined")
@@ -177,6 +182,8 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
             return
         self._closed = why
         self._storages.close()
+        if self._pairs is not None:
+            self._pairs.close(limit)
         if self._gpu is not None:
             self._gpu.close(limit)
         self._group.close(limit)
@@ -195,11 +202,11 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
 compiling.run_as_they_are(ProcessGroup, Work, DeviceWork)
 
 
-def make_group(options: Any) -> ProcessGroup:
+def make_group(options: Any, own: Any = None) -> ProcessGroup:
     """The constructor called by ``init_process_group`` and ``new_group``."""
     patches.install()
     return ProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group
+        options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group, own
     )
 
 
@@ -225,6 +232,8 @@ def _leave_in_child() -> None:
             group._group.forget()
             if group._gpu is not None:
                 group._gpu.forget()
+            if group._pairs is not None:
+                group._pairs.forget()
     _alive.clear()
 
 
