@@ -58,7 +58,7 @@ struct device_batch {
   std::uint64_t number = 0;  ///< of its launch in hvd/transport/nccl/launch_order.hpp; 0: in no order
 
   std::shared_ptr<void> first{};  ///< the event at which its work begins, if that is measured
-  cuda_marks::place begun{};  ///< from here on it waits only for other ranks
+  cuda_marks::place begun{};      ///< from here on it waits only for other ranks
   std::shared_ptr<void> done{};
   cuda_marks::place end{};  ///< behind `done`
   std::chrono::steady_clock::time_point asked{};

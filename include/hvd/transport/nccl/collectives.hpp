@@ -106,8 +106,7 @@ struct nccl_scalar {
 class nccl_group_call {
  public:
   nccl_group_call(nccl_communicator& comm, cu_stream stream, std::string_view what)
-      : comm_(comm), nccl_(comm.library()), handle_(comm.get()), stream_(stream), what_(what),
-        watched_(comm.watch()) {
+      : comm_(comm), nccl_(comm.library()), handle_(comm.get()), stream_(stream), what_(what), watched_(comm.watch()) {
     check(nccl_.group_start());
     open_ = true;
   }

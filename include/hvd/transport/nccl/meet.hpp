@@ -23,8 +23,8 @@ struct nccl_greeting {
   error_kind kind{};          ///< of the problem
   int nccl = 0;
   bool instances_apart = false;  ///< NCCL_HOSTID is set: NCCL treats each rank as a host
-  device_of_rank gpu{};  ///< and host
-  nccl_unique_id id{};   ///< of rank 0
+  device_of_rank gpu{};          ///< and host
+  nccl_unique_id id{};           ///< of rank 0
 };
 
 /// All greetings, in rank order: rank 0 collects and sends them back.
@@ -83,8 +83,9 @@ inline void check_greetings(std::span<const nccl_greeting> all) {
       }
       fail(error_kind::unsupported,
            {"NcclTransport: ranks ", other.rank, " and ", g.gpu.rank, " on host ", g.gpu.host_name.view(),
-            " have two instances (MIG) of one GPU, at ", g.gpu.pci.view(), ": that needs NCCL 2.30 or newer, and this is ",
-            nccl_version_text(g.nccl), "; use instances of different GPUs, or start one rank for each GPU"},
+            " have two instances (MIG) of one GPU, at ", g.gpu.pci.view(),
+            ": that needs NCCL 2.30 or newer, and this is ", nccl_version_text(g.nccl),
+            "; use instances of different GPUs, or start one rank for each GPU"},
            g.gpu.rank);
     }
   }
