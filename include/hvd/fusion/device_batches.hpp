@@ -123,12 +123,14 @@ class device_batches {
     return f();
   }
 
-  /// Queues a batch: now, or in a later `poll` if NCCL still connects ranks, or if it is
-  /// another group's turn.
+  /// Queues a batch: now, or in a later `poll` if NCCL still connects ranks, or if it is another group's turn. If calls
+  /// of NCCL block, then now: another rank may be in such a call, waiting for this one, and can do nothing else.
   void start(std::shared_ptr<device_batch> batch) {
     batch->number = std::exchange(number_, 0);
     waiting_.push_back(std::move(batch));
-    advance();
+    for (advance(); !waiting_.empty() && group_->communicator().watch() != nullptr; advance()) {
+      nap(std::chrono::microseconds(20));
+    }
   }
   /// True if the batch is done. Throws the batch's error if it has failed.
   [[nodiscard]] bool poll(device_batch& batch) {
@@ -246,6 +248,7 @@ class device_batches {
   }
   /// The same while NCCL still connects ranks, or memory grows.
   void watch_start(const device_batch& batch) {
+    group_->communicator().usable();
     const auto limit = group_->communicator().options().timeout;
     if (limit.count() > 0 && std::chrono::steady_clock::now() - since_ >= limit) {
       group_->communicator().out_of_time(batch.what, limit);
