@@ -18,31 +18,11 @@ nccl_engine make_engine(ShmTransport& comm) {
   return nccl_engine(comm, NcclTransport(comm, on_gpu(comm.rank())), plain_engine());
 }
 
-/// Ranks of which some end before the others; f(rank, comm), without the barrier at the end.
-void on_ranks(int count, environment variables, int killed, const auto& f) {
-  const std::string job = new_job();
-  variables.emplace("HVD_STANDIN_GPUS", std::to_string(count));
-  variables.emplace("HVD_STANDIN_DELAY_US", "50");
-  children all(count);
-  all.start_all([&](int rank, report& mine) {
-    set_environment(variables);
-    ShmTransport comm(job, rank, count, patient());
-    f(comm, mine);
-    no_violations();
-  });
-  CHECK(all.wait(60.0));
-  for (int i = 0; i != count; ++i) {
-    CAPTURE(i);
-    CAPTURE(all[i].text());
-    CHECK((i == killed ? WIFSIGNALED(all.status(i)) : all.status(i) == 0));
-  }
-}
-
 }  // namespace
 
 TEST_CASE("a rank that is killed under way is named by all others, although NCCL hangs") {
   for (const environment& variables :
-       {environment{}, environment{{"HVD_STANDIN_NCCL_REMOTE_ERROR", "1"}}, in_progress}) {
+       {environment{}, environment{{"HVD_STANDIN_NCCL_REMOTE_ERROR", "1"}}, in_progress, old_library()}) {
     on_ranks(3, variables, 2, [](ShmTransport& comm, report&) {
       NcclTransport gpu(comm, on_gpu(comm.rank()));
       nccl_engine engine = make_engine(comm);
@@ -264,6 +244,7 @@ TEST_CASE("a transport alone: the ranks that are left go on without one that is 
       hvd::allreduce(gpu, a.span());
       if (comm.rank() == 1) ::raise(SIGKILL);
       complaint(error_kind::timeout, {"has waited 0.5 s"}, [&] { hvd::allreduce(gpu, a.span()); });
+      complaint(error_kind::timeout, {"has waited 0.5 s"}, [&] { static_cast<void>(gpu.alloc_shared<int>(3)); });
       complaint(error_kind::invalid_argument, {"rank 3 cannot be left out; allowed: other ranks"},
                 [&] { static_cast<void>(gpu.without({3})); });
       complaint(error_kind::invalid_argument, {"rank 1 is named twice"}, [&] {

@@ -12,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -83,6 +85,27 @@ void on_gpus(int count, const environment& variables, F f) {
     NcclTransport gpu(comm, on_gpu(comm.rank()));
     f(gpu, comm);
   });
+}
+
+/// Ranks of which some end before the others; f(comm, report), without the barrier at the end.
+template <class F>
+void on_ranks(int count, environment variables, int killed, const F& f) {
+  const std::string job = new_job();
+  variables.emplace("HVD_STANDIN_GPUS", std::to_string(count));
+  variables.emplace("HVD_STANDIN_DELAY_US", "50");
+  children all(count);
+  all.start_all([&](int rank, report& mine) {
+    set_environment(variables);
+    ShmTransport comm(job, rank, count, patient());
+    f(comm, mine);
+    no_violations();
+  });
+  CHECK(all.wait(60.0));
+  for (int i = 0; i != count; ++i) {
+    CAPTURE(i);
+    CAPTURE(all[i].text());
+    CHECK((i == killed ? WIFSIGNALED(all.status(i)) : all.status(i) == 0));
+  }
 }
 
 /// The error that f throws, which is of this kind and has all of these texts.

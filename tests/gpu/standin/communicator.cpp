@@ -179,7 +179,8 @@ nccl_result derive(const std::shared_ptr<communicator>& from, nccl_comm* made, c
   // As NCCL: the new communicator is there when it is complete, only the state of the old one tells so, and the call
   // itself returns success.
   const auto work = [=] {
-    nccl_result code = agree(*child);
+    nccl_result code = injected("ncclCommInitRankFunc");
+    if (code == nccl_success) code = agree(*child);
     if (code == nccl_success && !none) code = connect(*child);
     child->parent = nullptr;
     if (code == nccl_success && !none) __atomic_store_n(made, keep(child), __ATOMIC_RELEASE);

@@ -272,6 +272,7 @@ nccl_result ncclCommWindowDeregister(nccl_comm handle, nccl_window window) {
   const auto c = find(handle);
   if (!c) return failed(nccl_invalid_argument, "this is no communicator");
   const std::lock_guard lock(c->mutex);
+  if (c->over != c->queued) find_gpu()->violation("ncclCommWindowDeregister beside operations");
   const auto gone = std::erase_if(
       c->windows, [&](const auto& w) { return w.second.begin == reinterpret_cast<std::uint64_t>(window); });
   return gone == 1 ? nccl_success : failed(nccl_invalid_argument, "ncclCommWindowDeregister");
