@@ -34,6 +34,12 @@ _ALLREDUCE, _REDUCE, _REDUCE_SCATTER, _ALLGATHER, _BROADCAST, _ALLTOALL, _GATHER
 _BYTES = _core.dtypes["uint8"]
 
 
+def _begun(work: DeviceWork | None) -> DeviceWork:
+    """The work of an asynchronous call."""
+    assert work is not None
+    return work
+
+
 def _together(tensors: Sequence[Tensor], reduced: bool = True) -> bool:
     """Whether all are on GPUs, and have one dtype if they are reduced: then one call of NCCL takes them."""
     return (
@@ -139,7 +145,7 @@ class Collectives(Operations):
         """See torch.distributed.all_reduce_coalesced."""
         op = SUM if opts is None else opts.reduceOp
         if _together(tensors):
-            return self._device().all_reduce("all_reduce_coalesced", tensors, op, True)
+            return _begun(self._device().all_reduce("all_reduce_coalesced", tensors, op, True))
         return self._joined("all_reduce_coalesced", [self._allreduce(t, op, True) for t in tensors], tensors)
 
     def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
@@ -235,7 +241,7 @@ class Collectives(Operations):
         for targets, source in zip(lists, sources):
             self._check_list("all_gather_coalesced", targets, source, self._number)
         if _together(sources, False) and all(len({t.numel() for t in targets}) == 1 for targets in lists):
-            return self._device().all_gather("all_gather_coalesced", lists, sources, tuple(outputs), True)
+            return _begun(self._device().all_gather("all_gather_coalesced", lists, sources, tuple(outputs), True))
         works = [self.allgather([targets], [t]) for targets, t in zip(lists, sources)]
         return self._joined("all_gather_coalesced", works, list(outputs))
 
@@ -244,7 +250,7 @@ class Collectives(Operations):
         what = "all_gather_into_tensor_coalesced"
         if _together(inputs, False):
             sources = [self._gathered(what, o, i) for o, i in zip(outputs, inputs)]
-            return self._device().all_gather_single(what, outputs, sources, True)
+            return _begun(self._device().all_gather_single(what, outputs, sources, True))
         works = [self.all_gather_single(o, i) for o, i in zip(outputs, inputs)]
         return self._joined(what, works, list(outputs))
 
@@ -301,7 +307,7 @@ class Collectives(Operations):
         if _together(inputs):
             for output, input in zip(outputs, inputs):
                 self._check_scattered(what, output, input)
-            return self._device().reduce_scatter(what, outputs, inputs, one.reduceOp, True)
+            return _begun(self._device().reduce_scatter(what, outputs, inputs, one.reduceOp, True))
         works = [self.reduce_scatter_single(o, i, one) for o, i in zip(outputs, inputs)]
         return self._joined(what, works, list(outputs))
 

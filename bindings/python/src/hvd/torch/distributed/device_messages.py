@@ -143,7 +143,8 @@ class Pair:
 
     def _stream_after(self, event: Any, device: int) -> Stream:
         """A stream on which only the work before the event comes first."""
-        stream = torch.cuda.Stream(device)
+        make: Any = torch.cuda.Stream  # has no types
+        stream = make(device)
         stream.wait_event(event)
         return device, stream.cuda_stream
 
