@@ -207,12 +207,9 @@ class nccl_group {
     comm_.usable();
     if (!token_) token_ = cuda_memory(device_, 1);
     driver().check(driver().fill_bytes(to_device(token_.get()), 0, 1, stream_.get()), "cuMemsetD8Async");
-    nccl_reduction largest;
-    largest.type = nccl_uint8;
-    largest.op = nccl_max;
-    const reduction none;
+    const nccl_reduction largest{.type = nccl_uint8, .op = nccl_max};
     issue("barrier", stream_.get(), [&](nccl_group_call& g) {
-      g.add(allreduce_call{token_.get(), token_.get(), 1, none}, largest);
+      g.add(allreduce_call{token_.get(), token_.get(), 1, reduction()}, largest);
     });
     wait("barrier");
   }
@@ -365,13 +362,11 @@ class nccl_group {
   void wait(std::string_view what) {
     const cuda_device::scope current(*device_);
     const auto done = events_->record(stream_.get());
-    comm_.await(what, comm_.options().timeout, [&] { return passed(done.get()); });
-  }
-  [[nodiscard]] bool passed(void* event) const {
-    const cu_result code = driver().event_query(event);
-    if (code == cu_not_ready) return false;
-    driver().check(code, "a collective on the GPU");
-    return true;
+    comm_.await(what, comm_.options().timeout, [&] {
+      const cu_result code = driver().event_query(done.get());
+      if (code != cu_not_ready) driver().check(code, "a collective on the GPU");
+      return code != cu_not_ready;
+    });
   }
 
   /// Gathers `bytes` bytes of every rank, through the device, for the operation `what`; waits.
