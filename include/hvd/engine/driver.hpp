@@ -291,8 +291,9 @@ class driver final : public waiting_room {
           for (const auto& s : mine) finish(*s, *problem);
           return;
         }
-        if (first.kind == operation::allreduce && first.op == reduce_op::adasum) return run_by_host(works, mine);
-        return start(works, std::move(mine));
+        const bool adasum = first.kind == operation::allreduce && first.op == reduce_op::adasum;
+        adasum ? run_by_host(works, mine) : start(works, std::move(mine));
+        return tune(b);
       }
     }
     observer_.enter(mine, activities_on<T>::name(first.kind));
@@ -303,11 +304,14 @@ class driver final : public waiting_room {
       execute_(works);
     }
     for (const auto& s : mine) finish(*s, std::nullopt);
-    if (!tuner_ || first.kind == operation::split) return;
-    if (const auto setting = tuner_->count(b.ids, b.bytes)) {
-      cycle_time_ = setting->cycle_time;
-      execute_.buffer().threshold(setting->fusion_threshold);
-    }
+    if (first.kind != operation::split) tune(b);
+  }
+  /// Counts a batch that was run, or started on the device, which the next step waits for.
+  void tune(const batch& b) {
+    const auto setting = tuner_ ? tuner_->count(b.ids, b.bytes) : std::nullopt;
+    if (!setting) return;
+    cycle_time_ = setting->cycle_time;
+    execute_.buffer().threshold(setting->fusion_threshold);
   }
 
   void finish(submission& s, std::optional<error> problem) {
