@@ -52,7 +52,8 @@ int measure_facts(const gpu_settings& /*s*/) {
   }
   for (const auto& [what, bytes] : {std::pair("1 MiB", std::size_t{1} << 20), {"256 MiB", std::size_t{256} << 20}}) {
     detail::cu_pointer at = 0;
-    row((std::string("cuMemAlloc of ") + what).c_str(), 1, [&] { driver.check(driver.alloc(&at, bytes), "cuMemAlloc"); });
+    row((std::string("cuMemAlloc of ") + what).c_str(), 1,
+        [&] { driver.check(driver.alloc(&at, bytes), "cuMemAlloc"); });
     row((std::string("cuMemFree of ") + what).c_str(), 1, [&] { driver.check(driver.free(at), "cuMemFree"); });
   }
   detail::cu_event event = nullptr;
@@ -62,11 +63,10 @@ int measure_facts(const gpu_settings& /*s*/) {
   row("cuEventQuery of one that has passed", 200, [&] { driver.check(driver.event_query(event), "cuEventQuery"); });
   driver.event_destroy(event);
   unsigned value = 0;
-  row("cuPointerGetAttribute", 200,
-      [&] {
-        const auto at = detail::to_device(memory);
-        driver.check(driver.pointer_attribute(&value, detail::cu_pointer_memory_type, at), "cuPointerGetAttribute");
-      });
+  row("cuPointerGetAttribute", 200, [&] {
+    const auto at = detail::to_device(memory);
+    driver.check(driver.pointer_attribute(&value, detail::cu_pointer_memory_type, at), "cuPointerGetAttribute");
+  });
   void* word = nullptr;
   driver.check(driver.alloc_host(&word, 64, 0), "cuMemHostAlloc");
   const char* const library = std::getenv("HVD_CUDA_LIBRARY");

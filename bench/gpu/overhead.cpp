@@ -27,9 +27,11 @@ int rank_of(ShmTransport& control, const gpu_settings& s) {
   gpu.upload(in, ones.data(), most);
   if (control.rank() == 0) {
     print_gpu(gpu);
-    std::printf("Allreduce of float32, out of place, %d rank(s), %d on a GPU; us a call, queued one after the other; the host's share\n\n"
-                "| bytes | NCCL | hvd | more, us | more, %% | NCCL, host | hvd, host |\n|--:|--:|--:|--:|--:|--:|--:|\n",
-                control.size(), s.ranks_per_gpu);
+    std::printf(
+        "Allreduce of float32, out of place, %d rank(s), %d on a GPU; us a call, queued one after the other; the "
+        "host's share\n\n"
+        "| bytes | NCCL | hvd | more, us | more, %% | NCCL, host | hvd, host |\n|--:|--:|--:|--:|--:|--:|--:|\n",
+        control.size(), s.ranks_per_gpu);
   }
   bool right = true;
   // Ranks that share a GPU run in turns of milliseconds.
@@ -51,10 +53,11 @@ int rank_of(ShmTransport& control, const gpu_settings& s) {
       };
     };
     const std::array<std::function<double()>, 2> ways{
-        queued(0, [&] {
-          must(nccl.allreduce(in, out, n, detail::nccl_float32, detail::nccl_sum, plain.get(), gpu.stream()),
-               "ncclAllReduce");
-        }),
+        queued(0,
+               [&] {
+                 must(nccl.allreduce(in, out, n, detail::nccl_float32, detail::nccl_sum, plain.get(), gpu.stream()),
+                      "ncclAllReduce");
+               }),
         queued(1, [&] {
           hvd::allreduce(comm, std::span<const float>(in, n), std::span(out, n), hvd::sum, on_stream{gpu.stream()});
         })};

@@ -148,13 +148,14 @@ class nccl_device {
   }
   void store(const tensor& t, result& r, std::span<const std::byte> from) {
     std::byte* to = t.out;
+    std::shared_ptr<void> after;
     if (to == nullptr) {
-      r.data = cuda_memory(group().device(), from.size());
+      r.data = results_->take(from.size(), after);
       to = r.data.get();
     } else {
       r.data = nullptr;
     }
-    transfer(nullptr, [&](const cuda_driver& driver, cu_stream stream) {
+    transfer(after.get(), [&](const cuda_driver& driver, cu_stream stream) {
       if (!from.empty()) {
         driver.check(driver.copy_to_device(to_device(to), from.data(), from.size(), stream), "cuMemcpyHtoDAsync");
       }

@@ -85,7 +85,7 @@ class _Posted:
 
 class Pair:
     """The messages between this rank and another one. It connects on a thread of its own, because the other rank may
-    come late, and a post never waits. After an error no message is possible any more.
+    come late, and a post never waits. After a lost rank or a message that times out none is possible any more.
     """
 
     def __init__(self, group: Operations, peer: int) -> None:
