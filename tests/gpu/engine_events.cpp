@@ -217,7 +217,8 @@ TEST_CASE("an engine with a GPU: several batches under way") {
   on_engines<demand_engine>(3, in_progress, plain_engine(), [](const auto& r) { hold_several(r); });
 }
 TEST_CASE("an engine with a GPU: missing and wrong events are found") {
-  on_engines<nccl_engine>(2, {}, plain_engine(), [](const auto& r) { mistakes(r); });
+  // No windows, whose end would be a mistake too: a collective on freed memory never ends.
+  on_engines<nccl_engine>(2, {{"HVD_STANDIN_NCCL_WINDOWS", "0"}}, plain_engine(), [](const auto& r) { mistakes(r); });
 }
 
 TEST_CASE("an engine with a GPU: the program captures CUDA graphs meanwhile, without collectives") {

@@ -106,15 +106,16 @@ class cuda_device {
   cu_context context_ = nullptr;
 };
 
-/// Throws invalid_argument for a stream that is captured into a CUDA graph. `what` begins the sentence. Within a scope
-/// of the stream's device.
-inline void refuse_capture(const cuda_driver& driver, cu_stream stream, std::string_view what) {
+/// Throws invalid_argument for a stream that is captured into a CUDA graph. `what()` begins the sentence. Within a
+/// scope of the stream's device.
+template <class What>
+void refuse_capture(const cuda_driver& driver, cu_stream stream, const What& what) {
   int status = cu_capture_none;
   const cu_result code = driver.stream_capturing(stream, &status);
   if (code == cu_success && status == cu_capture_none) [[likely]]
     return;
   if (code != cu_success && code != cu_capture_implicit) driver.check(code, "cuStreamIsCapturing");
-  fail(error_kind::invalid_argument, {what, ": the stream is being captured into a CUDA graph, and collectives in CUDA "
+  fail(error_kind::invalid_argument, {what(), ": the stream is being captured into a CUDA graph, and collectives in CUDA "
                                             "graphs are not supported; call it outside of the capture"});
 }
 

@@ -25,8 +25,10 @@ namespace hvd::inline HVD_ABI {
 
 /// The ranks of a group, each with a GPU, connected by NCCL. Buffers of its collectives are memory of that GPU. hvd
 /// looks for NCCL and the CUDA driver when the first transport is made (libnccl.so.2, libcuda.so.1; HVD_NCCL_LIBRARY
-/// and HVD_CUDA_LIBRARY name other files): a program compiles and starts without them. NCCL 2.18 or newer is best; 2.14
-/// works, without registered memory. Move-only; groups made by `split` may outlive it.
+/// and HVD_CUDA_LIBRARY name other files): a program compiles and starts without them. NCCL 2.18.6 or newer;
+/// docs/gpu.md says what each version can do. Move-only; groups made by `split` may outlive it.
+///
+/// Its end waits for queued work, at most `timeout`; after an error, or while an exception is on its way, not as long.
 ///
 /// `hvd::allreduce(gpu, buffer)` waits until the result is there. With `hvd::on_stream{s}` as the last argument it is
 /// queued on the stream `s` and returns; later work on that stream sees the result. All ranks call the same collectives
@@ -102,8 +104,9 @@ class NcclTransport {
 
   /// A group of the remaining ranks after others were lost, in the same order. Collective over the remaining ranks,
   /// which all pass the same lost ranks. Calls under way on this transport end with unspecified outputs, and it can no
-  /// longer be used. Errors: invalid_argument, timeout; unsupported before NCCL 2.27, and before 2.28.7 after an error
-  /// of this transport. If it is unsupported, make a new NcclTransport over a transport of the remaining ranks.
+  /// longer be used. Errors: invalid_argument, timeout; peer_lost if NCCL's network has noticed the loss; unsupported
+  /// before NCCL 2.27, and before 2.28.7 after an error of this transport. If it fails, make a new NcclTransport over a
+  /// transport of the remaining ranks; before 2.28.7 in new processes.
   [[nodiscard]] NcclTransport without(std::vector<int> lost) { return NcclTransport(group_->without(std::move(lost))); }
 
   /// n elements of device memory of this rank, zero at first, from NCCL and registered with it if possible; collective,

@@ -38,7 +38,7 @@ class framework_devices {
   std::shared_ptr<void> record(const framework_stream& stream) {
     const std::shared_ptr<pool> of = find(stream.device);
     const hvd::detail::cuda_device::scope current(*of->device);
-    hvd::detail::refuse_capture(of->device->driver(), stream.handle, "a tensor of a collective");
+    hvd::detail::refuse_capture(of->device->driver(), stream.handle, [] { return "a tensor of a collective"; });
     return of->events->record(stream.handle);
   }
 
@@ -48,7 +48,7 @@ class framework_devices {
     const std::shared_ptr<pool> of = find(stream.device);
     const hvd::detail::cuda_device::scope current(*of->device);
     const hvd::detail::cuda_driver& driver = of->device->driver();
-    hvd::detail::refuse_capture(driver, stream.handle, "waiting for a collective");
+    hvd::detail::refuse_capture(driver, stream.handle, [] { return "waiting for a collective"; });
     driver.check(driver.stream_wait(stream.handle, event, 0), "cuStreamWaitEvent");
   }
 

@@ -312,7 +312,8 @@ class nccl_group {
   }
   template <class Call>
   void check_buffers(const Call& c, cu_stream stream) const {
-    if (stream != stream_.get()) check_stream(driver(), stream, joined({name(Call::kind), " on ", comm_.label()}));
+    const auto what = [&] { return joined({name(Call::kind), " on ", comm_.label()}); };
+    if (stream != stream_.get()) check_stream(driver(), stream, what);
     check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
     check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
   }

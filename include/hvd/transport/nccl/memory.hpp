@@ -39,11 +39,12 @@ inline void check_device_memory(const cuda_device& device, std::string_view oper
                                       " is memory of GPU ", owner, "; this rank's is GPU ", device.ordinal()});
 }
 
-/// Throws invalid_argument for a stream on which NCCL cannot queue a collective. `what` begins the sentence.
-inline void check_stream(const cuda_driver& driver, cu_stream stream, std::string_view what) {
+/// Throws invalid_argument for a stream on which NCCL cannot queue a collective. `what()` begins the sentence.
+template <class What>
+void check_stream(const cuda_driver& driver, cu_stream stream, const What& what) {
   if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own
     fail(error_kind::invalid_argument,
-         {what, ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
+         {what(), ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
                 "one"});
   }
   refuse_capture(driver, stream, what);

@@ -4,6 +4,7 @@
 #include <hvd/pin.hpp>
 #include <hvd/policy.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 
@@ -40,10 +41,9 @@ struct nccl_options {
   int ranks_per_device = detail::ranks_of_pin();
   /// The time limit for every wait for other ranks; 0 waits as long as no error is known.
   seconds timeout = failure_policy{}.timeout;
-  /// The time limit for the ranks to connect. Longer than on the host: each rank may have to load NCCL's 250 MB from a
-  /// cold disk.
-  seconds start_timeout = detail::from_variable("HOROVOD_START_TIMEOUT", seconds(120),
-                                                [](auto name, auto text) { return parse_seconds(name, text); });
+  /// The time limit for the ranks to connect; at least 120 s by default, because each rank may have to load NCCL's
+  /// 250 MB from a cold disk.
+  seconds start_timeout = std::max(failure_policy{}.start_timeout, seconds(120));
   nccl_average average = nccl_average::automatic;
   /// The fewest and the most thread blocks that NCCL uses; 0: NCCL decides.
   int min_ctas = 0, max_ctas = 0;
