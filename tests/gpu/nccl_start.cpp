@@ -156,8 +156,7 @@ TEST_CASE("start: one rank fails inside of NCCL, and all say why") {
       options.start_timeout = std::chrono::milliseconds(300);
       if (comm.rank() == 1) standin_gpu::get().fail_next("ncclCommInitRankConfig", 2);
       const hvd::error e =
-          complaint(error_kind::system,
-                    {"NcclTransport: rank 1 on ", "connecting on rank 1 of 3: NCCL 2.28."},
+          complaint(error_kind::system, {"NcclTransport: rank 1 on ", "connecting on rank 1 of 3: NCCL 2.28."},
                     [&] { NcclTransport gpu(comm, options); });
       require(e.rank() == 1, "another rank is blamed");
       if (comm.rank() == 2) standin_gpu::get().fail_next("cuStreamCreateWithPriority", 2);

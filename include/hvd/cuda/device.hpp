@@ -115,8 +115,9 @@ void refuse_capture(const cuda_driver& driver, cu_stream stream, const What& wha
   if (code == cu_success && status == cu_capture_none) [[likely]]
     return;
   if (code != cu_success && code != cu_capture_implicit) driver.check(code, "cuStreamIsCapturing");
-  fail(error_kind::invalid_argument, {what(), ": the stream is being captured into a CUDA graph, and collectives in CUDA "
-                                            "graphs are not supported; call it outside of the capture"});
+  fail(error_kind::invalid_argument,
+       {what(), ": the stream is being captured into a CUDA graph, and collectives in CUDA "
+                "graphs are not supported; call it outside of the capture"});
 }
 
 /// A stream of its own, which does not wait for the default stream. Made and destroyed within a scope of its device.

@@ -26,12 +26,6 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The tuned settings.
-struct engine_setting {
-  std::size_t fusion_threshold = 0;
-  std::chrono::microseconds cycle_time{0};
-};
-
 /// The score of a sample is the bytes reduced or moved, divided by the time between the ends of two batches. Ranks run
 /// the same batches in the same order, so all end a sample at the same batch. They then receive rank 0's score, and go
 /// on with the same setting.
@@ -57,21 +51,23 @@ class autotuner {
     write(search_.csv_header());
   }
 
-  /// Called after a batch of `bytes` bytes. At the end of a sample it is collective, and returns the setting to use
-  /// from then on. A step ends when the operation that ran just before the sample runs again. So a sample is a number
+  /// Called after a batch of `bytes` bytes, which has run, or was started on a device. At the end of a sample it is
+  /// collective, and changes the cycle time and the buffer's threshold. A step ends when the operation that ran just before the sample runs again. So a sample is a number
   /// of whole steps, including the program's work between them.
-  std::optional<engine_setting> count(const std::vector<std::uint32_t>& ids, std::size_t bytes) {
-    if (search_.finished()) return std::nullopt;
+  template <class Buffer>
+  void count(const std::vector<std::uint32_t>& ids, std::size_t bytes, std::chrono::microseconds& cycle_time,
+             Buffer& buffer) {
+    if (search_.finished()) return;
     if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins anew if that operation does not run again
       marker_ = ids.front();
       steps_seen_ = 0;
       batches_ = bytes_ = 0;
       began_ = clock::now();
-      return std::nullopt;
+      return;
     }
     bytes_ += bytes;
     if (std::find(ids.begin(), ids.end(), marker_) != ids.end()) ++steps_seen_;
-    if (steps_seen_ < steps_) return std::nullopt;
+    if (steps_seen_ < steps_) return;
     double score =
         static_cast<double>(bytes_) / std::chrono::duration<double, std::micro>(clock::now() - began_).count();
     auto* const at = reinterpret_cast<std::byte*>(&score);
@@ -81,7 +77,8 @@ class autotuner {
     steps_seen_ = -1;
     if (search_.finished() && comm_.rank() == 0) inform({"autotune: ", search_.verdict()});
     const std::vector<std::int64_t>& now = search_.propose();
-    return engine_setting{static_cast<std::size_t>(now[0]), std::chrono::microseconds(now[1])};
+    buffer.threshold(static_cast<std::size_t>(now[0]));
+    cycle_time = std::chrono::microseconds(now[1]);
   }
 
  private:

@@ -293,7 +293,8 @@ class driver final : public waiting_room {
         }
         const bool adasum = first.kind == operation::allreduce && first.op == reduce_op::adasum;
         adasum ? run_by_host(works, mine) : start(works, std::move(mine));
-        return tune(b);
+        if (tuner_) tuner_->count(b.ids, b.bytes, cycle_time_, execute_.buffer());
+        return;
       }
     }
     observer_.enter(mine, activities_on<T>::name(first.kind));
@@ -304,14 +305,7 @@ class driver final : public waiting_room {
       execute_(works);
     }
     for (const auto& s : mine) finish(*s, std::nullopt);
-    if (first.kind != operation::split) tune(b);
-  }
-  /// Counts a batch that was run, or started on the device, which the next step waits for.
-  void tune(const batch& b) {
-    const auto setting = tuner_ ? tuner_->count(b.ids, b.bytes) : std::nullopt;
-    if (!setting) return;
-    cycle_time_ = setting->cycle_time;
-    execute_.buffer().threshold(setting->fusion_threshold);
+    if (tuner_ && first.kind != operation::split) tuner_->count(b.ids, b.bytes, cycle_time_, execute_.buffer());
   }
 
   void finish(submission& s, std::optional<error> problem) {

@@ -44,8 +44,9 @@ template <class What>
 void check_stream(const cuda_driver& driver, cu_stream stream, const What& what) {
   if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own
     fail(error_kind::invalid_argument,
-         {what(), ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
-                "one"});
+         {what(),
+          ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
+          "one"});
   }
   refuse_capture(driver, stream, what);
 }
