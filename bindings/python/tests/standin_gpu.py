@@ -89,6 +89,8 @@ class Gpu:
             ("cuDevicePrimaryCtxRetain", ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
             ("cuStreamCreateWithPriority", ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_int),
             ("cuStreamSynchronize", ctypes.c_int, ctypes.c_void_p),
+            ("cuStreamBeginCapture_v2", ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
+            ("cuStreamEndCapture", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
             ("cuStreamWaitEvent", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
             ("cuEventCreate", ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint),
             ("cuEventRecord", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -204,6 +206,17 @@ class Gpu:
         finally:
             with self._on(device):
                 self._call("hvd_standin_release", stream)
+
+    @contextmanager
+    def captured(self, device: int, stream: int) -> Iterator[None]:
+        """What is queued on the stream within the block becomes a CUDA graph, as in torch.cuda.graph."""
+        with self._on(device):
+            self._call("cuStreamBeginCapture_v2", stream, 0)
+        try:
+            yield
+        finally:
+            with self._on(device):
+                self._call("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))
 
     def pending(self, device: int, stream: int) -> int:
         """How many works of the stream are not over."""

@@ -303,6 +303,35 @@ def test_memory_is_kept_until_the_gpu_is_done(gpu_ranks: Ranks) -> None:
     gpu_ranks.run(memory_is_kept)
 
 
+def captures() -> None:
+    import hvd
+    from gpu_arrays import BLOCKING, OPS
+    from hvd.core.reduce_op import Reduction, Sum
+    from standin_gpu import gpu
+
+    every = hvd.global_process_set
+    rank, size = hvd.rank(), hvd.size()
+    stream = gpu().stream(rank)
+    x, y = _array((4,), stream=stream), _array((4,))
+    x.fill(1)
+    y.fill(1)
+    earlier = OPS.allreduce([x], [x], True, "x", Reduction(Sum), every)
+    with gpu().captured(rank, stream):
+        hvd.synchronize(OPS.allreduce([y], [y], True, "y", Reduction(Sum), every))  # on another stream
+        for call in (
+            lambda: OPS.allreduce([x], [x], True, "z", Reduction(Sum), every),
+            lambda: hvd.synchronize(earlier),
+        ):
+            with pytest.raises(ValueError, match="the stream is being captured into a CUDA graph"):
+                call()
+    assert (y.read() == size).all()
+    assert (BLOCKING.allreduce([y], True, "z", Reduction(Sum), every).read() == size * size).all()
+
+
+def test_captures_of_the_program_go_on_and_collectives_in_them_are_refused(gpu_ranks: Ranks) -> None:
+    gpu_ranks.run(captures)
+
+
 def errors() -> None:
     import hvd
     from gpu_arrays import BLOCKING, DeviceArray
