@@ -6,8 +6,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
+#include <set>
+#include <string>
+
+#include <unistd.h>
 
 namespace gpu_engine_tests {
 
@@ -495,6 +501,29 @@ TEST_CASE("an engine with a GPU: every operation") {
   for (const int size : {1, 2, 3}) {
     on_engines<nccl_engine>(size, {}, plain_engine(), [](const auto& r) { use_all(r); });
   }
+}
+TEST_CASE("an engine with a GPU tunes itself by its batches") {
+  const auto log = std::filesystem::temp_directory_path() / ("hvd-autotune-gpu-" + std::to_string(::getpid()) + ".csv");
+  hvd::engine_options options = plain_engine();
+  options.autotune = true;
+  options.autotune_log = log.string();
+  options.autotune_warmup = 1;
+  options.autotune_steps = 1;
+  options.autotune_samples = 6;
+  on_engines<nccl_engine>(2, {}, options, [](const auto& r) {
+    const auto a = r.array(100, r.mine()), b = r.array(50, r.mine());
+    for (int step = 0; step != 100; ++step) {
+      const handle one = r.engine.submit(r.sum("a", a)), other = r.engine.submit(r.sum("b", b));
+      one.wait(only_a_hang);
+      other.wait(only_a_hang);
+      if (step == 0) r.has(a, r.total());
+    }
+  });
+  std::ifstream file(log);
+  std::set<std::string> settings;
+  for (std::string line; std::getline(file, line);) settings.insert(line.substr(0, line.rfind(',')));
+  std::filesystem::remove(log);
+  CHECK(settings.size() > 3);
 }
 TEST_CASE("an engine whose GPU is connected on demand: every operation") {
   for (const int size : {1, 3}) {

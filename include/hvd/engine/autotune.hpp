@@ -16,7 +16,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,8 +51,8 @@ class autotuner {
   }
 
   /// Called after a batch of `bytes` bytes, which has run, or was started on a device. At the end of a sample it is
-  /// collective, and changes the cycle time and the buffer's threshold. A step ends when the operation that ran just before the sample runs again. So a sample is a number
-  /// of whole steps, including the program's work between them.
+  /// collective, and changes the cycle time and the buffer's threshold. A step ends when the operation that ran just
+  /// before the sample runs again. So a sample is a number of whole steps, including the program's work between them.
   template <class Buffer>
   void count(const std::vector<std::uint32_t>& ids, std::size_t bytes, std::chrono::microseconds& cycle_time,
              Buffer& buffer) {

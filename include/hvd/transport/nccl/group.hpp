@@ -331,12 +331,10 @@ class nccl_group {
     std::vector<unsigned char> all(static_cast<std::size_t>(size()));
     share(what, &mine, all.data(), sizeof mine);
     if (problem) throw error(*problem);
-    if (const auto who = std::find(all.begin(), all.end(), 1); who != all.end()) {
-      const auto other = static_cast<int>(who - all.begin());
-      fail(error_kind::aborted, {what, " on ", comm_.label(), ": rank ", other, " could not (its own error says why)"},
-           other);
-    }
-    return made;
+    const auto other = static_cast<int>(std::find(all.begin(), all.end(), 1) - all.begin());
+    if (other == size()) return made;
+    fail(error_kind::aborted, {what, " on ", comm_.label(), ": rank ", other, " could not (its own error says why)"},
+         other);
   }
 
   /// Queues the calls of NCCL that f adds to a group.
