@@ -55,26 +55,33 @@ class nccl_communicator : public nccl_handle {
                    shrink = nccl_.comm_shrink](auto* made, auto* how) mutable {
       return shrink(from, lost.data(), static_cast<int>(lost.size()), made, how, flags);
     };
-    if (blocking())
-      return start(
-          "without", &whole, [] {}, shrink);
-    nccl_config config = configuration();
-    const nccl_result code = shrink(&comm_, &config);
-    // A thread of NCCL writes `comm_` before the state of the whole communicator shows that it is done.
-    nccl_result state = code == nccl_success ? nccl_in_progress : code;
-    for (const auto until = clock::now() + options_.start_timeout; state == nccl_in_progress && clock::now() < until;) {
-      nap(std::chrono::microseconds(100));
-      state = whole.state();
-    }
-    if (state == nccl_success) return finish_start("without", [] {});
-    if (state == nccl_in_progress) {
-      lost_.emplace(error_kind::timeout,
-                    joined({"without on ", label(), ": the ranks that are left did not come within ",
-                            options_.start_timeout.count(), " s"}));
+    const auto late = [&] {
+      return error(error_kind::timeout,
+                   joined({"without on ", label(), ": the ranks that are left did not come within ",
+                           options_.start_timeout.count(), " s"}));
+    };
+    if (blocking()) {
+      try {
+        return start(
+            "without", &whole, [] {}, shrink);
+      } catch (const error& e) {
+        const bool timed_out = e.kind() == error_kind::timeout;
+        lost_.emplace(timed_out ? late() : error(e.kind(), joined({sentence(e), remedy})));
+      }
     } else {
-      lost_.emplace(nccl_error_kind(state), joined({whole.text("without", state), remedy}));
+      nccl_config config = configuration();
+      const nccl_result code = shrink(&comm_, &config);
+      // A thread of NCCL writes `comm_` before the state of the whole communicator shows that it is done.
+      nccl_result state = code == nccl_success ? nccl_in_progress : code;
+      const auto until = clock::now() + options_.start_timeout;
+      for (; state == nccl_in_progress && clock::now() < until; state = whole.state()) {
+        nap(std::chrono::microseconds(100));
+      }
+      if (state == nccl_success) return finish_start("without", [] {});
+      const bool timed_out = state == nccl_in_progress;
+      lost_.emplace(timed_out ? late() : error(nccl_error_kind(state), joined({whole.text("without", state), remedy})));
     }
-    whole.abort();  // joins the thread
+    whole.abort();  // joins a thread of NCCL
     throw again(*lost_);
   }
 

@@ -21,8 +21,8 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// The result of `call`, a function of NCCL that makes, ends or frees a communicator. It waits for other ranks or for
 /// work of the GPU, in some versions also for kernels of other communicators, which may never end. So another thread
-/// calls it, within a scope of the device; it is left behind after `limit` (0: never), and then there is no result.
-/// `look()` is called meanwhile; if it throws, that thread is left behind as well.
+/// calls it, within a scope of the device if that is not null; it is left behind after `limit` (0: never), and then
+/// there is no result. `look()` is called meanwhile; if it throws, that thread is left behind as well.
 template <class Call, class Look>
 std::optional<nccl_result> bounded(const std::shared_ptr<cuda_device>& device, std::chrono::duration<double> limit,
                                    Call call, const Look& look) noexcept(noexcept(look())) {
@@ -33,7 +33,8 @@ std::optional<nccl_result> bounded(const std::shared_ptr<cuda_device>& device, s
     std::thread([device, call, result]() mutable {
       nccl_result code = nccl_unhandled_cuda_error;
       try {
-        const cuda_device::scope current(*device);
+        std::optional<cuda_device::scope> current;
+        if (device) current.emplace(*device);
         code = call();
       } catch (const error&) {  // the driver has shut down
       }

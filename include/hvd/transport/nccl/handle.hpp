@@ -167,13 +167,15 @@ class nccl_handle {
   void interrupt(cause why) noexcept {
     if (cause none = cause::none; !interrupted_.compare_exchange_strong(none, why)) return;
     poison();
-    if (nccl_.comm_revoke != nullptr) {
-      if (const nccl_comm comm = __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); comm != nullptr) nccl_.comm_revoke(comm, 0);
-    } else if (const nccl_comm comm = __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL); comm != nullptr) {
-      nccl_.comm_abort(comm);
-    }
+    const bool revokes = nccl_.comm_revoke != nullptr;
+    const nccl_comm comm =
+        revokes ? __atomic_load_n(&comm_, __ATOMIC_ACQUIRE) : __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL);
+    if (comm == nullptr) return;
+    const auto end = [comm, revokes, revoke = nccl_.comm_revoke, abort = nccl_.comm_abort] {
+      return revokes ? revoke(comm, 0) : abort(comm);
+    };
+    bounded(end_limit, end, false);  // within no scope, which is a call of the driver
   }
-
   void mark_aborted() {
     poison();
     if (!lost_) lost_.emplace(error_kind::aborted, joined({"the NCCL communicator of ", label(), " was aborted"}));
@@ -205,8 +207,8 @@ class nccl_handle {
   }
   /// Calls a function of NCCL that ends or frees the communicator; see detail::bounded.
   template <class Call>
-  nccl_result bounded(nccl_options::seconds limit, const Call& call) noexcept {
-    if (const auto code = detail::bounded(device_, limit, call, []() noexcept {})) return *code;
+  nccl_result bounded(nccl_options::seconds limit, const Call& call, bool in_scope = true) noexcept {
+    if (const auto code = detail::bounded(in_scope ? device_ : nullptr, limit, call, []() noexcept {})) return *code;
     stuck_ = true;
     comm_ = nullptr;
     static_cast<void>(
