@@ -43,7 +43,7 @@ THIRD_PARTY = {
 LINKED = {"cuda": ("cuda.h",), "transport/nccl": ("nccl.h",)}
 
 # What a header adds to others, as parts of theirs; it includes them, and they each other, and nobody else does.
-ADDED = {"gpu.hpp": ("engine/nccl.hpp", "fusion/device.hpp", "hierarchical/device.hpp")}
+ADDED = {"gpu.hpp": ("engine/nccl.hpp", "engine/nccl_device.hpp", "fusion/device.hpp", "hierarchical/device.hpp")}
 
 # Written by a tool, not by hand.
 GENERATED = ("cuda/copy_ptx.hpp",)

@@ -4,7 +4,6 @@
 
 #include <hvd/engine.hpp>
 #include <hvd/engine/nccl.hpp>
-#include <hvd/engine/nccl_on_demand.hpp>
 #include <hvd/fusion/device.hpp>
 #include <hvd/hierarchical/device.hpp>
 #include <hvd/pin.hpp>

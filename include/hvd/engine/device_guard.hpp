@@ -1,7 +1,7 @@
 // hvd/engine/device_guard.hpp: notices a lost rank while the thread that drives is stuck in a call of its device.
 #pragma once
 
-#include <hvd/detail/call_watch.hpp>
+#include <hvd/shared_memory/call_watch.hpp>
 #include <hvd/transport.hpp>
 
 #include <chrono>
@@ -18,11 +18,11 @@ class device_guard {
  public:
   /// The time in one call after which the ranks are checked: longer than the calls of a healthy GPU take, because a
   /// rank that has ended properly counts as lost.
-  static constexpr std::chrono::seconds patience{1};
+  static constexpr std::chrono::seconds check_after{1};
 
   device_guard(T& control, D& device)
       : control_(control), device_(device), watch_([this](call_watch::duration lasting) {
-          if (lasting >= patience) look();
+          if (lasting >= check_after) look();
         }) {}
 
   /// The driving thread is in calls of the device, and uses the transport only through `check`.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <hvd/cuda/device.hpp>
-#include <hvd/detail/call_watch.hpp>
 #include <hvd/error.hpp>
+#include <hvd/shared_memory/call_watch.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/ending.hpp>
 #include <hvd/transport/nccl/library.hpp>

@@ -1,4 +1,4 @@
-// hvd/detail/call_watch.hpp: a thread that looks on while another thread is in a call that may never return.
+// hvd/shared_memory/call_watch.hpp: a thread that looks on while another thread is in a call that may never return.
 #pragma once
 
 #include <hvd/shared_memory/futex.hpp>
