@@ -4,6 +4,7 @@
 #include <hvd/cuda/copy.hpp>
 #include <hvd/transport/nccl/library.hpp>
 
+#include <atomic>
 #include <cstdio>
 #include <stdexcept>
 
@@ -61,7 +62,17 @@ int measure_facts(const gpu_settings& /*s*/) {
   row("cuEventRecord", 200, [&] { driver.check(driver.event_record(event, gpu.stream()), "cuEventRecord"); });
   gpu.finish();
   row("cuEventQuery of one that has passed", 200, [&] { driver.check(driver.event_query(event), "cuEventQuery"); });
+  std::atomic<int> held{0};
+  driver.check(driver.call_host(
+                   gpu.stream(), [](void* now) { static_cast<std::atomic<int>*>(now)->wait(0); }, &held),
+               "cuLaunchHostFunc");
+  driver.check(driver.event_record(event, gpu.stream()), "cuEventRecord");
+  row("cuEventQuery of one that is pending", 200, [&] { driver.event_query(event); });
+  held = 1;
+  held.notify_all();
+  gpu.finish();
   driver.event_destroy(event);
+  row("the context made current, and back", 200, [&] { const detail::cuda_device::scope current(*device); });
   unsigned value = 0;
   row("cuPointerGetAttribute", 200, [&] {
     const auto at = detail::to_device(memory);
