@@ -514,6 +514,22 @@ def test_what_is_built(ranks: Any) -> None:
     ranks.run(check_what_is_enabled)
 
 
+def test_nccl_of_a_wheel(tmp_path: Path) -> None:
+    """NCCL in the folder of its wheel is found without PyTorch, which would load it."""
+    installed = Path(__file__).resolve().parents[3] / ".venv" / "nccl"
+    if not (installed / "nccl" / "lib" / "libnccl.so.2").exists():
+        pytest.skip("NCCL is not in .venv (tools/setup --gpu)")
+    (tmp_path / "nvidia").symlink_to(installed)
+    ask = "import sys, hvd; print(hvd.nccl_built(), 'torch' in sys.modules)"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    clean = {name: value for name, value in os.environ.items() if name != "HVD_NCCL_LIBRARY"}
+    done = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, env={**clean, "PYTHONPATH": path}
+    )
+    version, has_torch = done.stdout.split()
+    assert int(version) > 20000 and has_torch == "False", done.stderr
+
+
 def test_import_is_light() -> None:
     done = run_alone("""
         import sys, hvd

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
 
 from hvd.core import state
 
@@ -39,11 +41,27 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """The version of NCCL, for instance 22809; 0 without NCCL. It is searched now, in this process, because the package
-    is built without it.
+    is built without it: the file in HVD_NCCL_LIBRARY, one that is loaded, one that the dynamic linker finds, or that of
+    a wheel such as nvidia-nccl-cu13, which PyTorch loads when it is imported.
     """
     from hvd import _core  # only here: the other functions load nothing
 
-    return _core.nccl_version()
+    return _core.nccl_version() or (_core.nccl_version() if _load_wheel() else 0)
+
+
+def _load_wheel() -> bool:
+    """Loads NCCL from its wheel, where the dynamic linker does not look."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ImportError:  # there is no package "nvidia"
+        spec = None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        try:
+            ctypes.CDLL(os.path.join(folder, "lib", "libnccl.so.2"))
+            return True
+        except OSError:
+            pass
+    return False
 
 
 def ddl_built() -> bool:
