@@ -311,6 +311,7 @@ TEST_CASE("NCCL: work that is on a stream is done although the transport has end
 
 TEST_CASE("NCCL: a forked child is told that CUDA does not work there") {
   on_gpus(2, {}, [](NcclTransport& gpu, ShmTransport& comm) {
+    works(gpu);  // from now on it has a thread
     children child(1);
     child.start(0, [&](report&) {
       const std::string sentence = "this process was forked after CUDA was initialised";

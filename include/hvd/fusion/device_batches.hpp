@@ -98,9 +98,10 @@ class device_batches {
 
   [[nodiscard]] nccl_group& group() noexcept { return *group_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return slots_[0].bytes + slots_[1].bytes; }
-  /// Frees the buffers. No batch is under way.
+  /// Frees the buffers, also those that were too short. No batch is under way.
   void release() {
     for (slot& s : slots_) s = {};
+    retired_.clear();
   }
 
   /// Takes a place for the next batch in the order of all groups on the GPU; `largest` gives the largest of all ranks'
@@ -350,7 +351,7 @@ class device_batches {
   std::shared_ptr<cuda_events> timed_;
   std::array<slot, 2> slots_;
   std::shared_ptr<std::byte> poison_;  // what the unpacking kernels read: see copy_parameters
-  std::vector<slot> retired_;          // freed at the end: earlier, that would wait for all work of the device
+  std::vector<slot> retired_;          // freed later: that waits for all work of the device
   std::size_t turn_ = 0;
   std::deque<std::shared_ptr<device_batch>> waiting_;
   enum class step { fresh, queued, growing, issued };

@@ -9,8 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include <unistd.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -26,11 +29,16 @@ class call_watch {
   call_watch(const call_watch&) = delete;
   call_watch& operator=(const call_watch&) = delete;
   ~call_watch() {
+    if (!thread_.joinable()) return;
+    if (owner_ != ::getpid()) {  // a forked child does not have it
+      thread_.detach();
+      return;
+    }
     stopping_.store(1);
     futex_wake_all(stopping_);
     calls_.fetch_add(2);
     futex_wake_all(calls_);
-    if (thread_.joinable()) thread_.join();
+    thread_.join();
   }
 
   /// The calling thread is in the call; not nested.
@@ -60,7 +68,10 @@ class call_watch {
 
  private:
   void enter() {
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    try {
+      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error&) {  // no more threads: nobody watches
+    }
     calls_.fetch_add(1);
     if (asleep_.load()) futex_wake_all(calls_);
   }
@@ -91,6 +102,7 @@ class call_watch {
   std::atomic<std::uint32_t> stopping_{0};
   std::atomic<bool> asleep_{false};
   std::thread thread_;
+  const pid_t owner_ = ::getpid();
 };
 
 }  // namespace hvd::inline HVD_ABI::detail
