@@ -45,7 +45,7 @@ class call_watch {
   class scope {
    public:
     /// Null: nobody watches.
-    explicit scope(call_watch* watch) : watch_(watch) {
+    explicit scope(call_watch* by) : watch_(by) {
       if (watch_ != nullptr) watch_->enter();
     }
     scope(const scope&) = delete;
