@@ -70,7 +70,9 @@ nccl_result put(std::unique_ptr<batch> b) {
   for (const operation& o : b->operations) {
     const std::size_t in = o.bytes_in(*b->on), out = o.bytes_out(*b->on);
     if (in != 0) ranges.push_back({reinterpret_cast<std::uint64_t>(o.in), in, 0});
-    if (out != 0) ranges.push_back({reinterpret_cast<std::uint64_t>(o.out), out, 1});
+    // The root of a broadcast in place only sends.
+    const bool unchanged = o.what == kind::broadcast && in != 0 && o.in == o.out;
+    if (out != 0 && !unchanged) ranges.push_back({reinterpret_cast<std::uint64_t>(o.out), out, 1});
     if (o.how.on_device != 0) ranges.push_back({o.how.on_device, bytes_of(o.type), 0});
     name = name.empty() ? names[static_cast<int>(o.what)] : "a group of NCCL";
   }

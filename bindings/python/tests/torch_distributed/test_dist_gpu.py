@@ -999,10 +999,12 @@ def check_whole_timeline(path: str) -> None:
     dist.destroy_process_group()
     join("again")
     dist.barrier()
-    events = json.loads(Path(path).read_text())
-    names = {event.get("name") for event in events}
-    for expected in ("NCCL_ALLREDUCE", "NCCL_BCAST", "SHM_ALLREDUCE", "GPU"):
-        assert expected in names, names
+    expected, names = {"NCCL_ALLREDUCE", "NCCL_BCAST", "SHM_ALLREDUCE", "GPU"}, set()
+    limit = time.monotonic() + 10
+    while not expected <= names and time.monotonic() < limit:  # it is written a moment later
+        names = {event.get("name") for event in json.loads(Path(path).read_text())}
+        time.sleep(0.05)
+    assert expected <= names, names
 
 
 def test_timeline_of_the_environment(tmp_path: Path) -> None:
