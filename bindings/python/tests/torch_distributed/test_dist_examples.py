@@ -28,7 +28,9 @@ def digits(tmp_path: Path, backend: str, size: int) -> tuple[list[str], dict[str
         ],
         env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    # PyTorch's Gloo sometimes aborts when its processes end, with all done.
+    gloo_aborts = backend == "gloo" and "terminate called without an active exception" in done.stderr
+    assert done.returncode == 0 or gloo_aborts, done.stdout + done.stderr
     return done.stdout.splitlines(), torch.load(checkpoint)["model"]
 
 
