@@ -86,6 +86,26 @@ TEST_CASE("the end of a transport waits for work that is late, and not for long 
     require(now() - start > 1.5, "it did not wait at all");
     comm.barrier();
   });
+  // A collective that the other rank never calls.
+  on_ranks(2, {}, -1, [](ShmTransport& comm, report&) {
+    NcclTransport other(comm, on_gpu(comm.rank()));
+    const gpu_array<float> a(other, floats(100, 1));
+    const own_stream stream(other);
+    const double start = now();
+    try {
+      NcclTransport gpu(comm, on_gpu(comm.rank()));
+      gpu.barrier();  // connects
+      if (comm.rank() == 0) {
+        hvd::allreduce(gpu, a.span(), hvd::sum, hvd::on_stream{stream.get()});
+        throw std::runtime_error("a mistake of the program");
+      }
+      comm.barrier();
+    } catch (const std::runtime_error&) {
+      stream.synchronise();
+      require(now() - start < 8, "the collective was not ended");
+      comm.barrier();
+    }
+  });
 }
 
 TEST_CASE("ranks leave others out without an error before, also with calls under way") {

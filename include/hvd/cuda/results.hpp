@@ -10,8 +10,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
-#include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -83,18 +83,21 @@ class cuda_results : public std::enable_shared_from_this<cuda_results> {
     return cuda_memory(device_, bytes);
   }
   void give_back(block b) noexcept {
-    std::vector<block> freed;  // after the lock, because that waits for the device
+    std::multimap<std::size_t, block> freed;  // after the lock, because that waits for the device
     const std::lock_guard lock(mutex_);
     used_bytes_ -= b.bytes;
     if (b.after == nullptr) return;
-    kept_bytes_ += b.bytes;
     const std::size_t size = b.bytes;
-    kept_.emplace(size, std::move(b));
+    try {
+      kept_.emplace(size, std::move(b));
+    } catch (const std::bad_alloc&) {  // it is not kept
+      return;
+    }
+    kept_bytes_ += size;
     while (used_bytes_ + kept_bytes_ > most_used_) {  // of sizes that are no longer needed
       const auto other = kept_.begin()->first == size ? std::prev(kept_.end()) : kept_.begin();
       kept_bytes_ -= other->first;
-      freed.push_back(std::move(other->second));
-      kept_.erase(other);
+      freed.insert(kept_.extract(other));
     }
   }
 

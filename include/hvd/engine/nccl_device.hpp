@@ -108,7 +108,11 @@ class nccl_device {
   bool poll(pending& batch) { return batches_->poll(*batch); }
   void check() { batches_->check(); }
   void interrupt() noexcept { group().communicator().interrupt(); }
-  bool abort() noexcept { return batches_->abort(); }
+  bool abort() noexcept {
+    const bool over = batches_->abort();
+    if (!over) keep_for_ever(results_);
+    return over;
+  }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
   template <class Largest>
   nccl_device split(int color, int key, const Largest& largest) {

@@ -149,8 +149,11 @@ class pending_batches {
   template <class End>
   bool end_all_done(const End& end) {
     bool any = false;
-    const typename guard::scope calls(guard_);
-    while (!all_.empty() && ended(all_.front())) {
+    const auto front_ended = [&] {
+      const typename guard::scope calls(guard_);
+      return ended(all_.front());
+    };
+    while (!all_.empty() && front_ended()) {
       const entry done = std::move(all_.front());  // `end` calls the program
       all_.pop_front();
       count_.store(all_.size(), std::memory_order_relaxed);

@@ -72,8 +72,7 @@ class process_sets {
       return found == sets_.end() ? std::vector<int>() : found->second;
     };
     what.give_up = [this](const error& why) {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, d] : drivers_) d->give_up(why);
+      for (const auto& d : all_drivers()) d->give_up(why);  // without the lock: ending NCCL's work can take seconds
     };
     what.told = [this](const std::string& text) {
       stalls_.fetch_add(1, std::memory_order_relaxed);
@@ -127,12 +126,7 @@ class process_sets {
 
   /// See Engine::settle.
   void settle() {
-    std::vector<std::shared_ptr<driver_type>> all;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [id, d] : drivers_) all.push_back(d);
-    }
-    for (const auto& d : all) {
+    for (const auto& d : all_drivers()) {
       const auto now = d->queued();
       for (const auto& end : now.all) {
         d->await(*end, std::chrono::steady_clock::time_point::max(), false);
@@ -185,6 +179,12 @@ class process_sets {
   }
 
  private:
+  std::vector<std::shared_ptr<driver_type>> all_drivers() {
+    std::vector<std::shared_ptr<driver_type>> all;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, d] : drivers_) all.push_back(d);
+    return all;
+  }
   std::vector<pending_operation> in_flight() {
     std::vector<pending_operation> all;
     const std::lock_guard lock(mutex_);

@@ -84,7 +84,8 @@ class device_batches {
     // The program's work before a collective may only be late, unless something is known to be lost.
     const nccl_communicator& comm = group_->communicator();
     if (stuck_ || (!drain(comm.lost() ? while_lost : comm.options().timeout) && !abort())) {
-      keep_for_ever(std::move(slots_), std::move(retired_), std::move(streams_), group_);
+      keep_for_ever(std::move(slots_), std::move(retired_), std::move(streams_), std::move(marks_), std::move(poison_),
+                    std::move(timed_), group_);
       return;
     }
     try {
@@ -165,10 +166,14 @@ class device_batches {
   }
   /// Ends everything on this rank. True if no stream uses memory of a batch any more; if not, it must never be freed.
   [[nodiscard]] bool abort() noexcept {
-    group_->communicator().stop();  // first, because freeing memory waits for NCCL
-    stuck_ = group_->communicator().stuck() || !drain(while_lost);
-    order_.forget(group_->id());
-    if (stuck_) keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
+    order_.forget(group_->id());  // other groups wait for no launch of this one
+    nccl_communicator& comm = group_->communicator();
+    comm.stop();  // first, because freeing memory waits for NCCL
+    stuck_ = comm.stuck() || !drain(while_lost);
+    if (stuck_) {
+      comm.keep();
+      keep_for_ever(std::move(waiting_), std::move(given_up_), std::move(growth_));
+    }
     waiting_.clear();
     given_up_.clear();
     restart();

@@ -57,7 +57,8 @@ hvd_python::job connect(std::uintptr_t address, const hvd::nccl_options* nccl) {
   // The engine calls MPI on its own thread, while the program may call it on others.
   hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
   watch_exit(world.rank());
-  const auto how = nccl == nullptr ? hvd_python::session_options() : hvd_python::session_options{*nccl};
+  hvd_python::session_options how;
+  if (nccl != nullptr) how = {*nccl, std::make_shared<hvd::Timeline>()};  // the groups' timeline has the file
   return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world)), how));
 }
 

@@ -102,7 +102,9 @@ def test_one_job_of_two_ranks(names: list[str], backend: str, tmp_path: Path) ->
     (tmp_path / "train.py").write_text(RANK)
     words = [sys.executable, "train.py", ",".join(names), "out"]
     done = hvdrun("-np", "2", *words, cwd=tmp_path, limit=5 * LIMIT, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    # PyTorch's Gloo sometimes aborts when its processes end, with all done.
+    gloo_aborts = backend == "gloo" and "terminate called without an active exception" in done.stderr
+    assert done.returncode == 0 or gloo_aborts, done.stdout + done.stderr
     for name in names:
         lines = [line.partition(": ")[2].split() for line in done.stdout.splitlines()]
         first, second = (line for line in lines if line[:1] == [name])

@@ -43,7 +43,8 @@ class nccl_group {
   ~nccl_group() {
     comm_.close();
     if (comm_.stuck()) {
-      keep_for_ever(std::move(stream_), std::move(token_), std::move(scratch_), std::move(votes_), std::move(copies_));
+      keep_for_ever(std::move(stream_), std::move(token_), std::move(scratch_), std::move(votes_), std::move(copies_),
+                    owned_);
       return;
     }
     try {

@@ -153,7 +153,8 @@ class nccl_handle {
     try {
       mark_aborted();
       const cuda_device::scope current(*device_);
-      const nccl_comm ended = std::exchange(comm_, nullptr);
+      const nccl_comm ended = __atomic_exchange_n(&comm_, nullptr, __ATOMIC_ACQ_REL);  // as in `interrupt`
+      if (ended == nullptr) return;
       bounded(end_limit, [ended, abort = nccl_.comm_abort] { return abort(ended); });
     } catch (const std::exception&) {  // the driver has shut down
       comm_ = nullptr;
@@ -161,6 +162,8 @@ class nccl_handle {
   }
   /// True if work of this communicator may never end, so that the memory that it uses must not be freed.
   [[nodiscard]] bool stuck() const noexcept { return stuck_; }
+  /// Called if streams may use memory for ever.
+  void keep() noexcept { stuck_ = true; }
 
  protected:
   enum class cause { none, lost, late };
@@ -194,10 +197,16 @@ class nccl_handle {
     for (const auto& m : registered) {
       if (m.window != nullptr) nccl_.window_deregister(comm_, m.window);
     }
+    nccl_result now = nccl_success;
+    if (blocking()) {
+      const auto finalize = [comm = comm_, finalize = nccl_.comm_finalize] { return finalize(comm); };
+      const auto code = detail::bounded(device_, limit, finalize, []() noexcept {});
+      if (!code) return false;
+      now = *code;
+    } else {
+      now = nccl_.comm_finalize(comm_);
+    }
     // Some versions return success although one of their threads still works on it.
-    nccl_result now = blocking()
-                          ? bounded(limit, [comm = comm_, finalize = nccl_.comm_finalize] { return finalize(comm); })
-                          : nccl_.comm_finalize(comm_);
     if (now == nccl_success) now = state();
     for (const auto start = clock::now(); now == nccl_in_progress; now = state()) {
       if (limit.count() > 0 && clock::now() - start >= limit) break;
@@ -210,7 +219,7 @@ class nccl_handle {
   nccl_result bounded(nccl_options::seconds limit, const Call& call, bool in_scope = true) noexcept {
     if (const auto code = detail::bounded(in_scope ? device_ : nullptr, limit, call, []() noexcept {})) return *code;
     stuck_ = true;
-    comm_ = nullptr;
+    __atomic_store_n(&comm_, nullptr, __ATOMIC_RELEASE);
     static_cast<void>(
         std::fprintf(stderr,
                      "hvd: NCCL on rank %d of %d has not ended its communicator within %g s, on GPU %s: a kernel on "

@@ -151,8 +151,8 @@ class Collectives(Operations):
     def _joined(self, what: str, works: Sequence[Work | None], results: Sequence[Any]) -> Work:
         """Joins several works into one."""
         made = [one for one in works if one is not None]
-        if self._gpu is not None and any(isinstance(one, DeviceWork) for one in made):
-            return JOINED_WORK(self._gpu, what, made, list(results))
+        if any(isinstance(one, DeviceWork) for one in made):
+            return JOINED_WORK(self._device(), what, made, list(results))
 
         def finish() -> None:
             for one in made:
@@ -393,8 +393,14 @@ class Collectives(Operations):
         )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> Work | None:
-        """See torch.distributed.barrier. If the group has used a GPU, work queued there now is then done, too."""
+        """See torch.distributed.barrier. If the group has used a GPU, work queued there now is then done, too, and
+        errors of its collectives and messages are raised.
+        """
         if self._gpu is not None and opts is not None and opts.device is not None and opts.device.type == "cuda":
             torch.cuda.current_stream(opts.device).synchronize()
+        if not goes_on(opts):
+            for one in (self._gpu, self._pairs):
+                if one is not None:
+                    one.settle("barrier")
         seconds = 0.0 if opts is None else opts.timeout.total_seconds()  # negative if none was given
         return self._start("barrier", _BARRIER, 0, 0, 0, _BYTES, (), None, goes_on(opts), seconds=seconds)

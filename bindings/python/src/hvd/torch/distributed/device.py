@@ -8,7 +8,6 @@ does wait for the other ranks to call the collective. Each rank uses one GPU.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import secrets
 import time
 from collections import deque
@@ -91,7 +90,7 @@ class Device:
         self.group = group
         self._job: _core.Job | None = None
         self._ended = ""  # why no collective is possible any more
-        self._numbers = itertools.count()
+        self._number = 0  # of the next collective
         self._in_flight: deque[_core.Handle] = deque()
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
@@ -149,16 +148,27 @@ class Device:
             some = keep[-1].data_ptr()
             described = [one if one[1] else (some, some, *one[2:]) for one in described]
         held = [OPS.adapter.hold(t, False) for t in keep]
-        name = f"{what}.{next(self._numbers)}"
+        name = f"{what}.{self._number}"
         call = (kind, name, described, op, factor, 1.0, -1, root, 0, 0, held, asynchronous, None)
         try:
             handle = self._first(call) if self._job is None else _handle_of(self._job, call)
         except HorovodInternalError as e:
             raise self.problem(e, what) from e
+        self._number += 1  # not after an error, which may be this rank's alone
         while self._in_flight and self._in_flight[0].poll():
             self._in_flight.popleft()
         self._in_flight.append(handle)
         return handle
+
+    def settle(self, what: str) -> None:
+        """Waits until the work that is queued has ended. Raises its error, also an earlier one."""
+        if self._ended:
+            raise self.problem(HorovodInternalError(self._ended, "aborted"), what)
+        if self._job is not None:
+            try:
+                self._job.settle()
+            except HorovodInternalError as e:
+                raise self.problem(e, what) from e
 
     def _first(self, call: Any) -> _core.Handle:
         """Connects the ranks and submits. If one rank cannot, for instance without a driver, all ranks raise an error:
@@ -332,16 +342,15 @@ class Device:
     def reduce_scatter_uneven(
         self, what: str, output: Tensor, source: Tensor, lengths: Sequence[int], op: Any, asynchronous: bool
     ) -> DeviceWork | None:
-        """``lengths``: elements for each rank. ``source`` may be changed. The engine supports only equal parts: all
-        ranks get the whole.
-        """
+        """``lengths``: elements for each rank. The engine supports only equal parts: all ranks get the whole."""
         place = _place(what, source, output)
         packed, number, count = flat.as_numbers(source, what, op)
-        described = packed.data_ptr(), packed.data_ptr(), number, (count,), None, *place
+        target = torch.empty_like(packed)
+        described = packed.data_ptr(), target.data_ptr(), number, (count,), None, *place
         how = _reduction(what, op, source.dtype)
         self.group._check_nan(what, [packed])
-        handle = self._submit(what, _ALLREDUCE, [described], [packed], asynchronous, *how)
-        mine = torch.split(packed, list(lengths))[self.group._number].view(output.shape)
+        handle = self._submit(what, _ALLREDUCE, [described], [packed, target], asynchronous, *how)
+        mine = torch.split(target, list(lengths))[self.group._number].view(output.shape)
         return self._work(what, [handle], (output,), place, asynchronous, flat.copying_back(mine, output))
 
     def _all_to_all(

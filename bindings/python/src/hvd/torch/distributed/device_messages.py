@@ -6,7 +6,6 @@ broadcast there by its sender, named by its tag and number, so that both ranks m
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 import time
@@ -95,7 +94,7 @@ class Pair:
         self._ended: Exception | None = None  # why no message is possible any more
         self._waiting: list[tuple[_Posted, Callable[[], _core.Handle]]] = []  # until it is connected
         self._in_flight: deque[_Posted] = deque()
-        self._numbers: defaultdict[tuple[bool, int], itertools.count[int]] = defaultdict(itertools.count)
+        self._numbers: defaultdict[tuple[bool, int], int] = defaultdict(int)  # of the next message
         threading.Thread(target=self._connect, name="hvd-pair", daemon=True).start()
 
     def problem(self, error: HorovodInternalError, what: str) -> Exception:
@@ -119,7 +118,7 @@ class Pair:
         address = keep[-1].data_ptr()
         with self._lock:
             root = int((self._group._number > self._peer) == sends)  # the sender's number in the pair
-            name = f"{'from' if root == 0 else 'to'} the lower rank, tag {tag}, {next(self._numbers[sends, tag])}"
+            name = f"{'from' if root == 0 else 'to'} the lower rank, tag {tag}, {self._numbers[sends, tag]}"
 
             def submit(place: Stream = place) -> _core.Handle:
                 assert self._job is not None
@@ -131,14 +130,19 @@ class Pair:
 
             while self._in_flight and self._in_flight[0].poll():
                 self._in_flight.popleft()
-            self._in_flight.append(posted)
             if self._job is not None:
-                posted.begin(submit)
+                try:
+                    handle = submit()
+                    posted.begin(lambda: handle)
+                except HorovodInternalError as e:
+                    posted.fail(e)
             elif self._ended is not None:
                 posted.fail(self._ended)
             else:
                 event = torch.cuda.current_stream(place[0]).record_event()
                 self._waiting.append((posted, lambda: submit(self._stream_after(event, place[0]))))
+            self._numbers[sends, tag] += 1  # not after an error, which may be this rank's alone
+            self._in_flight.append(posted)
         return posted
 
     def _stream_after(self, event: Any, device: int) -> Stream:
@@ -174,7 +178,10 @@ class Pair:
         secret = torch.zeros(16, dtype=torch.uint8, device="cpu")
         if first:
             secret = torch.tensor(list(secrets.token_bytes(16)), dtype=torch.uint8, device="cpu")
-        group._group.post(first, secret.data_ptr(), 16, self._peer, _TAG, group._seconds, secret, True).wait(None)
+        # Both ways: a short message does not wait for the other rank, and connecting has a shorter limit.
+        for sends, part in ((first, secret), (not first, torch.zeros(1, dtype=torch.uint8, device="cpu"))):
+            at = part.data_ptr()
+            group._group.post(sends, at, part.nbytes, self._peer, _TAG, group._seconds, part, True).wait(None)
         name = f"torch-gpu@{bytes(secret.tolist()).hex()}"
         return _core.connect_shm(name, 0 if first else 1, 2, nccl=group._nccl)
 
@@ -189,8 +196,20 @@ class Pair:
         with self._lock:
             self._ended = self._ended or why
             job, self._job = self._job, None
+            for posted, _ in self._waiting:  # for a connection
+                posted.fail(self._ended)
+            self._waiting = []
         if job is not None:
             job.close()
+
+    def settle(self, what: str) -> None:
+        """See ``Device.settle``; of messages that have begun."""
+        job = self._job
+        if job is not None:
+            try:
+                job.settle()
+            except HorovodInternalError as e:
+                raise self.problem(e, what) from e
 
     def forget(self) -> None:
         """Forgets the engine, in a forked child."""
@@ -204,6 +223,7 @@ class Pairs:
     def __init__(self, group: Operations) -> None:
         self._group = group
         self._all: dict[int, Pair] = {}
+        self._lock = threading.Lock()
 
     def post(self, sends: bool, tensor: Tensor, peer: int, tag: int) -> DeviceWork:
         """Begins a message. Never waits for the other rank."""
@@ -225,9 +245,10 @@ class Pairs:
         if sends:
             group._check_nan(what, [packed])
         finish = None if sends else flat.copying_back(packed, tensor)
-        pair = self._all.get(peer)
-        if pair is None:
-            pair = self._all[peer] = Pair(group, peer)
+        with self._lock:
+            pair = self._all.get(peer)
+            if pair is None:
+                pair = self._all[peer] = Pair(group, peer)
         posted: Any = pair.post(sends, packed, tag, place)
         work = DEVICE_WORK(pair, what, [posted], (tensor,), place, group._seconds, finish)
         if registry.is_used():
@@ -241,6 +262,11 @@ class Pairs:
         until = time.monotonic() + limit
         for pair in list(self._all.values()):
             pair.close(max(until - time.monotonic(), 0.0), HorovodInternalError(self._group._closed, "aborted"))
+
+    def settle(self, what: str) -> None:
+        """See ``Pair.settle``."""
+        for pair in list(self._all.values()):
+            pair.settle(what)
 
     def forget(self) -> None:
         """See ``Pair.forget``."""

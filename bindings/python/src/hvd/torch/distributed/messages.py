@@ -21,8 +21,6 @@ class Messages(Operations):
     the small buffer between them, or both tensors are on GPUs: then the host waits only until both have called.
     """
 
-    _pairs: Pairs | None = None
-
     def _post(self, sends: bool, tensor: Tensor, peer: int, tag: int, seconds: float, at_once: bool) -> Work:
         what = "send" if sends else "recv"
         finish = None
@@ -31,7 +29,8 @@ class Messages(Operations):
             if tensor.is_cuda:
                 if self._pairs is None:
                     self._pairs = Pairs(self)
-                return self._pairs.post(sends, tensor, peer, tag)
+                begun: Work = self._pairs.post(sends, tensor, peer, tag)
+                return begun
             packed = flat.packed(tensor, what)
             finish = None if sends else flat.copying_back(packed, tensor)
         address = packed.data_ptr() or flat.without_memory(packed)

@@ -33,6 +33,7 @@ class Operations:
     """A group of ranks. ``ranks``: their numbers in the job; ``seconds``: the time limit of its operations."""
 
     _nccl: _core.NcclOptions
+    _pairs: Any = None  # the messages between GPUs, once there are any
 
     def join(self, store: Any, rank: int, size: int, seconds: float, ranks: Sequence[int]) -> None:
         """Connects the ranks; collective. Raises the errors of ``meet``."""
@@ -62,7 +63,8 @@ class Operations:
         if not self._refuses_nan:
             return
         for t in inputs:
-            if (t.is_floating_point() or t.is_complex()) and torch.isnan(t).any().item():
+            # PyTorch has no isnan for floats of 8 bits.
+            if (t.is_floating_point() or t.is_complex()) and t.itemsize > 1 and torch.isnan(t).any().item():
                 self.abort()  # so that the other ranks get an error too
                 raise ValueError(
                     f"hvd: {what}: rank {self._number}: the input of shape {list(t.shape)} has a NaN, which HVD_NAN_CHECK=1"
