@@ -317,11 +317,12 @@ std::byte* address(std::uintptr_t at) { return reinterpret_cast<std::byte*>(at);
 
 TEST_CASE("many small tensors are one launch with a block for each") {
   std::vector<device_part> parts;
-  for (std::uintptr_t i = 1; i <= 1000; ++i) parts.push_back({address(0x10000 + i * 8192), address(i * 4096), 1024});
+  for (std::uintptr_t i = 1; i <= copy_parameters::most; ++i)
+    parts.push_back({address(0x10000 + i * 8192), address(i * 4096), 1024});
   const auto launches = plan(parts, choose_copy(dtype::float32, dtype::float32, false));
   REQUIRE(launches.size() == 1);
-  CHECK(launches[0].tiles == 1000);
-  REQUIRE(launches[0].parts.size() == 1000);
+  CHECK(launches[0].tiles == copy_parameters::most);
+  REQUIRE(launches[0].parts.size() == copy_parameters::most);
   CHECK(launches[0].parts[7].count == 4096);  // bytes
   CHECK(launches[0].first_tiles[7] == 7);
 }
