@@ -229,7 +229,8 @@ class Timeline {
     detail::trace_event e;
     e.kind = kind;
     e.tensor = tensor;
-    e.time = at == decltype(at){} ? now() : std::chrono::nanoseconds(at.time_since_epoch()).count();
+    e.time = at == decltype(at){} ? now()
+                                  : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
     return e;
   }
 

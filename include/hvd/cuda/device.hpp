@@ -227,18 +227,18 @@ class cuda_marks {
 
   /// Marks the end of the stream with number `which`. Within a scope of the device.
   [[nodiscard]] place record(std::size_t which, cu_stream stream) {
-    driver_.check(driver_.stream_write(stream, to_device(&word(which)), ++last_[which], 0), "cuStreamWriteValue32");
+    driver_.check(driver_.stream_write(stream, to_device(&word_of(which)), ++last_[which], 0), "cuStreamWriteValue32");
     return {which, last_[which]};
   }
   /// Never true if the stream has failed.
   [[nodiscard]] bool reached(const place& p) const noexcept {
-    const std::uint32_t now = std::atomic_ref(word(p.stream)).load(std::memory_order_acquire);
+    const std::uint32_t now = std::atomic_ref(word_of(p.stream)).load(std::memory_order_acquire);
     return static_cast<std::int32_t>(now - p.number) >= 0;
   }
 
  private:
   static constexpr std::size_t spacing = 128;
-  [[nodiscard]] std::uint32_t& word(std::size_t which) const noexcept {
+  [[nodiscard]] std::uint32_t& word_of(std::size_t which) const noexcept {
     return *reinterpret_cast<std::uint32_t*>(words_.get() + which * spacing);
   }
   const cuda_driver& driver_;
