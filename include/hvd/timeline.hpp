@@ -229,8 +229,7 @@ class Timeline {
     detail::trace_event e;
     e.kind = kind;
     e.tensor = tensor;
-    e.time = at == decltype(at){} ? now()
-                                  : std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+    e.time = at == decltype(at){} ? now() : at.time_since_epoch() / std::chrono::nanoseconds(1);
     return e;
   }
 
