@@ -50,7 +50,10 @@ bool run_collective(communicator& c, const operation& o) {
   const bool all_write = all_read || o.what == kind::broadcast;
   if (all_read && o.in_at.yes) tag |= std::uint64_t{1} << 40;
   if (all_write && o.out_at.yes) tag |= std::uint64_t{1} << 41;
-  const std::uint64_t note = (all_read ? o.in_at.offset * 31 : 0) + (all_write ? o.out_at.offset : 0);
+  // Other ranks compute addresses in the buffers that they reach into: an allgather in place may read anywhere.
+  const bool others_read = all_read && o.what != kind::allgather;
+  const bool others_write = all_write && o.what != kind::reduce_scatter;
+  const std::uint64_t note = (others_read ? o.in_at.offset * 31 : 0) + (others_write ? o.out_at.offset : 0);
   const auto send = [&](std::size_t to, std::size_t offset) {
     transfers.push_back({.send = true,
                          .peer = static_cast<int>(to),
