@@ -7,6 +7,7 @@
 #include <hvd/gpu.hpp>
 #include <hvd/hvd.hpp>
 
+#include <gpu/check/own_host.hpp>
 #include <support/verifiable.hpp>
 
 #include <algorithm>
@@ -537,16 +538,7 @@ void check_loss(rank_checks& c, double deadline) {
 }
 
 int rank_main(const settings& s, const std::string& job, int rank) {
-  const auto set = [](const char* variable, const std::string& value) { ::setenv(variable, value.c_str(), 1); };
-  if (s.share == "hostid") {  // NCCL takes each process for a host, and they talk over the loopback device
-    set("NCCL_HOSTID", "hvd-" + std::to_string(rank));
-    set("NCCL_SOCKET_IFNAME", "lo");
-    set("NCCL_IB_DISABLE", "1");
-    set("NCCL_MNNVL_ENABLE", "0");
-    set("NCCL_NVLS_ENABLE", "0");
-    set("NCCL_MAX_CTAS", "2");
-    set("CUDA_MODULE_LOADING", "EAGER");
-  }
+  if (s.share == "hostid") hvd::test::be_own_host(rank);
   try {
     hvd::sharing_options sharing;
     hvd::nccl_options options;

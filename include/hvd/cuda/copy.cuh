@@ -40,8 +40,8 @@ struct copy_parameters {
   /// results are NaN, or integers without a meaning.
   const std::uint32_t* poison;
   copy_part part[most];
-  /// Of each part, the first of the grid's blocks that copy it. Apart from the rest: the search reads only these, which
-  /// stay in a multiprocessor's cache for constants.
+  /// The first of the grid's blocks that copy each part. An array of its own, because the search reads only these, and
+  /// they stay in a multiprocessor's cache for constants.
   std::uint32_t first_tile[most];
 };
 static_assert(sizeof(copy_parameters) <= 8192);

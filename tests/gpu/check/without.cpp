@@ -5,6 +5,8 @@
 #include <hvd/gpu.hpp>
 #include <hvd/hvd.hpp>
 
+#include <gpu/check/own_host.hpp>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -38,14 +40,7 @@ void allreduce_of_ones(hvd::NcclTransport& gpus) {
 int main(int argc, char** argv) {
   const std::chrono::milliseconds pause(argc > 1 ? std::atoi(argv[1]) : 0);
   return hvd::fork_run(3, [&](hvd::ShmTransport& comm) {
-    const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
-    set("NCCL_HOSTID", "hvd-" + std::to_string(comm.rank()));
-    set("NCCL_SOCKET_IFNAME", "lo");
-    set("NCCL_IB_DISABLE", "1");
-    set("NCCL_MNNVL_ENABLE", "0");
-    set("NCCL_NVLS_ENABLE", "0");
-    set("NCCL_MAX_CTAS", "2");
-    set("CUDA_MODULE_LOADING", "EAGER");
+    hvd::test::be_own_host(comm.rank());
     hvd::nccl_options options;
     options.device = 0;
     options.ranks_per_device = 3;

@@ -182,20 +182,18 @@ class nccl_communicator : public nccl_handle {
     }
     const auto made = std::make_shared<nccl_comm>(nullptr);
     std::optional<nccl_result> code;
-    const auto leave = [&] {  // a thread may use it for ever
-      if (from == nullptr) return;
-      from->stop();
-      from->stuck_ = true;
-      from->comm_ = nullptr;
-    };
     try {
       code = detail::bounded(
           device_, options_.start_timeout, [=]() mutable { return call(made.get(), &config); }, look);
       if (!code) out_of_time(what, options_.start_timeout);
     } catch (const error& e) {
       if (!lost_) lost_.emplace(e);
-      if (from != nullptr && !from->lost_) from->lost_.emplace(e);
-      leave();
+      if (from != nullptr) {  // a thread may use it for ever
+        if (!from->lost_) from->lost_.emplace(e);
+        from->stop();
+        from->keep();
+        from->comm_ = nullptr;
+      }
       throw;
     }
     if (*code != nccl_success) throw error(nccl_error_kind(*code), text(what, *code));
@@ -218,8 +216,7 @@ class nccl_communicator : public nccl_handle {
   }
   /// Throws an error of one call, which NCCL may treat as an error of the communicator.
   [[noreturn]] void refuse(std::string_view what, nccl_result code) {
-    if (!lost_ && interrupted_.load() == cause::late) out_of_time(what, options_.timeout);
-    if (interrupted_.load() != cause::none) usable();
+    if (interrupted_.load() != cause::none) usable(what);
     nccl_result state = nccl_success;
     if (comm_ != nullptr && nccl_.comm_async_error(comm_, &state) != nccl_success) state = code;
     if (state != nccl_success && state != nccl_in_progress) lose(what, code);

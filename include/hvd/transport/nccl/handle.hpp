@@ -52,8 +52,8 @@ class nccl_handle {
     return comm_;
   }
   /// Throws the error that has ended the communicator, if any.
-  void usable() {
-    if (!lost_ && interrupted_.load() == cause::late) out_of_time("a collective", options_.timeout);
+  void usable(std::string_view what = "a collective") {
+    if (!lost_ && interrupted_.load() == cause::late) out_of_time(what, options_.timeout);
     if (!lost_ && interrupted_.load() == cause::lost) {
       lost_.emplace(error_kind::peer_lost,
                     joined({"a collective on ", label(), " was ended, because a thread waited for the GPU of a rank ",

@@ -174,7 +174,7 @@ class nccl_growth {
   unsigned char allocate() {
     const nccl_library& nccl = comm_->library();
     void* address = nullptr;
-    // Of NCCL only to be registered: on machines with NVLink switches, 2.19 to 2.25 round up to hundreds of MiB.
+    // NCCL's memory is only for registration: NCCL 2.19 to 2.25 round up to hundreds of MiB with NVLink switches.
     if (nccl.window_register != nullptr && nccl.alloc != nullptr && nccl.free != nullptr &&
         nccl.alloc(&address, bytes_) == nccl_success) {
       memory_->address = static_cast<std::byte*>(address);
