@@ -10,9 +10,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The same on all hosts and in all versions.
-inline std::uint64_t text_hash(std::string_view text) noexcept {
-  std::uint64_t h = 14695981039346656037ULL;  // FNV-1a
+/// The same on all hosts and in all versions. `h`: the hash of the text before, if it goes on.
+inline std::uint64_t text_hash(std::string_view text, std::uint64_t h = 14695981039346656037ULL) noexcept {  // FNV-1a
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
   return h;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/cuda/results.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/engine/plan.hpp>
@@ -126,7 +127,7 @@ class nccl_device {
   }
   /// See signature::place.
   [[nodiscard]] std::uint64_t place_of(const request& r) const {
-    std::uint64_t all = 14695981039346656037ULL;  // FNV-1a
+    std::uint64_t all = text_hash({});
     bool any = false;
     for (const tensor& t : r.tensors) {
       if (t.memory.kind != memory_kind::device) return 0;
@@ -134,7 +135,7 @@ class nccl_device {
         const auto found = group().communicator().windows().find(at);
         any = any || found;
         const nccl_windows::place p = found.value_or(nccl_windows::place{});
-        for (const std::uint64_t part : {p.window, p.offset}) all = (all ^ part) * 1099511628211ULL;
+        all = text_hash({reinterpret_cast<const char*>(&p), sizeof p}, all);
       }
     }
     return any ? all | 1 : 0;
