@@ -12,7 +12,7 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// A call of a GPU's driver waits while another thread holds the context, for example in cudaFree. If that thread waits
 /// for a collective whose peer is lost, all threads that use the GPU wait for ever, and none of them can end the
-/// collective. The watching thread calls no driver.
+/// collective. The watching thread calls no driver; there is none for a device that cannot be interrupted.
 template <Probing T, class D>
 class device_guard {
  public:
@@ -27,7 +27,7 @@ class device_guard {
 
   /// The driving thread is in calls of the device, and uses the transport only through `check`.
   struct scope : call_watch::scope {
-    explicit scope(device_guard& guard) : call_watch::scope(&guard.watch_) {}
+    explicit scope(device_guard& guard) : call_watch::scope(interruptible ? &guard.watch_ : nullptr) {}
   };
 
   /// Throws if a rank is lost.
@@ -38,37 +38,26 @@ class device_guard {
   /// Ends the device's work if the driving thread is in a call of the device. Any thread.
   void interrupt() noexcept {
     const std::lock_guard lock(watch_.mutex());
-    if (watch_.inside()) device_.interrupt();
+    if (watch_.inside()) end();
   }
 
  private:
+  static constexpr bool interruptible = requires(D& device) { device.interrupt(); };
+
   void look() noexcept {
     try {
       control_.check();
     } catch (const std::exception&) {
-      device_.interrupt();
+      end();
     }
+  }
+  void end() noexcept {
+    if constexpr (interruptible) device_.interrupt();
   }
 
   T& control_;
   D& device_;
   call_watch watch_;
-};
-
-/// For a device that cannot be interrupted.
-template <Probing T, class D>
-  requires(!requires(D& d) { d.interrupt(); })
-class device_guard<T, D> {
- public:
-  device_guard(T& control, D& /*device*/) : control_(control) {}
-  struct scope {
-    explicit scope(device_guard& /*guard*/) noexcept {}
-  };
-  void check() { control_.check(); }
-  void interrupt() noexcept {}
-
- private:
-  T& control_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

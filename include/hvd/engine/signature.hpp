@@ -76,7 +76,7 @@ inline signature signature_of(const request& r) {
   s.kind = r.kind;
   if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale, s.wire = r.wire;
   if (r.kind == operation::broadcast) s.root = r.root;
-  s.even = r.kind == operation::allgather && r.tensors.front().out != nullptr;
+  s.even = r.kind == operation::allgather && !r.tensors.empty() && r.tensors.front().out != nullptr;
   s.types.reserve(r.tensors.size());
   s.shapes.reserve(r.tensors.size());
   for (const tensor& t : r.tensors) {
