@@ -46,7 +46,7 @@ class checked {
   /// Throws if a problem was found; the communicator is usable afterwards.
   void check() {
     if (!found_.valid()) [[unlikely]]
-      comm_.check(found_);
+      found_.check(comm_);
   }
   /// The same for operations that not all ranks call.
   void check_alone() { found_.check_alone(); }
@@ -201,16 +201,15 @@ inline void alltoall_v(communicator& comm, const void* in, void* out, const std:
 // ---- lists ----------------------------------------------------------------------------------------------------
 
 /// The tensors of a list. Throws for problems that FusionBuffer cannot check.
-inline std::vector<fused> list_of(communicator& comm, operation kind, const hvd_tensor* tensors, std::size_t n) {
+inline tensor_list list_of(communicator& comm, operation kind, const hvd_tensor* tensors, std::size_t n) {
   detail::arguments found(kind, comm.rank(), comm.size());
-  std::vector<fused> list;
+  tensor_list list;
   if (tensors == nullptr && n != 0) {
     found.refuse({"the list of tensors is null but has ", n, " of them"});
     n = 0;
   }
   found.addressable("the list of tensors", n, sizeof(hvd_tensor));
-  comm.check(found);
-  list.reserve(n);
+  found.check(comm);
   for (std::size_t i = 0; i != n; ++i) {
     const hvd_tensor& t = tensors[i];
     if (!is_dtype(t.dtype)) {
@@ -219,10 +218,10 @@ inline std::vector<fused> list_of(communicator& comm, operation kind, const hvd_
       found.refuse({"tensor ", i, " has wire ", t.wire, ", which is no element type; allowed: 0, its dtype ", t.dtype,
                     ", or a smaller floating-point type for a larger one"});
     }
-    list.push_back({checked::bytes(t.in), checked::bytes(t.out), t.count, static_cast<dtype>(t.dtype),
-                    static_cast<dtype>(t.wire == 0 ? t.dtype : t.wire)});
+    list.add(fused{checked::bytes(t.in), checked::bytes(t.out), t.count, static_cast<dtype>(t.dtype),
+                   static_cast<dtype>(t.wire == 0 ? t.dtype : t.wire)});
   }
-  comm.check(found);
+  found.check(comm);
   return list;
 }
 
@@ -231,9 +230,9 @@ inline void allreduce_list(communicator& comm, const hvd_tensor* tensors, std::s
   if (!is_op(op)) {
     detail::arguments found(operation::allreduce, comm.rank(), comm.size());
     found.refuse({"op ", op, " is no reduction", allowed_ops});
-    comm.check(found);
+    found.check(comm);
   }
-  comm.allreduce(list_of(comm, operation::allreduce, tensors, n), how);
+  hvd::allreduce(static_cast<any_transport&>(comm), list_of(comm, operation::allreduce, tensors, n), how);
 }
 
 inline void allreduce(communicator& comm, const void* in, void* out, std::size_t count, int type, int op,

@@ -37,15 +37,11 @@ int on(hvd_comm number, std::string_view function, const F& f) noexcept {
 
 void end_all() noexcept;
 
-hvd_comm publish(std::unique_ptr<communicator> made) {
+hvd_comm publish(any_transport made) {
   static const int registered = std::atexit([] { end_all(); });
   static_cast<void>(registered);
-  const int rank = made->rank(), size = made->size();
-  return table::all().add(kind::communicator, std::move(made), rank, size);
-}
-template <class T>
-hvd_comm publish(T transport) {
-  return publish(std::unique_ptr<communicator>(std::make_unique<communicator_on<T>>(std::move(transport))));
+  const int rank = made.rank(), size = made.size();
+  return table::all().add(kind::communicator, std::make_unique<communicator>(std::move(made)), rank, size);
 }
 
 void end_engine(hvd_engine number) {
@@ -69,26 +65,10 @@ void require_version(std::string_view function, int abi) {
 }
 
 hvd_comm join(const char* transport) {
-  const char* variable = transport == nullptr ? std::getenv("HVD_TRANSPORT") : nullptr;
-  const std::string_view wanted = transport != nullptr ? transport : variable != nullptr ? variable : "shm";
-  if (wanted == "shm") return publish(ShmTransport::from_environment());
-  const std::string_view source = variable != nullptr ? "HVD_TRANSPORT" : "transport";
-  if (wanted != "mpi") {
-    detail::fail(error_kind::invalid_argument,
-                 {"init: ", detail::assignment(source, wanted), " is no transport; allowed: \"shm\" and \"mpi\""});
-  }
 #ifdef HVD_C_MPI
-  mpi_options opts;
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  // An engine has threads of its own; of an MPI that runs already, what it gives is what there is.
-  opts.thread_level = MPI_THREAD_MULTIPLE;
-  if (initialised != 0) MPI_Query_thread(&opts.thread_level);
-  return publish(MpiTransport(MPI_COMM_WORLD, opts));
+  return publish(any_transport::from_environment<MpiTransport>(transport));
 #else
-  detail::fail(error_kind::unsupported, {"init: ", detail::assignment(source, wanted),
-                                         ", but this library is built without MPI; compile c/hvd.cpp with -DHVD_C_MPI "
-                                         "and an MPI, or use \"shm\""});
+  return publish(any_transport::from_environment(transport));
 #endif
 }
 
@@ -123,7 +103,7 @@ int hvd_fork_run(int abi, int np, int (*f)(hvd_comm comm, void* user), void* use
     require("fork_run", reinterpret_cast<const void*>(f), "f", "a function");
     require("fork_run", exit_code, "exit_code", "an int");
     *exit_code = hvd::fork_run(np, [&](hvd::ShmTransport& joined) {
-      const int code = f(c::publish(std::move(joined)), user);
+      const int code = f(c::publish(hvd::any_transport(std::move(joined))), user);
       c::end_all();
       return code;
     });
@@ -134,7 +114,7 @@ int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part) {
   return on(comm, "split", [&](communicator& group) {
     hvd::detail::arguments found(operation::split, group.rank(), group.size());
     if (part == nullptr) found.refuse({"part is null; pass the address of an hvd_comm"});
-    group.check(found);
+    found.check(group);
     *part = 0;
     auto made = group.split(color < 0 ? -1 : color, key);  // collective: ranks without a group form one for a moment
     if (color >= 0) *part = c::publish(std::move(made));
@@ -161,7 +141,7 @@ int hvd_alloc_shared(hvd_comm comm, size_t bytes, void** memory) {
   return on(comm, "alloc_shared", [&](communicator& group) {
     hvd::detail::arguments found(operation::alloc_shared, group.rank(), group.size());
     if (memory == nullptr) found.refuse({"memory is null; pass the address of a pointer"});
-    group.check(found);
+    found.check(group);
     *memory = nullptr;
     *memory = group.alloc_shared(bytes);
   });
@@ -276,8 +256,10 @@ int hvd_allreduce_list(hvd_comm comm, const hvd_tensor* tensors, size_t n, int o
             [&](communicator& group) { c::allreduce_list(group, tensors, n, static_cast<hvd::reduce_op>(op), op); });
 }
 int hvd_broadcast_list(hvd_comm comm, const hvd_tensor* tensors, size_t n, int root) {
-  return on(comm, "broadcast",
-            [&](communicator& group) { group.broadcast(c::list_of(group, operation::broadcast, tensors, n), root); });
+  return on(comm, "broadcast", [&](communicator& group) {
+    const hvd::tensor_list list = c::list_of(group, operation::broadcast, tensors, n);
+    hvd::broadcast(static_cast<hvd::any_transport&>(group), list, root);
+  });
 }
 
 // ---- the engine -----------------------------------------------------------------------------------------------
@@ -286,7 +268,7 @@ int hvd_engine_init(hvd_comm comm, hvd_engine* engine) {
   return on(comm, "engine_init", [&](communicator& group) {
     hvd::detail::arguments found(operation::split, group.rank(), group.size());
     if (engine == nullptr) found.refuse({"engine_init: engine is null; pass the address of an hvd_engine"});
-    group.check(found);
+    found.check(group);
     *engine = 0;
     *engine = table::all().add(kind::engine, std::make_unique<c::engine_object>(group.make_engine()));
   });

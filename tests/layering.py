@@ -27,7 +27,7 @@ LEVELS = (
     ("collective/", "together"),
     ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter scan barrier send_recv", "apart"),
     ("fusion hierarchical timeline", "apart"),
-    ("engine launch", "apart"),
+    ("engine launch any_transport", "apart"),
     ("hvd gpu torch compiled c/", "apart"),
 )
 # Folders of headers that users include; every other folder has parts of the header of its name, or what several share.

@@ -105,6 +105,13 @@ class Hierarchical {
     return Hierarchical(std::move(world), *std::move(local), opts.sizes);
   }
 
+  /// Over the ranks of `Cross::from_environment()`. Errors: its own, and those of `over`.
+  static Hierarchical from_environment()
+    requires requires { Cross::from_environment(); }
+  {
+    return over(Cross::from_environment());
+  }
+
   /// From two groups: all ranks, and those of this rank's host; collective. Errors: invalid_argument if the local
   /// groups are not a partition of the ranks.
   Hierarchical(Cross world, Local local, const hierarchy_sizes& sizes = {})

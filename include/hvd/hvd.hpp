@@ -5,6 +5,7 @@
 #include <hvd/allgather.hpp>
 #include <hvd/allreduce.hpp>
 #include <hvd/alltoall.hpp>
+#include <hvd/any_transport.hpp>
 #include <hvd/barrier.hpp>
 #include <hvd/broadcast.hpp>
 #include <hvd/config.hpp>

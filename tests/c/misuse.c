@@ -548,7 +548,7 @@ int main(void) {
   REFUSED(hvd_init(ABI, NULL, NULL), BAD, "comm is null");
   REFUSED(hvd_init(ABI, "tcp", &comm), BAD, "transport=\"tcp\"");
   CHECK(comm == 0);
-  REFUSED(hvd_init(ABI, "", &comm), BAD, "no transport");
+  REFUSED(hvd_init(ABI, "", &comm), BAD, "transport=\"\" is not a transport");
   setenv("HVD_TRANSPORT", "smoke", 1);
   REFUSED(hvd_init(ABI, NULL, &comm), BAD, "HVD_TRANSPORT=\"smoke\"");
   unsetenv("HVD_TRANSPORT");

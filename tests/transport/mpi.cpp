@@ -401,3 +401,24 @@ TEST_CASE("alloc_shared gives private memory, zero and on a page") {
            "hvd: alloc_shared on rank ");
   });
 }
+
+TEST_CASE("MPI behind an any_transport: the environment chooses it, and it does what MPI does") {
+  on(1, [](MpiTransport&) {});  // MPI is initialised, and keeps its level
+  for (const bool levels : {false, true}) {
+    using two_levels = hvd::Hierarchical<hvd::ShmTransport, MpiTransport>;
+    hvd::any_transport any = levels ? hvd::any_transport::from_environment<two_levels>("mpi")
+                                    : hvd::any_transport::from_environment<MpiTransport>("mpi");
+    require((any.target<MpiTransport>() != nullptr) == !levels, "another transport");
+    require((any.target<two_levels>() != nullptr) == levels, "another transport");
+    std::vector<int> values(1000, any.rank() + 1), more(7, any.rank());
+    hvd::allreduce(any, values);
+    require(values == std::vector<int>(1000, any.size() * (any.size() + 1) / 2), "a wrong sum");
+    hvd::broadcast(any, hvd::tensors(values, more), any.size() - 1);
+    require(more == std::vector<int>(7, any.size() - 1), "a wrong broadcast");
+    hvd::any_transport half = any.split(any.rank() % 2, 0);
+    std::vector<int> members(1, 1);
+    hvd::allreduce(half, members);
+    require(members[0] == half.size(), "a wrong sum in a part");
+    hvd::barrier(any);
+  }
+}

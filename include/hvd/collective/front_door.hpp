@@ -179,6 +179,8 @@ class arguments {
       if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
     } else if constexpr (PointToPoint<T>) {
       if (checks_messages(comm) && comm.size() > 1) tell_by_messages(comm);
+    } else if constexpr (requires { comm.check_arguments(*this); }) {
+      comm.check_arguments(*this);
     }
     check_alone();
   }

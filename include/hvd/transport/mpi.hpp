@@ -55,6 +55,17 @@ class MpiTransport {
   /// CPUs.
   explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = {}) : group_(join(over, opts)) {}
 
+  /// All processes of the launch. If MPI is not yet initialised, it is with MPI_THREAD_MULTIPLE, which an Engine needs;
+  /// a running MPI keeps its level. Errors: those of the constructor.
+  static MpiTransport from_environment() {
+    options opts;
+    opts.thread_level = MPI_THREAD_MULTIPLE;
+    int initialised = 0;
+    MPI_Initialized(&initialised);
+    if (initialised != 0) MPI_Query_thread(&opts.thread_level);
+    return MpiTransport(MPI_COMM_WORLD, opts);
+  }
+
   MpiTransport(MpiTransport&&) noexcept = default;
   MpiTransport& operator=(MpiTransport&&) noexcept = default;
   MpiTransport(const MpiTransport&) = delete;

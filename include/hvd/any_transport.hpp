@@ -1,0 +1,228 @@
+// hvd/any_transport.hpp: a transport whose type is chosen at run time.
+#pragma once
+
+#include <hvd/call.hpp>
+#include <hvd/collective/front_door.hpp>
+#include <hvd/config.hpp>
+#include <hvd/dynamic_op.hpp>
+#include <hvd/error.hpp>
+#include <hvd/fusion.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/tensors.hpp>
+#include <hvd/transport.hpp>
+#include <hvd/transport/shm.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace hvd::inline HVD_ABI {
+
+namespace detail {
+
+/// A transport on the host, on bytes. The arguments of all calls have been checked.
+class erased_transport {
+ public:
+  erased_transport(int own, int ranks) noexcept : rank(own), size(ranks) {}
+  erased_transport(const erased_transport&) = delete;
+  erased_transport& operator=(const erased_transport&) = delete;
+  virtual ~erased_transport() = default;
+
+  const int rank, size;
+
+  /// See arguments::check.
+  virtual void check(const arguments& found) = 0;
+  virtual void barrier() = 0;
+  virtual void run(const allreduce_call& call) = 0;
+  virtual void run(const reduce_call& call) = 0;
+  virtual void run(const reduce_scatter_call& call) = 0;
+  virtual void run(const allgather_call& call) = 0;
+  virtual void run(const broadcast_call& call) = 0;
+  virtual void run(const alltoall_call& call) = 0;
+  virtual void run(const gather_call& call) = 0;
+  virtual void run(const scatter_call& call) = 0;
+  virtual void run(const scan_call& call) = 0;
+  virtual void send(const std::byte* data, std::size_t bytes, int peer) = 0;
+  virtual void recv(std::byte* data, std::size_t bytes, int peer) = 0;
+  virtual void allreduce(std::span<const fused> tensors, const dynamic_op& op) = 0;
+  virtual void broadcast(std::span<const fused> tensors, int root) = 0;
+
+  [[nodiscard]] virtual std::unique_ptr<erased_transport> split(int color, int key) = 0;
+  [[nodiscard]] virtual shared_array<std::byte> alloc_shared(std::size_t bytes) = 0;
+  /// The transport if it is the one that `type` identifies (see type_mark), otherwise null.
+  [[nodiscard]] virtual void* target(const char* type) noexcept = 0;
+};
+
+/// Its address identifies T, also without RTTI.
+template <class T>
+inline constexpr char type_mark = 0;
+
+template <class T>
+class erased_transport_of final : public erased_transport {
+ public:
+  explicit erased_transport_of(T comm) : erased_transport(comm.rank(), comm.size()), comm_(std::move(comm)) {}
+
+  void check(const arguments& found) override { found.check(comm_); }
+  void barrier() override { comm_.barrier(); }
+  void run(const allreduce_call& call) override { start(call); }
+  void run(const reduce_call& call) override { start(call); }
+  void run(const reduce_scatter_call& call) override { start(call); }
+  void run(const allgather_call& call) override { start(call); }
+  void run(const broadcast_call& call) override { start(call); }
+  void run(const alltoall_call& call) override { start(call); }
+  void run(const gather_call& call) override { start(call); }
+  void run(const scatter_call& call) override { start(call); }
+  void run(const scan_call& call) override { start(call); }
+  void send(const std::byte* data, std::size_t bytes, int peer) override { comm_.send(data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer) override { comm_.recv(data, bytes, peer); }
+  void allreduce(std::span<const fused> tensors, const dynamic_op& op) override {
+    check_distinct(comm_, tensors);
+    fusion_.allreduce(tensors, op);
+  }
+  void broadcast(std::span<const fused> tensors, int root) override { fusion_.broadcast(tensors, root); }
+
+  [[nodiscard]] std::unique_ptr<erased_transport> split(int color, int key) override {
+    return std::make_unique<erased_transport_of>(comm_.split(color, key));
+  }
+  [[nodiscard]] shared_array<std::byte> alloc_shared(std::size_t bytes) override {
+    return comm_.template alloc_shared<std::byte>(bytes);
+  }
+  [[nodiscard]] void* target(const char* type) noexcept override { return type == &type_mark<T> ? &comm_ : nullptr; }
+
+ private:
+  template <class Call>
+  void start(const Call& call) {
+    detail::run(comm_, call, automatic<>{});
+  }
+
+  T comm_;
+  FusionBuffer<T> fusion_{comm_};  // kept, because without common memory it has a buffer
+};
+
+/// The transport's name in HVD_TRANSPORT: that of its collectives in a timeline, in lower case.
+template <class T>
+std::string transport_name() {
+  std::string name(timeline_name_of<T>);
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return name;
+}
+
+}  // namespace detail
+
+/// A transport on the host whose type is known at run time only: a program that chooses between shared memory and MPI
+/// when it starts compiles each collective for both here, and its own code once. Move-only. Every collective, list of
+/// tensors and message of hvd works on it, with the results, errors and limits of the transport that it holds. They run
+/// with `automatic`; for an algorithm of your choice, an Engine or the transport's other functions, use `target`. Cost:
+/// one virtual call for each collective.
+class any_transport {
+ public:
+  static constexpr std::string_view timeline_name = "ANY";  ///< see timeline_name_of
+
+  /// Holds `transport`.
+  template <SendRecv T>
+    requires(!std::same_as<T, any_transport> && memory_of<T> == memory_kind::host)
+  explicit any_transport(T transport)  // NOLINT(bugprone-forwarding-reference-overload): by value
+      : held_(std::make_unique<detail::erased_transport_of<T>>(std::move(transport))) {}
+
+  /// Joins the job that the environment describes, over ShmTransport or one of `Others`. `transport`, or if it is null
+  /// the variable HVD_TRANSPORT, names one of them: "shm"; "mpi" for MpiTransport, and for Hierarchical between hosts
+  /// that MPI connects. "auto", the default, stands for "shm" if all ranks are on one host, otherwise for the first of
+  /// `Others`. Errors: invalid_argument for another name; those of the transport's `from_environment`.
+  template <class... Others>
+  static any_transport from_environment(const char* transport = nullptr) {
+    const std::string names[] = {detail::transport_name<ShmTransport>(), detail::transport_name<Others>()...};
+    const char* const given = transport != nullptr ? transport : std::getenv("HVD_TRANSPORT");
+    std::string wanted = given == nullptr ? "auto" : given;
+    if (wanted == "auto") wanted = names[std::size(names) > 1 && spans_hosts() ? 1 : 0];
+    std::optional<any_transport> made;
+    const auto join = [&]<class T>(std::type_identity<T>) {
+      if (!made && wanted == detail::transport_name<T>()) made.emplace(T::from_environment());
+    };
+    join(std::type_identity<ShmTransport>{});
+    (join(std::type_identity<Others>{}), ...);
+    if (made) return std::move(*made);
+    std::string allowed = "auto";
+    for (const std::string& name : names) allowed += ", " + name;
+    detail::fail(error_kind::invalid_argument,
+                 {detail::assignment(transport != nullptr ? "transport" : "HVD_TRANSPORT", wanted),
+                  " is not a transport of this program; allowed: ", allowed});
+  }
+
+  /// The rank of the caller in the group, from 0; and the number of ranks.
+  [[nodiscard]] int rank() const noexcept { return held_->rank; }
+  [[nodiscard]] int size() const noexcept { return held_->size; }
+
+  /// See the functions of the transport that it holds.
+  void barrier() { held_->barrier(); }
+  void send(const std::byte* data, std::size_t bytes, int peer) { held_->send(data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer) { held_->recv(data, bytes, peer); }
+  [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split(color, key)); }
+
+  /// n elements of this rank, zero at first, which the ranks share if the transport can; collective.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    const std::size_t most = std::size_t{PTRDIFF_MAX} / sizeof(T);
+    shared_array<std::byte> bytes = held_->alloc_shared(n <= most ? n * sizeof(T) : std::size_t{PTRDIFF_MAX});
+    if (bytes.empty()) return {};
+    T* const data = reinterpret_cast<T*>(bytes.data());
+    return {data, n, std::make_shared<shared_array<std::byte>>(std::move(bytes))};
+  }
+
+  /// The transport itself if it is a T, otherwise null. It lives as long as this object, wherever that is moved.
+  template <class T>
+  [[nodiscard]] T* target() noexcept {
+    return static_cast<T*>(held_->target(&detail::type_mark<T>));
+  }
+
+  /// Runs a call whose arguments have been checked; for the collectives' functions as Native.
+  template <class Call>
+  void run(const Call& call)
+    requires requires(detail::erased_transport& held) { held.run(call); }
+  {
+    held_->run(call);
+  }
+  template <class Call>
+  bool native(const Call& call)
+    requires requires(detail::erased_transport& held) { held.run(call); }
+  {
+    run(call);
+    return true;
+  }
+  /// For the collectives' functions: throws if a problem was found, as on the transport that it holds.
+  void check_arguments(const detail::arguments& found) { held_->check(found); }
+
+ private:
+  friend void allreduce(any_transport& comm, const tensor_list& list, dynamic_op op);
+  friend void broadcast(any_transport& comm, const tensor_list& list, int root);
+
+  explicit any_transport(std::unique_ptr<detail::erased_transport> held) : held_(std::move(held)) {}
+
+  static bool spans_hosts() {
+    const config job = config::from_environment();
+    return job.local_size != job.size;
+  }
+
+  std::unique_ptr<detail::erased_transport> held_;
+};
+
+static_assert(SendRecv<any_transport> && Native<any_transport, allreduce_call>);
+
+/// Lists of tensors: see the functions in hvd/fusion.hpp. A buffer, if the transport needs one, is kept.
+inline void allreduce(any_transport& comm, const tensor_list& list, dynamic_op op = {}) {
+  comm.held_->allreduce(list, op);
+}
+/// Every rank gets the root's tensors.
+inline void broadcast(any_transport& comm, const tensor_list& list, int root = 0) { comm.held_->broadcast(list, root); }
+
+}  // namespace hvd::inline HVD_ABI

@@ -1,0 +1,180 @@
+// tests/any_transport.cpp: a transport whose type is chosen at run time does what the one that it holds does.
+#include <hvd/any_transport.hpp>
+#include <hvd/hvd.hpp>
+
+#include <support/front_door.hpp>
+#include <transport/conformance.hpp>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+using namespace hvd::test;
+using hvd::any_transport;
+
+namespace {
+
+/// The ranks of `Run`, each behind an any_transport.
+template <class Run>
+struct behind_any {
+  using transport = any_transport;
+  static constexpr std::initializer_list<int> sizes = {1, 2, 3, 4};
+  template <class F>
+  static void run(int size, const F& f, const hvd::sharing_options& opts = long_deadline()) {
+    Run::run(
+        size,
+        [&](auto& comm) {
+          any_transport any(std::move(comm));
+          f(any);
+        },
+        opts);
+  }
+};
+using any_threads = behind_any<on_threads>;
+
+/// A transport for several hosts, as far as the choice is concerned.
+struct far_transport : hvd::SelfTransport {
+  static constexpr std::string_view timeline_name = "FAR";
+  static far_transport from_environment() { return {}; }
+  far_transport split(int, int) { return {}; }
+};
+
+/// Sets variables of the environment while it exists, and clears those that would name a job.
+class environment {
+ public:
+  environment(std::initializer_list<std::pair<const char*, const char*>> set) : set_(set) {
+    for (const auto& [name, value] : set_) ::setenv(name, value, 1);
+  }
+  environment(const environment&) = delete;
+  environment& operator=(const environment&) = delete;
+  ~environment() {
+    for (const auto& [name, value] : set_) ::unsetenv(name);
+  }
+
+ private:
+  std::vector<std::pair<const char*, const char*>> set_;
+};
+
+}  // namespace
+
+TEST_CASE("any: every collective, 4 bytes an element") {
+  conformance_collectives<any_threads, std::int32_t, hvd::sum_t>(any_threads::sizes, false);
+  conformance_collectives<behind_any<on_processes>, std::int32_t, hvd::sum_t>({3}, false);
+}
+TEST_CASE("any: every collective, elements of 12 bytes and an operation that does not commute") {
+  conformance_collectives<any_threads, affine, compose>({1, 3}, false);
+}
+TEST_CASE("any: every root, blocks of different sizes") {
+  conformance_roots<any_threads>();
+  conformance_uneven_blocks<any_threads>();
+}
+TEST_CASE("any: groups of a group, barrier") {
+  conformance_split<any_threads>();
+  conformance_barrier<any_threads>();
+}
+
+TEST_CASE("any: lists of tensors have the results that they have on the transport itself") {
+  everywhere([](auto& comm) {
+    std::vector<float> a = ramp(comm.rank(), 5), b = ramp(comm.rank(), 70000), c = a, d = b;
+    std::vector<double> e = ramp<double>(comm.rank(), 3), f = e;
+    hvd::allreduce(comm, hvd::tensors(a, b), hvd::average);
+    hvd::allreduce(comm, hvd::tensors(e), hvd::reduce_op::adasum);
+    any_transport any(std::move(comm));
+    hvd::allreduce(any, hvd::tensors(c, d), hvd::average);
+    CHECK(a == c);
+    CHECK(b == d);
+    hvd::allreduce(any, hvd::tensors(f), hvd::reduce_op::adasum);
+    CHECK(e == f);
+    const int last = any.size() - 1;
+    std::vector<float> g = ramp(any.rank(), 9);
+    hvd::broadcast(any, hvd::tensors(g, f), last);
+    CHECK(g == ramp(last, 9));
+  });
+}
+
+TEST_CASE("any: messages, and memory that ranks share") {
+  everywhere([](auto& comm) {
+    any_transport any(std::move(comm));
+    const int next = (any.rank() + 1) % any.size(), before = (any.rank() + any.size() - 1) % any.size();
+    const std::vector<float> out = ramp(any.rank(), 100);
+    std::vector<float> in(100);
+    hvd::send(any, out, next);
+    hvd::recv(any, in, before);
+    CHECK(in == ramp(before, 100));
+
+    hvd::shared_array<float> shared = any.template alloc_shared<float>(1000);
+    REQUIRE(shared.size() == 1000);
+    CHECK(shared[999] == 0.0f);
+    for (float& x : shared) x = 1.0f;
+    hvd::allreduce(any, shared);
+    CHECK(shared[999] == static_cast<float>(any.size()));
+    CHECK(any.template alloc_shared<float>(0).empty());
+    CHECK_THROWS_AS(static_cast<void>(any.template alloc_shared<double>(SIZE_MAX / 4)), hvd::error);
+    hvd::allreduce(any, shared);
+    CHECK(shared[0] == static_cast<float>(any.size() * any.size()));
+  });
+}
+
+TEST_CASE("any: a bad argument of one rank is an error on all, and the group goes on") {
+  for (const bool check : {false, true}) {
+    everywhere(
+        [&](auto& comm) {
+          const bool all_hear = check && comm.size() > 1;
+          any_transport any(std::move(comm));
+          std::vector<int> values(4, 1);
+          const bool wrong = any.rank() == 0 || !check;
+          const doctest::String got = complaint([&] { hvd::allreduce(any, values, std::span(values).first(wrong ? 3 : 4)); });
+          if (wrong) {
+            CHECK(got == refused("allreduce", any, "output has 3 elements; allowed: 4 (as the input)").c_str());
+          } else if (all_hear) {
+            CHECK(got == doctest::Contains("invalid_argument"));
+          }
+          hvd::allreduce(any, values);
+          CHECK(values[0] == any.size());
+          if (!all_hear) return;
+          CHECK(complaint([&] { hvd::allreduce(any, std::span(values).first(any.rank() == 0 ? 3 : 4)); }) == doctest::Contains("mismatch"));
+        },
+        check);
+  }
+}
+
+TEST_CASE("any: it gives back the transport that it holds") {
+  everywhere([](auto& comm) {
+    using held = std::remove_reference_t<decltype(comm)>;
+    any_transport any(std::move(comm)), other(hvd::SelfTransport{});
+    REQUIRE(any.template target<held>() != nullptr);
+    CHECK(any.template target<held>()->size() == any.size());
+    CHECK(any.template target<far_transport>() == nullptr);
+    held* const before = any.template target<held>();
+    other = std::move(any);
+    CHECK(other.template target<held>() == before);
+    float x[] = {1.0f};
+    hvd::allreduce(*before, x, hvd::sum);
+    hvd::allreduce(other, x, hvd::sum);
+    CHECK(x[0] == static_cast<float>(other.size() * other.size()));
+  });
+}
+
+TEST_CASE("any: the environment names the transport") {
+  const auto chosen = [](const char* given = nullptr) { return any_transport::from_environment<far_transport>(given); };
+  CHECK(any_transport::from_environment().target<hvd::ShmTransport>() != nullptr);
+  CHECK(chosen().target<hvd::ShmTransport>() != nullptr);
+  CHECK(chosen("far").target<far_transport>() != nullptr);
+  {
+    const environment set{{"HVD_TRANSPORT", "far"}};
+    CHECK(chosen().target<far_transport>() != nullptr);
+    CHECK(chosen("shm").target<hvd::ShmTransport>() != nullptr);
+    CHECK(complaint([] { any_transport::from_environment(); }) ==
+          "invalid_argument: hvd: HVD_TRANSPORT=\"far\" is not a transport of this program; allowed: auto, shm");
+    CHECK(complaint([&] { chosen("smoke"); }) ==
+          "invalid_argument: hvd: transport=\"smoke\" is not a transport of this program; allowed: auto, shm, far");
+  }
+  const environment two_hosts{{"HOROVOD_RANK", "0"},
+                              {"HOROVOD_SIZE", "2"},
+                              {"HOROVOD_LOCAL_RANK", "0"},
+                              {"HOROVOD_LOCAL_SIZE", "1"}};
+  CHECK(chosen().target<far_transport>() != nullptr);
+  CHECK(chosen("auto").target<far_transport>() != nullptr);
+  CHECK(complaint([] { any_transport::from_environment(); }) == doctest::Contains("ranks of one host only"));
+}
