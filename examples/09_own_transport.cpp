@@ -36,7 +36,10 @@ class SocketTransport {
   void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
     transfer({to, const_cast<std::byte*>(out), out_bytes}, {from, in, in_bytes});
   }
-  void barrier() { hvd::allreduce(*this, std::array{0}); }  // or anything else that takes all ranks
+  void barrier() {  // or anything else that takes all ranks
+    std::array none{0};
+    hvd::allreduce(*this, none);
+  }
   SocketTransport split(int color, int key) {
     const std::array mine{color, key, rank_};
     std::vector<std::array<int, 3>> members(out_.size());

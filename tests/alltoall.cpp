@@ -91,10 +91,10 @@ TEST_CASE("blocks of a size for each pair, some empty") {
       for (std::size_t i = 0; i != receives.back(); ++i) want.push_back(item<double>(q, comm.rank(), i));
     }
     std::vector<double> out(want.size());
-    hvd::alltoall_v(comm, in, sends, out, receives);
+    hvd::alltoall_v(comm, in, out, sends, receives);
     CHECK(out == want);
     out.assign(want.size(), 0.0);
-    hvd::alltoall_v(comm, in, sends, out, receives, hvd::ring{});
+    hvd::alltoall_v(comm, in, out, sends, receives, hvd::ring{});
     CHECK(out == want);
   });
 }
@@ -105,7 +105,7 @@ TEST_CASE("nothing to send") {
     hvd::alltoall(comm, none);
     hvd::alltoall(comm, none, none);
     const std::vector<std::size_t> zeros(static_cast<std::size_t>(comm.size()), 0);
-    hvd::alltoall_v(comm, none, zeros, none, zeros);
+    hvd::alltoall_v(comm, none, none, zeros, zeros);
     comm.barrier();
   });
 }
@@ -131,15 +131,15 @@ TEST_CASE("what alltoall refuses") {
           doctest::Contains("input and output overlap"));
 
     const std::vector<std::size_t> too_many(p + 1, 1), twos(p, 2), ones(p, 1);
-    CHECK(complaint([&] { hvd::alltoall_v(comm, in, too_many, out, twos); }) ==
+    CHECK(complaint([&] { hvd::alltoall_v(comm, in, out, too_many, twos); }) ==
           doctest::Contains(("send_counts has " + std::to_string(p + 1) + " entries").c_str()));
-    CHECK(complaint([&] { hvd::alltoall_v(comm, in, twos, out, too_many); }) ==
+    CHECK(complaint([&] { hvd::alltoall_v(comm, in, out, twos, too_many); }) ==
           doctest::Contains(("recv_counts has " + std::to_string(p + 1) + " entries").c_str()));
-    CHECK(complaint([&] { hvd::alltoall_v(comm, in, ones, out, twos); }) ==
+    CHECK(complaint([&] { hvd::alltoall_v(comm, in, out, ones, twos); }) ==
           doctest::Contains("(the sum of send_counts)"));
-    CHECK(complaint([&] { hvd::alltoall_v(comm, in, twos, out, ones); }) ==
+    CHECK(complaint([&] { hvd::alltoall_v(comm, in, out, twos, ones); }) ==
           doctest::Contains("(the sum of recv_counts)"));
-    CHECK(complaint([&] { hvd::alltoall_v(comm, in, twos, in, twos); }) ==
+    CHECK(complaint([&] { hvd::alltoall_v(comm, in, in, twos, twos); }) ==
           doctest::Contains("input and output overlap"));
     hvd::alltoall(comm, in, out);
     CHECK(out == in);
@@ -155,7 +155,7 @@ TEST_CASE("counts that do not match between ranks are an error on every rank") {
     if (comm.rank() == comm.size() - 1) receives[0] = 1;
     const std::vector<float> in(2 * p, 1.0f);
     std::vector<float> out(std::accumulate(receives.begin(), receives.end(), std::size_t{0}));
-    const auto said = complaint([&] { hvd::alltoall_v(comm, in, sends, out, receives); });
+    const auto said = complaint([&] { hvd::alltoall_v(comm, in, out, sends, receives); });
     if (comm.size() == 1) {
       CHECK(said == doctest::Contains("invalid_argument: hvd: alltoall_v on rank 0 of 1: recv_counts has 1 elements"));
     } else {

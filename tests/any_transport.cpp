@@ -124,7 +124,8 @@ TEST_CASE("any: a bad argument of one rank is an error on all, and the group goe
           any_transport any(std::move(comm));
           std::vector<int> values(4, 1);
           const bool wrong = any.rank() == 0 || !check;
-          const doctest::String got = complaint([&] { hvd::allreduce(any, values, std::span(values).first(wrong ? 3 : 4)); });
+          const doctest::String got =
+              complaint([&] { hvd::allreduce(any, values, std::span(values).first(wrong ? 3 : 4)); });
           if (wrong) {
             CHECK(got == refused("allreduce", any, "output has 3 elements; allowed: 4 (as the input)").c_str());
           } else if (all_hear) {
@@ -133,7 +134,8 @@ TEST_CASE("any: a bad argument of one rank is an error on all, and the group goe
           hvd::allreduce(any, values);
           CHECK(values[0] == any.size());
           if (!all_hear) return;
-          CHECK(complaint([&] { hvd::allreduce(any, std::span(values).first(any.rank() == 0 ? 3 : 4)); }) == doctest::Contains("mismatch"));
+          CHECK(complaint([&] { hvd::allreduce(any, std::span(values).first(any.rank() == 0 ? 3 : 4)); }) ==
+                doctest::Contains("mismatch"));
         },
         check);
   }
@@ -170,10 +172,8 @@ TEST_CASE("any: the environment names the transport") {
     CHECK(complaint([&] { chosen("smoke"); }) ==
           "invalid_argument: hvd: transport=\"smoke\" is not a transport of this program; allowed: auto, shm, far");
   }
-  const environment two_hosts{{"HOROVOD_RANK", "0"},
-                              {"HOROVOD_SIZE", "2"},
-                              {"HOROVOD_LOCAL_RANK", "0"},
-                              {"HOROVOD_LOCAL_SIZE", "1"}};
+  const environment two_hosts{
+      {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "2"}, {"HOROVOD_LOCAL_RANK", "0"}, {"HOROVOD_LOCAL_SIZE", "1"}};
   CHECK(chosen().target<far_transport>() != nullptr);
   CHECK(chosen("auto").target<far_transport>() != nullptr);
   CHECK(complaint([] { any_transport::from_environment(); }) == doctest::Contains("ranks of one host only"));

@@ -68,7 +68,7 @@ void all_forms(hvd::ThreadTransport& comm) {
   const counts_t send = r == 0 ? counts_t{2, 1} : counts_t{2, 0};
   const counts_t recv = r == 0 ? counts_t{2, 2} : counts_t{1, 0};
   std::vector<int> received(r == 0 ? 4 : 1);
-  hvd::alltoall_v(comm, in.data(), send, received.data(), recv);
+  hvd::alltoall_v(comm, in.data(), received.data(), send, recv);
   equal(received, r == 0 ? std::vector<int>{1, 2, 2, 3} : std::vector<int>{3}, "alltoall_v");
 
   hvd::gather(comm, in.data(), r == 0 ? pair.data() : nullptr, 1);
@@ -125,7 +125,7 @@ std::vector<std::pair<std::string, std::function<void(hvd::ThreadTransport&)>>> 
       {"scatter", [=](auto& c) { hvd::scatter(c, from, to, n); }},
       {"reduce_scatter_v", [=](auto& c) { hvd::reduce_scatter_v(c, from, to, counts); }},
       {"allgather_v", [=](auto& c) { hvd::allgather_v(c, from, to, counts); }},
-      {"alltoall_v", [=](auto& c) { hvd::alltoall_v(c, from, counts, to, counts); }},
+      {"alltoall_v", [=](auto& c) { hvd::alltoall_v(c, from, to, counts, counts); }},
       {"gather_v", [=](auto& c) { hvd::gather_v(c, from, to, counts); }},
       {"scatter_v", [=](auto& c) { hvd::scatter_v(c, from, to, counts); }},
       {"send", [=](auto& c) { hvd::send(c, std::span(from, n), 0); }},

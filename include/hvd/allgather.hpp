@@ -22,7 +22,7 @@ void allgather_blocks(T& comm, From from, To to, const partition& blocks, argume
 /// `out` receives the `in` of every rank, in rank order: size() x in.size() elements. All ranks pass the same count.
 /// `in` may be this rank's own block of `out` (in place). Errors: invalid_argument, mismatch, peer_lost, timeout,
 /// aborted.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
 void allgather(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -34,7 +34,7 @@ void allgather(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
 }
 
 /// Rank r gives counts[r] elements; `counts` is the same on all ranks.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
 void allgather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> counts, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -57,14 +57,12 @@ void allgather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> count
   allgather_v(comm, detail::one_block(in, counts, comm.rank()), detail::all_blocks(out, counts), counts, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void allgather(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
-template <Transport T, detail::NoBuffer B, class... More>
-void allgather_v(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void allgather(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void allgather_v(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

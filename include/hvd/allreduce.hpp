@@ -12,14 +12,14 @@ namespace hvd::inline HVD_ABI {
 /// Errors: invalid_argument (null with a count, different lengths, overlap), mismatch (ranks in different calls),
 /// peer_lost, timeout, aborted. Cost of the default in shared memory: one exchange of cache lines for small messages;
 /// for large ones 6 - 4/p memory accesses a byte in private buffers, 2 in buffers from alloc_shared.
-template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void allreduce(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
   detail::reduce_vector<allreduce_call>(comm, in, out, op, how);
 }
 
 /// In place.
-template <Transport T, Buffer B, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, BorrowedBuffer B, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void allreduce(T& comm, B&& inout, const Op& op = {}, const Algorithm& how = {}) {
   const auto s = as_output(inout);
@@ -36,10 +36,9 @@ void allreduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, const A
   allreduce(comm, std::span(inout, count), op, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void allreduce(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void allreduce(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

@@ -8,7 +8,7 @@ namespace hvd::inline HVD_ABI {
 /// Block r of `in` goes to rank r, where it becomes block `rank` of `out`. Both have size() equal blocks, the same on
 /// all ranks; `in` and `out` are the same memory or do not overlap. Errors: invalid_argument, mismatch, peer_lost,
 /// timeout, aborted.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
   requires Buffer<Out>
 void alltoall(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
@@ -29,7 +29,7 @@ void alltoall(T& comm, const In& in, Out&& out, const Algorithm& how = {}) {
 }
 
 /// In place.
-template <Transport T, Buffer B, class Algorithm = automatic<>>
+template <Transport T, BorrowedBuffer B, class Algorithm = automatic<>>
   requires(!Buffer<Algorithm>)
 void alltoall(T& comm, B&& inout, const Algorithm& how = {}) {
   const auto s = as_output(inout);
@@ -38,8 +38,8 @@ void alltoall(T& comm, B&& inout, const Algorithm& how = {}) {
 
 /// send_counts[r] elements go to rank r and recv_counts[r] come from it; blocks lie one after the other. Every receiver
 /// must expect as many elements as the sender sends; otherwise all ranks get mismatch. Not in place.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
-void alltoall_v(T& comm, const In& in, std::span<const std::size_t> send_counts, Out&& out,
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
+void alltoall_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> send_counts,
                 std::span<const std::size_t> recv_counts, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -72,20 +72,18 @@ void alltoall(T& comm, P&& inout, std::size_t count, const Algorithm& how = {}) 
   alltoall(comm, std::span(inout, detail::blocks_of(count, comm.size())), how);
 }
 template <Transport T, detail::Pointer In, detail::Pointer Out, class Algorithm = automatic<>>
-void alltoall_v(T& comm, In&& in, std::span<const std::size_t> send_counts, Out&& out,
+void alltoall_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> send_counts,
                 std::span<const std::size_t> recv_counts, const Algorithm& how = {}) {
-  alltoall_v(comm, detail::all_blocks(in, send_counts), send_counts, detail::all_blocks(out, recv_counts), recv_counts,
+  alltoall_v(comm, detail::all_blocks(in, send_counts), detail::all_blocks(out, recv_counts), send_counts, recv_counts,
              how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void alltoall(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
-template <Transport T, detail::NoBuffer B, class... More>
-void alltoall_v(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void alltoall(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void alltoall_v(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

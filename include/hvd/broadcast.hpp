@@ -7,7 +7,7 @@ namespace hvd::inline HVD_ABI {
 
 /// `out` on every rank receives `in` of `root`; elsewhere `in` is not read and may be empty. All ranks pass the same
 /// count (of `out`) and root. Errors: invalid_argument, mismatch, peer_lost, timeout, aborted.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
 void broadcast(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -26,7 +26,7 @@ void broadcast(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& 
 }
 
 /// In place.
-template <Transport T, Buffer B, class Algorithm = automatic<>>
+template <Transport T, BorrowedBuffer B, class Algorithm = automatic<>>
 void broadcast(T& comm, B&& inout, int root = 0, const Algorithm& how = {}) {
   const auto s = as_output(inout);
   broadcast(comm, s, s, root, how);
@@ -42,10 +42,9 @@ void broadcast(T& comm, P&& inout, std::size_t count, int root = 0, const Algori
   broadcast(comm, std::span(inout, count), root, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void broadcast(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void broadcast(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

@@ -53,22 +53,10 @@ namespace detail {
 /// A pointer. Arrays would convert to pointers, but are buffers, because they know their length.
 template <class P>
 concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
-/// An argument in the place of a buffer that is not one.
-template <class B>
-concept NoBuffer = !Buffer<B> && !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list>;
-
-/// Never compiles; its message explains which types are buffers.
-template <class B>
-constexpr void refuse_buffer() {
-  static_assert(Buffer<B>,
-                "hvd: this type is no buffer: pass a view of its elements, such as std::span(t.data_ptr<float>(), "
-                "t.numel()) for a tensor of libtorch, or specialise hvd::buffer_access for the type");
-}
-
 }  // namespace detail
 
 /// A buffer whose memory outlives the call that it is passed to: a variable or a view (std::span, an Eigen::Map), but
-/// not a temporary that owns its elements.
+/// not a temporary that owns its elements. Outputs are such, and inputs of asynchronous calls.
 template <class B>
 concept BorrowedBuffer =
     Buffer<B> && (std::is_lvalue_reference_v<B> || std::ranges::enable_borrowed_range<std::remove_cvref_t<B>> ||
@@ -76,18 +64,22 @@ concept BorrowedBuffer =
 
 namespace detail {
 
+/// The first argument of a collective if it cannot stand there: it is not a buffer, or it is the only one and a
+/// temporary, in which the result would be lost.
+template <class B, class... More>
+concept NoBuffer = !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list> &&
+                   (!Buffer<B> || (!BorrowedBuffer<B> && !(Buffer<More> || ...)));
+
 /// A buffer that asynchronous calls and lists of tensors take.
 template <class B>
 constexpr void require_borrowed() {
-  if constexpr (!Buffer<B>) {
-    refuse_buffer<B>();
-  } else {
-    static_assert(
-        BorrowedBuffer<B>,
-        "hvd: this buffer is a temporary that owns its elements, which are gone before the operation is done; "
-        "pass a variable, or a view (std::span) of memory that lives until then; hvd::submit_options::keep "
-        "holds the owner of such memory");
-  }
+  static_assert(Buffer<B>,
+                "hvd: this type is not a buffer: pass a view of its elements, such as std::span(t.data_ptr<float>(), "
+                "t.numel()) for a tensor of libtorch, or specialise hvd::buffer_access for the type");
+  static_assert(!Buffer<B> || BorrowedBuffer<B>,
+                "hvd: this buffer is a temporary that owns its elements, which are gone before the operation is done; "
+                "pass a variable, or a view (std::span) of memory that lives until then; hvd::submit_options::keep "
+                "holds the owner of such memory");
 }
 
 }  // namespace detail

@@ -76,7 +76,9 @@ class Engine {
   /// the handle: mismatch, on all ranks, if they submit different operations under one name; peer_lost, timeout or
   /// aborted if the group has failed, for all operations in flight and submitted later. If `wake` is false, no thread
   /// is woken: the caller is about to wait, and then does the work itself.
-  handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
+  [[nodiscard]] handle submit(request r, int process_set = 0, bool wake = true) {
+    return start(std::move(r), process_set, wake);
+  }
   /// Submits and waits; the calling thread does the work if it can. Errors: those of `submit` and of the handle.
   handle run(request r, int process_set = 0) {
     handle h = start(std::move(r), process_set, false);
@@ -92,37 +94,38 @@ class Engine {
   /// inout[i] = op over all ranks, by name. The tensors of a list are reduced together, when all ranks have submitted
   /// it.
   template <class B>
-  handle allreduce(std::string name, B&& inout, dynamic_op op = {}, submit_options how = {}) {
+  [[nodiscard]] handle allreduce(std::string name, B&& inout, dynamic_op op = {}, submit_options how = {}) {
     return reduce(asked(operation::allreduce, std::move(name), std::forward<B>(inout)), op, std::move(how));
   }
   /// Sends the root's elements to all ranks, in place; also for a list.
   template <class B>
-  handle broadcast(std::string name, B&& inout, int root, submit_options how = {}) {
+  [[nodiscard]] handle broadcast(std::string name, B&& inout, int root, submit_options how = {}) {
     request r = asked(operation::broadcast, std::move(name), std::forward<B>(inout));
     r.root = root;
     return submit(std::move(r), std::move(how));
   }
   /// Gathers the elements of all ranks, whose numbers of elements may differ; the result is the handle's `output`.
   template <class B>
-  handle allgather(std::string name, B&& in, submit_options how = {}) {
+  [[nodiscard]] handle allgather(std::string name, B&& in, submit_options how = {}) {
     return submit(asked_input(operation::allgather, std::move(name), std::forward<B>(in)), std::move(how));
   }
   /// This rank's part of the reduction; if the elements do not divide evenly, the first ranks get one more. The result
   /// is the handle's `output`.
   template <class B>
-  handle reduce_scatter(std::string name, B&& in, dynamic_op op = {}, submit_options how = {}) {
+  [[nodiscard]] handle reduce_scatter(std::string name, B&& in, dynamic_op op = {}, submit_options how = {}) {
     return reduce(asked_input(operation::reduce_scatter, std::move(name), std::forward<B>(in)), op, std::move(how));
   }
   /// Sends splits[r] elements to rank r; the result is the handle's `output`, with the number of elements from each
   /// rank.
   template <class B>
-  handle alltoall(std::string name, B&& in, std::vector<std::size_t> splits = {}, submit_options how = {}) {
+  [[nodiscard]] handle alltoall(std::string name, B&& in, std::vector<std::size_t> splits = {},
+                                submit_options how = {}) {
     request r = asked_input(operation::alltoall, std::move(name), std::forward<B>(in));
     r.tensors.back().splits = std::move(splits);
     return submit(std::move(r), std::move(how));
   }
   /// Done when all ranks of the process set have submitted it.
-  handle barrier(std::string name = "barrier", int process_set = 0) {
+  [[nodiscard]] handle barrier(std::string name = "barrier", int process_set = 0) {
     return submit(asked(operation::barrier, std::move(name)), process_set);
   }
 
@@ -132,7 +135,7 @@ class Engine {
   /// allreduce with sum, average (which divides by the number of all ranks) or adasum, and takes part in barriers.
   /// Other operations end with an error (unsupported) on the ranks that submit them. The handle's `last_joined` is the
   /// rank that joined last.
-  handle join();
+  [[nodiscard]] handle join();
 
   // ---- results on a device ------------------------------------------------------------------------------------
 
@@ -219,8 +222,7 @@ class Engine {
   }
   handle reduce(request r, const dynamic_op& op, submit_options how) {
     r.op = op.op;
-    r.prescale = op.prescale;
-    r.postscale = op.postscale;
+    r.prescale = op.prescale, r.postscale = op.postscale;
     return submit(std::move(r), std::move(how));
   }
 

@@ -27,7 +27,7 @@ void gather_blocks(T& comm, From from, To to, const partition& blocks, int root,
 /// `out` on `root` receives the `in` of every rank, in rank order: size() x in.size() elements. Elsewhere `out` is not
 /// touched and may be empty. All ranks pass the same count. On the root `in` may be the root's own block of `out` (in
 /// place). Errors: invalid_argument, mismatch, peer_lost, timeout, aborted.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
 void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -40,7 +40,7 @@ void gather(T& comm, const In& in, Out&& out, int root = 0, const Algorithm& how
 }
 
 /// Rank r gives counts[r] elements; `counts` is the same on all ranks.
-template <Transport T, Buffer In, Buffer Out, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Algorithm = automatic<>>
 void gather_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> counts, int root = 0,
               const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
@@ -66,14 +66,12 @@ void gather_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> counts, 
   gather_v(comm, detail::one_block(in, counts, comm.rank()), all, counts, root, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void gather(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
-template <Transport T, detail::NoBuffer B, class... More>
-void gather_v(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void gather(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void gather_v(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

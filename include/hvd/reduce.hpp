@@ -8,7 +8,7 @@ namespace hvd::inline HVD_ABI {
 /// out[i] = op over all ranks of in[i], on `root`. Elsewhere `out` is not touched and may be empty. In place on the
 /// root if `in` and `out` are the same memory. Ranks must agree on the same things as for allreduce, and on `root`.
 /// Errors as for allreduce.
-template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void reduce(T& comm, const In& in, Out&& out, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
@@ -29,7 +29,7 @@ void reduce(T& comm, const In& in, Out&& out, const Op& op = {}, int root = 0, c
 }
 
 /// In place: on the root the buffer receives the result; elsewhere it is unchanged.
-template <Transport T, Buffer B, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, BorrowedBuffer B, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void reduce(T& comm, B&& inout, const Op& op = {}, int root = 0, const Algorithm& how = {}) {
   const auto s = as_output(inout);
@@ -47,10 +47,9 @@ void reduce(T& comm, P&& inout, std::size_t count, const Op& op = {}, int root =
   reduce(comm, std::span(inout, count), op, root, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void reduce(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void reduce(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

@@ -23,7 +23,7 @@ void reduce_scatter_blocks(T& comm, From from, To to, const partition& blocks, a
 
 /// out[i] = op over all ranks of block `rank` of in, where `in` is size() blocks of out.size() elements. `out` may be
 /// this rank's own block of `in` (in place); the rest of `in` is not changed. Errors as for allreduce.
-template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
   const auto from = as_span(in);
@@ -36,7 +36,7 @@ void reduce_scatter(T& comm, const In& in, Out&& out, const Op& op = {}, const A
 }
 
 /// Blocks of counts[r] elements for rank r; `counts` is the same on all ranks.
-template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
 void reduce_scatter_v(T& comm, const In& in, Out&& out, std::span<const std::size_t> counts, const Op& op = {},
                       const Algorithm& how = {}) {
   detail::same_elements<In, Out>();
@@ -61,14 +61,12 @@ void reduce_scatter_v(T& comm, In&& in, Out&& out, std::span<const std::size_t> 
   reduce_scatter_v(comm, detail::all_blocks(in, counts), detail::one_block(out, counts, comm.rank()), counts, op, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void reduce_scatter(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
-template <Transport T, detail::NoBuffer B, class... More>
-void reduce_scatter_v(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void reduce_scatter(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void reduce_scatter_v(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

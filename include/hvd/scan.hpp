@@ -11,7 +11,7 @@ namespace hvd::inline HVD_ABI {
 ///
 /// Errors as for allreduce. Cost in shared memory: each rank stages its input once and reads the inputs of the ranks
 /// below it, at most p - 1. Cost by messages: ceil(log2 p) messages of the whole vector.
-template <Transport T, Buffer In, Buffer Out, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
   static_assert(!detail::divides_by_ranks<Op>,
@@ -20,7 +20,7 @@ void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& 
 }
 
 /// In place.
-template <Transport T, Buffer B, class Op = sum_t, class Algorithm = automatic<>>
+template <Transport T, BorrowedBuffer B, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void scan(T& comm, B&& inout, const Op& op = {}, const Algorithm& how = {}) {
   const auto s = as_output(inout);
@@ -37,10 +37,9 @@ void scan(T& comm, P&& inout, std::size_t count, const Op& op = {}, const Algori
   scan(comm, std::span(inout, count), op, how);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <Transport T, detail::NoBuffer B, class... More>
-void scan(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <Transport T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void scan(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

@@ -20,21 +20,19 @@ void send(T& comm, const B& buffer, int peer) {
 
 /// Receives the next message of one rank. Errors: those of `send`, and mismatch if the message has another length (it
 /// is dropped, and the channel stays usable).
-template <SendRecv T, Buffer B>
+template <SendRecv T, BorrowedBuffer B>
 void recv(T& comm, B&& buffer, int peer) {
   const auto s = as_output(buffer);
   detail::arguments(operation::recv, comm.rank(), comm.size()).buffer("buffer", s).rank_of("peer", peer).check_alone();
   comm.recv(detail::writable_bytes_of(s), s.size_bytes(), peer);
 }
 
-/// Rejects arguments that are not buffers, with a message that names what to pass instead.
-template <SendRecv T, detail::NoBuffer B, class... More>
-void send(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
-template <SendRecv T, detail::NoBuffer B, class... More>
-void recv(T&, B&&, More&&...) {
-  detail::refuse_buffer<B>();
-}
+/// Refuses what is not a buffer, and outputs that are temporaries. Compilers print the line with its comment.
+template <SendRecv T, class B, class... More>
+  requires detail::NoBuffer<B&>
+void send(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
+template <SendRecv T, class B, class... More>
+  requires detail::NoBuffer<B, More...>
+void recv(T&, B&&, More&&...) = delete;  // pass a variable or a std::span (see hvd::buffer_access)
 
 }  // namespace hvd::inline HVD_ABI

@@ -304,7 +304,7 @@ void blocks(T& comm, std::mt19937& dice) {
     case 1: return hvd::reduce_scatter_v(comm, all, own, counts);
     case 2: return hvd::gather_v(comm, own, all, counts, 0);
     case 3: return hvd::scatter_v(comm, all, own, counts, 0);
-    default: return hvd::alltoall_v(comm, sent, to, got, from);
+    default: return hvd::alltoall_v(comm, sent, got, to, from);
   }
 }
 

@@ -1,4 +1,4 @@
-// error: this type is no buffer: pass a view of its elements, such as std::span(t.data_ptr<float>(), t.numel())
+// error: pass a variable or a std::span (see hvd::buffer_access)
 #include <hvd/allreduce.hpp>
 #include <hvd/transport/self.hpp>
 

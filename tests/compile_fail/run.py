@@ -50,11 +50,11 @@ def run(command, folder, source=""):
 
 
 def says(words, path, sentence):
-    """Whether an error has this sentence, and what leads to it names this file last."""
+    """Whether an error, with its notes, has this sentence, and what leads to it names this file last."""
     parts = words.split("error: ")
     for before, after in zip(parts, parts[1:]):
         named = re.findall(rf"{HERE.name}/(\w+)\.cpp", before)
-        if sentence in after.split("\n", 1)[0] and named and named[-1] == path.stem:
+        if sentence in after and named and named[-1] == path.stem:
             return True
     return False
 

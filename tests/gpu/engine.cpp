@@ -364,11 +364,11 @@ void use_mismatches(const auto& r) {
   hvd::tensor t = r.at(b, &b);
   t.in = reinterpret_cast<const std::byte*>(host.data());
   complaint(error_kind::invalid_argument, {"allreduce on GPU", "\"wrong\"", "is memory of the host"},
-            [&] { r.engine.submit(asked(operation::allreduce, "wrong", {t})); });
+            [&] { static_cast<void>(r.engine.submit(asked(operation::allreduce, "wrong", {t}))); });
   t = r.at(b, &b);
   t.memory.device = r.gpu.device() + 1;
   complaint(error_kind::invalid_argument, {"allreduce \"wrong\" on rank", "lies on device", "allowed: device"},
-            [&] { r.engine.submit(asked(operation::allreduce, "wrong", {t})); });
+            [&] { static_cast<void>(r.engine.submit(asked(operation::allreduce, "wrong", {t}))); });
   const auto shorts = r.array(3, std::int16_t{1});
   const hvd::error e = failure_of(r.engine.submit(r.sum("shorts", shorts)));
   require(e.kind() == error_kind::unsupported, e.what());

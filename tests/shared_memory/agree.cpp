@@ -151,7 +151,8 @@ void different_calls(T& comm, int odd) {
     });
     refused("element size", {both}, [&] {
       if (other) {
-        hvd::allgather(comm, bytes, std::vector<std::byte>(n * ranks));
+        std::vector<std::byte> all_bytes(n * ranks);
+        hvd::allgather(comm, bytes, all_bytes);
       } else {
         hvd::allgather(comm, one, all);
       }
@@ -256,7 +257,7 @@ void different_calls(T& comm, int odd) {
     refused("counts of alltoall_v",
             {"rank " + std::to_string(odd) + " sends " + text(n + 1) + " elements to rank " +
              std::to_string(neighbour) + ", which expects " + text(n)},
-            [&] { hvd::alltoall_v(comm, out, sends, all, receives); });
+            [&] { hvd::alltoall_v(comm, out, all, sends, receives); });
   }
 }
 
@@ -318,12 +319,12 @@ std::vector<std::pair<std::string, std::function<void(T&)>>> bad_calls() {
       {"alltoall: overlap", [=](T& c) { hvd::alltoall(c, at(0, ranks(c) * 3), at(1, ranks(c) * 3)); }},
       {"alltoall_v: counts",
        [=](T& c) {
-         hvd::alltoall_v(c, at(0, 4), std::vector<std::size_t>{4}, span(w).first(4), std::vector<std::size_t>{4});
+         hvd::alltoall_v(c, at(0, 4), span(w).first(4), std::vector<std::size_t>{4}, std::vector<std::size_t>{4});
        }},
       {"alltoall_v: sum",
-       [=](T& c) { hvd::alltoall_v(c, at(0, 5), counts(c, 3), span(w).first(3 * ranks(c)), counts(c, 3)); }},
+       [=](T& c) { hvd::alltoall_v(c, at(0, 5), span(w).first(3 * ranks(c)), counts(c, 3), counts(c, 3)); }},
       {"alltoall_v: in place",
-       [=](T& c) { hvd::alltoall_v(c, at(0, 3 * ranks(c)), counts(c, 3), at(0, 3 * ranks(c)), counts(c, 3)); }},
+       [=](T& c) { hvd::alltoall_v(c, at(0, 3 * ranks(c)), at(0, 3 * ranks(c)), counts(c, 3), counts(c, 3)); }},
       {"gather: root", [=](T& c) { hvd::gather(c, at(0, 8), span(w).first(8 * ranks(c)), c.size()); }},
       {"gather: length", [=](T& c) { hvd::gather(c, at(0, 8), span(w).first(8), c.rank()); }},
       {"gather_v: counts",
@@ -437,7 +438,7 @@ const std::vector<act>& acts() {
        [](T& c, span one, span all) {
          const std::vector<std::size_t> counts(static_cast<std::size_t>(c.size()), one.size());
          std::vector<float> out(all.size());
-         hvd::alltoall_v(c, all, counts, out, counts);
+         hvd::alltoall_v(c, all, out, counts, counts);
        }},
       {"barrier", true, [](T& c, span, span) { hvd::barrier(c); }},
       {"split", true, [](T& c, span, span) { (void)c.split(0, 0); }},

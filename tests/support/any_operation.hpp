@@ -35,7 +35,7 @@ void any_operation(T& comm, std::mt19937& dice) {
     case 4: return hvd::allgather(comm, one, all);
     case 5: return hvd::reduce_scatter(comm, all, one);
     case 6: return hvd::alltoall(comm, all, other);
-    case 7: return hvd::alltoall_v(comm, all, counts, other, counts);
+    case 7: return hvd::alltoall_v(comm, all, other, counts, counts);
     case 8: return hvd::gather(comm, one, all, root);
     case 9: return hvd::scatter(comm, all, one, root);
     case 10: return hvd::barrier(comm);

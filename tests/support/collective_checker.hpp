@@ -263,7 +263,7 @@ class checker {
     for (int q = 0; q != size(); ++q) receives.push_back(count_of(row(q), rank()));
     const std::span<T> in = given(v, mine(), start_of(sends, size()));
     const std::span<T> out = blank(v, start_of(receives, size()));
-    hvd::alltoall_v(comm_, constant(in), sends, out, receives, how_);
+    hvd::alltoall_v(comm_, constant(in), out, sends, receives, how_);
     unchanged(in, mine(), "alltoall_v", v);
     for (int q = 0; q != size(); ++q) {
       same(out.subspan(start_of(receives, q), count_of(receives, q)), table_.of(q) + start_of(row(q), rank()),

@@ -425,7 +425,8 @@ void conformance_probing() {
         require(!comm.arrived(rank), "a message to itself that was never sent");
         if (rank == from) {
           for (int to = 0; to != p; ++to) {
-            if (to != from) recv(comm, std::vector<char>(1), to);  // it has seen nothing until now
+            std::vector<char> ready(1);
+            if (to != from) recv(comm, ready, to);  // it has seen nothing until now
           }
           for (int to = 0; to != p; ++to) {
             // Of a long message only the beginning is there before it is received, and none to itself may be long.
