@@ -317,8 +317,10 @@ def write(xml, include, out):
         macros = list(declarations.macros(header)) if header == "version.hpp" else []
         if not entries and not macros:
             more = included(text)
-        target.write_text(page(header, clause, more, macros, entries, namespace))
-        groups[group_of(header, internal, text)].append((header, name, clause))
+        group = group_of(header, internal, text)
+        orphan = ":orphan:\n\n" if group == INTERNAL else ""
+        target.write_text(orphan + page(header, clause, more, macros, entries, namespace))
+        groups[group].append((header, name, clause))
     index = [heading("Headers", "="), "One page for each, made from the comments in it. ``<hvd/hvd.hpp>`` includes "
              "everything that needs no other library."]
     for title, found in groups.items():
@@ -328,6 +330,7 @@ def write(xml, include, out):
         rows = "\n".join(f"   * - :doc:`hvd/{header} <{name}>`\n     - {from_markdown(sentence(clause))}"
                          for header, name, clause in found)
         index.append(f".. list-table::\n   :widths: 35 65\n\n{rows}")
-        index.append(".. toctree::\n   :hidden:\n\n" + indent("\n".join(f"{h} <{n}>" for h, n, _ in found)))
+        if title != INTERNAL:  # the menu of each page takes time for each entry
+            index.append(".. toctree::\n   :hidden:\n\n" + indent("\n".join(f"{h} <{n}>" for h, n, _ in found)))
     (out / "index.rst").write_text("\n\n".join(part.rstrip("\n") for part in index) + "\n")
     return len(headers)
