@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds the site of hvd: the pages of docs/, a page for each header, the results that pages name; checks its links.
 
-Needs doxygen, and Sphinx, furo and myst-parser in the Python that runs it: `tools/setup --docs` brings them, and
-`tools/docs` calls both. Exit code 0 if the site is whole, 1 if something in it is wrong, 2 if it cannot be built here.
+Needs doxygen, and Sphinx, furo, myst-parser and sphinx-copybutton in the Python that runs it: `tools/setup --docs`
+brings them, and `tools/docs` calls both. Exit code 0 if the site is whole, 1 if something in it is wrong, 2 if it cannot be built here.
 """
 
 import argparse
@@ -108,6 +108,7 @@ def main():
         import furo  # noqa: F401
         import myst_parser  # noqa: F401
         import sphinx  # noqa: F401
+        import sphinx_copybutton  # noqa: F401
     except ImportError as e:
         print(f"docs: {e.name} is missing; tools/setup --docs installs it into .venv.", file=sys.stderr)
         return 2

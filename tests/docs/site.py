@@ -49,6 +49,11 @@ def main():
             assert f"reference/{name.with_suffix('.html').as_posix()}" in pages, f"{name} has no page"
     listed = (OUT / "html" / "genindex.html").read_text()
     assert "hvd::allreduce" in listed and "hvd::detail" not in listed, "the index lists what only hvd itself uses"
+    start = (OUT / "html" / "index.html").read_text()
+    for part in ('src="_images/speed.svg"', '<div class="cards">', "copybutton.js", "This page: <code>docs/index.md</code>"):
+        assert part in start, f"the start page lacks {part}"
+    header = (OUT / "html" / "reference" / "engine" / "metrics.html").read_text()
+    assert "This page: <code>include/hvd/engine/metrics.hpp</code>" in header
     return 0
 
 
