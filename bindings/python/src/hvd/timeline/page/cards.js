@@ -91,7 +91,7 @@ function showSlow(answers) {
   const behind = answers.ranks.filter((each) => each.behind_us > 0).sort((a, b) => b.behind_us - a.behind_us).slice(0, 5);
   const step = answers.speed.steps_per_second > 0 ? 1e6 / answers.speed.steps_per_second : Infinity;
   const most = Math.min(slow ? behind[0]?.behind_us : Infinity, step);
-  list(find("#slow .bars"), behind.map((each) => [each.rank, each.host, duration(each.behind_us), each.behind_us / most]),
+  list(find("#slow .bars"), behind.map((each) => [each.rank, each.host, `${duration(each.behind_us)} later`, each.behind_us / most]),
     ([rank, host, time, share]) => bar(`rank ${rank}${host ? ` · ${name(host)}` : ""}`, time, share));
 }
 
@@ -118,7 +118,8 @@ export function showCards(answers, gone, onTensor) {
 
 /** What the job does, and for how long. */
 function stateOf(answers) {
-  const length = age(answers.end_us - answers.begin_us);
+  // Since the start that is named beside it, where a file says when that was.
+  const length = age(answers.end_us - (answers.epoch_us ? 0 : answers.begin_us));
   if (answers.state === "ended") return answers.operations ? `ended after ${length}` : "ended";
   if (!answers.operations) return "starting";
   return answers.state === "quiet" ? `no events for ${age(answers.now_us - answers.end_us)}` : `running ${length}`;

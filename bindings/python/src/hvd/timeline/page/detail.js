@@ -25,4 +25,5 @@ export function showDetail(slice, row, epochUs, { onShow, focus = false }) {
     element("div", {}, element("dt", { text: key }), element("dd", { text: value })))), buttons);
   box.hidden = false;
   if (focus) title.focus();
+  else box.scrollIntoView({ block: "nearest" }); // on a phone it is below what is seen
 }
