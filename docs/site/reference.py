@@ -329,7 +329,7 @@ def write(xml, include, out):
         index += [heading(title, "-"), from_markdown(GROUPS[title])]
         rows = "\n".join(f"   * - :doc:`hvd/{header} <{name}>`\n     - {from_markdown(sentence(clause))}"
                          for header, name, clause in found)
-        index.append(f".. list-table::\n   :widths: 35 65\n\n{rows}")
+        index.append(f".. list-table::\n   :widths: 35 65\n   :class: headers\n\n{rows}")
         if title != INTERNAL:  # the menu of each page takes time for each entry
             index.append(".. toctree::\n   :hidden:\n\n" + indent("\n".join(f"{h} <{n}>" for h, n, _ in found)))
     (out / "index.rst").write_text("\n\n".join(part.rstrip("\n") for part in index) + "\n")
