@@ -2,7 +2,8 @@
 """Builds the site of hvd: the pages of docs/, a page for each header, the results that pages name; checks its links.
 
 Needs doxygen, and Sphinx, furo, myst-parser and sphinx-copybutton in the Python that runs it: `tools/setup --docs`
-brings them, and `tools/docs` calls both. Exit code 0 if the site is whole, 1 if something in it is wrong, 2 if it cannot be built here.
+brings them, and `tools/docs` calls both. Exit code 0 if the site is whole, 1 if something in it is wrong, 2 if it cannot
+be built here.
 """
 
 import argparse
