@@ -20,7 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from support.where import origin, told  # noqa: E402
+from support.texts import origin_text, page, table  # noqa: E402
+from support.where import origin  # noqa: E402
 from timelines import watching, writer  # noqa: E402
 from training import program  # noqa: E402
 from training.settings import Failed  # noqa: E402
@@ -70,7 +71,7 @@ def wrong(found: dict[str, Any]) -> list[str]:
     return said
 
 
-def page(run: dict[str, Any]) -> str:
+def markdown(run: dict[str, Any]) -> str:
     """The results as Markdown."""
     found = run["found"]
     index = min(found["index"], key=lambda row: row["read_s"])
@@ -78,28 +79,33 @@ def page(run: dict[str, Any]) -> str:
     mebibytes = [max(row["peak_bytes"] for row in found[kind]) / watching.MIB for kind in ("index", "page")]
     views = ", ".join(f"{1e3 * max(row['views_s'][i] for row in found['page']):.0f}" for i in range(4))
     lines = [
-        "# Timelines that are read", "", told(run), "",
+        ["until all is read, in s (hvd-timeline: from its start)", f"{MOST_S:g}", f"{index['read_s']:.2f}", f"{server['whole_s']:.2f}"],
+        ["until the first answer", None, None, f"{server['first_s']:.2f}"],
+        ["memory in MiB", MOST_SERVER // watching.MIB, *(f"{most:.0f}" for most in mebibytes)],
+        ["views of all, a tenth, a 100th and a 1000th of the time, in ms", None, None, views],
+    ]
+    growing = [
+        [
+            row["ranks"], f"{row['rate']:,}", f"{row['bytes'] / row['seconds'] / 1e6:.0f}", f"{row['expected']:,}",
+            f"{row['operations']:,}", "yes" if len(row["of_ranks"]) == 1 else "no", f"{row['counted_after_s']:.2f}",
+            f"{row['behind_s']:.1f}", f"{row['cpu_share']:.2f}", f"{row['peak_bytes'] / watching.MIB:.0f}",
+        ]
+        for row in found["live"]
+    ]  # fmt: skip
+    columns = (
+        "ranks", "operations/s of each", "MB/s", "written", "counted", "of all ranks the same",
+        "counted so long after the last write, in s", "most behind, in s", "processors", "memory in MiB",
+    )  # fmt: skip
+    return page(
+        "Timelines that are read",
+        origin_text(run),
         f"A finished timeline of {found['bytes'] / 1e9:.2f} GB, {found['operations']:,} operations of "
         f"{run['settings']['ranks']} ranks, that the system has in memory; the fastest of {run['settings']['rounds']} and "
-        "the most memory of all.", "",
-        "| | target | the index alone | hvd-timeline |", "|---|---|---|---|",
-        f"| until all is read, in s (hvd-timeline: from its start) | {MOST_S:g} | {index['read_s']:.2f} | "
-        f"{server['whole_s']:.2f} |",
-        f"| until the first answer | | | {server['first_s']:.2f} |",
-        f"| memory in MiB | {MOST_SERVER // watching.MIB} | {mebibytes[0]:.0f} | {mebibytes[1]:.0f} |",
-        f"| views of all, a tenth, a 100th and a 1000th of the time, in ms | | | {views} |", "",
-        "Timelines that grow, watched by hvd-timeline, which is asked once a second.", "",
-        "| ranks | operations/s of each | MB/s | written | counted | of all ranks the same | counted so long after the last "
-        "write, in s | most behind, in s | processors | memory in MiB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for row in found["live"]:
-        lines.append(
-            f"| {row['ranks']} | {row['rate']:,} | {row['bytes'] / row['seconds'] / 1e6:.0f} | {row['expected']:,} | "
-            f"{row['operations']:,} | {'yes' if len(row['of_ranks']) == 1 else 'no'} | {row['counted_after_s']:.2f} | "
-            f"{row['behind_s']:.1f} | {row['cpu_share']:.2f} | {row['peak_bytes'] / watching.MIB:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+        "the most memory of all.",
+        table([None, "target", "the index alone", "hvd-timeline"], lines, "l", narrow=True),
+        "Timelines that grow, watched by hvd-timeline, which is asked once a second.",
+        table(columns, growing, "l", narrow=True),
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -121,7 +127,7 @@ def main(arguments: argparse.Namespace) -> int:
         "found": found,
         "wrong": wrong(found),
     }
-    return program.finish(PROGRAM, run, page(run), "timeline-page" + ("-tiny" if arguments.tiny else ""), arguments.output)
+    return program.finish(PROGRAM, run, markdown(run), "timeline-page" + ("-tiny" if arguments.tiny else ""), arguments.output)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from comparison.plan import (
 from support import RESULTS, ROOT, children
 from support.build import PROGRAM, RELEASE, quietly
 from support.options import Parser, Refused, whole
-from support.texts import size_text, table, time_text
+from support.texts import origin_text, page, size_text, table, time_text
 from support.where import name_of, origin, save, shown, without_paths
 
 FOLDER = ROOT / "build" / "against"
@@ -140,25 +140,24 @@ def ratio(row):
 
 
 def markdown(run):
-    about = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
-    lines = [
-        f"# hvd at `{run['commit']}` against `{run['against']}`",
-        "",
-        f"{run['date']}, {about}, command `{run['command']}`. Dirty inputs, isolated calls, out of place; medians of {run['turns']} turns "
+    parts = [
+        f"{origin_text(run, 'date', 'machine', 'command')} Dirty inputs, isolated calls, out of place; medians of {run['turns']} turns "
         "of the slowest rank, each in processes of its own. A ratio above 1: faster than before. ±: half of the turns are nearer to the median.",
     ]
     for name in dict.fromkeys(row["series"] for row in run["rows"]):
         rows = [row for row in run["rows"] if row["series"] == name]
         ratios = [ratio(row) for row in rows]
-        mean = statistics.geometric_mean(ratios)
-        lines += ["", f"## {name}", "", f"Geometric mean {mean:.2f}, worst {min(ratios):.2f}.", ""]
         cells = []
         for row in rows:
             before, now = (row["times"][version] for version in ("before", "now"))
             times = [time_text(statistics.median(each)) for each in (before, now)]
             cells.append([row["row"], *times, f"{ratio(row):.2f}", f"{spread(before):.0%}", f"{spread(now):.0%}"])
-        lines.append(table(["", "before, us", "now, us", "before / now", "± before", "± now"], cells))
-    return "\n".join(lines) + "\n"
+        parts += [
+            f"## {name}",
+            f"Geometric mean {statistics.geometric_mean(ratios):.2f}, worst {min(ratios):.2f}.",
+            table(["", "before, us", "now, us", "before / now", "± before", "± now"], cells, narrow=True),
+        ]
+    return page(f"hvd at `{run['commit']}` against `{run['against']}`", *parts)
 
 
 def main(argv, build_here):

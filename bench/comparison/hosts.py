@@ -9,8 +9,8 @@ from pathlib import Path
 from support import RESULTS, ROOT
 from support.build import HOSTS
 from support.options import Parser, Refused, whole
-from support.texts import size_text, table
-from support.where import name_of, origin, save, shown, told, without_paths
+from support.texts import bullets, call_text, origin_text, page, size_text, table
+from support.where import name_of, origin, save, shown, without_paths
 
 LAUNCHER = ROOT / "tests" / "multihost" / "hosts.py"
 CONTENDERS = {
@@ -53,48 +53,38 @@ def run_program(options):
     return json.loads(done.stdout[start : end + 1])
 
 
-def time_text(us):
-    return f"{us:.1f} us" if us < 1000 else f"{us / 1000:.2f} ms"
-
-
 def markdown(run):
     result, about = run["result"], run["machine"]
     hosts = "1 host" if result["hosts"] == 1 else f"{result['hosts']} hosts"
-    oversubscribed = result["ranks"] > about["cores"]
-    lines = [
-        f"# Allreduce between {hosts}" if result["hosts"] > 1 else "# Allreduce over MPI on one host",
-        "",
-        told(run),
-        "",
-        f"{result['ranks']} ranks on {hosts}, network namespaces of one machine whose network is its memory. Floats, out of "
-        f"place, median of {result['rounds']} rounds of the slowest rank; contenders take turns between the same barriers, and every result is "
-        f"checked. {result['library']}; hvd {result['hvd']}.",
-        "",
-    ]
-    if oversubscribed:
-        lines += [
-            f"There are more ranks than CPUs ({result['ranks']} on {about['cores']}): the numbers say that this case works, not how "
-            "fast a network is. "
-            + (
-                "A preloaded library (tests/multihost/preload.cpp) lets waiting ranks of MPICH give their CPU away, in the "
-                "calls of all contenders."
-                if run["preload"]
-                else "MPICH's waiting ranks keep their CPU, hvd's give it away, and that is most of the difference; see the "
-                "run with --preload."
-            ),
-            "",
-        ]
-    lines += [f"* {name}: {what}" for name, what in CONTENDERS.items()]
-    lines += ["", "The last two columns are ratios of times."]
-    lines += ["", f"Costs that the model measured: `{result['costs']}`.", ""]
+    waiting = (
+        "A preloaded library (tests/multihost/preload.cpp) lets waiting ranks of MPICH give their CPU away, in the "
+        "calls of all contenders."
+        if run["preload"]
+        else "MPICH's waiting ranks keep their CPU, hvd's give it away, and that is most of the difference; see the "
+        "run with --preload."
+    )
+    oversubscribed = (
+        f"There are more ranks than CPUs ({result['ranks']} on {about['cores']}): the numbers say that this case works, not how "
+        f"fast a network is. {waiting}"
+    )
     rows = []
     for row in result["rows"]:
-        cells = [time_text(row[name]["us"]) + (" WRONG" if row[name]["wrong"] else "") for name in CONTENDERS]
+        cells = [call_text(row[name]["us"]) + (" WRONG" if row[name]["wrong"] else "") for name in CONTENDERS]
         ratio = row["mpi"]["us"] / row["hierarchical"]["us"]
         cost = row["native"]["us"] / row["mpi"]["us"]
         rows.append([size_text(row["bytes"]), *cells, f"{ratio:.2f}", f"{cost:.2f}"])
-    head = ["bytes", *CONTENDERS, "mpi / hierarchical", "native / mpi"]
-    return "\n".join(lines) + "\n" + table(head, rows, "|" + "--:|" * len(head)) + "\n"
+    return page(
+        f"Allreduce between {hosts}" if result["hosts"] > 1 else "Allreduce over MPI on one host",
+        origin_text(run),
+        f"{result['ranks']} ranks on {hosts}, network namespaces of one machine whose network is its memory. Floats, out of "
+        f"place, median of {result['rounds']} rounds of the slowest rank; contenders take turns between the same barriers, and every result is "
+        f"checked. {result['library']}; hvd {result['hvd']}.",
+        oversubscribed if result["ranks"] > about["cores"] else "",
+        bullets(f"{name}: {what}" for name, what in CONTENDERS.items()),
+        "The last two columns are ratios of times.",
+        f"Costs that the model measured: `{result['costs']}`.",
+        table(["bytes", *CONTENDERS, "mpi / hierarchical", "native / mpi"], rows, "r", narrow=True),
+    )
 
 
 def main(argv, build):

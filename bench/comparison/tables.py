@@ -7,12 +7,11 @@ gradients also have their `model` and `fusion_bytes`. A run that ended early has
 """
 
 import json
-import math
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support import texts
-from support.texts import size_text, time_text
+from support.texts import bullets, page, ratio_text, size_text, table, time_text
 
 FORMAT = 1
 
@@ -44,15 +43,9 @@ def lacks(library, why):
     return why.startswith(f"{title(library)} has no ")
 
 
-def ratio_text(ratio):
-    """A ratio below one is where somebody else is faster, and must not be overlooked."""
-    text = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}"
-    return f"**{text}**" if float(text) < 1 else text
-
-
 def geometric_mean(values):
     values = list(values)
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+    return statistics.geometric_mean(values) if values else None
 
 
 @dataclass
@@ -135,7 +128,7 @@ def measured(result):
     return None, "no time was reported"
 
 
-def table(series):
+def table_of(series):
     """A series of a run as a Table. Times are out of place, or in place where there is nothing else, and those with the
     best fusion buffer for each library."""
     libraries = series.get("libraries", [])
@@ -163,12 +156,7 @@ def table(series):
 
 
 def tables(run):
-    return [table(series) for series in run["series"]]
-
-
-def grid(header, rows, align="r"):
-    """A Markdown table; the first column is text."""
-    return texts.table(header, rows, "| --- |" + (" ---: |" if align == "r" else " --- |") * (len(header) - 1))
+    return [table_of(series) for series in run["series"]]
 
 
 def ranges(labels):
@@ -181,8 +169,8 @@ def notes(one):
     for row in one.rows:
         for library, why in row.reasons.items():
             found.setdefault((library, why), []).append(row.label)
-    lines = [f"* {title(name)} is missing: {why}" for name, why in one.missing.items()]
-    lines += [f"* {title(library)}, {ranges(labels)}: {why}" for (library, why), labels in found.items()]
+    lines = [f"{title(name)} is missing: {why}" for name, why in one.missing.items()]
+    lines += [f"{title(library)}, {ranges(labels)}: {why}" for (library, why), labels in found.items()]
     return [line if line.endswith(".") else line + "." for line in lines]
 
 
@@ -213,7 +201,7 @@ def details(one):
         line = [row.label, text("hvd"), text("hvd", 1), *map(text, one.peers)]
         line += [title(best) if best else "-", ratio_text(ratio) if ratio else "-"]
         lines.append(line + ([text("limit"), f"{100 * share:.0f} %" if share else "-"] if limit else []))
-    parts = [grid(head + (["limit", "share of limit"] if limit else []), lines)]
+    parts = [table(head + (["limit", "share of limit"] if limit else []), lines)]
     if one.usable():
         text = f"Geometric mean of the ratios: {mean_and_worst(one, 0)}."
         if 0 < len(one.usable(LARGE)) < len(one.usable()):
@@ -234,9 +222,7 @@ def details(one):
         )
     if one.error:
         parts.append(f"hvd-bench failed: {one.error}")
-    if notes(one):
-        parts.append("\n".join(notes(one)))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, [*parts, bullets(notes(one))]))
 
 
 def summary(run, shares=True):
@@ -253,7 +239,7 @@ def summary(run, shares=True):
         share = geometric_mean(row.share() for row in one.rows if row.share() is not None)
         lines.append([*line, f"{100 * share:.0f} %" if share else "-"] if shares else line)
     text = "Ratio: time of the best peer / time of hvd at the same size, so above 1 hvd is faster; means are geometric."
-    parts = [grid(head, lines), text, "\n".join(f"* {line}" for line in gaps(run))]
+    parts = [table(head, lines), text, bullets(gaps(run))]
     return "\n\n".join(filter(None, parts))
 
 
@@ -288,8 +274,8 @@ def versions(run):
     for name, texts in found.items():
         for text, names in texts.items():
             where = "" if len(texts) == 1 else f" ({', '.join(names)})"
-            lines.append(f"* {title(name)}: {text}{where}")
-    return "\n".join(lines)
+            lines.append(f"{title(name)}: {text}{where}")
+    return bullets(lines)
 
 
 def header(run):
@@ -309,16 +295,16 @@ def header(run):
     ]
     if run.get("interrupted"):
         lines.insert(0, ["interrupted", run["interrupted"]])
-    return grid(["", ""], lines, "l") + "\n\n" + versions(run)
+    return table(["", ""], lines, "l") + "\n\n" + versions(run)
 
 
 def markdown(run, plots=()):
     """NAME.md."""
-    parts = [f"# {run['name']}", header(run), "## Summary", summary(run)]
+    parts = [header(run), "## Summary", summary(run)]
     parts += [f"![Time against size for each library, and the ratio]({plot})" for plot in plots]
     for one in tables(run):
         parts += [f"## {one.heading}", details(one)]
-    return "\n\n".join(parts) + "\n"
+    return page(run["name"], *parts)
 
 
 def read(path):

@@ -8,9 +8,9 @@ None, and the dictionary is None where ranks are not alike.
 
 import math
 
+from simulated import tables
 from simulated.formulas import power
-from simulated.tables import MOST_DIFFERENCE, time_text
-from support.texts import size_text, table
+from support.texts import seconds_text, size_text, table
 
 WORD = 8  # bytes
 
@@ -58,24 +58,14 @@ def difference(row, part):
 
 
 def problems(run):
-    """A sentence for each row that failed, or whose later step is not what the formula says. (The first step is only
-    shown beside its formula, which is no exact one.)"""
-    found = []
-    for scenario in run["scenarios"]:
-        for row in scenario["rows"]:
-            what = f"engine {row['tensors']} {row['ranks']} {row['bytes']} ({scenario['name']})"
-            if "error" in row:
-                found.append(f"{what}: {row['error']}")
-            elif (difference(row, "later") or 0) > MOST_DIFFERENCE:
-                found.append(
-                    f"{what}: {difference(row, 'later'):.1%} from the formula; allowed: {MOST_DIFFERENCE:.0%}"
-                )
-    return found
+    """A sentence for each row that failed, or whose later step is not what the formula says. (The formula of the first
+    step is not exact.)"""
+    return tables.problems(run, lambda row: difference(row, "later"), ("engine", "tensors", "ranks", "bytes"))
 
 
 def numbers(head, lines):
     """A table whose cells are all to the right."""
-    return table(head, lines, "|" + "--:|" * len(head))
+    return table(head, lines, "r", narrow=True)
 
 
 def agreements(rows):
@@ -86,10 +76,10 @@ def agreements(rows):
         line = [row["ranks"]]
         for part in ("later", "first"):
             seconds = agreement(row, part)
-            line += [time_text(seconds), time_text(seconds / steps(row["ranks"]))]
+            line += [seconds_text(seconds), seconds_text(seconds / steps(row["ranks"]))]
             if closed:
                 apart = difference(row, part)
-                line += ["", ""] if apart is None else [time_text(row["formula"][part]), f"{100 * apart:.1f} %"]
+                line += ["", ""] if apart is None else [seconds_text(row["formula"][part]), f"{100 * apart:.1f} %"]
         lines.append(line)
     columns = ["divided by L", *(["formula", "apart"] if closed else [])]
     return numbers(["ranks", "names known", *columns, "names new", *columns], lines)
@@ -98,7 +88,7 @@ def agreements(rows):
 def times(rows):
     """Whole steps, and the constructor."""
     parts = ("data", "later", "first", "start")
-    lines = [[row["ranks"], *(time_text(row[part]["seconds"]) for part in parts)] for row in rows]
+    lines = [[row["ranks"], *(seconds_text(row[part]["seconds"]) for part in parts)] for row in rows]
     return numbers(["ranks", "without the engine", "names known", "names new", "constructor"], lines)
 
 
@@ -121,11 +111,22 @@ def traffic(rows):
     return numbers(head, lines)
 
 
+def chapter(all_rows):
+    rows = [row for row in all_rows if "error" not in row]
+    if not rows:
+        return []
+    one = rows[0]
+    about = (
+        f"{one['tensors']} tensors of {size_text(one['bytes'])} each; B is {round_bytes(one['tensors'])}, "
+        f"T {one['announcement_bytes']}."
+    )
+    parts = [about, "### Agreement", agreements(rows), "### Steps", times(rows)]
+    return [*parts, "### Messages and bytes of a rank", traffic(rows)]
+
+
 def markdown(run, pictures=()):
     """All of a run."""
-    parts = [
-        "# Agreement of the engine, simulated",
-        f"{run['date']}, commit `{run['commit']}`, command `{run['command']}`.",
+    about = (
         "Every rank submits allreduces to an `hvd::Engine` in an order of its own and waits for all; all ranks begin "
         "at one time. *Names new* is the first step, in which names and shapes travel along a tree between two rounds; "
         "*names known* is a later one, which needs one round of bits. *Without the engine* are the same tensors by one "
@@ -136,21 +137,7 @@ def markdown(run, pictures=()):
         "Agreement where names are known: `L (alpha + B beta)`. Where they are new, and p is a power of two: "
         "`L (2 alpha + (16 + B) beta + 2 (alpha + overhead + (8 + T) beta))`. That leaves out that messages "
         "meet: ranks that are ahead send data already, behind which the last words for others wait.",
-        *(f"![Agreement, steps and messages against ranks]({picture})" for picture in pictures),
-    ]
-    for scenario in run["scenarios"]:
-        rows = [row for row in scenario["rows"] if "error" not in row]
-        parts += [f"## {scenario['title']}", scenario["network"][0].upper() + scenario["network"][1:] + "."]
-        if not rows:
-            continue
-        one = rows[0]
-        parts += [
-            f"{one['tensors']} tensors of {size_text(one['bytes'])} each; B is {round_bytes(one['tensors'])}, "
-            f"T {one['announcement_bytes']}."
-        ]
-        parts += ["### Agreement", agreements(rows), "### Steps", times(rows)]
-        parts += ["### Messages and bytes of a rank", traffic(rows)]
-    wrong = problems(run)
-    if wrong:
-        parts += ["## What is wrong", "\n".join(f"* {sentence}" for sentence in wrong)]
-    return "\n\n".join(parts) + "\n"
+    )
+    shown = [f"![Agreement, steps and messages against ranks]({picture})" for picture in pictures]
+    title = "Agreement of the engine, simulated"
+    return tables.simulated_page(title, run, about, shown, chapter, problems(run))

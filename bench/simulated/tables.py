@@ -5,23 +5,12 @@ A run is a dictionary, stored as NAME.json: `date`, `commit`, `command`, and `sc
 `message_bytes` and `wall_seconds` as hvd-scaling writes them (or `error`), and `formula`: seconds, or None.
 """
 
-import math
-
 from simulated import formulas
-from support.texts import size_text, table
+from support.texts import bullets, origin_text, page, seconds_text, size_text, table
 
 MOST_DIFFERENCE = 0.05  # between simulation and formula
 FASTER = 0.995  # at least so much less is faster
 SHOWN_RANKS = (2, 8, 64, 100, 512, 1024, 4096)
-
-
-def time_text(seconds):
-    """Three digits, with a unit."""
-    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (math.inf, 1.0, "s")):
-        if seconds < limit:
-            value = seconds * scale
-            return f"{value:.{max(0, 2 - math.floor(math.log10(value))) if 0 < value < 1000 else 0}f} {unit}"
-    return ""
 
 
 def difference(row):
@@ -40,16 +29,16 @@ def keyed(rows):
     return found
 
 
-def problems(run):
-    """A sentence for each row that failed, or is not what its formula says."""
+def problems(run, apart=difference, keys=("collective", "algorithm", "ranks", "bytes")):
+    """A sentence for each row that failed, or is not what its formula says. A key that rows lack stands for itself."""
     found = []
     for scenario in run["scenarios"]:
         for row in scenario["rows"]:
-            what = f"{row['collective']} {row['algorithm']} {row['ranks']} {row['bytes']} ({scenario['name']})"
+            what = f"{' '.join(str(row.get(key, key)) for key in keys)} ({scenario['name']})"
             if "error" in row:
                 found.append(f"{what}: {row['error']}")
-            elif (difference(row) or 0) > MOST_DIFFERENCE:
-                found.append(f"{what}: {difference(row):.1%} from the formula; allowed: {MOST_DIFFERENCE:.0%}")
+            elif (apart(row) or 0) > MOST_DIFFERENCE:
+                found.append(f"{what}: {apart(row):.1%} from the formula; allowed: {MOST_DIFFERENCE:.0%}")
     return found
 
 
@@ -65,7 +54,7 @@ def agreement(rows):
         text = f"`{text}`" if text and with_formula else "none"
         lines.append((collective, algorithm, text, len(cells), len(with_formula), largest, where))
     head = ["collective", "algorithm", "formula", "cases", "with formula", "largest difference", "at"]
-    return table(head, lines, "|---|---|---|--:|--:|--:|---|")
+    return table(head, lines, "lllrrrl", narrow=True)
 
 
 def times(rows, collective):
@@ -80,12 +69,12 @@ def times(rows, collective):
             found = [cells.get((p, size)) for size in sizes]
             if not any(found):
                 continue
-            simulated = [time_text(row["seconds"]) if row else "" for row in found]
+            simulated = [seconds_text(row["seconds"]) if row else "" for row in found]
             lines.append([p, algorithm, "simulated", *simulated])
-            closed = [time_text(row["formula"]) if row and row["formula"] is not None else "" for row in found]
+            closed = [seconds_text(row["formula"]) if row and row["formula"] is not None else "" for row in found]
             if any(closed):
                 lines.append(["", "", "formula", *closed])
-    return table(["ranks", "algorithm", "", *map(size_text, sizes)], lines, "|--:|---|---|" + "--:|" * len(sizes))
+    return table(["ranks", "algorithm", "", *map(size_text, sizes)], lines, "rllr", narrow=True)
 
 
 def crossings(rows, collective, p):
@@ -136,29 +125,33 @@ def crossover_table(rows):
             ]
             if parts:
                 lines.append([collective, p, ", ".join(parts)])
-    return table(["collective", "ranks", "fastest"], lines, "|---|--:|---|")
+    return table(["collective", "ranks", "fastest"], lines, "lrl", narrow=True)
+
+
+def simulated_page(title, run, about, pictures, parts_of, wrong):
+    """A page with a chapter for each scenario; `parts_of` its rows is what the chapter has."""
+    parts = [origin_text(run, "date", "commit", "command"), *about, *pictures]
+    for scenario in run["scenarios"]:
+        network = scenario["network"]
+        parts += [f"## {scenario['title']}", f"{network[0].upper()}{network[1:]}.", *parts_of(scenario["rows"])]
+    return page(title, *parts, bullets(wrong, "## What is wrong"))
+
+
+def chapter(rows):
+    parts = ["### Simulation and formula", agreement(rows), "### The fastest", crossover_table(rows)]
+    for collective in dict.fromkeys(row["collective"] for row in rows):
+        parts += [f"### Times of {collective}", times(rows, collective)]
+    return parts
 
 
 def markdown(run, pictures=()):
     """All of a run."""
-    parts = [
-        "# Scaling, simulated",
-        f"{run['date']}, commit `{run['commit']}`, command `{run['command']}`.",
+    about = (
         "Times are those of `hvd::simulate`: hvd's own algorithms run on each rank, in virtual time. Nothing was "
         "measured, so the machine does not matter. Sizes are of the whole vector, or of the blocks of all ranks "
         "together; buffers are used in place where a call may be. In formulas p is the number of ranks, S the bytes, "
         "b = S / p, L = log2 p, m the number of chunks of c bytes, a the largest power of two up to p; "
-        "alpha = latency + overhead, beta = 1 / bandwidth, gamma = 1 / reduction rate.",
-        *(f"![Time against bytes and against ranks]({picture})" for picture in pictures),
-    ]
-    for scenario in run["scenarios"]:
-        rows = scenario["rows"]
-        parts += [f"## {scenario['title']}", scenario["network"][0].upper() + scenario["network"][1:] + "."]
-        parts += ["### Simulation and formula", agreement(rows)]
-        parts += ["### The fastest", crossover_table(rows)]
-        for collective in dict.fromkeys(row["collective"] for row in rows):
-            parts += [f"### Times of {collective}", times(rows, collective)]
-    wrong = problems(run)
-    if wrong:
-        parts += ["## What is wrong", "\n".join(f"* {sentence}" for sentence in wrong)]
-    return "\n\n".join(parts) + "\n"
+        "alpha = latency + overhead, beta = 1 / bandwidth, gamma = 1 / reduction rate."
+    )
+    shown = [f"![Time against bytes and against ranks]({picture})" for picture in pictures]
+    return simulated_page("Scaling, simulated", run, [about], shown, chapter, problems(run))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from support import ROOT
-from support.texts import size_text
+from support.texts import size_text, write_whole
 
 
 def usable_cpus():
@@ -73,12 +73,6 @@ def origin(*words):
     }
 
 
-def told(run):
-    """The origin of a run, as a sentence."""
-    about = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
-    return f"{run['date']}, {about}, commit `{run['commit']}`, command `{run['command']}`."
-
-
 def name_of(run, *words):
     """DATE-CPU-WORDS, without an ending."""
     return "-".join([run["date"][:10], slug(run["machine"]["cpu"]), *words])
@@ -91,13 +85,6 @@ def free_name(wanted, folder):
         number += 1
         name = f"{wanted}-{number}"
     return name
-
-
-def write_whole(path, text):
-    """All of a file or nothing. Raises OSError."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 def save(run, name, folder, text):

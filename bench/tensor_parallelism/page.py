@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.texts import size_text, time_text
-from support.where import told
+from support.texts import bullets, origin_text, page, ratio_text, size_text, table, time_text, with_error
 from tensor_parallelism.report import COMPILED, merged
 from tensor_parallelism.settings import ALONE, OWN, PEERS, WAYS
-from training.report import names_of, page_table, with_error
+from training.report import names_of
 
 BACKENDS = {"gloo": "Gloo", "hvd": "hvd", ALONE: "without communication"}
 HOW = (
@@ -22,7 +21,7 @@ HOW = (
     "call; the others are `dist.all_reduce`, on memory of `hvd.torch.empty` where that is said, and DeepSpeed's "
     "operator `inference_all_reduce_`. Gloo's threads may run on all CPUs, while ranks are bound to one each: else "
     "it is several times as slow. In C++ (`hvd-bench --streaming --in-place-only`) nothing is rewritten between "
-    "calls: each sums what the last one left. Microseconds of a call.\n"
+    "calls: each sums what the last one left. Microseconds of a call."
 )
 
 
@@ -42,27 +41,25 @@ def type_tables(kind: str, run: dict[str, Any]) -> list[str]:
             *(time_text(from_cpp[one]) if from_cpp.get(one) else from_cpp.get(f"{one} failed", "") for one in there),
         ])
     head = ["", "rewriting", *(WAYS[way] for way in ways), *(COMPILED[name] for name in there)]
-    parts = [f"## {kind}\n", page_table(head, lines)]
+    parts = [f"## {kind}", table(head, lines)]
     columns = [f"{peer} / {own}" for own in OWN for peer in PEERS] + ["C++, streaming"]
     found = [row for row in run["ratios"] if row["type"] == kind]
     columns = [column for column in columns if any(column in row["ratios"] for row in found)]
     if columns:
         lines = [
-            [size_text(row["bytes"]), *(ratio_text(row["ratios"].get(column)) for column in columns)] for row in found
+            [size_text(row["bytes"]), *(two_digits(row["ratios"].get(column)) for column in columns)] for row in found
         ]
         lines += [
-            [f"**{row['sizes']}**", *(ratio_text(row["ratios"].get(column)) for column in columns)]
+            [f"**{row['sizes']}**", *(two_digits(row["ratios"].get(column)) for column in columns)]
             for row in run["means"] if row["type"] == kind and row["ratios"]
         ]
-        parts += ["How many times as long as hvd others take; below, geometric means.\n",
-                  page_table(["", *map(column_name, columns)], lines)]
+        parts += ["How many times as long as hvd others take; below, geometric means.",
+                  table(["", *map(column_name, columns)], lines)]
     return parts
 
 
-def ratio_text(ratio: float | None) -> str:
-    if ratio is None:
-        return ""
-    return f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
+def two_digits(ratio: float | None) -> str:
+    return ratio_text(ratio, ".2f")
 
 
 def column_name(column: str) -> str:
@@ -79,22 +76,22 @@ def isolated_table(run: dict[str, Any]) -> list[str]:
             both = row.get(series, {})
             mine, other = both.get("hvd"), both.get("deepspeed")
             line += [time_text(value) if value else "" for value in (mine, other)]
-            line.append(ratio_text(other / mine if mine and other else None))
+            line.append(two_digits(other / mine if mine and other else None))
         rows.append(line)
     head = ["", "hvd", "DeepSpeed", "ratio", "hvd, shared memory", "DeepSpeed", "ratio"]
     told_of = "; ".join(dict.fromkeys(run["compiled"]["libraries"].values()))
     return [
-        "## From C++, single calls\n",
-        f"As all tables of `bench/compare`: a barrier before each call, inputs just rewritten. {told_of}.\n",
-        page_table(head, rows),
+        "## From C++, single calls",
+        f"As all tables of `bench/compare`: a barrier before each call, inputs just rewritten. {told_of}.",
+        table(head, rows),
     ]
 
 
 def tokens_table(tokens: dict[str, Any]) -> list[str]:
     """Of a model that generates text."""
-    parts = ["## Tokens of a model\n"]
+    parts = ["## Tokens of a model"]
     if tokens["missing"]:
-        return [*parts, f"Not measured: {tokens['missing']}.\n"]
+        return [*parts, f"Not measured: {tokens['missing']}."]
     alone = tokens["ways"][ALONE]["text_ms"]["median"]
     gloo = tokens["ways"].get("gloo", {}).get("tokens_a_second")
     layers = tokens["sizes"]["num_hidden_layers"]
@@ -103,7 +100,7 @@ def tokens_table(tokens: dict[str, Any]) -> list[str]:
         f"over all ranks by transformers with `tp_plan=\"auto\"`. After a prompt of {tokens['prompt']} tokens it "
         f"generates {tokens['tokens']} more, the likeliest each time; times are of all that. One text on one backend "
         "follows one on another, in the same processes. `without communication` is the same on a backend that does "
-        "nothing, so its tokens are none of the model's; what a token takes longer than there is exposed.\n"
+        "nothing, so its tokens are none of the model's; what a token takes longer than there is exposed."
     )
     rows = []
     for backend, row in tokens["ways"].items():
@@ -115,23 +112,21 @@ def tokens_table(tokens: dict[str, Any]) -> list[str]:
         ])
     rows += [[BACKENDS[backend], f"not measured: {why}", "", "", "", ""] for backend, why in tokens["without"].items()]
     head = ["", "text, ms", "tokens a second", "of Gloo's", "exposed, ms a token", "the same tokens"]
-    return [*parts, page_table(head, rows)]
+    return [*parts, table(head, rows)]
 
 
 def markdown(run: dict[str, Any]) -> str:
     """The whole result as a page."""
-    parts = ["# Sums of tensor parallelism\n", told(run) + "\n", names_of(run)]
+    parts = [origin_text(run), names_of(run)]
     rows = merged(run["calls"], run["compiled"])
     if rows:
         parts.append(HOW.format(rounds=run["settings"]["rounds"]))
     for kind in dict.fromkeys(row["type"] for row in rows):
         parts += type_tables(kind, run)
     if run["missing"]:
-        parts.append("Not measured:\n\n" + "".join(f"* {name}: {why}.\n" for name, why in run["missing"].items()))
+        parts.append(bullets((f"{name}: {why}." for name, why in run["missing"].items()), "Not measured:"))
     if run["compiled"] and run["compiled"]["rows"]:
         parts += isolated_table(run)
     if run["tokens"]:
         parts += tokens_table(run["tokens"])
-    if run["wrong"]:
-        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
-    return "\n".join(parts)
+    return page("Sums of tensor parallelism", *parts, bullets(run["wrong"], "## Wrong results"))

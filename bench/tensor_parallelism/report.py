@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from typing import Any
 
 from support.texts import size_text
@@ -85,7 +85,7 @@ def means(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             made.append({
                 "type": kind, "sizes": name,
                 "ratios": {
-                    key: math.exp(sum(math.log(ratio[key]) for ratio in some) / len(some))
+                    key: statistics.geometric_mean(ratio[key] for ratio in some)
                     for key in keys if some and all(key in ratio for ratio in some)
                 },
             })

@@ -19,7 +19,8 @@ from typing import Any
 
 from support import RESULTS, ROOT, children
 from support.options import can_write, whole
-from support.where import free_name, name_of, origin, write_whole
+from support.texts import write_whole
+from support.where import free_name, name_of, origin
 from training.settings import Failed
 
 HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for processes of one host, where the default of 1 ms only waits

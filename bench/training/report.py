@@ -6,8 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from support.texts import table
-from support.where import told
+from support.texts import bullets, origin_text, page, table, with_error
 
 # Models, and what zero_grad() does: sets gradients to None, so that the backward pass makes new tensors, or zeroes those
 # there are.
@@ -104,20 +103,12 @@ def wrong(models: dict[str, Any], ranks: int) -> list[str]:
     return found
 
 
-def page_table(head: list[str], rows: list[list[str]]) -> str:
-    return table(head, rows, "| --- |" + " ---: |" * (len(head) - 1)) + "\n"
-
-
-def with_error(value: dict[str, float], scale: float = 1.0) -> str:
-    return f"{scale * value['median']:.2f} ± {scale * value['within']:.2f}"
-
-
 def names_of(run: dict[str, Any]) -> str:
     """With what it was measured, in sentences."""
     return (
         f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
         + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}.\n"
+        + f". Started by `{run['launcher']}`. Variables: {run['variables'] or 'none'}."
     )
 
 
@@ -134,16 +125,14 @@ def model_table(about: dict[str, Any], missing: dict[str, str]) -> str:
         exposed = "" if way == "none" else with_error(row["exposed_ms"])
         rows.append([ALONE.get(way, way), with_error(row["step_ms"]), exposed, share, ratio, same])
     rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
-    return page_table(
-        ["", "step, ms", "exposed, ms", "of a step without", "DDP on Gloo's best / this", "parameters apart by"], rows
-    )
+    head = ["", "step, ms", "exposed, ms", "of a step without", "DDP on Gloo's best / this", "parameters apart by"]
+    return table(head, rows)
 
 
 def markdown(run: dict[str, Any]) -> str:
     """The whole result as a page."""
     parts = [
-        "# Training steps of PyTorch\n",
-        told(run) + "\n",
+        origin_text(run),
         names_of(run),
         f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the "
         "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
@@ -154,13 +143,13 @@ def markdown(run: dict[str, Any]) -> str:
         "memory that all ranks share (the default). Gloo's threads may run on all CPUs, while ranks are bound to one "
         "each. Parameters are those after the last step: their distance from those of the first way that "
         "communicates, as a part of how far training has moved these. Their bits are compared between ranks; what "
-        "differs is told below.\n",
+        "differs is told below.",
     ]
     for name, result in run["models"].items():
         model, gradients = name.split(", ")
         parts.append(
             f"## {MODELS[model]}, {GRADIENTS[gradients]}\n\n{result['parameters'] / 1e6:.1f} million parameters in {result['tensors']} tensors; "
-            f"{result['sizes']}.\n"
+            f"{result['sizes']}."
         )
         parts.append(model_table(result, run["missing"]))
     rows = [[f"`{name}` of 8 bytes, median", f"{1e3 * value['median']:.1f} us"] for name, value in run["calls"].items()]
@@ -169,26 +158,21 @@ def markdown(run: dict[str, Any]) -> str:
     if run["wheel"]:
         rows.append(["wheel", f"{run['wheel']['megabytes']:.2f} MB, built in {run['wheel']['seconds']:.0f} s"])
     if rows:
-        parts.append("## Of the package\n")
-        parts.append(page_table(["", "measured"], rows))
+        parts += ["## Of the package", table(["", "measured"], rows)]
     if run.get("watched"):
-        parts.append("## Timeline and page\n")
         first = next(iter(run["watched"].values()))
-        parts.append(
+        parts += [
+            "## Timeline and page",
             f"{first['pairs']} pairs of blocks of steps with hvd, without and with `--timeline-live`, and somebody who asks "
             "the page for its numbers and for the last ten seconds of the timeline once a second. No browser runs on "
-            "this machine.\n"
-        )
-        parts.append(
-            page_table(
+            "this machine.",
+            table(
                 ["", "step without, ms", "step with, ms", "longer by, %", "server, % of a CPU", "steps a block", "questions", "file, MB"],
                 [
                     [MODELS[name], with_error(w["without_ms"]), with_error(w["with_ms"]), with_error(w["percent"]),
                      f"{w['server_percent']:.1f}", f"{w['steps']}", f"{w['looks']}", f"{w['megabytes']:.1f}"]
                     for name, w in run["watched"].items()
                 ],
-            )
-        )
-    if run["wrong"]:
-        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
-    return "\n".join(parts)
+            ),
+        ]
+    return page("Training steps of PyTorch", *parts, bullets(run["wrong"], "## Wrong results"))

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from support.where import told
-from training.report import middle, page_table, with_error
+from support.texts import bullets, origin_text, page, table, with_error
+from training.report import middle
 
 STARTS = {"barrier": "an empty barrier job", "hvd": "HorovodRunner", "torch": "TorchDistributor"}
 JOBS = {
@@ -148,7 +148,7 @@ def starts_table(about: Mapping[str, Any]) -> str:
         rows.append([STARTS[way], with_range(row["first_s"]), beyond, with_range(row["whole_s"]), before])
     rows += [[STARTS[way], f"not measured: {why}", "", "", ""] for way, why in about["missing"].items()]
     head = ["", "first line, s", "beyond the empty job's, s", "whole call, s", "first line in the warm-up, s"]
-    return page_table(head, rows)
+    return table(head, rows)
 
 
 def jobs_table(jobs: Mapping[str, Any]) -> str:
@@ -161,36 +161,38 @@ def jobs_table(jobs: Mapping[str, Any]) -> str:
             compared if way != "timeline" else "", compared if way == "timeline" else "", " and ".join(record["cpus"]),
         ])
     head = ["", "step, ms", "range, ms", "Spark beyond this, %", "this beyond Spark, %", "CPUs of ranks"]
-    return page_table(head, rows)
+    return table(head, rows)
 
 
 def markdown(run: Mapping[str, Any]) -> str:
     """The whole result as a page."""
     settings = run["settings"]
     parts = [
-        "# HorovodRunner on Spark\n",
-        told(run) + "\n",
+        origin_text(run),
         ", ".join(f"{name} {version}" for name, version in run["versions"].items())
         + f". Variables: {run['variables'] or 'none'}. Spark runs here, as `local-cluster[N,1,1024]`: N executors with "
-        "one task slot each, and a session of its own for each N.\n",
+        "one task slot each, and a session of its own for each N.",
     ]
     if run["starts"]:
-        parts.append(
-            f"## Starts\n\nSeconds from the call to the first line of the last rank or task, and to the call's end: "
+        parts += [
+            "## Starts",
+            f"Seconds from the call to the first line of the last rank or task, and to the call's end: "
             f"the median of {settings['rounds']} (and the range), after {settings['warmup']} in each way to get warm; "
             "one in each way after another, in changing order. The empty job is a barrier stage of RDDs of the same "
             "size whose tasks wait for each other; what others take beyond it is compared in each round. Ranks of "
             "HorovodRunner and of TorchDistributor import PyTorch after their first line, form a group, and gather "
             "what they have measured: that is in the whole call. TorchDistributor starts its ranks by PyTorch's "
-            "torchrun, which imports PyTorch before.\n"
-        )
+            "torchrun, which imports PyTorch before.",
+        ]
         for np, about in run["starts"].items():
-            parts.append(f"### np = {np}\n")
-            parts.append(starts_table(about))
+            parts += [f"### np = {np}", starts_table(about)]
     if run["jobs"]:
         training = run["training"]
-        parts.append(
-            f"## Steps of training\n\nA perceptron of PyTorch with {training['parameters']} parameters in "
+        records = run["jobs"]["ways"]["timeline"]["records"]
+        size = statistics.median(record["timeline_bytes"] for record in records)
+        parts += [
+            "## Steps of training",
+            f"A perceptron of PyTorch with {training['parameters']} parameters in "
             f"{training['tensors']} tensors, {training['batch']} examples on each of {training['ranks']} ranks; SGD "
             "with momentum, `DistributedOptimizer` with named parameters, one thread in each rank. A job takes "
             f"{settings['steps']} steps after {training['warm_steps']} to get warm; its time is the median step of the "
@@ -198,17 +200,11 @@ def markdown(run: Mapping[str, Any]) -> str:
             "way after another, in changing order; behind ± twice the standard error of a median. Percentages are of "
             "jobs of the same round. hvdrun gives each rank a core of its own, HorovodRunner does where the ranks "
             "have all CPUs of the host; hvdrun was measured without, too. Executors of Spark are there all the time. Every job has to end with the same losses and "
-            "parameters, to the bit.\n"
-        )
-        parts.append(jobs_table(run["jobs"]))
-        records = run["jobs"]["ways"]["timeline"]["records"]
-        size = statistics.median(record["timeline_bytes"] for record in records)
-        parts.append(
+            "parameters, to the bit.",
+            jobs_table(run["jobs"]),
             f"The timeline at the driver is a file of {size / 1e6:.2f} MB, the median, with {training['allreduces']} "
-            "allreduces of gradients, all of them.\n"
-        )
+            "allreduces of gradients, all of them.",
+        ]
     rows = [[row["what"], row["wanted"], row["reached"], row["met"]] for row in run["targets"]]
-    parts.append("## Targets\n\n" + page_table(["", "wanted", "reached", "met"], rows))
-    if run["wrong"]:
-        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
-    return "\n".join(parts)
+    parts += ["## Targets", table(["", "wanted", "reached", "met"], rows)]
+    return page("HorovodRunner on Spark", *parts, bullets(run["wrong"], "## Wrong results"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.where import told
-from training.report import ALONE, middle, names_of, over, page_table, rows_of, slowest, with_error
+from support.texts import bullets, origin_text, page, table, with_error
+from training.report import ALONE, middle, names_of, over, rows_of, slowest
 
 MODES = {"eager": "eager", "function": "tf.function", "jit": "jit_compile=True"}
 KINDS = {"loop": "A training loop of one's own", "fit": "`model.fit`"}
@@ -90,9 +90,8 @@ def way_table(about: dict[str, Any], missing: dict[str, str]) -> str:
         cells.append("" if way.startswith("none") else f"{row['apart']:.1e}")
         rows.append(cells)
     rows += [[way, f"not measured: {why}", "", "", "", ""] for way, why in missing.items()]
-    return page_table(
-        ["", "step, ms", "added, ms", "this / the bare engine", "MWMS's least / this", "parameters apart by"], rows
-    )
+    head = ["", "step, ms", "added, ms", "this / the bare engine", "MWMS's least / this", "parameters apart by"]
+    return table(head, rows)
 
 
 def package_rows(run: dict[str, Any]) -> list[list[str]]:
@@ -106,8 +105,7 @@ def package_rows(run: dict[str, Any]) -> list[list[str]]:
 def markdown(run: dict[str, Any]) -> str:
     """The whole result as a page."""
     parts = [
-        "# Training steps of TensorFlow\n",
-        told(run) + "\n",
+        origin_text(run),
         names_of(run),
         f"{run['parameters'] / 1e6:.2f} million parameters in {run['tensors']} tensors: {run['sizes']}. Medians over "
         f"{run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the slowest rank; in "
@@ -120,27 +118,26 @@ def markdown(run: dict[str, Any]) -> str:
         "TensorFlow's own number of inter-op threads. The time of a step of `fit` is that between its callbacks. "
         "Parameters are those after the last step: their distance from those of the first way that communicates, as "
         "a part of how far training has moved these. Their bits are compared between ranks; what differs is told "
-        "below.\n",
+        "below.",
     ]
-    for table, about in run["tables"].items():
-        parts.append(f"## {title(table)}\n\n" + way_table(about, run["missing"].get(table, {})))
+    for name, about in run["tables"].items():
+        parts += [f"## {title(name)}", way_table(about, run["missing"].get(name, {}))]
     if run["engine"]:
         rows = [[f"{way}, median", with_error(value)] for way, value in run["engine"].items()]
-        parts.append(
-            "## The bare engine\n\nArrays of NumPy as large as the gradients, averaged in place, without TensorFlow. "
-            "The tables above have the faster one.\n"
-        )
-        parts.append(page_table(["", "ms"], rows))
+        parts += [
+            "## The bare engine",
+            "Arrays of NumPy as large as the gradients, averaged in place, without TensorFlow. The tables above have the "
+            "faster one.",
+            table(["", "ms"], rows),
+        ]
     rows = package_rows(run)
     if rows:
-        parts.append(
-            "## Of the package\n\nCalls are of 8 bytes; each function also adds 1. They were measured in processes "
-            "without MWMS.\n"
-        )
-        parts.append(page_table(["", "measured"], rows))
+        parts += [
+            "## Of the package",
+            "Calls are of 8 bytes; each function also adds 1. They were measured in processes without MWMS.",
+            table(["", "measured"], rows),
+        ]
     rows = [[row["what"], row["wanted"], row["reached"], "yes" if row["met"] else "no"] for row in run["targets"]]
     if rows:
-        parts.append("## Targets\n\n" + page_table(["", "wanted", "reached", "met"], rows))
-    if run["wrong"]:
-        parts.append("## Wrong results\n\n" + "".join(f"* {text}\n" for text in run["wrong"]))
-    return "\n".join(parts)
+        parts += ["## Targets", table(["", "wanted", "reached", "met"], rows)]
+    return page("Training steps of TensorFlow", *parts, bullets(run["wrong"], "## Wrong results"))

@@ -29,7 +29,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
 
 from comparison import against, documents, hosts, measure, plan, tables  # noqa: E402
-from support import where  # noqa: E402
+from support import texts, where  # noqa: E402
 
 # Stands in for hvd-bench: prints a row for each size and writes JSON. PRETEND says what goes wrong.
 STAND_IN = r"""#!/usr/bin/env python3
@@ -100,6 +100,10 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def stale(text, results, document):
+    return texts.stale(text, results, document, documents.block, tables.read)
 
 
 class Program(unittest.TestCase):
@@ -433,7 +437,7 @@ class Documents(Program):
         self.assertIn("this run has no reduce-private-2", done.stderr)
         self.assertTrue(text.startswith("before\n") and text.endswith("Not measured yet.\n<!-- end -->\nafter\n"))
         self.assertIn("<!-- end -->\nbetween\n<!-- table: summary -->", text)
-        self.assertEqual(documents.stale(text, self.output, self.document), [])
+        self.assertEqual(stale(text, self.output, self.document), [])
         again = self.run_program("--from-json", self.run_file(), "--no-plots", "--update-docs", self.document)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual(self.document.read_text(), text)
@@ -456,9 +460,9 @@ class Documents(Program):
     def test_what_was_edited_by_hand_is_found(self):
         self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8", "--update-docs", self.document)
         text = self.document.read_text().replace("| 8 B | 0.", "| 8 B | 0.0")
-        self.assertEqual(documents.stale(text, self.output, self.document), ["allreduce-private-2"])
+        self.assertEqual(stale(text, self.output, self.document), ["allreduce-private-2"])
         text = self.document.read_text().replace("Not measured yet.", "hvd is fast.")
-        self.assertEqual(documents.stale(text, self.output, self.document), ["reduce-private-2"])
+        self.assertEqual(stale(text, self.output, self.document), ["reduce-private-2"])
 
     def test_a_part_of_a_named_run_stays_with_it(self):
         self.measure("--collectives", "allreduce", "--ranks", "2", "--sizes", "8")
@@ -480,8 +484,8 @@ class Documents(Program):
     def test_documents_of_this_checkout_are_what_their_results_give(self):
         document = ROOT / "docs" / "performance.md"
         text = document.read_text()
-        self.assertEqual(documents.stale(text, ROOT / "bench" / "results", document), [])
-        self.assertEqual(text.count("<!-- table:"), len(documents.MARKER.findall(text)), "broken markers")
+        self.assertEqual(stale(text, ROOT / "bench" / "results", document), [])
+        self.assertEqual(text.count("<!-- table:"), len(texts.MARKER.findall(text)), "broken markers")
         hero = [sys.executable, ROOT / "bench" / "hero", "--check"]
         self.assertEqual(subprocess.run(hero).returncode, 0, "bench/hero makes another picture or table for README.md")
 
@@ -572,7 +576,7 @@ class Arithmetic(unittest.TestCase):
         small = [self.cell(8, name, value) for name, value in cells]
         cells = [("hvd", 10.0), ("mpich", 8.0), ("gloo", 50.0), ("limit", 9.0)]
         large = [self.cell(1 << 20, name, value) for name, value in cells]
-        one = tables.table(self.series(*large, *small))
+        one = tables.table_of(self.series(*large, *small))
         self.assertEqual([row.size for row in one.rows], [8, 1 << 20])
         self.assertEqual([row.best_peer() for row in one.rows], ["gloo", "mpich"])
         self.assertEqual([row.ratio() for row in one.rows], [2.5, 0.8])
@@ -586,24 +590,24 @@ class Arithmetic(unittest.TestCase):
         self.assertIn("Geometric mean of the ratios: 1.41, the worst **0.80** at 1 MiB.", text)
 
     def test_nothing_is_made_up_where_nothing_was_measured(self):
-        one = tables.table(self.series(self.cell(8, "hvd", 1.0), libraries=("hvd",)))
+        one = tables.table_of(self.series(self.cell(8, "hvd", 1.0), libraries=("hvd",)))
         self.assertIsNone(one.rows[0].ratio())
         self.assertIsNone(one.mean_ratio())
         self.assertIsNone(one.worst())
         self.assertEqual(tables.details(one).splitlines()[-1], "| 8 B | 1.00 | 2.00 | - | - |")
-        empty = tables.details(tables.table(self.series(error="it was killed")))
+        empty = tables.details(tables.table_of(self.series(error="it was killed")))
         self.assertEqual(empty, "Not measured: it was killed.")
 
     def test_in_place_stands_in_where_there_is_nothing_else(self):
         cell = self.cell(8, "hvd", 1.0)
         cell["in_place"], cell["out_of_place"] = cell["out_of_place"], None
-        self.assertEqual(tables.table(self.series(cell)).rows[0].time("hvd"), 1.0)
+        self.assertEqual(tables.table_of(self.series(cell)).rows[0].time("hvd"), 1.0)
 
     def test_a_time_of_nothing_is_not_a_time(self):
         for bad in (0, None, -1):
             cell = self.cell(8, "mpich", 1.0)
             cell["out_of_place"]["time"] = bad
-            one = tables.table(self.series(self.cell(8, "hvd", 1.0), copy.deepcopy(cell)))
+            one = tables.table_of(self.series(self.cell(8, "hvd", 1.0), copy.deepcopy(cell)))
             self.assertEqual(one.rows[0].reasons, {"mpich": "no time was reported"})
 
     def test_numbers_are_short(self):
@@ -612,7 +616,7 @@ class Arithmetic(unittest.TestCase):
         sizes = {8: "8 B", 1000: "1000 B", 4096: "4 KiB", 1 << 20: "1 MiB", 3 << 30: "3 GiB", 102228128: "102.2 MB"}
         self.assertEqual({value: tables.size_text(value) for value in sizes}, sizes)
         self.assertEqual(
-            [tables.ratio_text(x) for x in (0.994, 0.996, 1.0, 12.34)], ["**0.99**", "1.00", "1.00", "12.3"]
+            [texts.ratio_text(x) for x in (0.994, 0.996, 1.0, 12.34)], ["**0.99**", "1.00", "1.00", "12.3"]
         )
 
     def test_sizes_become_few_calls_that_cover_them_once(self):

@@ -5,7 +5,6 @@ docs/reliability.md, between `<!-- table: campaign -->` and `<!-- end -->`.
 import argparse
 import datetime
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import common
 
 sys.path.insert(0, str(common.ROOT / "bench"))
 
-from comparison import documents  # noqa: E402
+from support.texts import bullets, fill_document, machine_text, page, sourced, table, write_whole  # noqa: E402
 from support.where import commit, machine, slug  # noqa: E402
 
 FORMAT = "campaign 1"
@@ -46,43 +45,35 @@ def counted(counters):
 def lines_of(part):
     """The rows of a part: itself, and what it counted apart."""
     minutes = f"{part['seconds'] / 60:.1f}"
-    yield f"| {part['part']} | {minutes} | {number(part['rounds'])} | {counted(part)} | {len(part['findings'])} |"
+    yield part["part"], minutes, number(part["rounds"]), counted(part), len(part["findings"])
     for name, counters in part.get("rows", {}).items():
         slowest = f", slowest {number(float(counters['slowest']))} s" if "slowest" in counters else ""
         rounds = number(counters["rounds"]) if "rounds" in counters else ""
-        yield f"| {part['part']}: {name} | | {rounds} | {counted(counters)}{slowest} | |"
+        yield f"{part['part']}: {name}", None, rounds, f"{counted(counters)}{slowest}", None
 
 
-def table(run):
-    lines = ["| part | minutes | rounds | counted | findings |", "| --- | ---: | ---: | --- | ---: |"]
-    for part in run["parts"]:
-        lines += lines_of(part)
-    skips = [f"* {part['part']}: {reason}" for part in run["parts"] for reason in part.get("skipped", [])]
-    return "\n".join([*lines, *(["", "Not run there:", "", *skips] if skips else [])])
+def tables(run):
+    lines = [line for part in run["parts"] for line in lines_of(part)]
+    skips = [f"{part['part']}: {reason}" for part in run["parts"] for reason in part.get("skipped", [])]
+    counts = table(["part", "minutes", "rounds", "counted", "findings"], lines, "lrrlr")
+    return "\n\n".join(filter(None, [counts, bullets(skips, "Not run there:")]))
 
 
 def markdown(run):
     """The whole report as a page."""
-    about = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
-    text = [f"# Campaign of {run['date']}", "", f"Commit `{run['commit']}`; {about}.", "", table(run)]
     findings = [finding for part in run["parts"] for finding in part["findings"]]
-    if findings:
-        text += ["", "## Findings", "", *(f"* {one['what'].splitlines()[0]}: `{one['command']}`" for one in findings)]
-    return "\n".join(text) + "\n"
+    return page(
+        f"Campaign of {run['date']}",
+        f"Commit `{run['commit']}`; {machine_text(run)}.",
+        tables(run),
+        bullets((f"{one['what'].splitlines()[0]}: `{one['command']}`" for one in findings), "## Findings"),
+    )
 
 
 def block(name, run, results, document):
-    """What stands between the markers in a document; see documents.block."""
-    if name != "campaign":
-        return None
-    link = os.path.relpath(Path(results) / f"{run['name']}.md", Path(document).parent)
-    source = f"From [`{run['name']}`]({link}), {run['machine']['cpu']}, {run['machine']['cores']} CPUs"
-    return f"{source}, commit `{run['commit']}`:\n\n{table(run)}\n"
-
-
-def stale(text, results, document):
-    """The generated parts of a document that are not what their report gives."""
-    return documents.stale(text, results, document, block, read)
+    """The generated part of a document; None for any other name."""
+    about = f"{run['machine']['cpu']}, {run['machine']['cores']} CPUs"
+    return sourced(tables(run), run, about, results, document) if name == "campaign" else None
 
 
 def write(parts, date, results, document):
@@ -90,10 +81,9 @@ def write(parts, date, results, document):
     about = machine()
     name = f"{date}-{slug(about['cpu'])}-campaign"
     run = {"format": FORMAT, "name": name, "date": str(date), "commit": commit(), "machine": about, "parts": parts}
-    (results / f"{name}.json").write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (results / f"{name}.md").write_text(markdown(run), encoding="utf-8")
-    text, _ = documents.fill(document.read_text(encoding="utf-8"), run, results, document, block, read)
-    document.write_text(text, encoding="utf-8")
+    write_whole(results / f"{name}.json", json.dumps(run, indent=1, ensure_ascii=False) + "\n")
+    write_whole(results / f"{name}.md", markdown(run))
+    fill_document(run, results, document, block, read)
     return run
 
 
@@ -106,7 +96,7 @@ def main():
         print(f"tools/campaign: there is nothing in {common.RESULTS} to report", file=sys.stderr)
         return 1
     run = write(parts, date, FOLDER, DOCUMENT)
-    print(f"{table(run)}\n\ntools/campaign: wrote bench/results/{run['name']}.json and .md, and docs/reliability.md")
+    print(f"{tables(run)}\n\ntools/campaign: wrote bench/results/{run['name']}.json and .md, and docs/reliability.md")
     return 0
 
 

@@ -15,6 +15,7 @@ import common
 import kill
 import mpi_jobs
 import report
+from support.texts import stale  # report.py finds it
 
 
 def part(*words):
@@ -166,16 +167,16 @@ class Report(unittest.TestCase):
         self.assertTrue(run["name"].startswith("2030-01-02-") and run["name"].endswith("-campaign"))
         page = (self.folder / f"{run['name']}.md").read_text()
         self.assertIn("* a thing: `tests/campaign/kill.py --seed 4`", page)
-        self.assertEqual(report.stale(text, self.folder, self.document), [])
+        self.assertEqual(stale(text, self.folder, self.document, report.block, report.read), [])
 
     def test_what_was_edited_by_hand_is_stale(self):
         report.write(self.parts, "2030-01-02", self.folder, self.document)
         text = self.document.read_text().replace("1,200 kills", "1,300 kills")
-        self.assertEqual(report.stale(text, self.folder, self.document), ["campaign"])
+        self.assertEqual(stale(text, self.folder, self.document, report.block, report.read), ["campaign"])
 
     def test_the_page_and_reports_of_this_checkout_are_what_their_data_give(self):
         text = report.DOCUMENT.read_text()
-        self.assertEqual(report.stale(text, report.FOLDER, report.DOCUMENT), [])
+        self.assertEqual(stale(text, report.FOLDER, report.DOCUMENT, report.block, report.read), [])
         self.assertEqual(text.count("<!-- table: campaign -->"), 1)
         for file in report.FOLDER.glob("*-campaign.json"):
             self.assertEqual(file.with_suffix(".md").read_text(), report.markdown(report.read(file)), file.name)
