@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from hvd.launcher import options, settings
+from hvd.launcher import function, options, settings
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["README.md", "bindings/python/README.md", "docs/python.md", "docs/tensorflow.md", "docs/timeline.md",
@@ -145,7 +146,18 @@ def test_options_of_hvdrun() -> None:
         row = named.get(flag) or named.get(flag.replace("--", "--no-", 1))
         if row is not None:
             assert row == (setting.variable, setting.key), flag
-            assert not setting.idle, f"{flag} has no effect"
+            assert not settings.help_of(setting.flag), f"{flag} has no effect"
+
+
+def test_options_without_effect() -> None:
+    """The table is that of the launcher."""
+    section = (ROOT / "docs/python.md").read_text().split("#### Options without effect", 1)[1].split("\n##", 1)[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:5]] for row in section.splitlines() if row.startswith("| `-")]
+    named = {flag: (when, why.replace("`", "")) for cell, _, when, why in rows for flag in re.findall("`--([^`]+)`", cell)}
+    assert named == {flag: (one.when, one.why) for flag, one in settings.IDLE.items()}
+    passed = {name for _, cell, _, _ in rows for name in re.findall("`([^`]+)`", cell)}
+    accepted = set(inspect.signature(function.run).parameters)
+    assert passed == accepted & {one.argument or flag.replace("-", "_") for flag, one in settings.IDLE.items()}
 
 
 def is_there(name: str, modules: tuple[str, ...]) -> bool:

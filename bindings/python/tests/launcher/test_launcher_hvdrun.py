@@ -150,8 +150,8 @@ def test_one_cpu_for_several_ranks_is_none():
     done = hvdrun("-np", "2", "--thread-affinity", "0", "sh", "-c", "echo ${HOROVOD_THREAD_AFFINITY-none}")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>: none", "[1]<stdout>: none"])
     assert done.stderr == (
-        "hvdrun: HOROVOD_THREAD_AFFINITY (--thread-affinity) '0' has no effect here: it must have one CPU for each of "
-        "the 2 ranks of a host, with commas between them\n"
+        "hvdrun: HOROVOD_THREAD_AFFINITY (--thread-affinity) '0' has no effect here: it must have one CPU for each "
+        "rank of a host, with commas between them (2 ranks)\n"
     )
     assert hvdrun("-np", "2", "--thread-affinity", "0,0,0", "true").stderr == ""
 

@@ -110,10 +110,23 @@ def test_variables():
 def test_what_changes_nothing_is_said():
     said = options.parse(["--gloo", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
     assert said == [
-        "--reset-limit has no effect here: no job is elastic",
+        "--reset-limit has no effect here: hvd has no elastic jobs",
         "--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []
+
+
+@pytest.mark.parametrize("flag", settings.IDLE)
+def test_each_option_without_effect(flag):
+    """It is accepted, and reported in the case that the table has and in no other."""
+    value = ["1", "2"] if flag == "blacklist-cooldown-range" else [FLAGS[f"--{flag}"]] if f"--{flag}" in FLAGS else []
+    chosen, said = options.parse([f"--{flag}", *value, *END])
+    found = settings.IDLE[flag]
+    sentence = [f"--{flag} has no effect here: {found.why}"]
+    assert said == (sentence if found.when in ("always", "without a script") else [])
+    on_one_host = sentence if found.when == "on one host" else []
+    if flag != "network-interface":  # another name of --network-interfaces
+        assert settings.warnings(vars(chosen), "on one host") == on_one_host
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def run(
     func raised an exception on a rank; the text contains the rank's traceback, and the exception is the cause.
     RankFailed: the process of a rank was ended.
     """
+    given = dict(locals())
     count = num_proc if np is None else np
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"num_proc, the number of ranks, is {count!r}; it must be a whole number from 1")
@@ -73,8 +74,11 @@ def run(
     places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts")
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     speech = Speech("hvd.run")
-    for name, why in _idle(locals(), several):
-        speech.warn(f"{name} has no effect here: {why}")
+    when = ["always", *([] if several else ["on one host"]), *([] if host_discovery_script else ["without a script"])]
+    for flag, found in settings.IDLE.items():
+        name = found.argument or flag.replace("-", "_")
+        if given.get(name) and found.when in when:
+            speech.warn(f"{name} has no effect here: {found.why}")
     call = functools.partial(func, *args, **(kwargs or {}))
     python = shlex.split(executable) if executable else []
     common: dict[str, Any] = {
@@ -106,17 +110,3 @@ def run(
         mpi_args=shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args or (),
         **common,
     )
-
-
-def _idle(given: Mapping[str, Any], several: bool) -> list[tuple[str, str]]:
-    """The passed arguments that have no effect, and why."""
-    elastic = "reset_limit cooldown_range".split()
-    across = "ssh_port ssh_identity_file mpi_args network_interface network_interfaces".split()
-    reasons = dict.fromkeys(elastic, "no job is elastic")
-    reasons["disable_cache"] = "nothing is cached between starts"
-    reasons["use_gloo"] = "ranks talk through shared memory, and across hosts over MPI"
-    if given["host_discovery_script"] is None:
-        reasons["slots"] = "it is for hosts that a host_discovery_script prints"
-    if not several:
-        reasons.update(dict.fromkeys(across, "all ranks are on this host, over shared memory"))
-    return [(name, why) for name, why in reasons.items() if given[name]]

@@ -154,15 +154,14 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
                 verbose=verbose,
                 ssh_port=chosen.ssh_port,
                 ssh_identity=chosen.ssh_identity_file,
-                interfaces=chosen.interfaces.split(",") if chosen.interfaces else (),
+                interfaces=chosen.network_interfaces.split(",") if chosen.network_interfaces else (),
                 mpi_args=[*(chosen.binding_args or []), *(chosen.mpi_args or [])],
                 waiting=speech.waiting,
                 timeline=collection,
             )
         else:
-            for flag in ("ssh_port", "ssh_identity_file", "interfaces", "mpi_args"):
-                if getattr(chosen, flag):
-                    speech.warn(f"--{flag.replace('_', '-')} has no effect here: all ranks are on this host")
+            for sentence in settings.warnings(vars(chosen), "on one host"):
+                speech.warn(sentence)
             run_local(
                 chosen.command,
                 chosen.np,
@@ -188,7 +187,7 @@ def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
     text = " ".join(arguments or [])
     match = re.fullmatch(r"--?bind-to[ =](none|core)(?::([0-9]{1,9}))?( --?map-by \S+)?", text)
     if text and not match:
-        speech.warn(f"--binding-args {text!r} has no effect on one host; allowed there: -bind-to none, core or core:N")
+        speech.warn(f"--binding-args {text!r} has no effect here: {settings.IDLE['binding-args'].why}")
     if match and match[1] == "none":
         return False
     return int(match[2]) if match and match[2] else True
@@ -200,10 +199,8 @@ def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speec
     text = env.get("HOROVOD_THREAD_AFFINITY")
     if text and len(text.split(",")) < most:
         del env["HOROVOD_THREAD_AFFINITY"]
-        speech.warn(
-            f"HOROVOD_THREAD_AFFINITY (--thread-affinity) {text[:80]!r} has no effect here: it must have one CPU for "
-            f"each of the {most} ranks of a host, with commas between them"
-        )
+        why = settings.IDLE["thread-affinity"].why
+        speech.warn(f"HOROVOD_THREAD_AFFINITY (--thread-affinity) {text[:80]!r} has no effect here: {why} ({most} ranks)")
 
 
 def float_or(text: str | None, otherwise: float) -> float:

@@ -83,7 +83,7 @@ def make_parser() -> Parser:
     add("--start-timeout", type=seconds, metavar="S", help="for all ranks to be there (default 30)")
     add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr as well")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="times before lines")
-    add("--disable-cache", action="store_true", help="accepted, without effect: nothing is cached between starts")
+    add("--disable-cache", action="store_true", default=None, help=settings.help_of("disable-cache"))
     place = parser.add_argument_group("hosts")
     place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, as in h1:4,h2:4")
     place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, a line for each: h1 slots=4, or h1:4")
@@ -91,11 +91,11 @@ def make_parser() -> Parser:
     place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on the hosts")
     place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
     for name in ("--network-interfaces", "--network-interface"):
-        place.add_argument(name, dest="interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1 (default: those that all hosts reach)")
+        place.add_argument(name, dest="network_interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1 (default: those that all hosts reach)")
     place.add_argument("--tcp", action="store_true", help="only TCP between hosts")
     place.add_argument("--mpi", action="store_true", help="MPI on one host, too")
-    place.add_argument("--gloo", action="store_true", help="accepted, without effect: shared memory is used")
-    place.add_argument("--jsrun", action="store_true", help="accepted, without effect: mpiexec.hydra is used")
+    for name in ("gloo", "jsrun"):
+        place.add_argument(f"--{name}", action="store_true", default=None, help=settings.help_of(name))
     place.add_argument("--mpi-args", type=words, metavar="TEXT", help="more arguments for mpiexec.hydra")
     place.add_argument(
         "--binding-args", type=words, metavar="TEXT", help="-bind-to none, core or core:N (default core)"
@@ -169,15 +169,9 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
             parser.error(f"the command is missing: {parser.prog} -np {options.np} python train.py")
         if sum(each is not None for each in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
             parser.error("-H, --hostfile and --host-discovery-script exclude each other")
-    said = settings.warnings(vars(options))
-    if options.blacklist_cooldown_range:
-        said.append("--blacklist-cooldown-range has no effect here: no job is elastic")
+    if from_file.get("controller") == "gloo":
+        options.gloo = True
+    said = settings.warnings(vars(options), "always", *([] if options.host_discovery_script else ["without a script"]))
     if options.host_discovery_script:
-        said.append("--host-discovery-script is run once, at the start: no job is elastic")
-    if options.disable_cache:
-        said.append("--disable-cache has no effect here: nothing is cached between starts")
-    if options.gloo or from_file.get("controller") == "gloo":
-        said.append("--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI")
-    if options.jsrun:
-        said.append("--jsrun has no effect here: mpiexec.hydra starts ranks of several hosts")
+        said.append("--host-discovery-script is run once, at the start: hvd has no elastic jobs")
     return options, said

@@ -1,6 +1,7 @@
 """hvd/launcher/settings.py: horovodrun's settings for ranks: flag, variable, and key in a configuration file.
 
-One table defines the command-line options, the keys of the YAML file and the ranks' variables.
+One table defines the command-line options, the keys of the YAML file and the ranks' variables; another one lists the
+options without effect.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
-
-_HIERARCHY = "across hosts all collectives are hierarchical"
-_ELASTIC = "no job is elastic"
 
 
 def whole(text: str, least: int = 0, most: int = 10**15) -> int:
@@ -73,20 +71,59 @@ _META: dict[Callable[[str], Any], str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `idle`: why it has no effect in hvd; empty if it has one."""
+    """One setting."""
 
     flag: str
     kind: Callable[[str], Any]
     help: str
     variable: str = ""
     key: str = ""  # section.name in the YAML file
-    idle: str = ""
     encode: Callable[[Any], str] = str
 
     @property
     def name(self) -> str:
         """Its attribute in the parsed options."""
         return self.flag.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Why an option of hvdrun has no effect, and when: always, on one host, or with some values. `argument`: its name
+    in hvd.run, if it has another one there."""
+
+    why: str
+    when: str = "always"
+    argument: str = ""
+
+
+_HIERARCHY = Idle("all collectives across hosts are hierarchical")
+_ELASTIC = "hvd has no elastic jobs"
+_HERE = Idle("all ranks are on this host", "on one host")
+# Options that are accepted without effect, with a message. docs/python.md has the same table.
+IDLE = {
+    "hierarchical-allreduce": _HIERARCHY,
+    "hierarchical-allgather": _HIERARCHY,
+    "torus-allreduce": _HIERARCHY,
+    "autotune-gaussian-process-noise": Idle("hvd's tuner has no Gaussian process"),
+    "mpi-threads-disable": Idle("hvd requests the thread level that it needs"),
+    "num-nccl-streams": Idle("hvd creates the streams that it needs"),
+    "gloo-timeout-seconds": Idle("Gloo is not used; HVD_TIMEOUT limits the wait for another rank"),
+    "log-with-timestamp": Idle("ranks log without a time; use --prefix-output-with-timestamp"),
+    "elastic-timeout": Idle(_ELASTIC),
+    "reset-limit": Idle(_ELASTIC),
+    "blacklist-cooldown-range": Idle(_ELASTIC, argument="cooldown_range"),
+    "disable-cache": Idle("nothing is cached between starts"),
+    "gloo": Idle("ranks talk through shared memory, and across hosts over MPI", argument="use_gloo"),
+    "jsrun": Idle("mpiexec.hydra starts the ranks on several hosts"),
+    "ssh-port": _HERE,
+    "ssh-identity-file": _HERE,
+    "network-interfaces": _HERE,
+    "network-interface": _HERE,
+    "mpi-args": _HERE,
+    "slots-per-host": Idle("it is for the hosts that a discovery script prints", "without a script", "slots"),
+    "binding-args": Idle("on one host it must be -bind-to none, core or core:N", "with other values"),
+    "thread-affinity": Idle("it must have one CPU for each rank of a host, with commas between them", "with fewer CPUs"),
+}
 
 
 def _flag(value: bool) -> str:
@@ -118,15 +155,15 @@ GROUPS: dict[str, list[Setting]] = {
         ),
         Setting(
             "hierarchical-allreduce", truth, "in hosts, then across",
-            "HOROVOD_HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", _HIERARCHY, _flag,
+            "HOROVOD_HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", _flag,
         ),
         Setting(
             "hierarchical-allgather", truth, "in hosts, then across",
-            "HOROVOD_HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", _HIERARCHY, _flag,
+            "HOROVOD_HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", _flag,
         ),
         Setting(
             "torus-allreduce", truth, "in hosts, then across",
-            "HOROVOD_TORUS_ALLREDUCE", "params.torus_allreduce", _HIERARCHY, _flag,
+            "HOROVOD_TORUS_ALLREDUCE", "params.torus_allreduce", _flag,
         ),
     ],
     "autotuning": [
@@ -146,7 +183,7 @@ GROUPS: dict[str, list[Setting]] = {
         ),
         Setting(
             "autotune-gaussian-process-noise", share, "of Horovod's model", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-            "autotune.gaussian_process_noise", "the tuner here has no model with noise", _g,
+            "autotune.gaussian_process_noise", _g,
         ),
     ],
     "timeline": [
@@ -179,11 +216,10 @@ GROUPS: dict[str, list[Setting]] = {
     "libraries": [
         Setting(
             "mpi-threads-disable", truth, "MPI without threads", "HOROVOD_MPI_THREADS_DISABLE",
-            "library_options.mpi_threads_disable", "hvd asks MPI for what it needs", _flag,
+            "library_options.mpi_threads_disable", _flag,
         ),
         Setting(
             "num-nccl-streams", whole, "of each GPU", "HOROVOD_NUM_NCCL_STREAMS", "library_options.num_nccl_streams",
-            "hvd makes the streams that it needs on each GPU",
         ),
         Setting(
             "thread-affinity", core_list, "a CPU for the communication of each local rank, as in 0,4",
@@ -191,22 +227,19 @@ GROUPS: dict[str, list[Setting]] = {
         ),
         Setting(
             "gloo-timeout-seconds", whole, "of Gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS",
-            "library_options.gloo_timeout_seconds", "Gloo is not used; HVD_TIMEOUT limits the wait for another rank",
+            "library_options.gloo_timeout_seconds",
         ),
     ],
     "logging": [
         Setting("log-level", level, "TRACE to FATAL (default WARNING)", "HOROVOD_LOG_LEVEL", "logging.level"),
-        Setting(
-            "log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp",
-            "messages of the ranks have no time of their own; see --prefix-output-with-timestamp", _flag,
-        ),
+        Setting("log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp", _flag),
     ],
     "elastic jobs": [
         Setting("min-num-proc", whole, "ranks at least; no other number than that of -np is possible"),
         Setting("max-num-proc", whole, "ranks at most; no other number than that of -np is possible"),
         Setting("slots-per-host", whole, "of discovered hosts"),
-        Setting("elastic-timeout", whole, "seconds", idle=_ELASTIC),
-        Setting("reset-limit", whole, "restarts at most", idle=_ELASTIC),
+        Setting("elastic-timeout", whole, "seconds"),
+        Setting("reset-limit", whole, "restarts at most"),
     ],
 }
 # fmt: on
@@ -216,12 +249,18 @@ NEGATIVE = {"log-with-timestamp": ["--log-without-timestamp", "--log-hide-timest
 POSITIVE = {"log-with-timestamp": ["--no-log-hide-timestamp"]}
 
 
+def help_of(flag: str, text: str = "") -> str:
+    """The help of an option: why it has no effect, or the given text."""
+    found = IDLE.get(flag)
+    return f"accepted, without effect: {found.why}" if found and found.when == "always" else text
+
+
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Adds the options of all settings. None means not given."""
     for title, group in GROUPS.items():
         section = parser.add_argument_group(title)
         for setting in group:
-            text = setting.help if not setting.idle else f"accepted, without effect: {setting.idle}"
+            text = help_of(setting.flag, setting.help)
             if setting.kind is truth:
                 yes = [f"--{setting.flag}", *POSITIVE.get(setting.flag, [])]
                 no = NEGATIVE.get(setting.flag, [f"--no-{setting.flag}"])
@@ -262,10 +301,11 @@ def elasticity(np: int | None, least: int | None, most: int | None, restarts: Se
     )
 
 
-def warnings(options: Mapping[str, Any]) -> list[str]:
-    """A warning for each given setting without effect."""
-    idle = [setting for name, setting in ALL.items() if setting.idle and options.get(name) is not None]
-    return [f"--{setting.flag} has no effect here: {setting.idle}" for setting in idle]
+def warnings(options: Mapping[str, Any], *when: str) -> list[str]:
+    """A sentence for each given option of hvdrun without effect in these cases."""
+    idle = [flag for flag, found in IDLE.items() if found.when in when]
+    given = [flag for flag in idle if options.get(flag.replace("-", "_")) is not None]
+    return [f"--{flag} has no effect here: {IDLE[flag].why}" for flag in given]
 
 
 def read_file(path: str) -> dict[str, Any]:

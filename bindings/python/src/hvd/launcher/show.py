@@ -102,7 +102,7 @@ def rows_elsewhere(
         start_timeout=timeout,
         ssh_port=chosen.ssh_port,
         ssh_identity=chosen.ssh_identity_file,
-        interfaces=chosen.interfaces.split(",") if chosen.interfaces else (),
+        interfaces=chosen.network_interfaces.split(",") if chosen.network_interfaces else (),
         mpi_args=chosen.mpi_args or (),
     )
     return [Row(*row) for rank in sorted(printed) for row in json.loads(printed[rank])]
