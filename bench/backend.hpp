@@ -1,4 +1,4 @@
-// bench/backend.hpp: what a library under measurement has to offer, and the same without its type.
+// bench/backend.hpp: the interface of a library under measurement, and the same without its type.
 #pragma once
 
 #include <bench/job.hpp>
@@ -14,7 +14,7 @@
 
 namespace hvd::bench {
 
-/// What a library has to offer. All members but the first four are collective: all ranks call them with equal arguments
+/// The interface of a library. All members but the first four are collective: all ranks call them with equal arguments
 /// (`run` aside, whose buffers are the rank's own). Errors are exceptions; a rank that throws ends the library.
 template <class B>
 concept Backend = requires(B& b, const job& j, const call& c, std::size_t bytes, bool shared, void* memory) {
@@ -22,20 +22,20 @@ concept Backend = requires(B& b, const job& j, const call& c, std::size_t bytes,
   { b.size() } -> std::convertible_to<int>;
   /// Version and settings in one line: "MPICH 4.0.2; device ch4:ucx; MPIR_CVAR_X=1".
   { b.describe() } -> std::convertible_to<std::string>;
-  /// Empty, or a clause that says why not: "Gloo has no bfloat16". The same on all ranks. It refuses collectives that
+  /// Empty, or the reason why not: "Gloo has no bfloat16". The same on all ranks. It refuses collectives that
   /// it does not know.
   { b.supports(j) } -> std::convertible_to<std::string>;
   /// Once before the calls of a job, outside of what is timed.
   b.prepare(j);
-  /// Page-aligned memory; `shared` asks for memory in which peers can work directly, where the library has such.
+  /// Page-aligned memory; `shared` asks for memory in which peers can work directly, if the library has it.
   { b.allocate(bytes, shared) } -> std::convertible_to<void*>;
   b.release(memory);
-  /// What is timed.
+  /// The timed call.
   b.run(c);
 };
 
-/// What a library has if it takes tensors by name, in any order on each rank. Lives as long as a job; making it and its
-/// end are collective.
+/// Members of a library that takes tensors by name, in any order on each rank. Lives as long as a job; making it and
+/// its end are collective.
 class NamedReductions {
  public:
   NamedReductions() = default;
@@ -51,7 +51,7 @@ class NamedReductions {
   virtual void stop_timeline() = 0;
 };
 
-/// What a library has whose buffers lie on a device, which `run` only queues work on.
+/// Members of a library with buffers on a device, on which `run` only queues work.
 struct device_buffers {
   std::string name;                                                               ///< of the device, for people
   int ordinal = 0;                                                                ///< among those that the rank sees
@@ -71,9 +71,9 @@ struct erased_backend {
   std::function<void(void*)> release;
   void (*run)(void* self, const call& c) = nullptr;
   void* self = nullptr;
-  /// For jobs of kind engine; empty where a library has no such thing.
+  /// For jobs of kind engine; empty if a library lacks it.
   std::function<std::unique_ptr<NamedReductions>(const job&)> named;
-  /// Reduces gradients in place, fused by the library itself; empty where a library has no such thing.
+  /// Reduces gradients in place, fused by the library; empty if a library lacks it.
   std::function<void(const job&, std::span<const std::span<std::byte>>)> fuse;
   std::optional<device_buffers> device{};  ///< nothing: buffers are the host's
   bool synchronises = true;  ///< false: ranks need a barrier after each call before they may touch their buffers

@@ -1,4 +1,4 @@
-// bench/collective.hpp: the collectives that are measured, and everything in which they differ that is no code.
+// bench/collective.hpp: the measured collectives, and the data in which they differ.
 //
 // One more collective is a line in the enumeration, one in the table, its output in `each_piece`, and its call in each
 // library that has it: for hvd in bench/backends/calls.hpp.
@@ -32,7 +32,7 @@ enum class collective : std::uint8_t {
   engine,  ///< the same as a backward pass gives them, by name; its calls come as allreduce
 };
 
-/// What the root does that others do not.
+/// The part of the root.
 enum class root_role : std::uint8_t { none, gives, gets };
 
 struct collective_facts {
@@ -90,7 +90,7 @@ constexpr extent extent_of(collective c, std::size_t count, int ranks) noexcept 
   return {facts(c).in_blocks ? all : count, facts(c).out_blocks ? all : count};
 }
 
-/// What the column "size" says: the larger of both buffers, in bytes.
+/// The value of the column "size": the larger of both buffers, in bytes.
 constexpr std::size_t size_of_message(collective c, std::size_t count, int ranks, dtype type) noexcept {
   const extent e = extent_of(c, count, ranks);
   return std::max(e.in, e.out) * hvd::size_of(type);
@@ -100,7 +100,7 @@ constexpr std::size_t count_of(collective c, std::size_t bytes, int ranks, dtype
   return bytes / hvd::size_of(type) / (has_blocks(c) ? static_cast<std::size_t>(ranks) : 1);
 }
 
-/// Bus bandwidth over algorithm bandwidth: what a link must carry, whatever the number of ranks.
+/// Bus bandwidth over algorithm bandwidth: the load of a link, independent of the number of ranks.
 constexpr double bus_factor(collective c, int ranks) noexcept {
   const double n = ranks;
   if (c == collective::allreduce || has_model(c)) return 2.0 * (n - 1.0) / n;

@@ -1,4 +1,4 @@
-// bench/job.hpp: what is measured: one collective on buffers of one size, as plain data that fits into shared memory.
+// bench/job.hpp: a measurement: one collective on buffers of one size, as plain data that fits into shared memory.
 //
 // Only names, sizes and factors, so that a peer's program can include it and still runs none of hvd's code.
 #pragma once
@@ -42,7 +42,7 @@ constexpr std::string_view name(model m) noexcept { return model_names[static_ca
 /// Elements of all its gradients.
 constexpr std::size_t parameters_of(model m) noexcept { return m == model::resnet50 ? 25'557'032 : 124'439'808; }
 
-/// What a rank does with gradients that come one by one; and two numbers of the engine alone.
+/// How a rank treats gradients that come one by one; and two numbers of the engine alone.
 enum class schedule : std::uint8_t {
   engine,       ///< submits each by its name as it comes, and waits for all at the end
   each,         ///< reduces each as it comes, in the order of the list, which all ranks must share
@@ -80,11 +80,12 @@ constexpr std::string_view type_name(dtype type) noexcept {
 /// Whether the collective has the operation at all, whatever the type.
 constexpr bool has_op(collective c, redop op) noexcept { return reduces(c) && (op != redop::avg || facts(c).averages); }
 
-/// What a backend's `run` gets, in the counts of nccl-tests: the elements of the whole vector for allreduce, reduce,
-/// broadcast and send_recv; those of one rank's block for the others, whose larger buffer has `count` times ranks.
+/// The arguments of a backend's `run`, in the counts of nccl-tests: the elements of the whole vector for allreduce,
+/// reduce, broadcast and send_recv; those of one rank's block for the others, whose larger buffer has `count` times
+/// ranks.
 ///
 /// In place, as in NCCL: in == out for allreduce, alltoall, and on the root for reduce and broadcast (elsewhere too,
-/// where the other buffer has no meaning); in == out + rank blocks for allgather and (on the root) gather; out == in +
+/// if the other buffer has no meaning); in == out + rank blocks for allgather and (on the root) gather; out == in +
 /// rank blocks for reduce_scatter and (on the root) scatter. MPI calls it MPI_IN_PLACE. `fused` and `engine` come as
 /// allreduce.
 struct call {

@@ -1,4 +1,4 @@
-// bench/options.cpp: what follows from the options of a run.
+// bench/options.cpp: values derived from the options of a run.
 #include <bench/options.hpp>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::vector<std::size_t> sizes_of(const options& o) {
   for (std::size_t s = o.min_bytes; s <= o.max_bytes;) {
     sizes.push_back(s);
     const std::size_t next = o.step_factor > 1 ? s * o.step_factor : s + o.step_bytes;
-    if (next <= s || (o.step_factor > 1 && next / o.step_factor != s)) break;  // beyond what a number can hold
+    if (next <= s || (o.step_factor > 1 && next / o.step_factor != s)) break;  // too large for a number
     s = next;
   }
   return sizes;

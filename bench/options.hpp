@@ -1,4 +1,4 @@
-// bench/options.hpp: what one run of hvd-bench measures, and how.
+// bench/options.hpp: the options of a run of hvd-bench.
 #pragma once
 
 #include <bench/job.hpp>
@@ -11,7 +11,7 @@
 
 namespace hvd::bench {
 
-/// What the user gave cannot be done: one sentence, exit code 2.
+/// Invalid options: one sentence, exit code 2.
 struct usage_error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -66,10 +66,10 @@ struct options {
   std::string command;  ///< the line as it was given
 };
 
-/// What a library is told of it, the same for all sizes.
+/// The part for a library, the same for all sizes.
 job job_of(const options& o);
 
-/// Timed calls in a cell, where their number is chosen by `seconds`; grows with those.
+/// Timed calls in a cell if `seconds` chooses their number; grows with them.
 unsigned most_iterations(const options& o);
 
 /// The sizes of the table, in bytes.

@@ -2,10 +2,9 @@
 """Measures how long HorovodRunner on Spark takes to start, and what a step of training costs there.
 
 On clusters of this machine, local-cluster[N,1,1024], it takes the time from the call to the first line of the ranks:
-of HorovodRunner, of Spark's own TorchDistributor, and of an empty barrier job of the same size. Then the same training
-runs on Spark, with and without a timeline, and under hvdrun. All ways are measured in turn in one run, and what they
-return is checked. The package hvd, PyTorch, pyspark and Java have to be installed where this runs
-(tools/setup --spark).
+of HorovodRunner, of Spark's TorchDistributor, and of an empty barrier job of the same size. Then the same training runs
+on Spark, with and without a timeline, and under hvdrun. All ways are measured in turn in one run, and their results are
+checked. Needs the package hvd, PyTorch, pyspark and Java (tools/setup --spark).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from training.spark_report import markdown, summarise_jobs, summarise_starts, ta
 PROGRAM = "bench/spark_start.py"
 PARTS = ("start", "step")
 TRAINING_RANKS = 2
-# The timeline is what is compared, and with SPARK_REMOTE there would be no cluster of this machine.
+# The timeline is one of the ways compared, and SPARK_REMOTE would prevent a cluster on this machine.
 UNSET = ("HOROVOD_TIMELINE", "SPARK_REMOTE")
 
 
@@ -43,12 +42,12 @@ def ranks(text: str) -> tuple[int, ...]:
 def options() -> argparse.Namespace:
     made = program.plain_parser(PROGRAM, __doc__, "2 ranks, and few starts, jobs and steps")
     made.add_argument("--parts", type=program.names(PARTS), default=PARTS, help=f"of {','.join(PARTS)} (default both)")
-    made.add_argument("-n", "--ranks", type=ranks, help="of starts, as in 2,4 (default 2,4); steps have 2")
+    made.add_argument("-n", "--ranks", type=ranks, help="of starts, such as 2,4 (default 2,4); steps have 2")
     made.add_argument("--rounds", type=program.number(1, 1000), help="starts in each way (default 7)")
     made.add_argument("--jobs", type=program.number(1, 1000), help="jobs of training in each way (default 15)")
     made.add_argument("--steps", type=program.number(1, 1000000), help="of a job (default 400)")
     made.add_argument("--warmup", type=program.number(0, 100), help="starts and jobs before those (default 1)")
-    made.add_argument("--no-distributor", action="store_true", help="without TorchDistributor, which takes long")
+    made.add_argument("--no-distributor", action="store_true", help="without TorchDistributor, which is slow")
     return program.parsed(made)
 
 
@@ -80,7 +79,7 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def quiet_output() -> Any:
-    """What libraries and Java write to standard output goes to standard error: only the page is for the former."""
+    """Sends the standard output of libraries and Java to standard error: standard output is only for the page."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

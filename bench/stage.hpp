@@ -1,7 +1,7 @@
 // bench/stage.hpp: the shared memory through which the coordinator leads the ranks of one library.
 //
-// It is an anonymous file that ranks open through /proc: no name is left behind, whoever is killed. That a process
-// lives is seen by a lock that the kernel releases: byte 0 is the coordinator's, byte 1 + r that of rank r.
+// It is an anonymous file that ranks open through /proc: no name is left behind, whichever process is killed. That a
+// process lives is seen by a lock that the kernel releases: byte 0 is the coordinator's, byte 1 + r that of rank r.
 #pragma once
 
 #include <bench/job.hpp>
@@ -23,7 +23,7 @@ namespace hvd::bench {
 /// starts learns its number from that.
 inline constexpr const char* stage_variable = "HVD_BENCH_STAGE";  ///< path of the stage
 inline constexpr const char* cpus_variable = "HVD_BENCH_CPUS";    ///< "0,1,...": rank r gets entry r, round robin
-inline constexpr const char* rank_variable = "HVD_BENCH_RANK";    ///< where no launcher gives one
+inline constexpr const char* rank_variable = "HVD_BENCH_RANK";    ///< if no launcher gives one
 
 /// The coordinator wants the rank to end, or is gone.
 struct stage_ended : std::runtime_error {
@@ -80,7 +80,7 @@ class Stage {
  public:
   /// Makes one. Errors: std::runtime_error.
   static Stage make(int ranks, std::uint64_t capacity, bool yields);
-  /// Opens what `path` (of another process) names.
+  /// Opens the stage at `path` (of another process).
   static Stage open(const std::string& path);
 
   Stage(Stage&& other) noexcept;
@@ -97,7 +97,7 @@ class Stage {
     return reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(data_) + header().samples_offset) +
            static_cast<std::uint64_t>(rank) * header().capacity;
   }
-  /// Where other processes of this user find it as long as this one lives.
+  /// The path for other processes of this user, valid as long as this one lives.
   [[nodiscard]] std::string path() const;
 
   // ---- for a rank
@@ -106,7 +106,7 @@ class Stage {
   /// Waits for the job after number `last` and returns its number. Throws stage_ended.
   std::uint32_t next(std::uint32_t last) const;
   void report(int rank, std::uint32_t command) const;
-  /// The same where the rank cannot go on.
+  /// The same if the rank cannot go on.
   void report_failure(int rank, std::uint32_t command, std::string_view why) const;
   /// The light barrier: one store, and a load of each other rank's line. `epoch` is this rank's own count.
   void barrier(int rank, std::uint64_t& epoch) const {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what tensor parallelism asks of a library: sums of tensors that follow one another, and tokens of a model.
+"""Measures the collectives of tensor parallelism: sums of tensors one after another, and tokens of a model.
 
-Processes sum bfloat16 and float32 tensors of the sizes of a model with 7 billion parameters, from Python through
-torch.distributed on hvd and on Gloo and through DeepSpeed's operator, and from C++ with hvd-bench; then a Llama that is
-spread over the processes generates text on both backends. All ways take turns in the same processes, and results are
-compared. The package hvd, PyTorch and transformers have to be installed where this runs (tools/setup --python);
-DeepSpeed's sources are those that tools/setup --bench fetches, and hvd-bench is the one in build/bench.
+Processes sum bfloat16 and float32 tensors of the sizes of a model with 7 billion parameters: from Python through
+torch.distributed on hvd and on Gloo and through DeepSpeed's operator, and from C++ with hvd-bench. Then a Llama, spread
+over the processes, generates text on both backends. All ways take turns in the same processes, and results are
+compared. Needs the package hvd, PyTorch and transformers (tools/setup --python). DeepSpeed's sources are those that
+tools/setup --bench fetches, and hvd-bench is the one in build/bench.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from training.settings import Failed  # noqa: E402
 
 PROGRAM = "bench/tensor_parallel.py"
 TINY_SIZES = (DECODING[1], PREFILL[0])
-# How a rank waits and how it is named; both are of interest to who reads a result.
+# Variables that affect how a rank waits, which readers of a result may want to know.
 PREFIXES = ("HVD_", "HOROVOD_", "GLOO_", "DS_", "OMP_")
 
 
 def size(text: str) -> int:
-    """Bytes, as 4096, 4K or 1M."""
+    """Bytes, such as 4096, 4K or 1M."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("K", "M") else (text, "")
     if not number.isdigit() or not 4 <= int(number) << {"": 0, "K": 10, "M": 20}[unit] <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size from 4 to 1024M")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size from 4 to 1024M")
     bytes_ = int(number) << {"": 0, "K": 10, "M": 20}[unit]
     if bytes_ % max(TYPES.values()):
         raise argparse.ArgumentTypeError(f"'{text}' is not a multiple of 4 bytes")
@@ -45,7 +45,7 @@ def size(text: str) -> int:
 
 
 def options() -> argparse.Namespace:
-    parser = program.plain_parser(PROGRAM, __doc__, "two sizes and a model of 100 000 parameters")
+    parser = program.plain_parser(PROGRAM, __doc__, "two sizes and a model with 100,000 parameters")
     parser.add_argument("-n", "--ranks", type=program.number(1, 64), default=2, help="processes (default 2)")
     parser.add_argument(
         "--parts", type=program.names(PARTS), default=tuple(PARTS),
@@ -59,31 +59,31 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--sizes", type=lambda text: tuple(map(size, text.split(","))),
-        help="in bytes, as 8K,1M (default 4 to 64 KiB and 1 to 32 MiB, by powers of 2)",
+        help="in bytes, such as 8K,1M (default 4 to 64 KiB and 1 to 32 MiB, by powers of 2)",
     )
     parser.add_argument(
         "--rounds", type=program.number(1, 10000), default=15, help="blocks of calls in each way (default 15)"
     )
     parser.add_argument("--warmup", type=program.number(0, 1000), default=2, help="blocks before those (default 2)")
     parser.add_argument(
-        "--texts", type=program.number(1, 1000), default=10, help="that the model generates in each way (default 10)"
+        "--texts", type=program.number(1, 1000), default=10, help="texts generated in each way (default 10)"
     )
-    parser.add_argument("--tokens", type=program.number(1, 512), help="of each text (default 32)")
-    parser.add_argument("--unbound", action="store_true", help="leave processes to the kernel: no core for each")
+    parser.add_argument("--tokens", type=program.number(1, 512), help="tokens of each text (default 32)")
+    parser.add_argument("--unbound", action="store_true", help="let the kernel place processes, not one on each core")
     parser.add_argument(
-        "--timeout", type=program.number(1, 3600), default=120, help="seconds for any one wait (default 120)"
+        "--timeout", type=program.number(1, 3600), default=120, help="seconds for each wait (default 120)"
     )
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return program.parsed(parser)
 
 
 def build_deepspeed() -> tuple[str, str]:
-    """The library with DeepSpeed's operator, which is compiled where it is not there yet; or why there is none."""
+    """Compiles DeepSpeed's operator if necessary. Returns its library, or why there is none."""
     if why := deepspeed_op.why_not():
         return "", why
     lines: list[str] = []
     if sys.stderr.isatty():
-        print(f"{PROGRAM}: DeepSpeed's operator is compiled if it is new, in about a minute", file=sys.stderr)
+        print(f"{PROGRAM}: compiling DeepSpeed's operator takes about a minute the first time", file=sys.stderr)
     try:
         code, errors = children.run(
             [sys.executable, deepspeed_op.__file__], lines.append, silence=deepspeed_op.COMPILE_SECONDS

@@ -2,11 +2,11 @@
 """Measures training steps of TensorFlow on several processes, and how much time communication adds to them.
 
 A perceptron with 10 million parameters is trained by the same processes in turn with hvd, with TensorFlow's
-MultiWorkerMirroredStrategy, with Horovod where it is installed, and without any communication: in training loops of
-one's own and by model.fit; eagerly, in a tf.function, and compiled by XLA. One step of each follows one of another, in
-an order that changes from round to round; all begin with the same weights and see the same data, and at the end their
-parameters are compared. The bare engine reduces arrays of the same sizes in between. The package hvd and TensorFlow
-have to be installed where this runs (tools/setup --tensorflow).
+MultiWorkerMirroredStrategy, with Horovod if it is installed, and without any communication: in custom training loops
+and by model.fit; eagerly, in a tf.function, and compiled by XLA. The ways take single steps in turn, in an order that
+changes from round to round. All begin with the same weights and see the same data, and at the end their parameters are
+compared. In between, the bare engine reduces arrays of the same sizes. Needs the package hvd and TensorFlow
+(tools/setup --tensorflow).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIABLES = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nobody listens at."""
+    """Free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures how hvd-timeline reads large timelines, and whether it counts all of those that grow fast.
+"""Measures how hvd-timeline reads large timelines, and whether it counts all operations of fast-growing ones.
 
-A finished timeline of a given size is opened by the index alone and by the server of the page: how long that takes, how
-much memory, how long views of parts of it take. Then the server watches a timeline while 64 ranks write it, at 10,000
-operations a second in all and at 10,000 on each rank, and what it shows in the end is compared with what was written.
-The package hvd has to be installed where this runs, with tornado.
+The index alone and the server of the page open a finished timeline of a given size; measured are the time, the memory,
+and the time of views of its parts. Then the server watches a timeline while 64 ranks write it, at 10,000 operations a
+second in all and at 10,000 on each rank; its final counts are compared with the operations written. Needs the package
+hvd, with tornado.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MOST_S, MOST_SERVER = 3.0, 100 * watching.MIB
 
 def options() -> argparse.Namespace:
     made = program.plain_parser(PROGRAM, __doc__, "a timeline of 5 MB, and a second of 4 ranks")
-    made.add_argument("--megabytes", type=program.number(1, 100_000), help="of the finished timeline (default 1000)")
-    made.add_argument("-n", "--ranks", type=program.number(1, 4096), help="that it has (default 64)")
+    made.add_argument("--megabytes", type=program.number(1, 100_000), help="size of the finished timeline (default 1000)")
+    made.add_argument("-n", "--ranks", type=program.number(1, 4096), help="ranks in the timelines (default 64)")
     made.add_argument("--rate", type=program.number(10, 1_000_000), help="operations a second (default 10000)")
-    made.add_argument("--seconds", type=program.number(1, 600), help="for which one grows (default 8)")
+    made.add_argument("--seconds", type=program.number(1, 600), help="for which a timeline grows (default 8)")
     made.add_argument("--rounds", type=program.number(1, 100), help="openings of the finished timeline (default 3)")
-    made.add_argument("--folder", type=Path, help="for the timelines (default: that for temporary files)")
+    made.add_argument("--folder", type=Path, help="folder of the timelines (default: that for temporary files)")
     return program.parsed(made)
 
 
@@ -58,7 +58,7 @@ def measure(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def wrong(found: dict[str, Any]) -> list[str]:
-    """What must never be, whatever the machine: an operation that is not counted."""
+    """Operations that were not counted, a sentence each: that must not happen on any machine."""
     said = []
     for kind in ("index", "page"):
         for row in found[kind]:
@@ -72,7 +72,7 @@ def wrong(found: dict[str, Any]) -> list[str]:
 
 
 def markdown(run: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """The whole result as a page."""
     found = run["found"]
     index = min(found["index"], key=lambda row: row["read_s"])
     server = min(found["page"], key=lambda row: row["whole_s"])

@@ -2,10 +2,10 @@
 """Measures training steps of PyTorch models on several processes, and how much of them is communication.
 
 A ResNet-18 and a transformer with 30 million parameters are trained by the same processes in turn with hvd, with DDP on
-Gloo and on hvd, with Horovod where it is installed, and without any communication. One step of each follows one of
-another, in an order that changes from round to round; all begin with the same weights and see the same data, and at the
-end their parameters are compared. What a step takes longer than one without communication is exposed: it was not hidden
-behind the computation. The package hvd and PyTorch have to be installed where this runs (tools/setup --python).
+Gloo and on hvd, with Horovod if it is installed, and without any communication. The ways take single steps in turn, in
+an order that changes from round to round. All begin with the same weights and see the same data, and at the end their
+parameters are compared. The time of a step beyond one without communication is exposed: computation did not hide it.
+Needs the package hvd and PyTorch (tools/setup --python).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--gradients", type=program.names(GRADIENTS), default=tuple(GRADIENTS),
-        help=f"between steps, of {','.join(GRADIENTS)}: made anew or zeroed (default all)",
+        help=f"between steps, of {','.join(GRADIENTS)}: made again or zeroed (default all)",
     )
     parser.add_argument(
         "--buckets", type=lambda text: tuple(map(program.number(1, 1024), text.split(","))), default=(4, 100),
-        help="of DDP, in MiB, besides its default (default 4,100)",
+        help="bucket sizes of DDP in MiB, besides its default (default 4,100)",
     )
-    parser.add_argument("--watched", action="store_true", help="also measure what the timeline and its page cost")
+    parser.add_argument("--watched", action="store_true", help="also measure the cost of the timeline and its page")
     parser.add_argument("--wheel", action="store_true", help="also build the wheel, for its size")
     return program.parsed(parser)
 

@@ -39,7 +39,7 @@ std::string tunables_of(A a) {
   return names;
 }
 
-/// Sets the tunable with this name; false if the algorithm has none such.
+/// Sets the tunable with this name; false if the algorithm does not have it.
 template <class A>
 bool set_tunable(A& a, std::string_view key, std::size_t value) {
   bool found = false;

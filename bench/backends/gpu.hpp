@@ -77,9 +77,9 @@ class Gpu {
   [[nodiscard]] const detail::cuda_driver& driver() const noexcept { return device_->driver(); }
   [[nodiscard]] detail::cu_stream stream() const noexcept { return stream_.get(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  /// Whether it only looks like a GPU: then times say nothing about one.
+  /// Whether it is a stand-in for a GPU: its times mean nothing.
   [[nodiscard]] bool stands_in() const { return name_.find("stand-in") != std::string::npos; }
-  /// What a table says of it: driver, NCCL, and that it is none.
+  /// Its line in a table: driver, NCCL, and whether it is a stand-in.
   [[nodiscard]] std::string versions() const {
     const std::string& file = detail::nccl_search::result().library;
     return "NCCL " + detail::nccl_version_text(detail::nccl_search::result().version) + " (" +

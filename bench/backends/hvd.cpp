@@ -73,7 +73,7 @@ class hvd_backend {
     with_call(c, comm_.size(), op_, [&]<class Call>(const Call& made) {
       std::visit(
           [&]<class A>(const A& a) {
-            // supports() has said no to the others.
+            // supports() has refused the others.
             if constexpr (Answers<A, T, Call>) a(comm_, made);
           },
           algorithm_);
@@ -82,7 +82,7 @@ class hvd_backend {
 
  private:
   static bool answers(const any_algorithm& algorithm, collective kind) {
-    bool yes = true;  // what has no call needs no algorithm
+    bool yes = true;  // without a call there is no algorithm
     with_call(call{.kind = kind}, 1, reduction(), [&]<class Call>(const Call&) {
       yes = std::visit([]<class A>(const A&) { return Answers<A, T, Call>; }, algorithm);
     });

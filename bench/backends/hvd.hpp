@@ -20,7 +20,7 @@ inline constexpr std::string_view algorithm_names[] = {
 /// Empty, or why the text names no algorithm ("ring:chunk_bytes=64K" does).
 std::string check_algorithm(std::string_view text);
 
-/// The tunables of an algorithm by name, as "one_shot_bytes, chunk_bytes"; may be empty.
+/// The tunables of an algorithm by name, such as "one_shot_bytes, chunk_bytes"; may be empty.
 std::string tunables_of(std::string_view algorithm);
 
 struct hvd_settings {

@@ -1,4 +1,4 @@
-// bench/backends/hvd_engine.hpp: hvd's engine as what takes tensors by name, over each transport.
+// bench/backends/hvd_engine.hpp: hvd's engine, which takes tensors by name, over each transport.
 #pragma once
 
 #include <bench/backend.hpp>

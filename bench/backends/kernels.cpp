@@ -1,4 +1,4 @@
-// bench/backends/kernels.cpp: hvd's own reductions, as its front doors make them.
+// bench/backends/kernels.cpp: hvd's reductions, as its collectives use them.
 #include <bench/backends/kernels.hpp>
 
 namespace hvd::bench {

@@ -1,6 +1,6 @@
 // bench/backends/kernels.hpp: hvd's reductions by type and operation.
 //
-// The function has a file of its own so that a test can link a wrong one in its place.
+// The function is in a separate file so that a test can link a wrong one instead.
 #pragma once
 
 #include <bench/job.hpp>
@@ -21,7 +21,7 @@ constexpr reduce_op reduce_op_of(redop op) noexcept {
   return reduce_op::sum;
 }
 
-/// Errors: hvd::error, invalid_argument, where the operation is not defined for the type.
+/// Errors: hvd::error, invalid_argument, if the operation is not defined for the type.
 reduction reduction_for(dtype type, redop op, int ranks);
 
 }  // namespace hvd::bench

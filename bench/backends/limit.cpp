@@ -1,8 +1,8 @@
 // bench/backends/limit.cpp: the limit: the loads and stores that a collective cannot do without, and nothing else.
 //
 // All buffers can be reached by all ranks. Each byte of input is read as often as it must be, each byte of output
-// written once, with hvd's vector kernel or memcpy, past the caches where hvd would; nobody waits for anybody. What is
-// left of the time in a real collective is synchronisation, staging, and what could be better.
+// written once, with hvd's vector kernel or memcpy, past the caches where hvd would; no rank waits for another. The
+// rest of the time of a real collective is synchronisation, staging, and room for improvement.
 #include <bench/backends/hvd.hpp>
 #include <bench/backends/kernels.hpp>
 #include <bench/cases/inputs.hpp>

@@ -19,7 +19,7 @@ namespace {
 
 using detail::nccl_library;
 
-/// What neither library has.
+/// The reason for a combination that neither library has.
 std::string lacks(const job& j) {
   using enum collective;
   if (has_model(j.kind)) return "on GPUs hvd-bench-gpu measures many tensors";

@@ -13,7 +13,7 @@
 
 namespace hvd::bench {
 
-/// Throws what NCCL says of a call that failed.
+/// Throws NCCL's error of a failed call.
 inline void must(detail::nccl_result code, std::string_view what) {
   if (code == detail::nccl_success) [[likely]]
     return;

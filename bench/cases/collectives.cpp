@@ -109,7 +109,7 @@ class cell {
     std::byte* const host_in = in.host();
     std::byte* const host_out = job_.in_place ? host_in : out.host();
     for (std::uint32_t i = 0; i != job_.iterations; ++i) {
-      // What is left over from the last round must not pass as a result.
+      // Data left over from the last round must not pass as a result.
       std::memset(host_in, guard_value, stride_);
       if (!job_.in_place) std::memset(host_out, guard_value, stride_);
       fill(at(0, host_in, host_out));
@@ -188,7 +188,7 @@ class cell {
     fill_exact(job_.type, job_.op, backend_.rank, backend_.size, 0, extent_.in, const_cast<void*>(c.in));
   }
 
-  /// Elements that are not what they should be; guards behind the output count as one element each.
+  /// Wrong elements; each damaged guard behind the output counts as one.
   [[nodiscard]] std::uint64_t compare(const call& c, const std::byte* memory) const {
     const auto* out = static_cast<const std::byte*>(c.out);
     std::uint64_t wrong = 0;

@@ -14,7 +14,7 @@
 
 namespace hvd::bench {
 
-/// The gradients of one rank, each in an allocation of its own as frameworks have them, in the order of gradients_in().
+/// The gradients of one rank, each in its own allocation as in frameworks, in the order of gradients_in().
 class GradientBuffers {
  public:
   GradientBuffers(const job& work, int rank, int size);

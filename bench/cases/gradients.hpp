@@ -26,7 +26,7 @@ struct gradient {
 /// weights takes as many multiplications and additions to find the gradient of its input as forwards, and as many again
 /// for that of its weights: 4 for each multiply-add of the forward pass. (The first convolution needs no gradient of
 /// its input, and an embedding adds up rows.) A normalisation takes 8 for each element; activations, additions of
-/// branches and pooling count as nothing. That is arithmetic only: what waits for memory takes longer than it says.
+/// branches and pooling count as nothing. That is arithmetic only: layers that wait for memory take longer.
 /// Attention's two products of sequences with each other are added to the projection before them, and the head to the
 /// last normalisation: the gradient of the weights that it shares is complete only with the embedding, at the very end.
 /// The tensors of one layer come together: the first has its share, the others none.
@@ -44,7 +44,7 @@ struct backward_pass {
 
 /// The pass of `rank` in `step`: equal arguments give equal passes, on all machines. It takes `backward_seconds` times
 /// a factor that is even between 1 - jitter and 1 + jitter for the whole pass, and another such one for each tensor's
-/// part of it. What comes next is any of the first `window` that have not come; 1 keeps the order.
+/// part of it. The next one is any of the first `window` remaining ones; 1 keeps the order.
 backward_pass pass_of(const std::vector<gradient>& all, const replay& how, int rank, std::uint64_t step);
 
 /// When all ranks have all their gradients.

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t period = 8191;
 
-/// f(T{}, o) for the type; false where hvd does not define the operation.
+/// f(T{}, o) for the type; false if hvd does not define the operation.
 template <class Op, class F>
 bool with_type(dtype type, Op o, F f) {
   using types = hvd::detail::dtypes;
@@ -36,7 +36,7 @@ bool with_type(dtype type, Op o, F f) {
   }(std::make_index_sequence<std::tuple_size_v<types>>());
 }
 
-/// f(T{}, Op{}) for the type and operation; false where hvd does not define the operation.
+/// f(T{}, Op{}) for the type and operation; false if hvd does not define the operation.
 template <class F>
 bool with(dtype type, redop op, F f) {
   switch (op) {
@@ -57,7 +57,7 @@ redop usable(dtype type, redop op) {
 
 using table = std::vector<std::byte>;
 
-/// One period of what a rank gives, or of the result (rank -1).
+/// One period of a rank's input, or of the result (rank -1).
 const table& table_of(dtype type, redop op, int rank, int size) {
   static std::mutex mutex;  // ranks may be threads
   static std::map<std::tuple<dtype, redop, int, int>, table> tables;

@@ -8,14 +8,14 @@
 
 namespace hvd::bench {
 
-/// Writes elements `first` to `first + count` of what `rank` of `size` gives.
+/// Writes elements `first` to `first + count` of the input of `rank` of `size`.
 void fill_exact(dtype type, redop op, int rank, int size, std::size_t first, std::size_t count, void* to);
 
-/// How many of `count` elements are not what `rank` gives.
+/// How many of `count` elements differ from the input of `rank`.
 std::uint64_t wrong_copies(dtype type, redop op, int rank, int size, std::size_t first, std::size_t count,
                            const void* got);
 
-/// How many of `count` elements are not the reduction of what all ranks give.
+/// How many of `count` elements differ from the reduction of all ranks' inputs.
 std::uint64_t wrong_results(dtype type, redop op, int size, std::size_t first, std::size_t count, const void* got);
 
 /// Whether op is defined for the type, as in hvd: no sum of bool, no order of complex numbers.

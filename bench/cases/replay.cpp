@@ -170,7 +170,7 @@ void measure_idle(const Stage& stage, erased_backend& backend, const job& work, 
     const auto us = [](const timeval& t) { return std::uint64_t(t.tv_sec) * 1'000'000 + std::uint64_t(t.tv_usec); };
     return std::pair{(us(u.ru_utime) + us(u.ru_stime)) * 1000, static_cast<std::uint64_t>(u.ru_nvcsw) * 1000};
   };
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // what spins for a while has gone to sleep
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // spinning threads have gone to sleep
   stage.barrier(backend.rank, epoch);
   std::uint64_t* const mine = stage.samples(backend.rank);
   const auto before = used();

@@ -1,10 +1,10 @@
 """bench/compare --against COMMIT: this checkout's hvd against that of another commit, in turns on the same sizes.
 
 Both hvd-bench programs are built with the same options, the other one from a worktree in build/against. For each size
-they take turns, in an order that changes, so that what else the machine does falls on both alike. Each turn is a process
-of its own, because a placement of memory in the caches lasts as long as a process. Shown are medians of the turns, and
-the ratio of times: above 1 this checkout is faster. The last columns say how much the turns of one program differ: half
-of them are nearer to the median than that.
+they take turns, in a changing order, so that other load on the machine affects both. Each turn is a new process, because
+the placement of memory in the caches lasts as long as a process. The table has medians over the turns, and the ratio of
+times: above 1 this checkout is faster. The last columns show how much the turns of one program differ: half of them are
+nearer to the median than that.
 """
 
 import json
@@ -40,7 +40,7 @@ FORMAT = "hvd against itself 1"
 def parse(argv):
     parser = Parser("bench/compare --against", __doc__, "bench/compare --against HEAD --help")
     add = parser.add_argument
-    add("--against", metavar="COMMIT", required=True, help="whatever git knows: a hash, a branch, HEAD~3")
+    add("--against", metavar="COMMIT", required=True, help="any commit that git knows: a hash, a branch, HEAD~3")
     add("--collectives", metavar="LIST", help=f"of {', '.join(COLLECTIVES)} (default all)")
     add("--ranks", metavar="LIST", help="numbers of ranks (default 2, and 4 and 8 for allreduce)")
     add("--sizes", metavar="LIST", help=f"bytes, as for bench/compare (default {SIZES}, and {OVERSUBSCRIBED_SIZES})")
@@ -49,7 +49,7 @@ def parse(argv):
     add("--seconds", metavar="S", type=float, default=0.1, help="of measuring in a turn (default 0.1)")
     add("--seed", metavar="N", type=int, default=1, help="of the order of turns (default 1)")
     add("--output", metavar="DIR", type=Path, default=RESULTS, help="folder for the results")
-    add("--no-build", action="store_true", help="take the programs that are there")
+    add("--no-build", action="store_true", help="use the existing programs")
     options = parser.parse_args(argv)
     options.commit = git("rev-parse", "--verify", "--quiet", "--short=12", f"{options.against}^{{commit}}")
     if not options.commit:
@@ -66,7 +66,7 @@ def git(*words):
 
 
 def build(options, build_here):
-    """Both programs; where that of the other commit is."""
+    """Builds both programs. Returns the path of the other commit's."""
     source, folder = FOLDER / options.commit, FOLDER / f"{options.commit}-build"
     program = folder / "bench" / "hvd-bench"
     if options.no_build:
@@ -90,7 +90,7 @@ def call(*words):
 
 
 def points(series):
-    """What is measured of a series: hvd-bench's options and the name of the row."""
+    """The measurements of a series: hvd-bench's options and the name of the row."""
     for size in series["sizes"]:
         yield ["-b", str(size), "-e", str(size), "-f", "2"], size_text(size)
     for model, each in series["fusions"].items():
@@ -130,7 +130,7 @@ def measure(options, programs):
 
 
 def spread(times):
-    """Half of the times are nearer to their median than this share of it."""
+    """The median deviation from the median, as a share of the median."""
     middle = statistics.median(times)
     return statistics.median(abs(time - middle) for time in times) / middle
 

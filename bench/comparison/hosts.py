@@ -34,9 +34,9 @@ def parse(argv):
         "--preload",
         metavar="FILE",
         type=Path,
-        help="tests/multihost/preload.cpp as a library, with which MPICH's waiting ranks give their CPU away",
+        help="tests/multihost/preload.cpp as a library, which makes waiting ranks of MPICH yield their CPU",
     )
-    add("--no-build", action="store_true", help="take the program that is there")
+    add("--no-build", action="store_true", help="use the existing program")
     return parser.parse_args(argv)
 
 
@@ -57,14 +57,14 @@ def markdown(run):
     result, about = run["result"], run["machine"]
     hosts = "1 host" if result["hosts"] == 1 else f"{result['hosts']} hosts"
     waiting = (
-        "A preloaded library (tests/multihost/preload.cpp) lets waiting ranks of MPICH give their CPU away, in the "
+        "A preloaded library (tests/multihost/preload.cpp) makes waiting ranks of MPICH yield their CPU, in the "
         "calls of all contenders."
         if run["preload"]
-        else "MPICH's waiting ranks keep their CPU, hvd's give it away, and that is most of the difference; see the "
-        "run with --preload."
+        else "Waiting ranks of MPICH keep their CPU and those of hvd yield it, which is most of the difference; see "
+        "the run with --preload."
     )
     oversubscribed = (
-        f"There are more ranks than CPUs ({result['ranks']} on {about['cores']}): the numbers say that this case works, not how "
+        f"There are more ranks than CPUs ({result['ranks']} on {about['cores']}): the numbers show that this case works, not how "
         f"fast a network is. {waiting}"
     )
     rows = []
@@ -92,7 +92,7 @@ def main(argv, build):
     if not options.no_build:
         build()
     if not os.access(HOSTS, os.X_OK):
-        raise Refused(f"{shown(HOSTS)} is missing: it is built where MPICH is installed (tools/setup --bench)")
+        raise Refused(f"{shown(HOSTS)} is missing: it is built if MPICH is installed (tools/setup --bench)")
     result = run_program(options)
     run = without_paths(
         {**origin("bench/compare", *argv), "preload": options.preload is not None, "result": result}

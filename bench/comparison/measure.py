@@ -1,4 +1,4 @@
-"""Runs hvd-bench for each series, with progress, and collects what it wrote. Needs no tqdm, but uses it."""
+"""Runs hvd-bench for each series, with progress, and collects the results. Works with and without tqdm."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ PLACES = ("out_of_place", "in_place")
 
 
 class Lines:
-    """Progress without tqdm, or where nobody watches: a line for each series."""
+    """Progress without tqdm or a terminal: a line for each series."""
 
     def __init__(self, total, **_):
         self.total, self.n, self.text = total, 0.0, ""
@@ -35,7 +35,7 @@ class Lines:
 
 
 def progress(total):
-    if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():  # a bar draws over itself, a log cannot
+    if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():  # a log cannot show a bar
         return Lines(total)
     from tqdm import tqdm
 
@@ -74,13 +74,13 @@ def call(arguments, one, selection, file):
 
 
 def environment():
-    """Without what a launcher would tell a rank: hvd-bench is to start its own."""
+    """The environment without a launcher's variables: hvd-bench starts its own ranks."""
     told = ("PMI", "OMPI_COMM", "HVD_", "HOROVOD_", "NCCL_TESTS_")
     return {name: value for name, value in os.environ.items() if not name.startswith(told)}
 
 
 def measure(arguments, one, folder, bar):
-    """Measures a series: its config, libraries, results, and what went wrong."""
+    """Measures a series. Returns its config, libraries, results and errors."""
     parts = []
     for model, fusion in ((model, fusion) for model, each in one["fusions"].items() for fusion in each):
         selection = ["--model", model, "--fusion-bytes", str(fusion)]
@@ -118,7 +118,7 @@ def measure(arguments, one, folder, bar):
         try:
             part = json.loads(file.read_text(encoding="utf-8"))
             if code == 1:
-                # A peer that is wrong or cannot be started is the peer's; its table says so.
+                # A peer that is wrong or cannot be started is no failure of this program; the table shows it.
                 ours = wrong_elements(part["results"])
                 if ours:
                     problem = f"{ours} elements are wrong"
@@ -128,7 +128,7 @@ def measure(arguments, one, folder, bar):
             measured["libraries"] = merged(measured["libraries"], part["libraries"])
             measured["results"] += [{**result, **about} for result in part["results"]]
         except (OSError, ValueError, KeyError, TypeError) as failure:
-            problem = problem or f"it wrote no results that can be read ({type(failure).__name__})"
+            problem = problem or f"its results cannot be read ({type(failure).__name__})"
         measured["error"] = measured["error"] or problem
         for value in waiting:
             bar.update(cost(one, value))
@@ -140,7 +140,7 @@ def never_started(libraries):
 
 
 def failure_of_hvd(results):
-    """What hvd or the limit says went wrong, or None."""
+    """The error of hvd or of the limit, or None."""
     return next((one["error"] for one in results if one["library"] == "hvd" and one["error"]), None)
 
 
@@ -151,7 +151,7 @@ def wrong_elements(results):
 
 
 def merged(before, more):
-    """Libraries of several calls: what one has said about itself once, stays."""
+    """Merges the libraries of several calls; the first description of a library stays."""
     found = {item["name"]: item for item in before}
     for item in more:
         if item["name"] not in found or not found[item["name"]].get("description"):

@@ -1,4 +1,4 @@
-"""What bench/compare is asked to measure: options to series. Standard library only."""
+"""The series that the options of bench/compare ask for. Standard library only."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from support.options import Refused
 from support.where import usable_cpus
 
-# What each word of --collectives measures: hvd-bench's name, buffers, and the numbers of ranks unless --ranks says so.
+# For each word of --collectives: hvd-bench's name, buffers, and the numbers of ranks without --ranks.
 COLLECTIVES = {
     "allreduce": ("allreduce", "private", (2, 4, 8)),
     "allreduce_shared": ("allreduce", "shared", (2,)),
@@ -22,11 +22,11 @@ MODELS = {"resnet50": 102_228_128, "transformer124m": 497_759_232}  # bytes, for
 
 SIZES = "8,16:256M"
 QUICK_SIZES = "8,4K,64K,1M,16M"
-# Where ranks outnumber CPUs, a call takes up to several milliseconds whatever its size: fewer sizes tell as much.
+# With more ranks than CPUs, a call of any size takes up to several milliseconds: fewer sizes are enough.
 OVERSUBSCRIBED_SIZES = "8,1K,16K,256K,1M,4M,16M"
 QUICK_OVERSUBSCRIBED_SIZES = "8,64K,1M"
-# Bytes of the fusion buffer: each library is shown with the one that is best for it. A step of the transformer takes so
-# long that it is measured with one.
+# Bytes of the fusion buffer: tables show each library with its fastest. A step of the transformer takes so long that it
+# is measured with only one.
 FUSIONS = {"resnet50": (256 << 10, 1 << 20, 4 << 20), "transformer124m": (1 << 20,)}
 QUICK_FUSIONS = {"resnet50": (1 << 20,)}
 MOST_RANKS = 256
@@ -93,7 +93,7 @@ def rank_counts(text):
 
 
 def plan(arguments):
-    """The series to measure, the most wanted first."""
+    """The series to measure, the most important first."""
     chosen = list(COLLECTIVES)
     if arguments.collectives is not None:
         chosen = names("--collectives", arguments.collectives, COLLECTIVES)
@@ -134,12 +134,12 @@ def values(series):
 
 
 def cost(series, value):
-    """About how long a size takes, in any unit, for the time left."""
+    """A rough cost of a size, in any unit, to estimate the remaining time."""
     return 1 + value * series["ranks"] / (48 << 20)
 
 
 def check_memory(series):
-    """Refuses what cannot fit, before minutes of measuring; hvd-bench knows exactly."""
+    """Refuses sizes that cannot fit, before minutes of measuring. hvd-bench checks this exactly."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         there = int(re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)[1]) << 10

@@ -7,7 +7,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from comparison.tables import tables, title
 from support.plotting import draw_file, plt, short_time, size_axis
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; markers differ too, for print without colour.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; markers differ too, for print without colour.
 LOOKS = {
     "hvd": {"color": "#0072B2", "marker": "o", "linewidth": 2.4, "zorder": 5},
     "mpich": {"color": "#D55E00", "marker": "s"},
@@ -64,7 +64,7 @@ def curves(times, ratios, one):
 
 
 def points(times, ratios, one):
-    """A series of few rows that have names, such as models."""
+    """A series of few named rows, such as models."""
     libraries = [name for name in [*one.peers, "limit", "hvd"] if any(name in row.times for row in one.rows)]
     for index, library in enumerate(libraries):
         look = {"marker": "_", **looks(library, one.peers), "linestyle": "none", "markersize": 7}

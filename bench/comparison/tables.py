@@ -1,9 +1,9 @@
-"""What bench/compare has measured, and its Markdown. Standard library only.
+"""Runs of bench/compare, and their Markdown. Standard library only.
 
 A run is a dictionary, stored as NAME.json: `name`, `date`, `machine`, `commit`, `command`, `options`, and `series`. A
 series is one collective with one number of ranks and one kind of buffers: `name`, `collective`, `buffers`, `ranks`,
 `error` (None, or why it has no results), `config`, `libraries` and `results` as hvd-bench writes them; results of fused
-gradients also have their `model` and `fusion_bytes`. A run that ended early has `interrupted`, which says where.
+gradients also have their `model` and `fusion_bytes`. A run that ended early has `interrupted`, the cause.
 """
 
 import json
@@ -27,11 +27,11 @@ TITLES = {
     "gloo": "Gloo",
 }
 MODELS = {"resnet50": "ResNet-50", "transformer124m": "transformer, 124 M"}
-LARGE = 64 << 10  # from here on bytes decide, below latency does
+LARGE = 64 << 10  # from this size on bandwidth decides, below it latency
 
 
 class BadRun(Exception):
-    """A file that is not a run; the text says which and why."""
+    """A file that is not a run; the text has its name and the reason."""
 
 
 def title(library):
@@ -39,7 +39,7 @@ def title(library):
 
 
 def lacks(library, why):
-    """Whether a library has no time because it has no such collective, type or operation, as it says of itself."""
+    """Whether a library has no time because it lacks the collective, type or operation, by its own report."""
     return why.startswith(f"{title(library)} has no ")
 
 
@@ -101,7 +101,7 @@ class Table:
 
 
 def heading(series):
-    """What was measured, for people."""
+    """The heading of a series."""
     if series["collective"] == "fused":
         what = "gradients of a model, fused" + (", shared buffer" if series["buffers"] == "shared" else "")
     else:
@@ -112,7 +112,7 @@ def heading(series):
 
 
 def measured(result):
-    """The times of a result, or None and why there are none."""
+    """The times of a result, or None with the reason."""
     if result.get("error"):
         return None, result["error"]
     for place in ("out_of_place", "in_place"):
@@ -129,10 +129,10 @@ def measured(result):
 
 
 def table_of(series):
-    """A series of a run as a Table. Times are out of place, or in place where there is nothing else, and those with the
-    best fusion buffer for each library."""
+    """A series of a run as a Table. Times are out of place, or in place if there are no others; of each library those
+    with its fastest fusion buffer."""
     libraries = series.get("libraries", [])
-    # One that has described itself was there; where it ended later, its results say so.
+    # A library with a description has started. If it ended later, its results show that.
     missing = {
         item["name"]: item["missing"] for item in libraries if item.get("missing") and not item.get("description")
     }
@@ -164,7 +164,7 @@ def ranges(labels):
 
 
 def notes(one):
-    """What has no time, and why; one sentence each."""
+    """The missing times, a sentence each."""
     found = {}
     for row in one.rows:
         for library, why in row.reasons.items():
@@ -226,7 +226,7 @@ def details(one):
 
 
 def summary(run, shares=True):
-    """One line for each series; with the shares of the limit, if a reader knows what that is."""
+    """One line for each series. `shares`: with the shares of the limit, for readers who know what that is."""
     head = ["", "ratio, mean", "worst", "at", f"from {size_text(LARGE)}: mean", "worst", "at"]
     head += ["share of limit, mean"] if shares else []
     lines = []
@@ -244,7 +244,7 @@ def summary(run, shares=True):
 
 
 def gaps(run):
-    """What is missing or failed in the whole run: a sentence each, without repetition."""
+    """The missing and failed libraries of the whole run, a sentence each, without repetition."""
     lines = {}
     for one in tables(run):
         for name, why in one.missing.items():
@@ -263,7 +263,7 @@ def gaps(run):
 
 
 def versions(run):
-    """Each library with what it says about itself, and that is its version and its settings."""
+    """Each library with its description: version and settings."""
     found = {}
     for series in run["series"]:
         for item in series.get("libraries", []):
@@ -325,7 +325,7 @@ def read(path):
 
 
 def dump(run):
-    """JSON with one result a line, so that a difference between two runs can be read."""
+    """JSON with one result a line, so that a diff of two runs is readable."""
     text = json.dumps({**run, "series": []}, indent=1, ensure_ascii=False)
     series = []
     for one in run["series"]:

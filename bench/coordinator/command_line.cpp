@@ -19,7 +19,7 @@
 namespace hvd::bench {
 namespace {
 
-/// What is on the command line and belongs to nothing: an unknown flag with its value, or a word too many.
+/// Unexpected words of the command line: an unknown flag with its value, or a word too many.
 std::string unknown_words(const std::vector<std::string>& extras, int argc, char** argv, const std::string& kind) {
   const auto extra = [&](const char* word) { return std::find(extras.begin(), extras.end(), word) != extras.end(); };
   for (int i = 1; i < argc; ++i) {
@@ -45,7 +45,8 @@ void check_replay(const options& o) {
   if (o.cycles != 1) throw usage_error("-N has no meaning for engine; --iters is the number of steps");
 }
 
-/// What --transport nccl brings with it, and what has no meaning on it. `mode_given`: --mode is on the command line.
+/// The defaults of --transport nccl, and errors for flags without a meaning on it. `mode_given`: --mode is on the
+/// command line.
 void check_nccl(options& o, bool mode_given, bool isolated) {
   const bool on_gpus = o.transport == "nccl";
   for (const peer_option& p : o.peers) {
@@ -73,7 +74,7 @@ void check_nccl(options& o, bool mode_given, bool isolated) {
   if (!isolated) o.pace = cadence::streaming;
 }
 
-/// `sized`: -t or -g is given. 1 times 1 means one rank where neither -n nor a launcher says how many there are.
+/// `sized`: -t or -g is given. 1 times 1 means one rank if neither -n nor a launcher gives a number.
 void check(options& o, bool ranks_given, bool sized, int threads, int gpus, int launched) {
   const int each = threads * gpus;
   if (each > 1) {

@@ -1,4 +1,4 @@
-// bench/coordinator/engine.cpp: who runs which schedule when, and what that says.
+// bench/coordinator/engine.cpp: the order of schedules and libraries, and the conclusions.
 #include <bench/coordinator/engine.hpp>
 
 #include <bench/cases/gradients.hpp>
@@ -115,7 +115,7 @@ class engine_run {
   job_result submit(engine_cell& c, job j) {
     if (!c.error.empty()) return {};
     Library& library = *libraries_[c.library];
-    if (library.description().empty()) {  // never ran; the head of the table says why
+    if (library.description().empty()) {  // never ran; the head of the table has the reason
       c.error = library.missing();
       return {};
     }

@@ -8,8 +8,8 @@
 
 namespace hvd::bench {
 
-/// What hvd-bench engine does: steps of hvd's engine and of each library's calls, in turns; the engine's latency, what
-/// it costs while it is idle, and what a timeline costs. Returns and throws as run().
+/// hvd-bench engine: measures steps of hvd's engine and of each library's calls, in turns; the engine's latency, and
+/// the costs of an idle engine and of a timeline. Returns and throws as run().
 int run_engine(const options& o, const std::optional<launched>& inside);
 
 }  // namespace hvd::bench

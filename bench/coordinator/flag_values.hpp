@@ -1,4 +1,4 @@
-// bench/coordinator/flag_values.hpp: from the text of a flag to its value, or to one sentence that says what is wrong.
+// bench/coordinator/flag_values.hpp: from the text of a flag to its value, or to an error of one sentence.
 #pragma once
 
 #include <bench/options.hpp>

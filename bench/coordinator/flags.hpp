@@ -11,8 +11,8 @@
 
 namespace hvd::bench {
 
-/// A flag is called by the first of its names. Values are read as text, so that one sentence says what is wrong with
-/// them.
+/// A flag is called by the first of its names. Values are read as text, so that one sentence explains what is wrong
+/// with them.
 class Flags {
  public:
   using reader = std::function<void(const std::string& flag, const std::string& text)>;

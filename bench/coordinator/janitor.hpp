@@ -1,4 +1,4 @@
-// bench/coordinator/janitor.hpp: cleans up behind a launcher where the coordinator no longer can.
+// bench/coordinator/janitor.hpp: cleans up after a launcher if the coordinator no longer can.
 #pragma once
 
 #include <string>

@@ -36,7 +36,7 @@ std::string start_time(pid_t pid) {
   return word;
 }
 
-/// The file that tells ranks of a launcher where the stage is.
+/// The file from which ranks of a launcher learn the place of the stage.
 std::string notice_of(const std::string& key) { return "/dev/shm/" + key; }
 
 volatile std::sig_atomic_t received = 0;
@@ -125,7 +125,7 @@ int serve_launched(const launched& inside, const hvd_settings& settings, const s
   }
   const Stage stage = Stage::open(path);
   ::setenv(cpus_variable, cpu_list.c_str(), 1);
-  // How it went is for rank 0 to say: a launcher has much to tell about ranks that end with another code.
+  // Only rank 0 reports errors: a launcher prints a lot about ranks that end with another code.
   const int code = hvd_process(stage, settings, inside.rank);
   return received != 0 ? 128 + received : code == 1 ? 1 : 0;
 }

@@ -11,20 +11,20 @@ namespace hvd::bench {
 
 struct launched {
   int rank = 0, size = 1;
-  int local_size = 0;  ///< 0: the launcher does not say
+  int local_size = 0;  ///< 0: not known from the launcher
   std::string key;     ///< names this job on this host: its ranks have one parent
 };
 
 /// Nothing if no MPI launcher started this process.
 std::optional<launched> find_launcher();
 
-/// Errors: usage_error for what works only where hvd-bench starts the ranks.
+/// Errors: usage_error for options that need ranks started by hvd-bench.
 void check_launched(const launched& inside, const options& o);
 
-/// Tells ranks that a launcher started where the stage is, until all have come.
+/// Tells the place of the stage to ranks that a launcher started, until all have come.
 class StageNotice {
  public:
-  /// Without a key nothing is told. Errors: std::runtime_error.
+  /// Does nothing without a key. Errors: std::runtime_error.
   StageNotice(const std::string& key, const std::string& stage);
   StageNotice(const StageNotice&) = delete;
   StageNotice& operator=(const StageNotice&) = delete;

@@ -1,5 +1,5 @@
-// bench/coordinator/launchers.cpp: from the names and commands of --peer to what is executed: each peer in its best
-// documented setting on one host. docs/performance.md has the settings that were tried and what each gave.
+// bench/coordinator/launchers.cpp: from the names and commands of --peer to programs: each peer in its best
+// documented setting on one host. docs/performance.md has the settings that were tried, with their results.
 #include <bench/coordinator/launchers.hpp>
 
 #include <bench/peers/settings.hpp>
@@ -40,11 +40,11 @@ std::string find_program(std::string_view program) {
 
 using settings = std::vector<std::pair<std::string, std::string>>;
 
-/// What mallopt(3) has against giving memory back: MPIs take their temporary buffers from malloc, and would otherwise
+/// Settings of mallopt(3) that keep freed memory: MPIs take their temporary buffers from malloc, and would otherwise
 /// pay for fresh pages in every call that needs one.
 const settings keep_memory = {{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "4294967296"}};
 
-/// Puts settings of an MPI into the environment, and their text where the ranks find it.
+/// Puts settings of an MPI into the environment, and their text into a variable for the ranks.
 void set(launch& l, const settings& chosen, std::string_view prefix = "") {
   std::string text;
   for (const auto& [key, value] : keep_memory) {
@@ -59,7 +59,7 @@ void set(launch& l, const settings& chosen, std::string_view prefix = "") {
   l.environment.emplace_back(settings_variable, text);
 }
 
-/// The path of a launcher in PATH; without it `missing` says so.
+/// The path of a launcher in PATH; sets `missing` without it.
 std::string launcher_in_path(launch& l, const char* name) {
   const std::string path = find_program(name);
   if (path.empty()) l.missing = std::string(name) + " is not in PATH; " + how_to_install;
@@ -69,7 +69,7 @@ std::string launcher_in_path(launch& l, const char* name) {
 /// Its defaults look for network cards, and copy large messages by cross-memory attach, which costs more than two
 /// copies through the cache up to some MiB. UCX_POSIX_SEG_SIZE from 64k on hangs in UCX 1.13.
 void start_mpich(launch& l, const std::string& program, bool oversubscribed) {
-  // Several MPIs have an mpiexec and an mpiexec.hydra; only this name says whose it is.
+  // Several MPIs have an mpiexec and an mpiexec.hydra; only this name is unique.
   const std::string launcher = launcher_in_path(l, "mpiexec.mpich");
   if (launcher.empty()) return;
   l.argv = {launcher, "-launcher", "fork", "-n", "{ranks}", program};
@@ -79,7 +79,7 @@ void start_mpich(launch& l, const std::string& program, bool oversubscribed) {
   set(l, s);
 }
 
-/// What both versions of Open MPI want besides.
+/// Further settings of both versions of Open MPI.
 void finish_openmpi(launch& l, settings s, bool oversubscribed) {
   if (::geteuid() == 0) l.argv.insert(l.argv.begin() + 1, "--allow-run-as-root");
   if (oversubscribed) l.argv.insert(l.argv.begin() + 1, "--oversubscribe");
@@ -114,8 +114,8 @@ void start_openmpi_cma(launch& l, const std::string& program, bool oversubscribe
   start_openmpi_by(l, program, oversubscribed, true);
 }
 
-/// The folder of .venv that a program was built against stands beside it: its launcher, started as `words` say, or
-/// nothing where it is gone.
+/// The launcher, with arguments `words`, in the folder of .venv named next to the program, against which it was built;
+/// nothing if that folder is gone.
 std::optional<std::string> launcher_of_venv(launch& l, const std::string& program, const char* launcher,
                                             std::initializer_list<const char*> words) {
   std::string root;
@@ -187,7 +187,7 @@ void start_gloo(launch& l, const std::string& program, bool oversubscribed) {
   l.environment = {{scratch_variable, "{scratch}"}, {settings_variable, oversubscribed ? "" : "busy-poll"}};
 }
 
-/// A variant of a library is a peer of its own: no setting is the best at every size, and the best peer counts.
+/// A variant of a library is another peer: no setting is the best at every size, and the best peer counts.
 struct peer {
   std::string_view name;
   std::string_view title;
@@ -206,7 +206,7 @@ constexpr peer peers[] = {
     {"gloo", "Gloo", "bench-peer-gloo", start_gloo},
 };
 
-/// The path of a peer's program, beside this one or in its folder peers; empty if it was not built.
+/// The path of a peer's program, next to this one or in its folder peers; empty if it was not built.
 std::string program_of(std::string_view program) {
   char self[4096];
   const ssize_t n = ::readlink("/proc/self/exe", self, sizeof self);

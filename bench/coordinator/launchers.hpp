@@ -17,7 +17,7 @@ struct launch {
   std::vector<std::string> argv;  ///< may contain {ranks} and {scratch}, a folder that is removed at the end
   std::vector<std::pair<std::string, std::string>> environment;
   bool each_rank = false;  ///< start it once for each rank, which finds its number in HVD_BENCH_RANK
-  std::string missing;     ///< why it cannot be started, and what to do
+  std::string missing;     ///< why it cannot be started, and a remedy
 };
 
 /// The peer that is NCCL without hvd, on the GPUs of --transport nccl.
@@ -27,10 +27,10 @@ inline constexpr std::string_view bare_nccl = "nccl";
 std::vector<std::string> known_peers();
 
 /// How to start `wanted` with so many ranks on so many CPUs, in the library's best documented setting. Errors:
-/// usage_error for an unknown name; what is not installed is `missing`.
+/// usage_error for an unknown name; a library that is not installed is `missing`.
 launch launch_of(const peer_option& wanted, int ranks, int cpus);
 
-/// In a child: becomes the command, or its rank `rank` where it is started once for each. `output` is a file for all
+/// In a child: becomes the command, or its rank `rank` if it is started once for each. `output` is a file for all
 /// that it prints; -1: as this process.
 [[noreturn]] void become(const launch& how, int rank, int ranks, const std::string& stage, const std::string& scratch,
                          int output);

@@ -15,17 +15,17 @@
 
 namespace hvd::bench {
 
-/// Rotating buffers are together twice the last-level cache, or 1 GiB where that is less or nobody knows.
+/// Rotating buffers are together twice the last-level cache, or 1 GiB if that is less or the cache is unknown.
 std::size_t rotating_bytes();
 
-/// What the largest size needs, against what there is. Errors: usage_error.
+/// Checks the memory that the largest size needs. Errors: usage_error.
 void check_memory(const options& o, std::size_t libraries);
 
-/// The CPUs to pin ranks to, as "0,1"; empty: not.
+/// The CPUs to pin ranks to, such as "0,1"; empty: none.
 std::string cpu_list(const options& o, const machine& m);
 
-/// Starts hvd, the peers, and the limit if asked for. What could not be started says why; if that is hvd:
-/// std::runtime_error. From then on signals end waits.
+/// Starts hvd, the peers, and the limit if asked for. A library that could not be started has the reason; if that is
+/// hvd: std::runtime_error. From then on signals end waits.
 std::vector<std::unique_ptr<Library>> start_libraries(const options& o, const machine& m,
                                                       const std::optional<launched>& inside);
 

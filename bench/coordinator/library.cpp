@@ -133,7 +133,7 @@ void Library::collect() {
   }
 }
 
-/// What is wrong now; empty if nothing.
+/// The present error; empty if there is none.
 std::string Library::trouble() {
   collect();
   const auto ended = [](const child& c) {
@@ -167,7 +167,7 @@ std::string Library::wait(Done done, double seconds, const std::string& what) {
     if (done()) return {};
     if (const int signal = received_signal(); signal != 0) throw interrupted(signal);
     if (std::string why = trouble(); !why.empty()) {
-      // What comes first is often an effect; the cause is the rank that was killed.
+      // The first error is often an effect; the cause is the rank that was killed.
       const auto noticed = clock::now();
       while (since(noticed).count() < 0.3) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -285,7 +285,7 @@ void Library::kill_all() noexcept {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
-  // The ranks of a launcher are no children of this process. A rank that holds its lock is the process it says it is.
+  // The ranks of a launcher are not children of this process. A rank that holds its lock is the process that it names.
   for (int r = 0; r != settings_.ranks; ++r) {
     const int pid = stage_->slot(r).pid.load();
     if (pid > 1 && stage_->alive(r) && (key_.empty() || r == 0)) ::kill(pid, SIGKILL);

@@ -24,7 +24,7 @@ struct job_result {
   std::string problem;          ///< why it is unsupported or failed
   std::uint64_t wrong = 0;      ///< over all ranks
   double seconds = 0;           ///< of all iterations, rewriting counted
-  std::vector<double> samples;  ///< us of each iteration, over ranks as the options say
+  std::vector<double> samples;  ///< us of each iteration, over ranks as in the options
 };
 
 struct library_settings {
@@ -50,7 +50,7 @@ class Library {
   /// Why it is not measured (any more); empty if it runs.
   [[nodiscard]] const std::string& missing() const { return missing_; }
 
-  /// Starts the ranks. On failure `missing` says why.
+  /// Starts the ranks. On failure `missing` has the reason.
   bool start();
   /// One job on all ranks. A library that fails is ended, and started again for the next job, twice at most.
   job_result run(const job& j);
@@ -68,7 +68,7 @@ class Library {
   };
   void spawn();
   pid_t spawn_one(int rank);
-  /// Waits until `done` says so; empty, or what went wrong.
+  /// Waits until `done` returns true. Returns an error, or an empty text.
   template <class Done>
   std::string wait(Done done, double seconds, const std::string& what);
   void collect();

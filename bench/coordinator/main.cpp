@@ -16,7 +16,7 @@
 
 namespace {
 
-/// What `automatic` does where `ranks` processes of this host share memory, and where they could only send messages.
+/// The choices of `automatic` if `ranks` processes of this host share memory, and if they could only send messages.
 int explain_choices(int ranks) {
   return hvd::fork_run(ranks, [](hvd::ShmTransport& comm) {
     const auto& m = comm.peers();

@@ -69,7 +69,7 @@ class runner {
   }
 
   job_result submit(Library& library, state& s, const job& j) {
-    if (!library.missing().empty() && library.description().empty()) {  // never ran; the head of the table says why
+    if (!library.missing().empty() && library.description().empty()) {  // never ran; see the head of the table
       s.failed = true;
       s.error = library.missing();
       return {};
@@ -100,7 +100,7 @@ class runner {
     if (o_.iterations) {
       h.iterations = std::max(1U, *o_.iterations / o_.rounds);
       h.warmup = *o_.warmup;
-      // The library must still say whether it can.
+      // Whether the library can is still unknown.
       j.check = true;
       j.iterations = 0;
       if (submit(library, s, j).state != outcome::done) h.iterations = 0;

@@ -13,7 +13,7 @@ namespace hvd::bench {
 /// usage_error, interrupted.
 int run(const options& o, const std::optional<launched>& inside);
 
-/// What `--list` prints.
+/// Prints the table of `--list`.
 void list();
 
 }  // namespace hvd::bench

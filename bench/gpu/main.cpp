@@ -1,4 +1,4 @@
-// bench/gpu/main.cpp: hvd-bench-gpu: what hvd itself costs on GPUs. It needs nothing but hvd to be compiled, so that it
+// bench/gpu/main.cpp: hvd-bench-gpu: the overhead of hvd on GPUs. It needs only hvd to be compiled, so that it
 // can be built wherever there is a GPU:
 //   g++ -std=c++20 -O3 -Iinclude -I. bench/gpu/*.cpp bench/cases/gradients.cpp -ldl -pthread
 #include <bench/gpu/measure.hpp>

@@ -1,4 +1,4 @@
-// bench/gpu/measure.hpp: what the measurements of hvd-bench-gpu share: settings, turns, medians, tables.
+// bench/gpu/measure.hpp: shared by the measurements of hvd-bench-gpu: settings, turns, medians, tables.
 #pragma once
 
 #include <bench/backends/gpu.hpp>
@@ -57,7 +57,7 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Calls each of `ways` in turns, so that all see the same minutes, and returns the median of what each returned. The
+/// Calls each of `ways` in turns, so that all see the same minutes, and returns the median of their results. The
 /// number of turns fits into the time, by how long one turn takes; `agree` makes it the same on all ranks.
 inline std::vector<double> in_turns(std::span<const std::function<double()>> ways, double seconds,
                                     const std::function<int(int)>& agree = {}) {
@@ -76,7 +76,7 @@ inline std::vector<double> in_turns(std::span<const std::function<double()>> way
   return result;
 }
 
-/// How often the host has waited for the GPU until now, where the driver's library counts that (a stand-in, or
+/// How often the host has waited for the GPU until now, if the driver's library counts that (a stand-in, or
 /// tests/gpu/check/counted.cpp around the real one); -1: nobody counts.
 inline std::int64_t host_synchronisations() {
   static const auto counter = []() -> std::uint64_t (*)() {

@@ -1,4 +1,4 @@
-// bench/gpu/overhead.cpp: what hvd adds to a call of NCCL.
+// bench/gpu/overhead.cpp: the time that hvd adds to a call of NCCL.
 #include <bench/backends/plain_nccl.hpp>
 #include <bench/gpu/measure.hpp>
 #include <bench/sizes.hpp>

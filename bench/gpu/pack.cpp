@@ -57,7 +57,7 @@ class packing {
     for (void* const p : {tensors_, packed_, other_}) gpu_.release(p);
   }
 
-  /// Elements that are not what they should be, and bytes that nobody should have written.
+  /// Wrong elements, and bytes written outside of them.
   [[nodiscard]] std::size_t wrong() {
     std::vector<std::byte> tensors(tensors_bytes_, poison), packed(packed_bytes_, poison);
     for (std::size_t t = 0; t != what_.counts.size(); ++t) {

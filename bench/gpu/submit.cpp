@@ -1,4 +1,4 @@
-// bench/gpu/submit.cpp: what an engine with tensors on GPUs costs the host: from the first submission until all of the
+// bench/gpu/submit.cpp: the host's cost of an engine with tensors on GPUs: from the first submission until all of the
 // work is queued on the GPU, when a trainer goes on.
 #include <bench/gpu/measure.hpp>
 
@@ -15,7 +15,7 @@
 namespace hvd::bench {
 namespace {
 
-/// What is measured does not depend on the length of gradients.
+/// The measured times do not depend on the length of gradients.
 std::vector<tensor_group> steps(bool stands_in) {
   return {{"1 tensor of 4 KiB", {1024}},
           {"1 tensor of 1 MiB", {1 << 18}},

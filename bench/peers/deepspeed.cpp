@@ -52,7 +52,7 @@ class DeepSpeedBackend {
     return "DeepSpeed " HVD_DEEPSPEED_VERSION " (shm.cpp)" + settings_text();
   }
 
-  /// Where Python starts its kernels, they are asked for at run time, too.
+  /// Checks the CPU at run time, as DeepSpeed's Python package does.
   [[nodiscard]] std::string supports(const job& j) const {
     const bool runs = j.type == dtype::float32 ? __builtin_cpu_supports("avx2") : __builtin_cpu_supports("avx512bw");
     const bool known = j.type == dtype::float32 || j.type == dtype::float16 || j.type == dtype::bfloat16;

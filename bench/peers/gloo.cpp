@@ -1,7 +1,7 @@
 // bench/peers/gloo.cpp: one rank of Gloo under measurement, over TCP on the loopback interface, the only transport that
 // Gloo has within a host.
 //
-// Gloo has two interfaces. Where the older one has the collective (an algorithm object that keeps its buffers) it is
+// Gloo has two interfaces. If the older one has the collective (an algorithm object that keeps its buffers) it is
 // used with synchronous, busy-polling pairs, its option for low latency. Synchronous pairs block in send, so that two
 // ranks that send more than sockets hold would wait for each other until a timeout: larger messages, and the other
 // collectives, go through the newer interface with its helper thread, as in PyTorch.
@@ -49,7 +49,7 @@
 namespace hvd::bench {
 namespace {
 
-/// What a socket's buffers hold at least: the kernel's limit, to which Gloo raises them.
+/// The least size of a socket's buffers: the kernel's limit, to which Gloo raises them.
 std::size_t socket_bytes() {
   std::size_t least = 128 << 10;
   std::size_t send = 0, receive = 0;
@@ -155,7 +155,7 @@ class GlooBackend {
 
  private:
   [[nodiscard]] std::shared_ptr<gloo::transport::Device> make_device() const {
-    // Its helper thread inherits the CPUs of this one, and would hardly run beside a rank that spins on the same CPU.
+    // Its helper thread inherits the CPUs of this one, and would hardly run next to a rank that spins on the same CPU.
     if (const char* const list = std::getenv(cpus_variable); list != nullptr && *list != '\0') {
       cpu_set_t all;
       CPU_ZERO(&all);
@@ -167,7 +167,7 @@ class GlooBackend {
     return device;
   }
 
-  /// Whether the older interface has it, and no message of it is larger than what sockets hold.
+  /// Whether the older interface has it, and all its messages fit into the sockets' buffers.
   [[nodiscard]] bool synchronous(collective kind, std::size_t count, dtype type) const {
     const std::size_t bytes = count * size_of(type);
     switch (kind) {
@@ -183,7 +183,7 @@ class GlooBackend {
     }
   }
 
-  /// The algorithm object for these buffers, made where they come for the first time: during warm-up.
+  /// The algorithm object for these buffers, made when they come for the first time: during warm-up.
   template <class Make>
   gloo::Algorithm& algorithm(const void* in, const void* out, std::size_t bytes, Make make) {
     auto& found = algorithms_[{in, out, bytes}];
@@ -227,8 +227,8 @@ class GlooBackend {
     with_gloo_type(c.type, c.op, [&]<class T>(const gloo::ReductionFunction<T>* function) {
       const std::vector<T*> data{static_cast<T*>(c.out)};
       const int count = static_cast<int>(c.count);
-      // AllreduceBcube has a few us less at small sizes, but reads beyond its arrays, and is wrong where the number of
-      // ranks is no power of two.
+      // AllreduceBcube takes a few us less at small sizes, but reads beyond its arrays, and is wrong if the number of
+      // ranks is not a power of two.
       made = std::make_unique<gloo::AllreduceHalvingDoubling<T>>(older_, data, count, function);
     });
     return made;

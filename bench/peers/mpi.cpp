@@ -3,7 +3,7 @@
 // Each collective is the MPI call that a program would write for it, with MPI's own datatypes and operations. What MPI
 // lacks is done around the call (an average is a sum and a division) or refused with a sentence.
 
-// The C interface only, also where the MPI has C++ bindings.
+// The C interface only, even if the MPI has C++ bindings.
 #define MPICH_SKIP_MPICXX 1
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
@@ -32,7 +32,7 @@ void require(int code, const char* operation) {
   throw std::runtime_error(std::string(operation) + " failed: " + text);
 }
 
-/// "MPICH 4.0.2", "Open MPI 4.1.4", "Intel MPI 2021.18.1" from the pages that libraries say about themselves.
+/// "MPICH 4.0.2", "Open MPI 4.1.4", "Intel MPI 2021.18.1" from the long texts that libraries return.
 std::string library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
@@ -70,7 +70,7 @@ MPI_Datatype reduced_type(dtype type) {
     case dtype::boolean: return MPI_C_BOOL;
     case dtype::complex64: return MPI_C_FLOAT_COMPLEX;
     case dtype::complex128: return MPI_C_DOUBLE_COMPLEX;
-    default: return MPI_DATATYPE_NULL;  // 16-bit floats: extensions that not all have, and slow where they are
+    default: return MPI_DATATYPE_NULL;  // 16-bit floats: extensions of some, and slow
   }
 }
 
@@ -158,7 +158,7 @@ class MpiBackend {
     const int count = static_cast<int>(c.count);
     const bool root = rank_ == c.root;
     const std::size_t block = c.count * size_of(c.type);
-    // The block of this rank within the larger buffer, for what is in place.
+    // The block of this rank within the larger buffer, for calls in place.
     const std::size_t own = static_cast<std::size_t>(rank_) * block;
     const MPI_Datatype type = moved_type(c.type);
     const MPI_Op op = operation(c.type, c.op);

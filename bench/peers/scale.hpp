@@ -1,4 +1,4 @@
-// bench/peers/scale.hpp: an average where a library has only the sum.
+// bench/peers/scale.hpp: the average for libraries that only have the sum.
 #pragma once
 
 #include <bench/job.hpp>

@@ -1,4 +1,4 @@
-// bench/peers/settings.hpp: what ranks of a peer learn from who starts them.
+// bench/peers/settings.hpp: the settings of a peer's ranks from their launcher.
 #pragma once
 
 #include <cstdlib>

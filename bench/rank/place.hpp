@@ -7,7 +7,7 @@
 
 namespace hvd::bench {
 
-/// Where a rank is, as far as is known before its library starts.
+/// The place of a rank, as far as it is known before its library starts.
 struct place {
   int rank = 0;
   int size = 1;

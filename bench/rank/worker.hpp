@@ -20,7 +20,8 @@ namespace hvd::bench {
 /// Runs jobs until the coordinator has no more; returns the exit code. Compiled once, in worker.cpp.
 int serve(const Stage& stage, erased_backend b);
 
-/// What f returns; or the exit code of a rank whose stage has ended, or which says on the stage why it cannot go on.
+/// The result of f; or the exit code of a rank whose stage has ended, or which reports on the stage why it cannot go
+/// on.
 template <class F>
 int exit_code_of(const Stage& stage, int rank, const F& f) {
   try {

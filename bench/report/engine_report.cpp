@@ -1,4 +1,4 @@
-// bench/report/engine_report.cpp: a line for each schedule of each library, and what they say together.
+// bench/report/engine_report.cpp: a line for each schedule of each library, and the comparison.
 #include <bench/report/engine_report.hpp>
 
 #include <bench/report/settings.hpp>

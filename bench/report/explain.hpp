@@ -1,4 +1,4 @@
-// bench/report/explain.hpp: what `automatic` will choose on a group, and why, as text.
+// bench/report/explain.hpp: the choices of `automatic` on a group, with reasons, as text.
 #pragma once
 
 #include <hvd/algorithm/measure.hpp>

@@ -17,7 +17,7 @@
 namespace hvd::bench {
 namespace {
 
-/// What follows `key` and a colon in a file of the kernel.
+/// The text after `key` and a colon in a file of the kernel.
 std::string value_of(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -32,7 +32,7 @@ std::string value_of(const char* path, const std::string& key) {
 std::size_t number_in(const char* path) {
   std::ifstream file(path);
   std::size_t n = 0;
-  return file >> n ? n : std::numeric_limits<std::size_t>::max();  // "max" is no number
+  return file >> n ? n : std::numeric_limits<std::size_t>::max();  // "max" is not a number
 }
 
 }  // namespace

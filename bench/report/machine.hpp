@@ -17,9 +17,9 @@ struct machine {
 
 /// Bytes that programs can still get; those of a control group's limit, if less.
 std::size_t available_memory();
-/// Free bytes where shared buffers lie.
+/// Free bytes for shared buffers.
 std::size_t available_shared();
-/// Now, as "2025-01-31T12:00:00Z".
+/// The time, such as "2025-01-31T12:00:00Z".
 std::string timestamp();
 
 }  // namespace hvd::bench

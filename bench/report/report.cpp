@@ -48,7 +48,7 @@ bandwidth bandwidth_of(const row& r, double us, const options& o) {
 std::string op_text(const options& o, redop op) { return reduces(o.kind) ? std::string(name(op)) : "none"; }
 int root_number(const options& o, int root) { return has_root(o.kind) ? root : -1; }
 
-/// What to say once if rows have other sizes than asked for; empty if none has.
+/// A note for rows with other sizes than asked for; empty without such rows.
 std::string rounding_note(const options& o) {
   if (o.kind == collective::barrier || o.kind == collective::fused) return {};
   for (const dtype type : o.types) {
@@ -154,7 +154,7 @@ void Report::print_extras(const row& r) {
     return t ? number((*t).*what) : std::string("N/A");
   };
   std::printf("  %8s  %8s", show(own.out_of_place, &timing::p99).c_str(), show(own.in_place, &timing::p99).c_str());
-  // Compared is what both sides have; out of place if there is a choice.
+  // Compares results that both sides have; out of place if there is a choice.
   const auto& compared = [&](const measured& m) -> const std::optional<timing>& {
     return own.out_of_place ? m.out_of_place : m.in_place;
   };
@@ -210,7 +210,7 @@ void Report::add(const row& r) {
       std::printf("# %s has %llu wrong elements\n", libraries_[l].name.c_str(),
                   static_cast<unsigned long long>(*(*t)->wrong));
     }
-    // Why a library is not there is said once.
+    // Reports only once why a library is missing.
     if (!m.error.empty() && m.error != libraries_[l].missing) {
       std::printf("# %s: %s\n", libraries_[l].name.c_str(), m.error.c_str());
       libraries_[l].missing = m.error;

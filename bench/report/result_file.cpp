@@ -1,4 +1,4 @@
-// bench/report/result_file.cpp: what -J names is looked at before, and replaced after.
+// bench/report/result_file.cpp: the file of -J, checked before and replaced after the run.
 #include <bench/report/result_file.hpp>
 
 #include <bench/options.hpp>

@@ -1,4 +1,4 @@
-// bench/report/settings.hpp: what was in force when numbers were measured, as JSON.
+// bench/report/settings.hpp: the settings of a measurement, as JSON.
 #pragma once
 
 #include <bench/options.hpp>
@@ -12,7 +12,7 @@
 
 namespace hvd::bench {
 
-/// Everything that influences a result; null is what is chosen by size.
+/// Everything that influences a result; null for values chosen by size.
 inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   using json = nlohmann::ordered_json;
   const auto names = [](const auto& values) {

@@ -1,4 +1,4 @@
-// bench/report/where.cpp: nccl-tests' block of devices, a CPU in the place of a GPU.
+// bench/report/where.cpp: nccl-tests' block of devices, with CPUs instead of GPUs.
 #include <bench/report/where.hpp>
 
 #include <bench/sizes.hpp>
@@ -13,7 +13,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-/// The block of devices, and what of it makes times worse.
+/// The block of devices, with warnings about settings that make times worse.
 void print_ranks(const options& o, const machine& m, const std::vector<rank_line>& ranks) {
   std::printf("#\n# Using devices\n");
   std::set<int> bound;

@@ -1,4 +1,4 @@
-// bench/report/where.hpp: machine, ranks and libraries: what every table and every JSON file begins with.
+// bench/report/where.hpp: machine, ranks and libraries, with which every table and JSON file begins.
 #pragma once
 
 #include <bench/options.hpp>
@@ -15,7 +15,7 @@ namespace hvd::bench {
 struct rank_line {
   int pid = 0;
   int cpu = -1;          ///< -1: on several
-  std::string device{};  ///< its name, where buffers lie on one
+  std::string device{};  ///< its name, if buffers are on one
   int ordinal = -1;      ///< of the device
 };
 

@@ -1,1 +1,1 @@
-"""What bench/scaling is made of. Standard library only, but for plots."""
+"""The parts of bench/scaling. Standard library only, except for plots."""

@@ -1,4 +1,4 @@
-// bench/simulated/engine.hpp: what hvd::Engine adds to the collectives that it runs, on simulated ranks.
+// bench/simulated/engine.hpp: the cost of hvd::Engine beyond its collectives, on simulated ranks.
 #pragma once
 
 #include <hvd/engine.hpp>
@@ -124,7 +124,7 @@ inline engine_cost without_engine(const engine_case& c, const network& net) {
   return {s.seconds, s.inside, s.between};
 }
 
-/// Bytes of what a rank announces, and of what many do together, as all announce the same.
+/// Bytes of the announcement of one rank, and of many together, which announce the same.
 inline std::size_t announcement_bytes(const engine_case& c) {
   detail::announcements all;
   for (int t = 0; t != c.tensors; ++t) {
@@ -137,9 +137,9 @@ inline std::size_t announcement_bytes(const engine_case& c) {
   return all.text().size();
 }
 
-/// What a step costs with the engine and without; the difference is agreement. Messages of a part are those of a
+/// The cost of a step with the engine and without; the difference is agreement. Messages of a part are those of a
 /// simulation with it less those of one without it. Results are verified on all ranks, so messages carry their bytes.
-/// Packing, reductions and what ranks compute take no virtual time. Memory: some times what all ranks submit. Errors:
+/// Packing, reductions and computation take no virtual time. Memory: several times the tensors of all ranks. Errors:
 /// those of `simulate`, and a wrong result.
 inline engine_costs simulate_engine(const engine_case& c, const network& net) {
   std::array<simulation, 3> runs;

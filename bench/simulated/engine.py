@@ -1,9 +1,9 @@
-"""What bench/scaling --engine has simulated: formulas, and its Markdown. Standard library only.
+"""Runs of bench/scaling --engine: formulas, and their Markdown. Standard library only.
 
-A run is as in tables.py, with `about`: "engine". Its rows are what hvd-scaling writes for a line `engine`: `tensors`,
+A run is as in tables.py, with `about`: "engine". Its rows are those that hvd-scaling writes for a line `engine`: `tensors`,
 `ranks`, `bytes`, `announcement_bytes`, and for each of `start`, `first`, `later` and `data` a dictionary of `seconds`,
 `messages` and `message_bytes` (or `error`); and `formula`: seconds of agreement in the `first` and the `later` step, or
-None, and the dictionary is None where ranks are not alike.
+None; the dictionary is None if hosts have several ranks.
 """
 
 import math
@@ -21,7 +21,7 @@ def steps(p):
 
 
 def round_bytes(known):
-    """A message of a round, where ranks know so many signatures: flags, and two bits for each signature."""
+    """The bytes of a message of a round with `known` signatures: flags, and two bits for each signature."""
     return WORD * (2 + 2 * math.ceil(known / 64))
 
 
@@ -31,15 +31,15 @@ def later(link, p, tensors):
 
 
 def first(link, p, tensors, announced):
-    """A round that shows that there are new names; the names, with their length before them, up and down a binomial
-    tree; a round of bits. Where p is no power of two the tree has shorter ways."""
+    """A round that finds new names; the names, after their length, up and down a binomial tree; a round of bits. None
+    if p is not a power of two: the tree then has shorter paths."""
     if power(p) is None:
         return None
     return steps(p) * (link.hop(round_bytes(0)) + 2 * (link.busy(WORD) + link.hop(announced))) + later(link, p, tensors)
 
 
 def formula(link, row):
-    """For a row; None without a link, or for a row that failed."""
+    """The formula of a row; None without a link, or for a row that failed."""
     if link is None or "error" in row:
         return None
     p, tensors = row["ranks"], row["tensors"]
@@ -47,7 +47,7 @@ def formula(link, row):
 
 
 def agreement(row, part):
-    """Seconds that a step takes longer than its data."""
+    """How many seconds longer a step takes than its data."""
     return row[part]["seconds"] - row["data"]["seconds"]
 
 
@@ -58,18 +58,18 @@ def difference(row, part):
 
 
 def problems(run):
-    """A sentence for each row that failed, or whose later step is not what the formula says. (The formula of the first
-    step is not exact.)"""
+    """A sentence for each row that failed, or whose later step differs from the formula. (The formula of the first step
+    is not exact.)"""
     return tables.problems(run, lambda row: difference(row, "later"), ("engine", "tensors", "ranks", "bytes"))
 
 
 def numbers(head, lines):
-    """A table whose cells are all to the right."""
+    """A table with all cells to the right."""
     return table(head, lines, "r", narrow=True)
 
 
 def agreements(rows):
-    """Simulation beside formula, and how it grows: if as the logarithm of ranks, all quotients are about the same."""
+    """Simulation next to formula. If agreement grows as the logarithm of ranks, all quotients are about the same."""
     closed = any(row["formula"] for row in rows)
     lines = []
     for row in rows:
@@ -127,16 +127,17 @@ def chapter(all_rows):
 def markdown(run, pictures=()):
     """All of a run."""
     about = (
-        "Every rank submits allreduces to an `hvd::Engine` in an order of its own and waits for all; all ranks begin "
-        "at one time. *Names new* is the first step, in which names and shapes travel along a tree between two rounds; "
-        "*names known* is a later one, which needs one round of bits. *Without the engine* are the same tensors by one "
-        "call of `hvd::FusionBuffer`. What a step takes longer than that is agreement. Times are virtual, those of the "
-        "slowest rank; packing, reductions and what ranks compute take none. All results were verified on all ranks. "
+        "Every rank submits allreduces to an `hvd::Engine` in its own order and waits for all; all ranks begin at "
+        "the same time. *Names new* is the first step, in which names and shapes travel along a tree between two "
+        "rounds; *names known* is a later one, which needs one round of bits. *Without the engine*, one call of "
+        "`hvd::FusionBuffer` reduces the same tensors. Agreement is the time of a step beyond that. Times are virtual, "
+        "those of the slowest rank; packing, reductions and computation take none. All results were verified on all "
+        "ranks. "
         "In formulas p is the number of ranks, L = ceil(log2 p), B the bytes of a round's message, T those of all new "
         "names; alpha = latency + overhead, beta = 1 / bandwidth.",
-        "Agreement where names are known: `L (alpha + B beta)`. Where they are new, and p is a power of two: "
-        "`L (2 alpha + (16 + B) beta + 2 (alpha + overhead + (8 + T) beta))`. That leaves out that messages "
-        "meet: ranks that are ahead send data already, behind which the last words for others wait.",
+        "Agreement if names are known: `L (alpha + B beta)`. If they are new, and p is a power of two: "
+        "`L (2 alpha + (16 + B) beta + 2 (alpha + overhead + (8 + T) beta))`. This ignores that "
+        "messages meet: the last messages of the agreement wait behind data of ranks that are ahead.",
     )
     shown = [f"![Agreement, steps and messages against ranks]({picture})" for picture in pictures]
     title = "Agreement of the engine, simulated"

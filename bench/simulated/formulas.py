@@ -1,10 +1,10 @@
-"""How long a collective takes on a network whose ranks are all alike, in closed form. Standard library only.
+"""The time of a collective in closed form, on a network with one rank a host. Standard library only.
 
 With p ranks, S bytes, b = S / p, alpha = latency + overhead, beta = 1 / bandwidth and gamma = 1 / reduction rate. A
 rank may send its next message once overhead + bytes beta have passed, so a chunk that follows others pays no latency. L
-is log2 p where p is a power of two, and m the number of chunks of c bytes. Where p is no power of two, some algorithms
-first make one of several ranks: a of p act. That costs the same for all p above 1.5 a; below, ranks that did not take
-part are ahead, which no formula here covers. Formulas are of the papers that the headers of the algorithms name.
+is log2 p if p is a power of two, and m the number of chunks of c bytes. If p is not a power of two, some algorithms first
+combine ranks: a of p act. That costs the same for all p above 1.5 a. Below that, ranks that do not take part are ahead,
+and no formula here holds. The headers of the algorithms name the papers with the formulas.
 """
 
 import math
@@ -28,11 +28,11 @@ class Link:
         return self.latency + self.overhead
 
     def hop(self, size):
-        """A message, from its departure to its arrival."""
+        """The time of a message from departure to arrival."""
         return self.alpha + size * self.beta
 
     def busy(self, size):
-        """A message, as far as it keeps others waiting."""
+        """The time until the next message can depart."""
         return self.overhead + size * self.beta
 
 
@@ -46,7 +46,7 @@ def power(p):
 
 
 def acting(p):
-    """The ranks that act, if p is a power of two or so much more that all steps are as slow as the slowest; or None."""
+    """The ranks that act, if p is a power of two or so much larger that all steps take as long; else None."""
     most = 1 << (p.bit_length() - 1)
     return most if most == p or 2 * p > 3 * most else None
 
@@ -83,7 +83,7 @@ def recursive_doubling_allgather(link, p, size):
 
 
 def recursive_doubling_scan(link, p, size):
-    """Up to 8 ranks: with more, those that have nothing left to receive are ahead, and their messages meet others'."""
+    """Up to 8 ranks. With more, ranks that have received everything are ahead, and their messages meet others."""
     steps = power(p)
     return None if steps is None or p > 8 else steps * (link.hop(size) + size * link.gamma)
 
@@ -174,7 +174,7 @@ FORMULAS = {
 
 
 def formula(link, collective, algorithm, p, size):
-    """Seconds, or None where there is no closed form."""
+    """Seconds, or None without a closed form."""
     found = FORMULAS.get((collective, algorithm))
     return found and found[0](link, p, size)
 

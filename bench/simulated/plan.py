@@ -21,10 +21,10 @@ HOST_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 
 MANY = 2_500_000  # messages: about a second; with more, only FEW_SIZES are simulated
 VERY_MANY = 10_000_000  # with more, only the largest
-COPIED = 1 << 30  # bytes that all ranks together may have to copy, for algorithms that are not known not to
+COPIED = 1 << 30  # bytes that all ranks together may copy, for algorithms that may copy the whole vector
 
 BLOCKS = ("reduce_scatter", "allgather", "alltoall", "gather", "scatter")
-# These touch no memory in proportion to the whole vector, in the simulation without payload.
+# In the simulation without payload, the memory that these touch does not grow with the vector.
 BARE = {
     ("allreduce", "ring"),
     ("allreduce", "tree"),
@@ -62,7 +62,7 @@ class Scenario:
     between: tuple = (1.5e-6, 12.5e9, 500e-9)
     uplink: float = 0
     reduction_rate: float = 10e9
-    thin: bool = False  # few sizes where there are many messages
+    thin: bool = False  # few sizes if there are many messages
 
     def flags(self):
         """For hvd-scaling."""
@@ -72,7 +72,7 @@ class Scenario:
         return [*words, f"--reduction-rate={self.reduction_rate!r}"]
 
     def link(self):
-        """What formulas are about; None where ranks are not alike."""
+        """The link that formulas take; None if hosts have several ranks."""
         if self.ranks_per_host != 1:
             return None
         latency, bandwidth, overhead = self.between
@@ -117,7 +117,7 @@ def engine_cases(scenario):
 
 
 def messages(collective, algorithm, p, size):
-    """About how many a case has; 0 for what is not known, which is taken to have few."""
+    """About how many messages a case has; 0 if not known, as if it had few."""
     logarithm = math.ceil(math.log2(p))
     if algorithm == "ring":
         if collective == "broadcast":

@@ -1,5 +1,5 @@
-"""The plots of bench/scaling: time against bytes, and against ranks; points simulated, lines by formula; and the same
-of the engine, against ranks. Needs matplotlib."""
+"""The plots of bench/scaling: time against bytes, and against ranks; points simulated, lines by formula. The same
+for the engine, against ranks. Needs matplotlib."""
 
 from collections import Counter
 

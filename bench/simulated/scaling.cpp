@@ -51,7 +51,7 @@ struct scaling_case {
   std::size_t bytes = 0;
 };
 
-/// Memory that all ranks use at once: what is in it does not matter, but some algorithms copy their own block, so it
+/// Memory that all ranks use at once: its contents do not matter, but some algorithms copy their own block, so it
 /// has to be there.
 class common_memory {
  public:
@@ -85,7 +85,7 @@ void answer(Comm& comm, const A& how, const Call& call) {
   }
 }
 
-/// What one rank does: in place where a call may be, so that nothing is copied that need not be.
+/// The work of one rank: in place if a call allows it, to avoid needless copies.
 template <class Comm, class A>
 void collective_of(Comm& comm, const scaling_case& c, const A& how, const reduction& sums, std::byte* in,
                    std::byte* out) {
@@ -276,7 +276,7 @@ int run(int argc, char** argv) {
     const nlohmann::ordered_json line =
         by_engine != nullptr ? measured(*by_engine, net) : measured(std::get<scaling_case>(c), net);
     failed = failed || line.contains("error");
-    std::cout << line << std::endl;  // whoever reads it shows progress
+    std::cout << line << std::endl;  // flushed, because the reader shows progress
   }
   return failed ? 1 : 0;
 }

@@ -1,4 +1,4 @@
-"""What bench/scaling has simulated, and its Markdown. Standard library only.
+"""Runs of bench/scaling, and their Markdown. Standard library only.
 
 A run is a dictionary, stored as NAME.json: `date`, `commit`, `command`, and `scenarios`. A scenario has `name`,
 `title`, `network` in words, and `rows`: `collective`, `algorithm`, `ranks`, `bytes`, `seconds`, `messages`,
@@ -9,7 +9,7 @@ from simulated import formulas
 from support.texts import bullets, origin_text, page, seconds_text, size_text, table
 
 MOST_DIFFERENCE = 0.05  # between simulation and formula
-FASTER = 0.995  # at least so much less is faster
+FASTER = 0.995  # a time must be this much shorter to be faster
 SHOWN_RANKS = (2, 8, 64, 100, 512, 1024, 4096)
 
 
@@ -30,7 +30,7 @@ def keyed(rows):
 
 
 def problems(run, apart=difference, keys=("collective", "algorithm", "ranks", "bytes")):
-    """A sentence for each row that failed, or is not what its formula says. A key that rows lack stands for itself."""
+    """A sentence for each row that failed, or differs from its formula. A key that rows lack stands for itself."""
     found = []
     for scenario in run["scenarios"]:
         for row in scenario["rows"]:
@@ -43,7 +43,7 @@ def problems(run, apart=difference, keys=("collective", "algorithm", "ranks", "b
 
 
 def agreement(rows):
-    """Each algorithm's formula, and how far the simulation is from it at worst."""
+    """Each algorithm's formula, and the largest difference of the simulation."""
     lines = []
     for (collective, algorithm), cells in keyed(rows).items():
         with_formula = [row for row in cells.values() if difference(row) is not None]
@@ -78,8 +78,8 @@ def times(rows, collective):
 
 
 def crossings(rows, collective, p):
-    """[(bytes from which it is the fastest, algorithm)] at p ranks, from those sizes at which all have a time. Left out
-    is what has less than half of the sizes, because it has too many messages."""
+    """[(bytes from which it is the fastest, algorithm)] at p ranks, among the sizes for which all have a time. Leaves
+    out algorithms with less than half of the sizes, which have too many messages."""
     mine = {name: cells for (kind, name), cells in keyed(rows).items() if kind == collective}
     sizes = {name: {size for ranks, size in cells if ranks == p} for name, cells in mine.items()}
     most = max(map(len, sizes.values()), default=0)
@@ -105,7 +105,7 @@ def crossing(low, high, before, now, old, new):
 
 
 def rounded(size):
-    """Bytes with two digits, in binary units: it is known no better."""
+    """Bytes with two digits, in binary units; more would not be exact."""
     for shift, unit in ((20, "MiB"), (10, "KiB")):
         if size >= 1 << shift:
             return f"{float(f'{size / (1 << shift):.2g}'):g} {unit}"
@@ -113,7 +113,7 @@ def rounded(size):
 
 
 def crossover_table(rows):
-    """For each collective with a choice: which algorithm is the fastest from which size on."""
+    """For each collective with several algorithms: the sizes from which each is the fastest."""
     lines = []
     for collective in dict.fromkeys(row["collective"] for row in rows):
         names = {name for kind, name in keyed(rows) if kind == collective}
@@ -129,7 +129,7 @@ def crossover_table(rows):
 
 
 def simulated_page(title, run, about, pictures, parts_of, wrong):
-    """A page with a chapter for each scenario; `parts_of` its rows is what the chapter has."""
+    """A page with a chapter for each scenario; `parts_of` makes the chapter from the rows."""
     parts = [origin_text(run, "date", "commit", "command"), *about, *pictures]
     for scenario in run["scenarios"]:
         network = scenario["network"]
@@ -147,9 +147,9 @@ def chapter(rows):
 def markdown(run, pictures=()):
     """All of a run."""
     about = (
-        "Times are those of `hvd::simulate`: hvd's own algorithms run on each rank, in virtual time. Nothing was "
+        "Times are those of `hvd::simulate`: hvd's algorithms run on each rank, in virtual time. Nothing was "
         "measured, so the machine does not matter. Sizes are of the whole vector, or of the blocks of all ranks "
-        "together; buffers are used in place where a call may be. In formulas p is the number of ranks, S the bytes, "
+        "together; buffers are used in place if a call allows it. In formulas p is the number of ranks, S the bytes, "
         "b = S / p, L = log2 p, m the number of chunks of c bytes, a the largest power of two up to p; "
         "alpha = latency + overhead, beta = 1 / bandwidth, gamma = 1 / reduction rate."
     )

@@ -1,4 +1,4 @@
-"""What all programs in bench/ share: running others, where they run, options, texts. Standard library only."""
+"""Shared by all programs in bench/: running others, where they run, options, texts. Standard library only."""
 
 from pathlib import Path
 

@@ -18,23 +18,23 @@ RELEASE = ["--buildtype=release", "-Dbench=enabled", "-Dtests=disabled", "-Dexam
 
 
 def environment():
-    """One in which the tools of the virtual environment are found first."""
+    """An environment with the tools of the virtual environment first in PATH."""
     return {**os.environ, "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}"}
 
 
 def quietly(*words):
-    """Runs a program; its exit code and all that it said."""
+    """Runs a program. Returns its exit code and all its output."""
     lines = []
     code, errors = children.run(list(map(str, words)), lines.append, cwd=ROOT, env=environment())
     return code, "\n".join(lines) + "\n" + errors
 
 
 def build(*targets, reconfigure=False):
-    """Configures where that has not been done, or again, and builds all or some targets. Returns what was said if it
-    fails, else nothing."""
+    """Configures if necessary or asked for, and builds all or some targets. Returns the output if that fails, else
+    nothing."""
     setup = ("meson", "setup", *RELEASE, BUILD, ROOT)
     code = 0
-    # Anew if it was interrupted before, or if the checkout has been moved since.
+    # From scratch if it was interrupted before, or if the checkout was moved since.
     if not (BUILD / "build.ninja").exists() or (reconfigure and quietly(*setup, "--reconfigure")[0] != 0):
         if reconfigure:
             shutil.rmtree(BUILD, ignore_errors=True)
@@ -45,7 +45,7 @@ def build(*targets, reconfigure=False):
 
 
 def go_on_in_venv(file, argv, plots):
-    """Starts the program `file` again in the virtual environment, where matplotlib and tqdm are, unless this is it.
+    """Starts the program `file` again in the virtual environment, which has matplotlib and tqdm, unless it runs there.
     Raises Refused if plots are wanted and cannot be drawn."""
     venv = ROOT / ".venv"
     python = venv / "bin" / "python3"
@@ -53,4 +53,4 @@ def go_on_in_venv(file, argv, plots):
         os.execv(python, [str(python), str(Path(file).resolve()), "--after-setup", *argv])
     if plots and importlib.util.find_spec("matplotlib") is None:
         installer = shown(ROOT / "tools" / "setup")
-        raise Refused(f"matplotlib is missing: {installer} --bench installs it; --no-plots does without")
+        raise Refused(f"matplotlib is missing: {installer} --bench installs it; --no-plots works without it")

@@ -1,4 +1,4 @@
-"""Runs programs so that none of them, and nothing that they started, outlives this one. Standard library only."""
+"""Runs programs so that neither they nor their children outlive this one. Standard library only."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked this program to end. No Exception, as KeyboardInterrupt is none, so that nothing catches it."""
+    """A signal asked this program to end. Not an Exception, like KeyboardInterrupt, so that nothing catches it."""
 
     def __init__(self, number):
         super().__init__(signal.Signals(number).name)
@@ -21,15 +21,15 @@ class Interrupted(BaseException):
 
 
 class Silent(Exception):
-    """A program that should have said something long ago."""
+    """A program that has printed nothing for too long."""
 
 
 def heed_signals():
-    """From now on a signal raises Interrupted, and orphans of children become children of this process."""
+    """From now on signals raise Interrupted, and orphans of children become children of this process."""
 
     def interrupt(number, _):
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # one is enough; what follows is clean-up
+            signal.signal(each, signal.SIG_IGN)  # one is enough; the rest is clean-up
         raise Interrupted(number)
 
     for each in SIGNALS:
@@ -39,7 +39,7 @@ def heed_signals():
 
 
 def hold_signals():
-    """Signals wait until `release_signals`: for what must not be left half done."""
+    """Delays signals until `release_signals`, for steps that must not be left half done."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -60,7 +60,7 @@ def children():
 
 
 def sweep(seconds=5.0):
-    """Kills what programs that have ended have left behind. An orphan's own children come here when it is gone."""
+    """Kills the processes that ended programs left behind. When an orphan ends, its children come here."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         left = children()
@@ -132,7 +132,7 @@ def run(command, on_line, silence=None, **options):
 
 
 def follow(process, on_line, silence):
-    """Hands on lines until the program closes its standard output."""
+    """Passes on lines until the program closes its standard output."""
     rest = b""
     while True:
         if not select.select([process.stdout], [], [], silence)[0]:
@@ -146,7 +146,7 @@ def follow(process, on_line, silence):
 
 
 def cpu_seconds(process):
-    """What a process that runs has taken of CPUs, in seconds."""
+    """The CPU time of a running process, in seconds."""
     with open(f"/proc/{process}/stat", encoding="utf-8") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Command lines whose mistakes are one sentence and exit code 2."""
+"""Command lines that report mistakes by one sentence and exit code 2."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ class Refused(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """One that says what is wrong in one sentence; `help_by` is the command that prints help, if not PROG --help."""
+    """A parser that reports mistakes in one sentence. `help_by`: the command that prints help, if not PROG --help."""
 
     def __init__(self, prog, description, help_by=None):
         form = argparse.RawDescriptionHelpFormatter
@@ -18,15 +18,15 @@ class Parser(argparse.ArgumentParser):
         self.help_by = help_by or f"{prog} --help"
 
     def error(self, message):
-        raise Refused(f"{message}; {self.help_by} lists what there is")
+        raise Refused(f"{message}; {self.help_by} lists all options")
 
 
-def whole(least, most, complaint="is not a whole number from"):
-    """What reads a whole number within limits, for `type=` of an argument."""
+def whole(least, most):
+    """A function that reads a whole number within limits, for `type=` of an argument."""
 
     def read(text):
         if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"'{text}' {complaint} {least} to {most}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {least} to {most}")
         return int(text)
 
     return read

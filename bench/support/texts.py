@@ -51,7 +51,7 @@ def call_text(microseconds):
 
 
 def ratio_text(ratio, large=".1f"):
-    """A ratio, with format `large` from 10 on. One below 1 is bold: someone else is faster, and nobody may overlook it."""
+    """A ratio, with format `large` from 10 on. One below 1 is bold, because it must not be overlooked."""
     if ratio is None:
         return ""
     text = f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:{large}}"
@@ -88,7 +88,7 @@ def machine_text(run):
 
 
 def origin_text(run, *names):
-    """When, where, from which commit and by which command a run was measured; only the parts named, if some are."""
+    """When, where, from which commit and by which command a run was measured; only the named parts, if any."""
     parts = {
         "date": lambda: run["date"],
         "machine": lambda: machine_text(run),

@@ -1,4 +1,4 @@
-"""Where and when a measurement was taken, and the files that it leaves."""
+"""Where and when a measurement was taken, and its files."""
 
 import datetime
 import json
@@ -41,7 +41,7 @@ def machine():
 
 
 def shown(path):
-    """A path for people: from where they are, or whole if that is shorter."""
+    """A path to print: relative to the working directory, or absolute if that is shorter."""
     return min(os.path.relpath(path), str(Path(path).absolute()), key=len)
 
 
@@ -55,7 +55,7 @@ def commit():
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # Results, and documents that show them, do not count: they come after what is measured.
+        # Results, and documents that show them, do not count: they are written after the measurement.
         dirty = git("status", "--porcelain", "--", ".", ":!bench/results", ":!*.md")
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
@@ -63,7 +63,7 @@ def commit():
 
 
 def origin(*words):
-    """What every result begins with: date, machine, commit, and the command in words."""
+    """The first keys of every result: date, machine, commit, and the command."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
@@ -79,7 +79,7 @@ def name_of(run, *words):
 
 
 def free_name(wanted, folder):
-    """The name, with a number behind it if the folder has files of that name."""
+    """The name, with a number appended if the folder has files of that name."""
     name, number = wanted, 1
     while any(folder.glob(f"{name}.*")):
         number += 1

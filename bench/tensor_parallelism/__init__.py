@@ -1,1 +1,1 @@
-"""What bench/tensor_parallel.py is made of."""
+"""The parts of bench/tensor_parallel.py."""

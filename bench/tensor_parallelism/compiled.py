@@ -13,8 +13,8 @@ from tensor_parallelism.settings import Settings
 
 PEER = "deepspeed"
 NAMES = {"bfloat16": "bfloat16", "float32": "float"}  # of types, as hvd-bench calls them
-# Calls back to back, on memory that nobody rewrites between them; and single ones after a barrier, on memory that has
-# just been rewritten. In shared memory only these: in the others each rank would find what it needs in its own cache.
+# Calls back to back, on memory that is not rewritten between them; and single ones after a barrier, on memory that was
+# just rewritten. Shared memory has only the latter: in the former each rank would find its data in its own cache.
 SERIES = {
     "streaming": ("--buffers", "private", "--streaming"),
     "isolated": ("--buffers", "private", "--isolated"),
@@ -24,13 +24,13 @@ SILENCE = 300.0  # seconds without a line, after which it is given up; it limits
 
 
 def environment() -> dict[str, str]:
-    """Without what a launcher would tell a rank: hvd-bench is to start its own."""
+    """The environment without a launcher's variables: hvd-bench starts its own ranks."""
     told = ("PMI", "OMPI_COMM", "HVD_", "HOROVOD_", "NCCL_TESTS_")
     return {name: value for name, value in os.environ.items() if not name.startswith(told)}
 
 
 def runs_of(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Sizes as runs from one to another, in each of which the next is twice as large."""
+    """Sizes as runs (first, last), in which each size is twice the one before."""
     runs: list[tuple[int, int]] = []
     for size in sorted(sizes):
         if runs and size == 2 * runs[-1][1]:
@@ -41,17 +41,16 @@ def runs_of(sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def why_not() -> str | None:
-    """Why there is nothing to run; nothing if there is."""
+    """Why hvd-bench cannot run; empty if it can."""
     if not PROGRAM.exists():
-        return f"{PROGRAM.relative_to(ROOT)} is not built (README.md, Speed, tells how)"
+        return f"{PROGRAM.relative_to(ROOT)} is not built (see README.md, Speed)"
     if not (PROGRAM.parent / "peers" / f"bench-peer-{PEER}").exists():
         return f"hvd-bench was built without {PEER} (tools/setup --bench fetches its sources)"
     return None
 
 
 def measure(settings: Settings, ranks: int, bound: bool, folder: Path) -> dict[str, Any]:
-    """Microseconds of a call for each type and size by series and library, what these call themselves, and what is
-    wrong."""
+    """Microseconds of a call for each type and size by series and library, the libraries' descriptions, and errors."""
     if why := why_not():
         return {"missing": why, "rows": [], "libraries": {}, "wrong": []}
     rows: dict[tuple[str, int], dict[str, Any]] = {}

@@ -1,7 +1,7 @@
-"""DeepSpeed's allreduce through shared memory as its users call it: an operator of PyTorch, built from its own sources.
+"""DeepSpeed's allreduce through shared memory as its users call it: an operator of PyTorch, built from DeepSpeed's sources.
 
-tools/setup --bench fetches those; the rest of DeepSpeed need not be there. The operator is compiled once, by this file
-run as a program, and each rank loads it. The names of its files in /dev/shm come from variables of the environment.
+tools/setup --bench fetches these; the rest of DeepSpeed is not needed. This file, run as a program, compiles the operator
+once, and each rank loads it. The names of its files in /dev/shm come from environment variables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / ".venv" / "deepspeed"
 WANTED = ("comm/shm_interface.cpp", "comm/shm.cpp", "comm/shm.h")
 NAME = "deepspeed_shm_comm"
-# Those of its own builder (ShareMemCommBuilder), with one more level of optimisation.
+# The flags of its builder (ShareMemCommBuilder), with one more level of optimisation.
 FLAGS = ["-O3", "-fopenmp", "-mtune=native", "-w"]
-FILE_BYTES = 67 << 20  # what each rank has in /dev/shm
+FILE_BYTES = 67 << 20  # bytes of each rank's file in /dev/shm
 COMPILE_SECONDS = 600
 
 
 def version() -> str:
-    """Of the sources that were fetched."""
+    """The version of the fetched sources."""
     return (SOURCES / "setup").read_text(encoding="utf-8").strip()
 
 
 def why_not() -> str | None:
-    """Why the operator cannot be built here; nothing if it can."""
+    """Why the operator cannot be built here; empty if it can."""
     if not (SOURCES / "setup").exists():
         return "its sources are not in .venv/deepspeed (tools/setup --bench fetches them)"
     absent = [name for name in WANTED if not (SOURCES / name).exists()]
@@ -41,13 +41,13 @@ def why_not() -> str | None:
 
 
 def folder_for(torch_version: str) -> Path:
-    """Where the operator is built for one version of PyTorch, whose interface it is compiled against."""
+    """The folder of the operator, one for each version of PyTorch, against which it is compiled."""
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     return ROOT / "build" / "deepspeed" / f"{version()}-torch-{torch_version}-python-{python}"
 
 
 def compile_it() -> Path:
-    """Builds the operator where that has not been done. The library's path."""
+    """Builds the operator if necessary. Returns the library's path."""
     import torch
     from torch.utils import cpp_extension
 
@@ -55,9 +55,9 @@ def compile_it() -> Path:
     library = folder / f"{NAME}.so"
     if not library.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where pip puts Ninja
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # pip puts Ninja here
         os.environ.setdefault("MAX_JOBS", "1")
-        # In a folder of its own until it is whole: one that was interrupted would leave a lock that nobody lets go of.
+        # In a temporary folder until it is complete: an interrupted build would leave a lock that nobody releases.
         with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
             cpp_extension.load(
                 NAME, [str(SOURCES / name) for name in WANTED if name.endswith(".cpp")], extra_cflags=FLAGS,
@@ -69,8 +69,8 @@ def compile_it() -> Path:
 
 
 def operator(library: Path, job: str, rank: int, size: int) -> tuple[Callable[[Any], Any], int]:
-    """Loads and starts the operator, on all ranks at once. Returns it, and which types its kernels know on this CPU: 0
-    none, 1 floats, 2 bfloat16 and half as well."""
+    """Loads and starts the operator, on all ranks at once. Returns it, and the types of its kernels on this CPU: 0
+    none, 1 floats, 2 also bfloat16 and half."""
     import torch
 
     spec = importlib.util.spec_from_file_location(NAME, library)
@@ -90,13 +90,13 @@ def operator(library: Path, job: str, rank: int, size: int) -> tuple[Callable[[A
 
 
 def has_memory(size: int) -> bool:
-    """Whether /dev/shm can take its files; it does not look itself."""
+    """Whether its files fit into /dev/shm, which it does not check itself."""
     there = os.statvfs("/dev/shm")
     return there.f_bavail * there.f_frsize >= size * FILE_BYTES
 
 
 def remove_file(job: str, rank: int) -> None:
-    """It leaves its files. All ranks have opened them by now."""
+    """Removes its files, which it leaves behind. All ranks have opened them by now."""
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{job}_0_{rank}").unlink(missing_ok=True)
 
 

@@ -13,15 +13,15 @@ BACKENDS = {"gloo": "Gloo", "hvd": "hvd", ALONE: "without communication"}
 HOW = (
     "Sums in place over all ranks, call after call without a barrier, as the layers of a model make them. From "
     "Python each rank rewrites the whole tensor before every call (`fill_`, with another number than before), "
-    "because a model does; this is done in the same loop in all ways, and a loop of rewriting alone is taken off. "
-    "Times are of the slowest rank: the median of {rounds} blocks of calls in each way, one block of each way after "
-    "one of another, in an order that changes; how many calls make a block depends on the size alone. Before that, "
-    "results on inputs of known sums are compared element by element, and after each block those of its last call. "
+    "because a model does; all ways do this in the same loop, and the time of a loop that only rewrites is subtracted. "
+    "Times are of the slowest rank: the median of {rounds} blocks of calls in each way. The ways take turns after "
+    "each block, in a changing order; the number of calls in a block depends only on the size. Before that, results "
+    "on inputs with known sums are compared element by element, and after each block those of its last call. "
     "`functional` is `torch.ops._c10d_functional.all_reduce_` with `wait_tensor`, which DTensor and transformers "
-    "call; the others are `dist.all_reduce`, on memory of `hvd.torch.empty` where that is said, and DeepSpeed's "
-    "operator `inference_all_reduce_`. Gloo's threads may run on all CPUs, while ranks are bound to one each: else "
-    "it is several times as slow. In C++ (`hvd-bench --streaming --in-place-only`) nothing is rewritten between "
-    "calls: each sums what the last one left. Microseconds of a call."
+    "call; the others are `dist.all_reduce`, on memory of `hvd.torch.empty` if the heading has it, and DeepSpeed's "
+    "operator `inference_all_reduce_`. Gloo's threads may run on all CPUs, while ranks are bound to one each; without "
+    "that it is several times as slow. In C++ (`hvd-bench --streaming --in-place-only`) nothing is rewritten between "
+    "calls: each sums the result of the last one. Microseconds of a call."
 )
 
 
@@ -53,7 +53,7 @@ def type_tables(kind: str, run: dict[str, Any]) -> list[str]:
             [f"**{row['sizes']}**", *(two_digits(row["ratios"].get(column)) for column in columns)]
             for row in run["means"] if row["type"] == kind and row["ratios"]
         ]
-        parts += ["How many times as long as hvd others take; below, geometric means.",
+        parts += ["Times of others divided by hvd's; below, geometric means.",
                   table(["", *map(column_name, columns)], lines)]
     return parts
 
@@ -82,13 +82,13 @@ def isolated_table(run: dict[str, Any]) -> list[str]:
     told_of = "; ".join(dict.fromkeys(run["compiled"]["libraries"].values()))
     return [
         "## From C++, single calls",
-        f"As all tables of `bench/compare`: a barrier before each call, inputs just rewritten. {told_of}.",
+        f"Measured as in `bench/compare`: a barrier before each call, inputs just rewritten. {told_of}.",
         table(head, rows),
     ]
 
 
 def tokens_table(tokens: dict[str, Any]) -> list[str]:
-    """Of a model that generates text."""
+    """Times of a model that generates text."""
     parts = ["## Tokens of a model"]
     if tokens["missing"]:
         return [*parts, f"Not measured: {tokens['missing']}."]
@@ -98,9 +98,9 @@ def tokens_table(tokens: dict[str, Any]) -> list[str]:
     parts.append(
         f"A Llama of {tokens['parameters'] / 1e6:.1f} million random parameters in float32, {layers} layers, spread "
         f"over all ranks by transformers with `tp_plan=\"auto\"`. After a prompt of {tokens['prompt']} tokens it "
-        f"generates {tokens['tokens']} more, the likeliest each time; times are of all that. One text on one backend "
-        "follows one on another, in the same processes. `without communication` is the same on a backend that does "
-        "nothing, so its tokens are none of the model's; what a token takes longer than there is exposed."
+        f"generates {tokens['tokens']} more, the likeliest each time; a time is of both. The backends generate texts in "
+        "turn, in the same processes. `without communication` is a backend that does nothing, so its tokens are not "
+        "the model's; the time of a token beyond that is exposed."
     )
     rows = []
     for backend, row in tokens["ways"].items():

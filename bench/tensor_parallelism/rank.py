@@ -1,4 +1,4 @@
-"""What each rank of bench/tensor_parallel.py does: blocks of sums in each way in turn, then tokens. Needs PyTorch."""
+"""The work of each rank of bench/tensor_parallel.py: blocks of sums in each way in turn, then tokens. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tensor_parallelism.settings import ALONE, TYPES, Settings, calls_of
 from tensor_parallelism.ways import Way, start_groups, ways_of
 from training.turns import Barrier, leave, settings_of, steps_in_turn
 
-VALUES = (1.0, 2.0)  # what is written before a call; another one than before the last
-PERIOD = 4093  # of the inputs whose sums are checked: a prime, so that a block at a wrong place is seen
+VALUES = (1.0, 2.0)  # written before a call; differs from the one before
+PERIOD = 4093  # of the inputs whose sums are checked: a prime, so that a misplaced block is detected
 CHECKS = 2
 
 
 def inputs(number: int, rank: int, count: int, kind: Any) -> Any:
-    """Small whole numbers, whose sums are exact in all types whatever their order."""
+    """Small whole numbers, whose sums are exact in all types and in any order."""
     generator = torch.Generator().manual_seed(1000 * number + rank)
     few = torch.randint(0, 4, (PERIOD,), generator=generator).to(kind)
     return few.repeat(count // PERIOD + 1)[:count]
 
 
 def wrong_elements(way: Way, tensor: Any, rank: int, given: list[Any], sums: list[Any]) -> int:
-    """How many elements are wrong after calls back to back, each on other inputs."""
+    """The number of wrong elements after calls back to back, each on different inputs."""
     found = []
     for own in given:
         tensor.copy_(own)
@@ -41,8 +41,8 @@ def wrong_elements(way: Way, tensor: Any, rank: int, given: list[Any], sums: lis
 
 
 def block(call: Callable[[Any], Any], tensor: Any, calls: int) -> float:
-    """Seconds of calls back to back, before each of which the whole tensor is rewritten: as a layer of a model does,
-    and the same work whatever sums it."""
+    """Seconds of calls back to back. The whole tensor is rewritten before each, as by a layer of a model and in the
+    same way for all libraries."""
     start = time.perf_counter()
     for number in range(calls):
         tensor.fill_(VALUES[number & 1])
@@ -53,7 +53,7 @@ def block(call: Callable[[Any], Any], tensor: Any, calls: int) -> float:
 def measure_row(
     kind: str, size: int, settings: Settings, ways: dict[str, Way], rank: int, ranks: int, barrier: Barrier
 ) -> dict[str, Any]:
-    """Of one type and size: seconds of each block of this rank by way, and how many elements were wrong."""
+    """Seconds of each block of this rank by way, and the number of wrong elements, for one type and size."""
     dtype = getattr(torch, kind)
     count, calls = size // TYPES[kind], calls_of(size)
     refused = {name: why for name, way in ways.items() if (why := way.refuses(dtype)) is not None}
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def work(folder: Path) -> None:
-    """What a rank does, which a launcher has started."""
+    """The work of a rank, which a launcher has started."""
     settings: Settings = settings_of(folder, Settings)
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])

@@ -1,4 +1,4 @@
-"""What was measured: summaries, what is wrong, and the page of bench/tensor_parallel.py. Standard library only."""
+"""Results of bench/tensor_parallel.py: summaries and errors. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS = {"decoding": lambda size: size <= DECODING[-1], "prefill": lambda size:
 
 
 def summarise_calls(of_ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """For each type and size: microseconds of a call in each way, beyond rewriting; what was wrong or is missing."""
+    """For each type and size: microseconds of a call in each way, beyond rewriting; errors and missing ways."""
     rows = []
     for same in zip(*of_ranks):
         first = same[0]
@@ -34,7 +34,7 @@ def summarise_calls(of_ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]
 
 
 def summarise_tokens(of_ranks: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Tokens a second by backend, and whether they are the same tokens; nothing if it was not asked for."""
+    """Tokens a second by backend, and whether they are the same tokens; None if tokens were not asked for."""
     first = of_ranks[0]
     if first is None or first["missing"]:
         return first
@@ -53,7 +53,7 @@ def summarise_tokens(of_ranks: list[dict[str, Any] | None]) -> dict[str, Any] | 
 
 
 def ratios(rows: list[dict[str, Any]], compiled: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Of each type and size: times of peers divided by those of hvd in each way, as (of hvd, peer): ratio."""
+    """For each type and size: times of peers divided by those of hvd in each way."""
     found = []
     by_place = {(row["type"], row["bytes"]): row for row in (compiled or {"rows": []})["rows"]}
     for row in merged(rows, compiled):
@@ -71,7 +71,7 @@ def ratios(rows: list[dict[str, Any]], compiled: dict[str, Any] | None) -> list[
 
 
 def merged(rows: list[dict[str, Any]], compiled: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The rows from Python, or where there are none those from C++."""
+    """The rows from Python, or those from C++ if there are none."""
     return rows or (compiled or {"rows": []})["rows"]
 
 
@@ -93,7 +93,7 @@ def means(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def wrong(rows: list[dict[str, Any]], compiled: dict[str, Any] | None, tokens: dict[str, Any] | None) -> list[str]:
-    """What is wrong with the results; one sentence each."""
+    """Errors in the results, a sentence each."""
     found = [
         f"{row['type']}, {size_text(row['bytes'])}, {WAYS[way]}: {count} elements are wrong"
         for row in rows for way, count in row["wrong"].items() if count

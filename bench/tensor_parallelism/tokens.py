@@ -1,4 +1,4 @@
-"""Text of a model that tensor parallelism spreads over ranks, by transformers. Needs PyTorch and transformers."""
+"""Text of a model that transformers spreads over ranks by tensor parallelism. Needs PyTorch and transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensor_parallelism.settings import ALONE, Settings
 from training.turns import Barrier, steps_in_turn
 
 PROMPT = 16
-FAKE = "fake"  # PyTorch's backend that says of everything that it is done
+FAKE = "fake"  # PyTorch's backend that reports everything as done without doing it
 SIZES = {  # a Llama with random weights, of 100 million parameters
     "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_key_value_heads": 4, "vocab_size": 16384,
@@ -30,7 +30,7 @@ TINY_SIZES = {
 
 
 def why_not(sizes: dict[str, int], ranks: int) -> str | None:
-    """Why there are no tokens; nothing if there are."""
+    """Why there are no tokens; empty if there are."""
     for name in ("transformers", "accelerate"):
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed (tools/setup --python installs it)"
@@ -41,8 +41,8 @@ def why_not(sizes: dict[str, int], ranks: int) -> str | None:
 
 @contextlib.contextmanager
 def meshes_over(backend: str) -> Iterator[None]:
-    """Meshes that are made meanwhile are of this backend. transformers always takes the default group, and two models
-    in one process are to have two."""
+    """Gives meshes made meanwhile this backend. transformers always takes the default group, but each model of this
+    process needs its own."""
     make = dist.init_device_mesh
 
     def over(device: str, shape: Any, **more: Any) -> Any:

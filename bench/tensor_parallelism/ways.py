@@ -23,10 +23,10 @@ HVD = "hvd"  # the name of its backend
 
 @dataclass(frozen=True)
 class Way:
-    """How a tensor is summed in place, what makes a tensor for it, and why it cannot sum some types."""
+    """A way to sum a tensor in place, how its tensors are made, and why it cannot sum some types."""
 
     call: Callable[[Any], Any]
-    make: Callable[[int, Any], Any] | None = None  # nothing: any memory of this rank
+    make: Callable[[int, Any], Any] | None = None  # None: any memory of this rank
     refuses: Callable[[Any], str | None] = lambda _: None
 
 
@@ -57,7 +57,7 @@ def start_groups(settings: Settings, folder: Path, rank: int, size: int) -> tupl
 
 
 def functional(group: Any) -> Callable[[Any], Any]:
-    """As DTensor and transformers sum: by operators of PyTorch's that name the group."""
+    """Sums as DTensor and transformers do: by PyTorch's operators that take the name of the group."""
     sums, wait = torch.ops._c10d_functional.all_reduce_, torch.ops._c10d_functional.wait_tensor
     name = group.group_name
     return lambda tensor: wait(sums(tensor, "sum", name))
@@ -81,7 +81,7 @@ def deepspeed(settings: Settings, folder: Path, rank: int, size: int) -> Way | s
 def ways_of(
     settings: Settings, groups: dict[str, Any], missing: dict[str, str], folder: Path, rank: int, size: int
 ) -> tuple[dict[str, Way], dict[str, str]]:
-    """The ways that are measured, and why others are not. Collective, because libraries are initialised."""
+    """The ways to measure, and why others are not. Collective, because libraries are initialised."""
     ways: dict[str, Way] = {}
     without = {}
     for name in settings.ways:

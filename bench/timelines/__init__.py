@@ -1,1 +1,1 @@
-"""What bench/timeline_page.py is made of."""
+"""The parts of bench/timeline_page.py."""

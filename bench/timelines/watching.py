@@ -41,7 +41,7 @@ print(json.dumps({"read_s": read, "answered_s": answered, "peak_bytes": peak, "o
 
 
 def index_of(path: Path) -> dict[str, Any]:
-    """Opens a file in a process of its own, without a page."""
+    """Opens a file in a new process, without a page."""
     done = subprocess.run([sys.executable, "-c", INDEX, path], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failed((done.stderr.splitlines() or ["reading the timeline failed"])[-1])
@@ -57,7 +57,7 @@ class Server:
         self._base, _, self._token = address.partition("?")
 
     def ask(self, what: str = "answers", query: str = "") -> Any:
-        """What the page would get."""
+        """An answer that the page would get."""
         with urllib.request.urlopen(f"{self._base}api/{what}?{self._token}&{query}", timeout=60) as response:
             return json.load(response)
 
@@ -66,12 +66,12 @@ class Server:
         return time.monotonic() - self._began
 
     def peak_bytes(self) -> int:
-        """The most memory that it has had."""
+        """Its peak memory."""
         text = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) << 10
 
     def cpu_seconds(self) -> float:
-        """What it has used of processors."""
+        """Its CPU time."""
         return children.cpu_seconds(self._process.pid)
 
 
@@ -94,7 +94,7 @@ def serving(path: Path) -> Iterator[Server]:
 
 
 def page_of(path: Path, operations: int) -> dict[str, Any]:
-    """Opens a file as a person does: until the page has all of it, and then a few views of it."""
+    """Opens a file as a user does: until the page has all of it, and then a few views."""
     with serving(path) as server:
         first = server.ask()
         first_s = server.age()
@@ -116,7 +116,7 @@ def page_of(path: Path, operations: int) -> dict[str, Any]:
 
 
 def live(path: Path, ranks: int, rate: int, seconds: float) -> dict[str, Any]:
-    """Watches a timeline that grows by `rate` operations a second on each rank, and counts what is shown."""
+    """Watches a timeline that grows by `rate` operations a second on each rank, and counts the operations shown."""
     writer = Live(path, ranks, rate)
     behind: list[float] = []
     try:

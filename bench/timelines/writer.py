@@ -1,7 +1,7 @@
 """Timelines of any size and rate, as hvd's ranks write them: the same lines again and again, at later times.
 
-The times have one width, so that a tenth of a second is made of the one before by changing some digits in place: a
-program in Python writes hundreds of megabytes a second in this way.
+All times have the same width, so that changing some digits in place makes the next tenth of a second: this way Python
+writes hundreds of megabytes a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def header(start_us: int) -> bytes:
 
 
 def describe(ranks: int, process: int) -> bytes:
-    """Which ranks there are, and the names of their tensors."""
+    """The lines for the ranks and the names of their tensors."""
     lines = []
     for rank in range(ranks):
         args = f'{{"rank":{rank},"size":{ranks},"process":{process},"host":"node{rank // 8 + 1}"}}'
@@ -48,10 +48,10 @@ def _pid(tensor: int) -> int:
 
 
 class Tenths:
-    """The appends of all ranks for a tenth of a second, one after the other."""
+    """The lines that all ranks append in a tenth of a second, one rank after another."""
 
     def __init__(self, ranks: int, operations: int) -> None:
-        """`operations`: of each rank in a tenth."""
+        """`operations`: of each rank in a tenth of a second."""
         self.operations = ranks * operations
         parts = [self._of_rank(rank, operations) for rank in range(ranks)]
         self.data = bytearray(b"".join(parts))
@@ -87,7 +87,7 @@ class Tenths:
         return "".join(",\n" + line for line in lines).encode()
 
     def move(self, tenth: int) -> None:
-        """Makes it the tenth of this number, from FIRST on."""
+        """Turns it into the tenth of a second with this number, from FIRST on."""
         for digit, (before, now) in enumerate(zip(str(self._tenth), str(tenth))):
             if before != now:
                 self._view[self._places + digit] = ord(now)
@@ -136,7 +136,7 @@ class Live:
             self.operations += self._tenths.operations
 
     def _append(self, lines: memoryview) -> None:
-        """As hvd/timeline/file.hpp does: over the end of the array, with a new end, in one write."""
+        """Appends as hvd/timeline/file.hpp does: over the end of the array, with a new end, in one write."""
         wanted, done = len(lines) + len(_END), 0
         parts: list[memoryview | bytes] = [lines, _END]
         done = os.pwritev(self._file.fileno(), parts, self._at)

@@ -1,1 +1,1 @@
-"""What bench/torch_step.py, bench/tensorflow_step.py and bench/spark_start.py are made of."""
+"""The parts of bench/torch_step.py, bench/tensorflow_step.py and bench/spark_start.py."""

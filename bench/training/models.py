@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# A module, what makes its optimizer, what makes a batch of data, and the sizes in words.
+# A module, functions that make its optimizer and a batch of data, and its sizes as text.
 Model = tuple[nn.Module, Callable[[Any], Any], Callable[[Any], tuple[Any, Any]], str]
 
 
@@ -48,7 +48,7 @@ def conv(tiny: bool) -> Model:
 
 
 def transformer(tiny: bool) -> Model:
-    """A decoder as GPT-2's (embeddings tied, norms first), with its optimizer, data and sizes."""
+    """A decoder like GPT-2's (embeddings tied, norms first), with its optimizer, data and sizes."""
     wide, layers, heads, words, length, batch = (32, 2, 2, 64, 8, 2) if tiny else (512, 8, 8, 8192, 64, 2)
 
     class Decoder(nn.Module):

@@ -1,4 +1,4 @@
-"""What the programs in Python have in common: options, ranks, times of imports, files."""
+"""Shared by the programs in Python: options, ranks, times of imports, files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from support import RESULTS, ROOT, children
-from support.options import can_write, whole
+from support.options import can_write, whole as number
 from support.texts import write_whole
 from support.where import free_name, name_of, origin
 from training.settings import Failed
 
-HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for processes of one host, where the default of 1 ms only waits
+HOROVOD_CYCLE_TIME = "0.1"  # ms; its best setting for one host, on which the default of 1 ms only adds waiting
 
 
 def real_horovod() -> str | None:
-    """The version of Horovod that is installed; None without one, or where the package of that name is hvd's own."""
+    """The version of the installed Horovod; None without one, or if the package of that name is hvd's."""
     try:
         about = importlib.metadata.distribution("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -36,7 +36,7 @@ def real_horovod() -> str | None:
 
 
 def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """What reads names with commas between, each of which is known."""
+    """A function that reads known names with commas between."""
 
     def read(text: str) -> tuple[str, ...]:
         for name in text.split(","):
@@ -47,12 +47,8 @@ def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
-def number(low: int, high: int) -> Callable[[str], int]:
-    return whole(low, high, "is no whole number from")
-
-
 def plain_parser(prog: str, description: str | None, tiny: str) -> argparse.ArgumentParser:
-    """One with the options that all programs have; `tiny` says what is measured with --tiny."""
+    """A parser with the options of all programs; `tiny`: what --tiny measures."""
     made = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -65,21 +61,21 @@ def plain_parser(prog: str, description: str | None, tiny: str) -> argparse.Argu
 
 
 def parser(prog: str, description: str | None, ways: tuple[str, ...]) -> argparse.ArgumentParser:
-    """One with the options of those that measure steps in ranks of their own."""
+    """A parser with the options of programs that measure steps."""
     made = plain_parser(prog, description, "models of a few thousand parameters")
     made.add_argument("-n", "--ranks", type=number(1, 64), default=2, help="processes (default 2)")
     made.add_argument("--rounds", type=number(1, 10000), default=15, help="steps in each way (default 15)")
     made.add_argument("--warmup", type=number(0, 1000), default=3, help="steps before those (default 3)")
     made.add_argument("--ways", type=names(ways), default=ways, help=f"of {','.join(ways)} (default all)")
-    made.add_argument("--unbound", action="store_true", help="leave processes to the kernel: no core for each")
-    made.add_argument("--steps-only", action="store_true", help="neither single calls nor the time of the import")
-    made.add_argument("--timeout", type=number(1, 3600), default=120, help="seconds for any one wait (default 120)")
+    made.add_argument("--unbound", action="store_true", help="let the kernel place processes, not one on each core")
+    made.add_argument("--steps-only", action="store_true", help="no single calls, and no time of the import")
+    made.add_argument("--timeout", type=number(1, 3600), default=120, help="seconds for each wait (default 120)")
     made.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return made
 
 
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line; ends the program where it is wrong."""
+    """The command line; ends the program if it is wrong."""
     arguments = made.parse_args()
     if arguments.output is not None and not can_write(arguments.output):
         made.error(f"--output: cannot write into '{arguments.output}'")
@@ -89,14 +85,14 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
 def launch(
     program: str, settings: Any, ranks: int, bound: bool, variables: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Starts the program's ranks with these settings, a dataclass, and variables of the environment. Returns what each
-    has found, and the words of the launcher."""
+    """Starts the program's ranks with these settings, a dataclass, and variables of the environment. Returns the
+    results of each rank, and the launcher's command."""
     with tempfile.TemporaryDirectory(prefix="hvd-steps-") as name:
         folder = Path(name)
         (folder / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
         (folder / "barrier").write_bytes(bytes(64 * ranks))
         words = [sys.executable, str(ROOT / program), "--work", name]
-        if "horovod" in settings.ways and real_horovod() is not None:  # whose ranks meet only by its own launcher
+        if "horovod" in settings.ways and real_horovod() is not None:  # its ranks need its own launcher
             launcher = ["horovodrun", "-np", str(ranks), *(["--binding-args", "-bind-to core"] if bound else [])]
         else:
             launcher = [sys.executable, "-m", "hvd.launcher.main", "-np", str(ranks)]
@@ -120,7 +116,7 @@ def launch(
 
 
 def import_time(module: str, after: str, times_taken: int) -> dict[str, float]:
-    """Milliseconds of importing a module where another is imported already, in processes of their own."""
+    """Milliseconds of importing a module after another one, in new processes."""
     text = f"import {after}, time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     times = []
     for _ in range(times_taken):
@@ -135,7 +131,7 @@ def about(
     program: str, ranks: int, settings: Any, of_ranks: list[dict[str, Any]], launcher: list[str],
     prefixes: tuple[str, ...],
 ) -> dict[str, Any]:
-    """What every result begins with; of the environment, variables with these prefixes."""
+    """The first keys of every result; of the environment, variables with these prefixes."""
     return {
         **origin(program, *sys.argv[1:]),
         "launcher": shlex.join(launcher),
@@ -148,12 +144,12 @@ def about(
 
 
 def variables(prefixes: tuple[str, ...]) -> str:
-    """Variables of the environment with these prefixes, in words."""
+    """Environment variables with these prefixes, as text."""
     return " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(prefixes))
 
 
 def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path | None) -> int:
-    """Prints the page, writes it and the run under a name that is not taken, and tells what is wrong. The exit code."""
+    """Prints the page, writes it and the run under a free name, and reports errors. Returns the exit code."""
     print(page, end="")
     if output:
         path = output / (free_name(name_of(run, kind), output) + ".json")
@@ -171,7 +167,7 @@ def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path
 def start(
     program: str, arguments: argparse.Namespace, main: Callable[[argparse.Namespace], int], work: Any = None
 ) -> None:
-    """Runs the program, or one of its ranks, and ends it: `work` is that of a rank, where it starts ranks itself."""
+    """Runs the program, or one of its ranks by `work`, and ends it."""
     try:
         if work is not None and arguments.work is not None:
             work(arguments.work)
@@ -182,5 +178,5 @@ def start(
         sys.exit(f"{program}: {trouble}")
     except children.Interrupted as interrupted:
         sys.exit(interrupted.code)
-    except KeyboardInterrupt:  # by a handler that a library has set since
+    except KeyboardInterrupt:  # from a handler that a library has set meanwhile
         sys.exit(128 + signal.SIGINT)

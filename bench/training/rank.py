@@ -1,4 +1,4 @@
-"""What each rank of bench/torch_step.py does: a step in each way in turn, and single calls. Needs PyTorch."""
+"""The work of each rank of bench/torch_step.py: a step in each way in turn, and single calls. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.ways import Way, ways_of
 def measure_model(
     name: str, gradients: str, settings: Settings, ways: dict[str, Way], rank: int, barrier: Barrier
 ) -> dict[str, Any]:
-    """Seconds of each step of this rank by way, and what its parameters have become."""
+    """Seconds of each step of this rank by way, and its final parameters."""
     torch.manual_seed(1)
     model, optimize, data, sizes = MODELS[name](settings.tiny)
     loss_of = torch.nn.CrossEntropyLoss()
@@ -57,7 +57,7 @@ def measure_model(
 
 
 def measure_watched(name: str, settings: Settings, rank: int, barrier: Barrier, folder: Path) -> dict[str, Any]:
-    """What timeline and page cost a step with hvd."""
+    """The cost of timeline and page for a step with hvd."""
     import hvd.torch as hvd
 
     torch.manual_seed(1)
@@ -76,8 +76,8 @@ def measure_watched(name: str, settings: Settings, rank: int, barrier: Barrier, 
 
 
 def compare(models: dict[str, Any], begin: Any) -> dict[str, Any]:
-    """For each way a digest of all parameters, and how far they are from those of the first that communicates, as a
-    part of how far training has moved these."""
+    """For each way a digest of all parameters, and their distance from those of the first way that communicates,
+    relative to how far training has moved these."""
 
     def end(model: Any) -> Any:
         return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
@@ -89,7 +89,7 @@ def compare(models: dict[str, Any], begin: Any) -> dict[str, Any]:
 
 
 def measure_calls(settings: Settings, ways: dict[str, Any], barrier: Barrier) -> dict[str, list[float]]:
-    """Seconds of each call of an allreduce of 8 bytes, a block of calls in one way after a block in another."""
+    """Seconds of each call of an allreduce of 8 bytes, in blocks of calls, with the ways in turn."""
     import hvd.torch as hvd
 
     tensor = torch.ones(2)
@@ -110,7 +110,7 @@ def measure_calls(settings: Settings, ways: dict[str, Any], barrier: Barrier) ->
 
 
 def work(folder: Path) -> None:
-    """What a rank does, which a launcher has started."""
+    """The work of a rank, which a launcher has started."""
     settings: Settings = settings_of(folder, Settings)
     torch.set_num_threads(1)
     import hvd.torch as hvd
@@ -146,6 +146,6 @@ def work(folder: Path) -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
     hvd.shutdown()
-    # Not through the end of the interpreter: a thread of Gloo that lets go of its last tensor meanwhile asks for the
+    # Not through the end of the interpreter: a thread of Gloo that releases its last tensor meanwhile asks for the
     # GIL, and ends the process by std::terminate (https://github.com/pytorch/pytorch/issues/190489).
     leave(folder, rank, result)

@@ -1,4 +1,4 @@
-"""What ranks have measured: summaries, what is wrong, and the page of bench/torch_step.py. Standard library only."""
+"""Results of ranks: summaries, errors, and the page of bench/torch_step.py. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from support.texts import bullets, origin_text, page, table, with_error
 
-# Models, and what zero_grad() does: sets gradients to None, so that the backward pass makes new tensors, or zeroes those
-# there are.
+# Models, and how zero_grad() works: sets gradients to None, so that the backward pass makes new tensors, or zeroes them.
 MODELS = {"conv": "ResNet-18", "transformer": "transformer"}
 GRADIENTS = {"new": "`zero_grad()`", "kept": "`zero_grad(set_to_none=False)`"}
-LIMIT = 1e-3  # by how much parameters may differ between ways, as a part of how far training has moved them
-APART = 1e-2  # by how much they have to differ without communication, or else the comparison would show nothing
+LIMIT = 1e-3  # the most that parameters may differ between ways, relative to how far training has moved them
+APART = 1e-2  # the least that they must differ without communication; else the comparison would show nothing
 
 
 def slowest(of_ranks: list[list[float]]) -> list[float]:
@@ -22,8 +21,8 @@ def slowest(of_ranks: list[list[float]]) -> list[float]:
 
 
 def middle(values: list[float]) -> dict[str, float]:
-    """The median, and how far it may be from the one of infinitely many rounds: twice its standard error, from the
-    quartiles, as if values were normally distributed."""
+    """The median, and twice its standard error: its distance from the median of infinitely many rounds. The error comes
+    from the quartiles, as if values were normally distributed."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return {
         "median": statistics.median(values),
@@ -32,8 +31,8 @@ def middle(values: list[float]) -> dict[str, float]:
 
 
 def rows_of(of_ranks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of ways that were measured in turn: for each its step, what of it is exposed, and whether its results are those
-    of the others. Two of the ways, "none" and "none again", are without communication."""
+    """For each way: its step, the exposed part, and whether its results are those of the others. Two of the ways,
+    "none" and "none again", are without communication."""
     steps = {way: slowest([rank["seconds"][way] for rank in of_ranks]) for way in of_ranks[0]["seconds"]}
     alone = [(a + b) / 2 for a, b in zip(steps["none"], steps["none again"])]
     rows = {}
@@ -50,12 +49,12 @@ def rows_of(of_ranks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def over(time: float, exposed: dict[str, float]) -> float:
-    """How many times as long a time is as one that is exposed; a bound where the latter is too short to measure."""
+    """A time divided by an exposed one; a bound if the latter is too short to measure."""
     return time / max(exposed["median"], exposed["within"], 1e-6)
 
 
 def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one model: its rows, and how they compare with the best of DDP on Gloo."""
+    """The rows of one model, compared with the best of DDP on Gloo."""
     first = of_ranks[0]
     rows = rows_of(of_ranks)
     ddp = {way: row["exposed_ms"]["median"] for way, row in rows.items() if way.startswith("DDP on Gloo")}
@@ -68,8 +67,8 @@ def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def watching(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one model: medians of the slowest rank's steps with and without timeline and page, and how many percent
-    longer those of a block with them take than those of its neighbour without."""
+    """Medians of the slowest rank's steps of one model with and without timeline and page, and how many percent longer
+    a block with them takes than its neighbour without."""
     blocks = {
         way: [slowest([rank[way][i] for rank in of_ranks]) for i in range(len(of_ranks[0][way]))]
         for way in ("without", "with")
@@ -81,14 +80,14 @@ def watching(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "pairs": len(medians["with"]),
         "steps": len(blocks["with"][0]),
         "looks": of_ranks[0]["looks"],
-        # The server waits for the job from its start to its end, and does next to nothing without a timeline that grows.
+        # The server runs for the whole job, but does next to nothing while the timeline does not grow.
         "server_percent": 100 * of_ranks[0]["server_cpu"] / sum(step for block in blocks["with"] for step in block) * 1e3,
         "megabytes": of_ranks[0]["bytes"] / 1e6,
     }
 
 
 def wrong(models: dict[str, Any], ranks: int) -> list[str]:
-    """What is wrong with the results; one sentence each."""
+    """Errors in the results, a sentence each."""
     found = []
     for model, about in models.items():
         for way, row in about["ways"].items():
@@ -104,7 +103,7 @@ def wrong(models: dict[str, Any], ranks: int) -> list[str]:
 
 
 def names_of(run: dict[str, Any]) -> str:
-    """With what it was measured, in sentences."""
+    """Ranks, versions, launcher and variables, in sentences."""
     return (
         f"{run['ranks']} processes with one thread each, CPUs {' and '.join(map(str, run['cpus']))}; "
         + ", ".join(f"{name} {version}" for name, version in run["versions"].items())
@@ -134,16 +133,16 @@ def markdown(run: dict[str, Any]) -> str:
     parts = [
         origin_text(run),
         names_of(run),
-        f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the "
-        "slowest rank; in each round one step in each way, in changing order. Exposed: what a step takes longer than "
-        "the mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
-        "again` shows what exposed means where there is nothing to expose. A ratio with > is bounded by that error. "
+        f"Medians over {run['settings']['rounds']} rounds after {run['settings']['warmup']} to warm up, of the "
+        "slowest rank; each round has one step in each way, in changing order. Exposed: the time of a step beyond the "
+        "mean of two without communication in its round; after ± twice the standard error of the median. `the same "
+        "again` shows the noise: it has nothing to expose. A ratio with > is bounded by that error. "
         "DDP has `broadcast_buffers=False` and, except for `copies`, `gradient_as_bucket_view=True`, its bucket of 25 "
-        "MiB and others that are named; on hvd its buckets lie in memory of each rank (`HVD_SHARE_BUCKETS=0`) or in "
+        "MiB and the others named; on hvd its buckets are in memory of each rank (`HVD_SHARE_BUCKETS=0`) or in "
         "memory that all ranks share (the default). Gloo's threads may run on all CPUs, while ranks are bound to one "
-        "each. Parameters are those after the last step: their distance from those of the first way that "
-        "communicates, as a part of how far training has moved these. Their bits are compared between ranks; what "
-        "differs is told below.",
+        "each. Parameters: their distance after the last step from those of the first way that communicates, "
+        "relative to how far training has moved these. Their bits are compared between ranks; differences are listed "
+        "below.",
     ]
     for name, result in run["models"].items():
         model, gradients = name.split(", ")
@@ -158,14 +157,14 @@ def markdown(run: dict[str, Any]) -> str:
     if run["wheel"]:
         rows.append(["wheel", f"{run['wheel']['megabytes']:.2f} MB, built in {run['wheel']['seconds']:.0f} s"])
     if rows:
-        parts += ["## Of the package", table(["", "measured"], rows)]
+        parts += ["## The package", table(["", "measured"], rows)]
     if run.get("watched"):
         first = next(iter(run["watched"].values()))
         parts += [
             "## Timeline and page",
-            f"{first['pairs']} pairs of blocks of steps with hvd, without and with `--timeline-live`, and somebody who asks "
-            "the page for its numbers and for the last ten seconds of the timeline once a second. No browser runs on "
-            "this machine.",
+            f"{first['pairs']} pairs of blocks of steps with hvd, without and with `--timeline-live`. A client asks "
+            "the page once a second for its numbers and the last ten seconds of the timeline. No browser runs on this "
+            "machine.",
             table(
                 ["", "step without, ms", "step with, ms", "longer by, %", "server, % of a CPU", "steps a block", "questions", "file, MB"],
                 [

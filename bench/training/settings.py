@@ -1,4 +1,4 @@
-"""What ranks are told, and how they fail."""
+"""The settings that ranks get, and their failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What ranks of bench/torch_step.py are told."""
+    """The settings of the ranks of bench/torch_step.py."""
 
     ways: tuple[str, ...]
     models: tuple[str, ...]
@@ -20,7 +20,7 @@ class Settings:
     warmup: int
     package: bool
     buckets: tuple[int, ...]  # of DDP, in MiB, besides its default
-    watched: bool  # what timeline and page cost is measured
+    watched: bool  # whether the cost of timeline and page is measured
     cpus: tuple[int, ...]  # of all ranks
     tiny: bool
     timeout: float
@@ -28,7 +28,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TensorFlowSettings:
-    """What ranks of bench/tensorflow_step.py are told."""
+    """The settings of the ranks of bench/tensorflow_step.py."""
 
     ways: tuple[str, ...]
     modes: tuple[str, ...]
@@ -37,12 +37,12 @@ class TensorFlowSettings:
     calls: bool  # single calls instead of steps
     tiny: bool
     timeout: float
-    ports: tuple[int, ...]  # one of each rank, for MultiWorkerMirroredStrategy
+    ports: tuple[int, ...]  # one for each rank, for MultiWorkerMirroredStrategy
 
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """What bench/spark_start.py measures."""
+    """The settings of bench/spark_start.py."""
 
     parts: tuple[str, ...]
     ranks: tuple[int, ...]

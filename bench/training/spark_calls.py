@@ -1,6 +1,6 @@
-"""What bench/spark_start.py has tasks of Spark do, and ranks: functions that are pickled by value.
+"""The functions that bench/spark_start.py runs on tasks of Spark and on ranks, pickled by value.
 
-They are made by functions, and import all that they use themselves: Spark's executors have no modules of bench/.
+Functions make them, and they import everything that they use: Spark's executors have no modules of bench/.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def of_barrier_task() -> Callable[[Any], Iterator[list[float]]]:
 
 
 def of_hvd_rank() -> Callable[[], list[list[float]]]:
-    """For a rank of hvd: the same of all ranks, which it has from them by an allgather of PyTorch's tensors."""
+    """For a rank of hvd: the same of all ranks, by an allgather of PyTorch's tensors."""
 
     def main() -> list[list[float]]:
         import time
@@ -77,7 +77,7 @@ def of_torch_rank() -> Callable[[], list[list[float]]]:
 
 
 def of_training(steps: int, tiny: bool) -> Callable[[], list[dict[str, Any]]]:
-    """For a rank that trains: what each rank has found. A perceptron learns what another one says of random inputs."""
+    """For a rank that trains: the results of each rank. A perceptron learns outputs of another one."""
     batch, warm = (TINY_BATCH, TINY_WARM_STEPS) if tiny else (BATCH, WARM_STEPS)
     sizes, rate, momentum = SIZES, RATE, MOMENTUM
 

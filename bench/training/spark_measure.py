@@ -28,11 +28,11 @@ Rows = list[list[float]]
 
 @contextlib.contextmanager
 def session(executors: int) -> Iterator[Any]:
-    """A session with as many executors as named, each a JVM with one task slot, once all have registered."""
+    """A session with this many executors, each a JVM with one task slot, once all have registered."""
     import pyspark
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the name of a host in a sandbox may not be known
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the host's name may not resolve in a sandbox
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
@@ -47,10 +47,10 @@ def session(executors: int) -> Iterator[Any]:
     made = builder.getOrCreate()
     context = made.sparkContext
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
-    left = home / "work" / context.applicationId  # what executors wrote
+    left = home / "work" / context.applicationId  # the executors' logs
     try:
         until = time.monotonic() + EXECUTOR_SECONDS
-        while len(context._jsc.sc().statusTracker().getExecutorInfos()) < executors + 1:  # and the driver
+        while len(context._jsc.sc().statusTracker().getExecutorInfos()) < executors + 1:  # and the driver's
             if time.monotonic() > until:
                 raise Failed(f"{executors} executors have not registered within {EXECUTOR_SECONDS:g} s")
             time.sleep(0.05)
@@ -61,7 +61,7 @@ def session(executors: int) -> Iterator[Any]:
 
 
 def in_turn(ways: Mapping[str, Callable[[], Any]], warmup: int, rounds: int) -> dict[str, list[Any]]:
-    """What each way has returned in each round, those of the warm-up first."""
+    """The results of each way in each round, those of the warm-up first."""
     found: dict[str, list[Any]] = {way: [] for way in ways}
     order = list(ways)
     for number in range(warmup + rounds):
@@ -73,7 +73,7 @@ def in_turn(ways: Mapping[str, Callable[[], Any]], warmup: int, rounds: int) -> 
 
 
 def timed(call: Callable[[], Rows]) -> dict[str, Any]:
-    """Seconds from a call to the first line of the last rank, and to its end; and which ranks there were."""
+    """Seconds from a call to the first line of the last rank, and to its end, with the ranks and sizes."""
     start = time.time()  # the clock that processes of one host share
     rows = call()
     end = time.time()
@@ -110,7 +110,7 @@ def starts(spark: Any, np: int, settings: SparkSettings) -> dict[str, Any]:
 
 
 def trained(call: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
-    """What a job of training has found: the median step of the slowest rank, and what all ranks ended with."""
+    """The results of a job of training: the median step of the slowest rank, and the final state of all ranks."""
     ranks = call()
     return {
         "step_ms": statistics.median(slowest([rank["seconds"] for rank in ranks])),
@@ -123,7 +123,7 @@ def trained(call: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def with_timeline(call: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
-    """The same with HOROVOD_TIMELINE at the driver, and how many allreduces of gradients the file there has."""
+    """The same with HOROVOD_TIMELINE at the driver, and the number of allreduces of gradients in its file."""
     with tempfile.TemporaryDirectory(prefix="hvd-timeline-") as folder:
         path = Path(folder) / "timeline.json"
         os.environ["HOROVOD_TIMELINE"] = str(path)

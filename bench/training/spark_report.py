@@ -1,4 +1,4 @@
-"""What bench/spark_start.py has measured: summaries, targets, what is wrong, and the page. Standard library only."""
+"""Results of bench/spark_start.py: summaries, targets, errors, and the page. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = {
 }
 BEYOND_S = 3.0  # at most, from run() to the first line of main, beyond an empty barrier job
 TIMELINE_PERCENT = 1.0  # at most, of a step
-ENOUGH = 5  # jobs in each way, for a standard error that says something
+ENOUGH = 5  # jobs in each way, for a meaningful standard error
 TOO_FEW = "too few jobs to tell"
 
 
@@ -28,7 +28,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise_starts(found: Mapping[str, list[dict[str, Any]]], warmup: int) -> dict[str, Any]:
-    """Of one number of ranks: times by way, and how much later first lines are than an empty job's of their round."""
+    """Times by way for one number of ranks, and the delay of first lines after an empty job's of the same round."""
     ways = {}
     for way, records in found.items():
         counted = records[warmup:]
@@ -47,7 +47,7 @@ def summarise_starts(found: Mapping[str, list[dict[str, Any]]], warmup: int) -> 
 
 
 def summarise_jobs(found: Mapping[str, list[dict[str, Any]]], warmup: int) -> dict[str, Any]:
-    """Steps by way, how they compare with those of the same round on Spark, and what all jobs have ended with."""
+    """Steps by way, compared with those of the same round on Spark, and the records of all jobs."""
     ways = {}
     on_spark = [record["step_ms"] for record in found["spark"][warmup:]]
     for way, records in found.items():
@@ -61,14 +61,14 @@ def summarise_jobs(found: Mapping[str, list[dict[str, Any]]], warmup: int) -> di
 
 
 def verdict(value: Mapping[str, float], limit: float) -> str:
-    """Whether a median is at most a limit; it may be that the times do not tell."""
+    """Whether a median is at most a limit, if the noise allows to tell."""
     if value["median"] + value["within"] <= limit:
         return "yes"
     return "no" if value["median"] - value["within"] > limit else "too noisy to tell"
 
 
 def targets(run: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What was aimed at and what was reached, as far as it was measured."""
+    """Targets and results, as far as they were measured."""
     found = []
     for np, about in run["starts"].items():
         beyond = about["beyond_s"]["hvd"]
@@ -99,7 +99,7 @@ def targets(run: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def wrong(run: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the results; one sentence each."""
+    """Errors in the results, a sentence each."""
     found = []
     for np, about in run["starts"].items():
         for way, row in about["ways"].items():
@@ -126,7 +126,7 @@ def wrong_jobs(jobs: Mapping[str, Any], training: Mapping[str, Any]) -> list[str
         if any((record["losses"], record["digests"]) != (first["losses"], first["digests"]) for record in records):
             found.append(f"{JOBS[way]}: losses and parameters are not those under hvdrun")
         if any(not end < begin for record in records for begin, end in record["losses"]):
-            found.append(f"{JOBS[way]}: a loss has not become less")
+            found.append(f"{JOBS[way]}: a loss has not decreased")
     for record in jobs["ways"]["timeline"]["records"]:
         if record["timeline_allreduces"] != training["allreduces"]:
             found.append(
@@ -170,19 +170,19 @@ def markdown(run: Mapping[str, Any]) -> str:
     parts = [
         origin_text(run),
         ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        + f". Variables: {run['variables'] or 'none'}. Spark runs here, as `local-cluster[N,1,1024]`: N executors with "
-        "one task slot each, and a session of its own for each N.",
+        + f". Variables: {run['variables'] or 'none'}. Spark runs on this machine, as `local-cluster[N,1,1024]`: N "
+        "executors with one task slot each, in a new session for each N.",
     ]
     if run["starts"]:
         parts += [
             "## Starts",
             f"Seconds from the call to the first line of the last rank or task, and to the call's end: "
-            f"the median of {settings['rounds']} (and the range), after {settings['warmup']} in each way to get warm; "
-            "one in each way after another, in changing order. The empty job is a barrier stage of RDDs of the same "
-            "size whose tasks wait for each other; what others take beyond it is compared in each round. Ranks of "
+            f"the median of {settings['rounds']} (and the range), after {settings['warmup']} in each way to warm up. "
+            "The ways take turns, in changing order. The empty job is a barrier stage of RDDs of the same size whose "
+            "tasks wait for each other; the time of others beyond it is taken within each round. Ranks of "
             "HorovodRunner and of TorchDistributor import PyTorch after their first line, form a group, and gather "
-            "what they have measured: that is in the whole call. TorchDistributor starts its ranks by PyTorch's "
-            "torchrun, which imports PyTorch before.",
+            "their results: that is in the whole call. TorchDistributor starts its ranks by PyTorch's torchrun, "
+            "which imports PyTorch before.",
         ]
         for np, about in run["starts"].items():
             parts += [f"### np = {np}", starts_table(about)]
@@ -195,12 +195,12 @@ def markdown(run: Mapping[str, Any]) -> str:
             f"A perceptron of PyTorch with {training['parameters']} parameters in "
             f"{training['tensors']} tensors, {training['batch']} examples on each of {training['ranks']} ranks; SGD "
             "with momentum, `DistributedOptimizer` with named parameters, one thread in each rank. A job takes "
-            f"{settings['steps']} steps after {training['warm_steps']} to get warm; its time is the median step of the "
-            f"slowest rank. Medians over {settings['jobs']} jobs in each way after {settings['warmup']}, one in each "
-            "way after another, in changing order; behind ± twice the standard error of a median. Percentages are of "
-            "jobs of the same round. hvdrun gives each rank a core of its own, HorovodRunner does where the ranks "
-            "have all CPUs of the host; hvdrun was measured without, too. Executors of Spark are there all the time. Every job has to end with the same losses and "
-            "parameters, to the bit.",
+            f"{settings['steps']} steps after {training['warm_steps']} to warm up; its time is the median step of the "
+            f"slowest rank. Medians over {settings['jobs']} jobs in each way after {settings['warmup']} to warm "
+            "up. The ways take turns, in changing order; after ± twice the standard error of the median. Percentages "
+            "compare jobs of the same round. hvdrun gives each rank its own core, and so does HorovodRunner if the "
+            "ranks have all CPUs of the host; hvdrun was also measured without. Spark's executors run all the time. "
+            "Every job must end with the same losses and parameters, to the bit.",
             jobs_table(run["jobs"]),
             f"The timeline at the driver is a file of {size / 1e6:.2f} MB, the median, with {training['allreduces']} "
             "allreduces of gradients, all of them.",

@@ -1,5 +1,5 @@
-"""What each rank of bench/tensorflow_step.py does: a step in each way in turn, or single calls. Needs TensorFlow, which
-is loaded when it is known which rank this is."""
+"""The work of each rank of bench/tensorflow_step.py: a step in each way in turn, or single calls. Needs TensorFlow,
+which is loaded once the rank is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.turns import Barrier, calls_in_turn, compared, leave, settings_of,
 def measure_steps(
     settings: TensorFlowSettings, strategy: Any, rank: int, size: int, barrier: Barrier
 ) -> dict[str, Any]:
-    """Seconds of each step of this rank by table and way, and what its parameters have become."""
+    """Seconds of each step of this rank by table and way, and its final parameters."""
     from training.tensorflow_trainers import Engine, flat, network, sizes
     from training.tensorflow_ways import ways_of
 
@@ -64,7 +64,7 @@ def measure_steps(
 
 
 def measure_calls(settings: TensorFlowSettings, rank: int, size: int, barrier: Barrier) -> dict[str, list[float]]:
-    """Seconds of each call, mostly of an allreduce of 8 bytes, a block of calls in one way after one in another."""
+    """Seconds of each call, mostly of an allreduce of 8 bytes, in blocks of calls, with the ways in turn."""
     import numpy
     import tensorflow as tf
 
@@ -104,7 +104,7 @@ def measure_calls(settings: TensorFlowSettings, rank: int, size: int, barrier: B
 
 
 def work(folder: Path) -> None:
-    """What a rank does, which a launcher has started."""
+    """The work of a rank, which a launcher has started."""
     settings: TensorFlowSettings = settings_of(folder, TensorFlowSettings)
     import hvd
 
@@ -136,4 +136,4 @@ def work(folder: Path) -> None:
         result.update(measure_steps(settings, strategy, rank, size, barrier))
     barrier()
     hvd.shutdown()
-    leave(folder, rank, result)  # else threads of TensorFlow's servers complain of each other's end
+    leave(folder, rank, result)  # else threads of TensorFlow's servers report each other's end as errors

@@ -1,4 +1,4 @@
-"""What ranks of bench/tensorflow_step.py have measured: summaries, targets, and the page. Standard library only."""
+"""Results of bench/tensorflow_step.py: summaries, targets, and the page. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.texts import bullets, origin_text, page, table, with_error
 from training.report import ALONE, middle, names_of, over, rows_of, slowest
 
 MODES = {"eager": "eager", "function": "tf.function", "jit": "jit_compile=True"}
-KINDS = {"loop": "A training loop of one's own", "fit": "`model.fit`"}
+KINDS = {"loop": "A custom training loop", "fit": "`model.fit`"}
 LESS_THAN_MWMS = 4.0  # times less added time than the best of MultiWorkerMirroredStrategy
 LIKE_THE_ENGINE = 2.0  # times the time of the bare engine at most
 EAGER_US = 60.0  # at most, of an allreduce of 8 bytes
@@ -22,8 +22,8 @@ def title(table: str) -> str:
 
 
 def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of all tables, and how each way's added time compares with the engine's and with the least of
-    MultiWorkerMirroredStrategy's, in whichever table that is."""
+    """The rows of all tables, with each way's added time compared with the engine's and with the least of
+    MultiWorkerMirroredStrategy's in any table."""
     tables = {
         table: {"ways": rows_of([rank["tables"][table] for rank in of_ranks])} for table in of_ranks[0]["tables"]
     }
@@ -40,7 +40,7 @@ def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
         for way, row in about["ways"].items():
             if way.startswith("none"):
                 continue
-            row["bounded"] = row["exposed_ms"]["median"] <= row["exposed_ms"]["within"]  # too little to be measured
+            row["bounded"] = row["exposed_ms"]["median"] <= row["exposed_ms"]["within"]  # too short to measure
             if least is not None:
                 row["mwms_over_this"] = over(least, row["exposed_ms"])
             if alone is not None:
@@ -49,14 +49,14 @@ def summarise(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def calls_of(of_ranks: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Milliseconds of each call, and what a host call adds to a tf.function."""
+    """Milliseconds of each call, and the time that a host call adds to a tf.function."""
     calls = {name: slowest([rank["calls"][name] for rank in of_ranks]) for name in of_ranks[0]["calls"]}
     calls[HOST_CALL] = [a - b for a, b in zip(calls["tf.function with a host call"], calls["tf.function"])]
     return {name: middle(values) for name, values in calls.items()}
 
 
 def targets(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was aimed at and what was reached, as far as it was measured."""
+    """Targets and results, as far as they were measured."""
     found = []
 
     def add(what: str, at_most: bool, limit: float, reached: float, unit: str) -> None:
@@ -108,17 +108,15 @@ def markdown(run: dict[str, Any]) -> str:
         origin_text(run),
         names_of(run),
         f"{run['parameters'] / 1e6:.2f} million parameters in {run['tensors']} tensors: {run['sizes']}. Medians over "
-        f"{run['settings']['rounds']} rounds after {run['settings']['warmup']} to get warm, of the slowest rank; in "
-        "each round one step in each way of all tables, in changing order. Added: what a step takes longer than the "
-        "mean of two without communication in its round; behind ± twice the standard error of a median. `the same "
-        "again` shows what added means where there is nothing to add. A ratio with < or > is bounded by that error. "
-        "MWMS is "
+        f"{run['settings']['rounds']} rounds after {run['settings']['warmup']} to warm up, of the slowest rank; each "
+        "round has one step in each way of all tables, in changing order. Added: the time of a step beyond the mean of "
+        "two without communication in its round; after ± twice the standard error of the median. `the same again` "
+        "shows the noise: it adds nothing. A ratio with < or > is bounded by that error. MWMS is "
         "`tf.distribute.MultiWorkerMirroredStrategy` with the named implementation of its collectives, which reduces "
-        "all gradients at once; with jit_compile only its gradients are computed by what XLA has compiled. "
-        "TensorFlow's own number of inter-op threads. The time of a step of `fit` is that between its callbacks. "
-        "Parameters are those after the last step: their distance from those of the first way that communicates, as "
-        "a part of how far training has moved these. Their bits are compared between ranks; what differs is told "
-        "below.",
+        "all gradients at once; with jit_compile XLA compiles only the computation of its gradients. "
+        "TensorFlow chooses its number of inter-op threads. The time of a step of `fit` is that between its callbacks. "
+        "Parameters: their distance after the last step from those of the first way that communicates, relative to "
+        "how far training has moved these. Their bits are compared between ranks; differences are listed below.",
     ]
     for name, about in run["tables"].items():
         parts += [f"## {title(name)}", way_table(about, run["missing"].get(name, {}))]
@@ -133,7 +131,7 @@ def markdown(run: dict[str, Any]) -> str:
     rows = package_rows(run)
     if rows:
         parts += [
-            "## Of the package",
+            "## The package",
             "Calls are of 8 bytes; each function also adds 1. They were measured in processes without MWMS.",
             table(["", "measured"], rows),
         ]

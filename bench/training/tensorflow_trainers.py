@@ -1,6 +1,6 @@
-"""What bench/tensorflow_step.py takes steps with: training loops, `fit`, and the bare engine. Needs TensorFlow.
+"""The trainers of bench/tensorflow_step.py: training loops, `fit`, and the bare engine. Needs TensorFlow.
 
-Each has step(number of the round), which may return seconds that it has taken itself.
+Each has step(number of the round), which may return its own time in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from training.settings import Failed
 
 RATE = 0.5
-BATCHES = 16  # used in turn, the same by all ways
+BATCHES = 16  # used in turn, the same in all ways
 
 Gradients = Callable[[Any, Any], Sequence[Any]]
 
@@ -28,7 +28,7 @@ def sizes(tiny: bool) -> tuple[int, int, int]:
 
 
 def network(tiny: bool) -> Any:
-    """A perceptron, the same on all ranks. It is smooth: where a ReLU begins, rounding would change whole gradients."""
+    """A perceptron, the same on all ranks. It is smooth: rounding at a ReLU's kink would change whole gradients."""
     layers, units, _ = sizes(tiny)
     dense = [keras.layers.Dense(units, "tanh" if i < layers - 1 else None) for i in range(layers)]
     net = keras.Sequential([keras.Input((units,)), *dense])
@@ -53,7 +53,7 @@ def flat(net: Any) -> Any:
 
 
 def gradients_of(net: Any, wrap: Callable[[Any], Any] = lambda tape: tape) -> Gradients:
-    """What computes the gradients of a batch, by a tape that `wrap` may make distributed."""
+    """A function that computes the gradients of a batch, by a tape that `wrap` may make distributed."""
     variables = [v.value for v in net.trainable_variables]
 
     def gradients(inputs: Any, targets: Any) -> Sequence[Any]:
@@ -66,7 +66,7 @@ def gradients_of(net: Any, wrap: Callable[[Any], Any] = lambda tape: tape) -> Gr
 
 
 class Loop:
-    """A training loop of one's own. `around` is put around the whole step."""
+    """A custom training loop. `around` wraps the whole step."""
 
     def __init__(
         self, net: Any, batches: tuple[Any, Any], mode: str, gradients: Gradients,
@@ -96,8 +96,8 @@ class Loop:
 
 
 class Fit(keras.callbacks.Callback):
-    """One `model.fit` for all steps, in a thread: it goes on with one when it is told to, and takes the time of each by
-    callbacks, as a program would. So it trains in turn with the others, as if it had begun its epoch long ago."""
+    """One `model.fit` for all steps, in a thread. step() lets it do one, timed by callbacks as in a program. So it
+    takes turns with the others, as if in the middle of an epoch."""
 
     def __init__(
         self, net: Any, batches: tuple[Any, Any], mode: str, optimizer: Any, steps: int, timeout: float
@@ -176,6 +176,6 @@ class Engine:
         return seconds
 
     def finish(self) -> None:
-        """Checks all that is left of the first step."""
+        """Checks the remaining results of the first step."""
         if not all(numpy.allclose(array.ravel()[1:-1], self._mean) for array in self._arrays):
             raise Failed("the engine's averages are wrong")

@@ -15,22 +15,22 @@ from training.program import HOROVOD_CYCLE_TIME, real_horovod
 from training.settings import Failed, TensorFlowSettings
 from training.tensorflow_trainers import RATE, Fit, Loop, data, gradients_of, network
 
-# By table, which is a kind of loop and a mode: what makes the trainer of each way, and why others are not there.
+# By table, which is a kind of loop and a mode: functions that make the trainer of each way, and why others are missing.
 Ways = dict[str, dict[str, Callable[[], Any]]]
 Missing = dict[str, dict[str, str]]
 
 
 def xla_is_missing() -> str:
-    """Why hvd cannot be called in what XLA compiles; "" where it can."""
+    """Why hvd cannot be called in functions that XLA compiles; "" if it can."""
     try:
         from hvd.tensorflow import xla
     except ImportError:
-        return "this hvd.tensorflow cannot be called in what XLA compiles"
+        return "this hvd.tensorflow cannot be called in functions that XLA compiles"
     return "" if xla.available() else getattr(xla, "why_not", str)() or "XLA cannot call hvd here"
 
 
 def strategy_of(settings: TensorFlowSettings) -> Any:
-    """The strategy of all MultiWorkerMirroredStrategy's ways; it has to be made before anything else of TensorFlow."""
+    """The strategy of the ways with MultiWorkerMirroredStrategy. It must be the first call of TensorFlow."""
     if not {"ring", "auto"} & set(settings.ways):
         return None
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -51,8 +51,8 @@ def horovod_of(size: int, rank: int) -> Any:
 
 
 def mirrored(strategy: Any, tiny: bool, batches: tuple[Any, Any], mode: str, implementation: Any) -> Loop:
-    """As the strategy's documentation has it, with this implementation of its collectives. XLA cannot compile these,
-    so with "jit" it compiles what computes the gradients."""
+    """As in the strategy's documentation, with this implementation of its collectives. XLA cannot compile these, so
+    with "jit" it compiles the computation of the gradients."""
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     with strategy.scope():
         net = network(tiny)

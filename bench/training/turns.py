@@ -1,4 +1,4 @@
-"""What ranks of all programs do: they take steps and calls in turn, and compare what was trained. Needs NumPy."""
+"""Shared by the ranks of all programs: steps and calls in turn, comparison of parameters. Needs NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Barrier:
-    """A light barrier of processes, which belongs to none of the libraries."""
+    """A light barrier of processes that uses none of the libraries."""
 
     def __init__(self, file: Path, rank: int, size: int, timeout: float) -> None:
         with open(file, "r+b") as opened:
@@ -46,8 +46,8 @@ class Barrier:
 
 @contextlib.contextmanager
 def threads_on(cpus: Iterable[int]) -> Iterator[None]:
-    """Threads that start meanwhile may run on these CPUs, while this one goes back to where it is bound to. A library
-    that hands its work to threads of its own, as Gloo does, waits for the scheduler where all of them share a core."""
+    """Lets threads that start meanwhile run on these CPUs; this one then returns to its own. A library with its own
+    threads, such as Gloo, waits for the scheduler if all of them share a core."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {*own, *cpus})
     try:
@@ -57,14 +57,14 @@ def threads_on(cpus: Iterable[int]) -> Iterator[None]:
 
 
 def settings_of(folder: Path, kind: Any) -> Any:
-    """What the program has told this rank: a dataclass of that kind."""
+    """The settings from the program, a dataclass of that kind."""
     given = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
 
 
 def leave(folder: Path, rank: int, result: dict[str, Any]) -> None:
-    """Tells the program what this rank has found, and ends it at once: without the end of the interpreter, where
-    threads of other libraries may still be at work."""
+    """Writes the results of this rank for the program, and ends the rank at once: threads of other libraries may still
+    run at the end of the interpreter."""
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,7 +72,7 @@ def leave(folder: Path, rank: int, result: dict[str, Any]) -> None:
 
 
 def next_order(order: list[Key], number: int) -> list[Key]:
-    """That of the round after round `number`: neither the place in a round nor the predecessor is always the same."""
+    """The order of the round after round `number`: no way always has the same place or the same predecessor."""
     return order[1:] + order[:1] if number % 2 else order[::-1]
 
 
@@ -81,7 +81,7 @@ def steps_in_turn(
     prepare: Callable[[int], None], step: Callable[[Key], float | None],
 ) -> dict[Key, list[float]]:
     """Seconds of the steps of this rank by way. A round begins with prepare(its number); then `step` does one in each
-    way, and may return a time that it has taken itself."""
+    way, and may return its own time."""
     seconds: dict[Key, list[float]] = {way: [] for way in ways}
     order = list(ways)
     gc.collect()
@@ -104,7 +104,7 @@ def steps_in_turn(
 def calls_in_turn(
     calls: Mapping[str, Callable[[], Any]], tiny: bool, barrier: Callable[[], None], before: Callable[[], Any]
 ) -> dict[str, list[float]]:
-    """Seconds of each call, a block of calls in one way after a block in another, each after before()."""
+    """Seconds of each call, in blocks of calls with the ways in turn, each block after before()."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for block in range((TINY_CALLS if tiny else CALLS) // CALLS_A_BLOCK + 1):
         for name, call in calls.items():
@@ -113,7 +113,7 @@ def calls_in_turn(
                 barrier()
                 start = time.perf_counter()
                 call()
-                if block > 0:  # the first one is for getting warm
+                if block > 0:  # the first one is a warm-up
                     seconds[name].append(time.perf_counter() - start)
     return seconds
 
@@ -121,7 +121,7 @@ def calls_in_turn(
 def compared(
     ends: Mapping[Key, Callable[[], Any]], reference: Key, begin: Any
 ) -> tuple[dict[Key, str], dict[Key, float]]:
-    """For each way a digest of all parameters, and how far they are from those of a reference, as a part of how far
+    """For each way a digest of all parameters, and their distance from those of a reference, relative to how far
     training has moved these. Parameters are flat arrays; `ends` makes one at a time."""
     at = ends[reference]()
     moved = float(numpy.linalg.norm((at - begin).astype(numpy.float64)))

@@ -1,4 +1,4 @@
-"""What a timeline and its page cost: blocks of steps with and without them, in turn. Needs PyTorch."""
+"""The cost of a timeline and its page: blocks of steps with and without them, in turn. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TINY_PAIRS, PAIRS = 2, 20  # of blocks
 BLOCK = 2.0  # seconds of steps
 LOOK_EVERY = 1.0  # seconds, as the page does
 
-# Asks as the page does, for what it shows first and for the last ten seconds of the timeline.
+# Asks as the page does, for its first view and for the last ten seconds of the timeline.
 _LOOK = """
 import os, sys, time, urllib.request
-os.nice(19)  # in life it is on another machine
+os.nice(19)  # a real reader is on another machine
 page, _, query = sys.argv[1].partition("?")
 end = 0.0
 for line in sys.stdin:
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Page:
-    """The page of rank 0's host, with somebody who looks at it every second."""
+    """The page of rank 0's host, with a reader that looks at it every second."""
 
     def __init__(self, path: Path) -> None:
         from hvd.timeline.live import Live
@@ -45,7 +45,7 @@ class Page:
         self.looks = 0
 
     def look(self) -> None:
-        """Lets the person look, if it is time; does not wait for the answer."""
+        """Lets the reader look, if it is time; does not wait for the answer."""
         now = time.monotonic()
         if now - self._last >= LOOK_EVERY:
             self.send(now)
@@ -58,7 +58,7 @@ class Page:
         self.looks += 1
 
     def close(self) -> tuple[int, float]:
-        """Returns how many looks were answered, and seconds of CPU time that the server has taken."""
+        """Returns how many looks were answered, and the server's CPU time in seconds."""
         output, _ = self._person.communicate(timeout=120)
         taken = children.cpu_seconds(self._live.process)
         self._live.finish()

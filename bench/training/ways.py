@@ -13,11 +13,11 @@ from typing import Any
 from training.program import HOROVOD_CYCLE_TIME, real_horovod
 from training.settings import Failed, Settings
 
-# What makes a model and its optimizer distributed.
+# Makes a model and its optimizer distributed.
 Way = Callable[[Any, Any], tuple[Any, Any]]
 
 
-SHARE = "HVD_SHARE_BUCKETS"  # read where a group of hvd's begins: 0 leaves DDP's buckets in memory of each rank
+SHARE = "HVD_SHARE_BUCKETS"  # read when a group of hvd's begins: 0 leaves DDP's buckets in memory of each rank
 
 
 def group_of_hvd(settings: Settings, share: bool) -> Any:
@@ -34,7 +34,7 @@ def group_of_hvd(settings: Settings, share: bool) -> Any:
     os.environ[SHARE] = "1" if share else "0"
     try:
         group = dist.new_group(backend="hvd", timeout=datetime.timedelta(seconds=settings.timeout))
-        dist.barrier(group=group)  # it begins at the latest now
+        dist.barrier(group=group)  # it begins now at the latest
     finally:
         if before is None:
             del os.environ[SHARE]
@@ -44,7 +44,7 @@ def group_of_hvd(settings: Settings, share: bool) -> Any:
 
 
 def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
-    """Functions that make a model and an optimizer distributed, and reasons for those ways that cannot be measured.
+    """Functions that make a model and an optimizer distributed, and why other ways cannot be measured.
 
     Collective, because libraries are initialised.
     """
@@ -61,7 +61,7 @@ def ways_of(settings: Settings) -> tuple[dict[str, Way], dict[str, str]]:
     def with_ddp(
         model: Any, optimizer: Any, bucket: int | None = None, views: bool = True, group: Any = None
     ) -> tuple[Any, Any]:
-        # Buffers are left to each rank, as they are by the other ways.
+        # Each rank keeps its own buffers, as in the other ways.
         return DistributedDataParallel(
             model, process_group=group, gradient_as_bucket_view=views, bucket_cap_mb=bucket, broadcast_buffers=False
         ), optimizer

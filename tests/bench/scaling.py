@@ -214,7 +214,7 @@ class Scaling(unittest.TestCase):
             (("--from-json", self.stand_in, "--quick"), "--from-json simulates nothing, so --quick means nothing"),
             (("--engine", "--ranks", "4097"), "--ranks: '4097' is not allowed; allowed: whole numbers from 2 to 4096"),
             (("--engine", "--sizes", "8"), "--engine simulates no collective by itself, so --sizes means nothing"),
-            (("--engine", "--collectives", "barrier"), "so --collectives means nothing with it"),
+            (("--engine", "--collectives", "barrier"), "so --collectives has no effect with it"),
             (("--from-json", self.stand_in, "--engine"), "--from-json simulates nothing, so --engine means nothing"),
             (("--no-such-flag",), "--no-such-flag"),
         ):

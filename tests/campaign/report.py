@@ -1,4 +1,4 @@
-"""The report of a campaign: what the parts counted, as bench/results/DATE-CPU-campaign.{json,md} and in
+"""The report of a campaign: the counts of its parts, as bench/results/DATE-CPU-campaign.{json,md} and in
 docs/reliability.md, between `<!-- table: campaign -->` and `<!-- end -->`.
 """
 
@@ -25,7 +25,7 @@ def read(path):
     """A report from its file. Raises ValueError."""
     run = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(run, dict) or run.get("format") != FORMAT:
-        raise ValueError(f'{path} is no report of tools/campaign (it has no "format": "{FORMAT}")')
+        raise ValueError(f'{path} is not a report of tools/campaign (it has no "format": "{FORMAT}")')
     return run
 
 
@@ -43,7 +43,7 @@ def counted(counters):
 
 
 def lines_of(part):
-    """The rows of a part: itself, and what it counted apart."""
+    """The rows of a part: its total, and its separate counters."""
     minutes = f"{part['seconds'] / 60:.1f}"
     yield part["part"], minutes, number(part["rounds"]), counted(part), len(part["findings"])
     for name, counters in part.get("rows", {}).items():

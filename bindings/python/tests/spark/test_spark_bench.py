@@ -76,8 +76,8 @@ def test_what_a_rank_of_torch_distributor_returns(bench: ModuleType, monkeypatch
     "arguments, complaint",
     [
         (["--parts", "start,end"], "--parts: there is no 'end'; allowed: start, step"),
-        (["--ranks", "2,x"], "'x' is no whole number from 1 to 64"),
-        (["--rounds", "0"], "'0' is no whole number from 1 to 1000"),
+        (["--ranks", "2,x"], "'x' is not a whole number from 1 to 64"),
+        (["--rounds", "0"], "'0' is not a whole number from 1 to 1000"),
         (["--output", "/nowhere"], "--output: cannot write into '/nowhere'"),
     ],
 )

@@ -98,7 +98,7 @@ def test_horovod_is_measured_where_it_is_installed(tmp_path: Path) -> None:
     ways = result["tables"]["loop, function"]["ways"]
     assert list(ways) == ["none", "none again", "Horovod"] and ways["Horovod"]["apart"] == 0.0
     assert result["calls"] == {} and result["import_ms"] is None and result["engine"] == {}
-    assert result["targets"] == [] and "Of the package" not in done.stdout and "Targets" not in done.stdout
+    assert result["targets"] == [] and "The package" not in done.stdout and "Targets" not in done.stdout
 
 
 def test_a_rank_that_fails_is_quoted() -> None:
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_is_quoted() -> None:
     [
         (["--modes", "graph"], "--modes: there is no 'graph'; allowed: eager, function, jit"),
         (["--ways", "hvd,mpi"], "--ways: there is no 'mpi'; allowed: hvd, fit, engine, ring, auto, horovod"),
-        (["--rounds", "0"], "'0' is no whole number from 1 to 10000"),
+        (["--rounds", "0"], "'0' is not a whole number from 1 to 10000"),
         (["--output", "/nowhere"], "--output: cannot write into '/nowhere'"),
     ],
 )

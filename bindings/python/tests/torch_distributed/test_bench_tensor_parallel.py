@@ -96,9 +96,9 @@ def test_from_cpp(tmp_path: Path) -> None:
         ),
         (["--types", "int8"], "--types: there is no 'int8'; allowed: bfloat16, float32"),
         (["--parts", "all"], "--parts: there is no 'all'; allowed: calls, compiled, tokens"),
-        (["--sizes", "8K,x"], "--sizes: 'x' is no size from 4 to 1024M"),
+        (["--sizes", "8K,x"], "--sizes: 'x' is not a size from 4 to 1024M"),
         (["--sizes", "6"], "--sizes: '6' is not a multiple of 4 bytes"),
-        (["--rounds", "0"], "'0' is no whole number from 1 to 10000"),
+        (["--rounds", "0"], "'0' is not a whole number from 1 to 10000"),
         (["--output", "/nowhere"], "--output: cannot write into '/nowhere'"),
     ],
 )
