@@ -145,8 +145,7 @@ def main(arguments: argparse.Namespace) -> int:
     }
     run["targets"] = targets(run)
     run["wrong"] = wrong(run)
-    kind = "spark-start-tiny" if settings.tiny else "spark-start"
-    return program.finish(PROGRAM, run, markdown(run), kind, arguments.output)
+    return program.finish(PROGRAM, run, markdown(run), "spark-start", arguments)
 
 
 if __name__ == "__main__":

@@ -134,15 +134,8 @@ def main(arguments: argparse.Namespace) -> int:
         "wrong": wrong(calls, from_cpp, tokens),
     }
     run["settings"]["deepspeed"] = os.path.basename(library)
-    kind = "tensor-parallel-tiny" if arguments.tiny else "tensor-parallel"
-    return program.finish(PROGRAM, run, markdown(run), kind, arguments.output)
-
-
-def work(folder: Path) -> None:
-    from tensor_parallelism.rank import work as of_rank  # only in a rank: it loads PyTorch
-
-    of_rank(folder)
+    return program.finish(PROGRAM, run, markdown(run), "tensor-parallel", arguments)
 
 
 if __name__ == "__main__":
-    program.start(PROGRAM, options(), main, work)
+    program.start(PROGRAM, options(), main, "tensor_parallelism.rank")

@@ -77,15 +77,8 @@ def main(arguments: argparse.Namespace) -> int:
     }
     run["targets"] = targets(run)
     run["wrong"] = wrong(run["tables"], arguments.ranks)
-    kind = "tensorflow-step-tiny" if arguments.tiny else "tensorflow-step"
-    return program.finish(PROGRAM, run, markdown(run), kind, arguments.output)
-
-
-def work(folder: Path) -> None:
-    from training.tensorflow_rank import work as of_rank
-
-    of_rank(folder)
+    return program.finish(PROGRAM, run, markdown(run), "tensorflow-step", arguments)
 
 
 if __name__ == "__main__":
-    program.start(PROGRAM, options(), main, work)
+    program.start(PROGRAM, options(), main, "training.tensorflow_rank")

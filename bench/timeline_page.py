@@ -127,7 +127,7 @@ def main(arguments: argparse.Namespace) -> int:
         "found": found,
         "wrong": wrong(found),
     }
-    return program.finish(PROGRAM, run, markdown(run), "timeline-page" + ("-tiny" if arguments.tiny else ""), arguments.output)
+    return program.finish(PROGRAM, run, markdown(run), "timeline-page", arguments)
 
 
 if __name__ == "__main__":

@@ -89,15 +89,8 @@ def main(arguments: argparse.Namespace) -> int:
         "watched": {name: watching([rank["watched"][name] for rank in of_ranks]) for name in of_ranks[0]["watched"]},
         "wrong": wrong(models, arguments.ranks),
     }
-    kind = "torch-step-tiny" if arguments.tiny else "torch-step"
-    return program.finish(PROGRAM, run, markdown(run), kind, arguments.output)
-
-
-def work(folder: Path) -> None:
-    from training.rank import work as of_rank  # only in a rank: it loads PyTorch
-
-    of_rank(folder)
+    return program.finish(PROGRAM, run, markdown(run), "torch-step", arguments)
 
 
 if __name__ == "__main__":
-    program.start(PROGRAM, options(), main, work)
+    program.start(PROGRAM, options(), main, "training.rank")

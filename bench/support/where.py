@@ -1,5 +1,6 @@
 """Where and when a measurement was taken, and its files."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -8,9 +9,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from support import ROOT
+from support import ROOT, children
 from support.texts import size_text, write_whole
 
 
@@ -85,6 +87,19 @@ def free_name(wanted, folder):
         number += 1
         name = f"{wanted}-{number}"
     return name
+
+
+@contextlib.contextmanager
+def moved_into(folder):
+    """A temporary folder, whose files are moved into this one at the end, or deleted after an error."""
+    with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as beside:
+        yield Path(beside)
+        held = children.hold_signals()
+        try:
+            for file in sorted(Path(beside).iterdir()):
+                os.replace(file, folder / file.name)
+        finally:
+            children.release_signals(held)
 
 
 def save(run, name, folder, text):

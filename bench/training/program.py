@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -148,11 +149,12 @@ def variables(prefixes: tuple[str, ...]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(prefixes))
 
 
-def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path | None) -> int:
+def finish(program: str, run: dict[str, Any], page: str, kind: str, arguments: argparse.Namespace) -> int:
     """Prints the page, writes it and the run under a free name, and reports errors. Returns the exit code."""
     print(page, end="")
-    if output:
-        path = output / (free_name(name_of(run, kind), output) + ".json")
+    if arguments.output:
+        name = name_of(run, kind, *(["tiny"] if arguments.tiny else []))
+        path = arguments.output / (free_name(name, arguments.output) + ".json")
         try:
             write_whole(path, json.dumps(run, indent=1) + "\n")
             write_whole(path.with_suffix(".md"), page)
@@ -165,12 +167,12 @@ def finish(program: str, run: dict[str, Any], page: str, kind: str, output: Path
 
 
 def start(
-    program: str, arguments: argparse.Namespace, main: Callable[[argparse.Namespace], int], work: Any = None
+    program: str, arguments: argparse.Namespace, main: Callable[[argparse.Namespace], int], rank: str = ""
 ) -> None:
-    """Runs the program, or one of its ranks by `work`, and ends it."""
+    """Runs the program, or one of its ranks by the module `rank`, which may load PyTorch, and ends it."""
     try:
-        if work is not None and arguments.work is not None:
-            work(arguments.work)
+        if rank and arguments.work is not None:
+            importlib.import_module(rank).work(arguments.work)
         else:
             children.heed_signals()
             sys.exit(main(arguments))

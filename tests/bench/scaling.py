@@ -210,12 +210,12 @@ class Scaling(unittest.TestCase):
             (("--collectives", "gossip", "--program", self.stand_in), "'gossip'; allowed: allreduce, barrier"),
             (("--program", nowhere), "nowhere is not a program"),
             (("--output", nowhere), "--output: cannot write into"),
-            (("--from-json", nowhere), "is not a file that bench/scaling has written"),
-            (("--from-json", self.stand_in, "--quick"), "--from-json simulates nothing, so --quick means nothing"),
+            (("--from-json", nowhere), "is not a file written by bench/scaling"),
+            (("--from-json", self.stand_in, "--quick"), "--from-json simulates nothing, so --quick has no effect"),
             (("--engine", "--ranks", "4097"), "--ranks: '4097' is not allowed; allowed: whole numbers from 2 to 4096"),
-            (("--engine", "--sizes", "8"), "--engine simulates no collective by itself, so --sizes means nothing"),
+            (("--engine", "--sizes", "8"), "--engine simulates no collectives, so --sizes has no effect"),
             (("--engine", "--collectives", "barrier"), "so --collectives has no effect with it"),
-            (("--from-json", self.stand_in, "--engine"), "--from-json simulates nothing, so --engine means nothing"),
+            (("--from-json", self.stand_in, "--engine"), "--from-json simulates nothing, so --engine has no effect"),
             (("--no-such-flag",), "--no-such-flag"),
         ):
             with self.subTest(words=words):
