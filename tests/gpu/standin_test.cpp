@@ -503,6 +503,6 @@ TEST_CASE("gpu standin: kernels") {
     copies(parts, hvd::dtype::float32, hvd::dtype::float32, 2.0, 4, d.a);
     d.no_violation();
     copies(parts, hvd::dtype::float32, hvd::dtype::float32, 2.0, 4, d.b);
-    d.one_violation("(hvd_copy_float32_float32) ");
+    d.one_violation("(hvd_copy_floats) ");
   });
 }

@@ -41,25 +41,48 @@ struct device_part {
   std::size_t count;  ///< elements; bytes if they are of dtype::user
 };
 
-/// The kernel for a copy, and the number of the kernel's elements in one element of the tensors.
+/// The kernel for a copy, the number of its elements in one element of the tensors, and what they are.
 struct copy_choice {
   std::size_t kernel;  ///< its place in copy_kernels
   std::size_t each;
+  copy_type from, to;
 };
 
 /// The choice for elements of these types. Throws unsupported if no kernel converts or scales them.
 inline copy_choice choose_copy(dtype from, dtype to, bool scales) {
-  if (from == to && !scales) return {0, std::max<std::size_t>(size_of(from), 1)};
+  constexpr std::size_t bytes = 0, integers = 1, floats = 2;
+  if (from == to && !scales) {
+    constexpr copy_type byte = copy_type::of<std::byte>();
+    return {bytes, std::max<std::size_t>(size_of(from), 1), byte, byte};
+  }
   const auto is_complex = [](dtype type) { return type == dtype::complex64 || type == dtype::complex128; };
-  const auto real = [](dtype type) {
-    return type == dtype::complex64 ? dtype::float32 : type == dtype::complex128 ? dtype::float64 : type;
-  };
-  if (is_complex(from) == is_complex(to)) {
-    const std::string wanted = joined({"hvd_copy_", name(real(from)), "_", name(real(to))});
-    const auto* const found = std::ranges::find(copy_kernels, wanted, &copy_kernel::name);
-    if (found != std::end(copy_kernels)) {
-      return {static_cast<std::size_t>(found - copy_kernels), is_complex(from) ? std::size_t{2} : std::size_t{1}};
+  const auto real_type = [](dtype type) -> copy_type {
+    switch (type) {
+      case dtype::int8: return copy_type::of<std::int8_t>();
+      case dtype::uint8: return copy_type::of<std::uint8_t>();
+      case dtype::int16: return copy_type::of<std::int16_t>();
+      case dtype::uint16: return copy_type::of<std::uint16_t>();
+      case dtype::int32: return copy_type::of<std::int32_t>();
+      case dtype::uint32: return copy_type::of<std::uint32_t>();
+      case dtype::int64: return copy_type::of<std::int64_t>();
+      case dtype::uint64: return copy_type::of<std::uint64_t>();
+      case dtype::float16: return copy_type::of<half>();
+      case dtype::bfloat16: return copy_type::of<bfloat16>();
+      case dtype::float32:
+      case dtype::complex64: return copy_type::of<float>();
+      case dtype::float64:
+      case dtype::complex128: return copy_type::of<double>();
+      default: return {};  // boolean and user: neither scaled nor converted
     }
+  };
+  const auto is_float = [](copy_type type) { return type.format >= copy_format::float16; };
+  const auto is_single = [](copy_type type) { return type.format == copy_format::float32; };
+  const copy_type in = real_type(from), out = real_type(to);
+  if (is_complex(from) == is_complex(to) && from != dtype::boolean && from != dtype::user) {
+    const std::size_t each = is_complex(from) ? 2 : 1;
+    if (is_float(in) && is_float(out) && (from == to || is_single(in) || is_single(out)))
+      return {floats, each, in, out};
+    if (from == to) return {integers, each, in, out};
   }
   if (from == to) fail(error_kind::unsupported, {"elements of type ", name(from), " cannot be scaled on a GPU"});
   fail(error_kind::unsupported, {"elements of type ", name(from), " cannot be converted to ", name(to),
@@ -71,9 +94,12 @@ inline copy_choice choose_copy(dtype from, dtype to, bool scales) {
 template <class Launch>
 void plan_copies(std::span<const device_part> parts, copy_choice choice, copy_parameters& p, const Launch& launch,
                  std::uint32_t most_tiles = std::uint32_t{std::numeric_limits<std::int32_t>::max()}) {
-  const copy_kernel& which = copy_kernels[choice.kernel];
+  const std::size_t from_bytes = std::size_t{1} << choice.from.shift, to_bytes = std::size_t{1} << choice.to.shift;
+  const std::uint64_t tile_elements = copy_tile_elements(choice.from, choice.to);
   std::uint32_t tiles = 0;
   p.parts = 0;
+  p.from = choice.from;
+  p.to = choice.to;
   const auto finish = [&] {
     if (p.parts != 0) launch(tiles);
     p.parts = tiles = 0;
@@ -83,7 +109,7 @@ void plan_copies(std::span<const device_part> parts, copy_choice choice, copy_pa
       return reinterpret_cast<std::uintptr_t>(at) % bytes != 0;
     };
     std::uint64_t left = std::uint64_t{part.count} * choice.each;
-    if (left != 0 && (astray(part.in, which.from_bytes) || astray(part.out, which.to_bytes))) {
+    if (left != 0 && (astray(part.in, from_bytes) || astray(part.out, to_bytes))) {
       fail(error_kind::invalid_argument,
            {"a tensor on a GPU does not start at a multiple of its elements' size, as its "
             "kernels need for scaling and conversion"});
@@ -92,14 +118,14 @@ void plan_copies(std::span<const device_part> parts, copy_choice choice, copy_pa
     std::byte* out = part.out;
     while (left != 0) {
       if (p.parts == copy_parameters::most || tiles == most_tiles) finish();
-      const std::uint64_t room = std::uint64_t{most_tiles - tiles} * which.tile_elements;
+      const std::uint64_t room = (most_tiles - tiles) * tile_elements;
       const std::uint64_t count = std::min(left, room);
       p.part[p.parts] = {in, out, count};
       p.first_tile[p.parts] = tiles;
       ++p.parts;
-      tiles += static_cast<std::uint32_t>((count + which.tile_elements - 1) / which.tile_elements);
-      in += count * which.from_bytes;
-      out += count * which.to_bytes;
+      tiles += static_cast<std::uint32_t>((count + tile_elements - 1) / tile_elements);
+      in += count * from_bytes;
+      out += count * to_bytes;
       left -= count;
     }
   }
@@ -147,7 +173,7 @@ class cuda_kernels {
     }
     module_ = {module, cuda_unload{&driver, context}};
     for (std::size_t i = 0; i != std::size(copy_kernels); ++i) {
-      const std::string name(copy_kernels[i].name);
+      const std::string name(copy_kernels[i]);
       driver.check(driver.module_function(&functions_[i], module, name.c_str()), "cuModuleGetFunction");
     }
   }

@@ -29,7 +29,6 @@ copy_parameters& parameters_of(const launch& l, std::unique_ptr<copy_parameters>
 std::uint64_t number(const std::byte* address) { return reinterpret_cast<std::uint64_t>(address); }
 
 kernel make_copy(std::size_t place) {
-  const copy_kernel& known = copy_kernels[place];
   const auto run = [place](const launch& l) {
     std::unique_ptr<copy_parameters> copy;
     copy_parameters& p = parameters_of(l, copy);
@@ -44,18 +43,18 @@ kernel make_copy(std::size_t place) {
       for (unsigned thread = 0; thread != l.block[0]; ++thread) body(p, block, thread, l.block[0]);
     }
   };
-  const auto touches = [&known](const launch& l) {
+  const auto touches = [](const launch& l) {
     std::unique_ptr<copy_parameters> copy;
     const copy_parameters& p = parameters_of(l, copy);
     std::vector<range> all;
     for (const copy_part* part = p.part; part != p.part + p.parts; ++part) {
-      all.push_back({number(part->in), part->count * known.from_bytes, false});
-      all.push_back({number(part->out), part->count * known.to_bytes, true});
+      all.push_back({number(part->in), part->count << p.from.shift, false});
+      all.push_back({number(part->out), part->count << p.to.shift, true});
     }
     if (p.poison != nullptr) all.push_back({reinterpret_cast<std::uint64_t>(p.poison), sizeof *p.poison, false});
     return all;
   };
-  return {known.name, {sizeof(copy_parameters)}, run, touches};
+  return {copy_kernels[place], {sizeof(copy_parameters)}, run, touches};
 }
 
 }  // namespace
