@@ -76,7 +76,7 @@ Stage Stage::open(const std::string& path) {
   if (data == MAP_FAILED || h->magic != stage_header::magic_value ||
       h->bytes != static_cast<std::uint64_t>(s.st_size)) {
     ::close(fd);
-    throw std::runtime_error(path + " (" + stage_variable + ") is no stage of this version of hvd-bench");
+    throw std::runtime_error(path + " (" + stage_variable + ") is not a stage of this version of hvd-bench");
   }
   return {fd, data, static_cast<std::size_t>(s.st_size)};
 }

@@ -34,7 +34,7 @@ class checked {
   checked(communicator& comm, operation kind, int type, const char* suffix = "")
       : comm_(comm), found_(kind, comm.rank(), comm.size(), suffix) {
     if (!is_dtype(type)) [[unlikely]] {
-      found_.refuse({"dtype ", type, " is no element type", allowed_dtypes});
+      found_.refuse({"dtype ", type, " is not an element type", allowed_dtypes});
     } else {
       type_ = static_cast<dtype>(type);
       unit_ = size_of(type_);
@@ -78,7 +78,7 @@ class checked {
   /// The reduction; if it is invalid, `check` throws the reason.
   reduction reduces(int op, double prescale = 1.0, double postscale = 1.0) {
     if (!is_op(op)) [[unlikely]] {
-      found_.refuse({"op ", op, " is no reduction", allowed_ops});
+      found_.refuse({"op ", op, " is not a reduction", allowed_ops});
     } else {
       try {
         return make_reduction(type_, static_cast<reduce_op>(op), comm_.size(), prescale, postscale);
@@ -106,7 +106,8 @@ void reduce_vector(communicator& comm, const void* in, void* out, std::size_t co
   a.buffer("input", in, count).buffer("output", out, count).apart(in, count, out, count, in == out);
   if constexpr (Call::kind == operation::scan) {
     if (op == HVD_AVERAGE) {
-      a.found().refuse({"there is no average, as each rank combines another number of ranks; use HVD_SUM and divide"});
+      a.found().refuse(
+          {"there is no average, because each rank combines a different number of ranks; use HVD_SUM and divide"});
     }
   }
   const reduction r = a.reduces(op, prescale, postscale);
@@ -213,10 +214,10 @@ inline tensor_list list_of(communicator& comm, operation kind, const hvd_tensor*
   for (std::size_t i = 0; i != n; ++i) {
     const hvd_tensor& t = tensors[i];
     if (!is_dtype(t.dtype)) {
-      found.refuse({"tensor ", i, " has dtype ", t.dtype, ", which is no element type", allowed_dtypes});
+      found.refuse({"tensor ", i, " has dtype ", t.dtype, ", which is not an element type", allowed_dtypes});
     } else if (t.wire != 0 && !is_dtype(t.wire)) {
-      found.refuse({"tensor ", i, " has wire ", t.wire, ", which is no element type; allowed: 0, its dtype ", t.dtype,
-                    ", or a smaller floating-point type for a larger one"});
+      found.refuse({"tensor ", i, " has wire ", t.wire, ", which is not an element type; allowed: 0, its dtype ",
+                    t.dtype, ", or a smaller floating-point type for a larger one"});
     }
     list.add(fused{checked::bytes(t.in), checked::bytes(t.out), t.count, static_cast<dtype>(t.dtype),
                    static_cast<dtype>(t.wire == 0 ? t.dtype : t.wire)});
@@ -229,7 +230,7 @@ inline void allreduce_list(communicator& comm, const hvd_tensor* tensors, std::s
                            int op) {
   if (!is_op(op)) {
     detail::arguments found(operation::allreduce, comm.rank(), comm.size());
-    found.refuse({"op ", op, " is no reduction", allowed_ops});
+    found.refuse({"op ", op, " is not a reduction", allowed_ops});
     found.check(comm);
   }
   hvd::allreduce(static_cast<any_transport&>(comm), list_of(comm, operation::allreduce, tensors, n), how);

@@ -59,7 +59,7 @@ inline thread_local constinit failure last_failure{"", -1};
     }
     return static_cast<int>(e.kind()) + 1;
   } catch (const std::bad_alloc&) {
-    last_failure.set({"hvd: ", function, ": there is no memory left"}, -1);
+    last_failure.set({"hvd: ", function, ": out of memory"}, -1);
     return HVD_NO_MEMORY;
   } catch (const std::exception& e) {
     last_failure.set({"hvd: ", function, ": ", e.what()}, -1);

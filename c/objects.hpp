@@ -160,7 +160,7 @@ class table {
                                                                     std::string_view function) {
     const std::uint64_t given = static_cast<std::uint64_t>(number) >> kind_shift;
     if (number == 0) {
-      refuse(function, {"the ", name(k), " is 0, which is none; pass one from ", origin(k)});
+      refuse(function, {"the ", name(k), " is 0, which is never valid; pass one from ", origin(k)});
     }
     if (given != 0 && given <= static_cast<std::uint8_t>(kind::handle) && given != static_cast<std::uint8_t>(k)) {
       const auto with_article = [](kind some) {
@@ -182,7 +182,9 @@ class table {
     }
     std::uint64_t index = fresh_.load(std::memory_order_relaxed);
     do {
-      if (index == most) detail::fail(error_kind::no_memory, {"there are ", most, " objects; free what is done"});
+      if (index == most)
+        detail::fail(error_kind::no_memory,
+                     {"there are ", most, " objects, which is the limit; free those that are done"});
       make_block(index);
     } while (!fresh_.compare_exchange_weak(index, index + 1, std::memory_order_acq_rel));
     return index;

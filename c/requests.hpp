@@ -79,12 +79,12 @@ class submission {
     request_.priority = how->priority;
     if (how->wire == 0) return;
     if (!is_dtype(how->wire))
-      refuse_it({"wire ", how->wire, " is no element type; allowed: 0, HVD_FLOAT16, HVD_BFLOAT16 and HVD_FLOAT32"});
+      refuse_it({"wire ", how->wire, " is not an element type; allowed: 0, HVD_FLOAT16, HVD_BFLOAT16 and HVD_FLOAT32"});
     request_.wire = static_cast<dtype>(how->wire);
   }
 
   submission& reduced_by(int op) {
-    if (!is_op(op)) refuse_it({"op ", op, " is no reduction", allowed_ops});
+    if (!is_op(op)) refuse_it({"op ", op, " is not a reduction", allowed_ops});
     request_.op = static_cast<reduce_op>(op);
     return *this;
   }
@@ -102,7 +102,7 @@ class submission {
     for (std::size_t i = 0; i != n; ++i) {
       if (tensors[i].wire != 0 && tensors[i].wire != tensors[i].dtype) {
         refuse_it({"tensor ", i, " of dtype ", tensors[i].dtype, " has wire ", tensors[i].wire,
-                   "; in the engine all of a list travel alike: give 0 there, and the wire in hvd_submit"});
+                   "; the engine sends all tensors of a list in one type: pass 0 here, and the wire in hvd_submit"});
       }
       tensor(tensors[i].in, tensors[i].out, tensors[i].count, tensors[i].dtype);
     }
@@ -131,7 +131,7 @@ class submission {
            {"\"", request_.name, "\" on rank ", engine_->rank(), " of ", engine_->size(), ": ", detail::joined(what)});
   }
   submission& add(const void* in, void* out, std::size_t count, int type) {
-    if (!is_dtype(type)) refuse_it({"dtype ", type, " is no element type", allowed_dtypes});
+    if (!is_dtype(type)) refuse_it({"dtype ", type, " is not an element type", allowed_dtypes});
     request_.tensors.push_back(
         detail::tensor_of({checked::bytes(in), checked::bytes(out), count, static_cast<dtype>(type)}));
     return *this;
@@ -147,7 +147,7 @@ class submission {
 
 inline void wait(hvd_handle number, double seconds) {
   const hvd::handle end = handle_of(number, "wait").first;
-  if (std::isnan(seconds)) refuse("wait", {"the time limit is no number; pass seconds, or -1 for no limit"});
+  if (std::isnan(seconds)) refuse("wait", {"the time limit is not a number; pass seconds, or -1 for no limit"});
   end.wait(seconds < 0 ? std::nullopt : std::optional(std::chrono::duration<double>(seconds)));
 }
 
@@ -172,7 +172,7 @@ inline void received_splits(hvd_handle number, std::size_t* counts) {
   require("received_splits", counts, "counts", "a size_t for each rank");
   const auto [end, has_output] = done(number, "received_splits");
   if (!has_output || end.output().received_splits.empty()) {
-    refuse("received_splits", {"the operation of handle ", number, " is no alltoall"});
+    refuse("received_splits", {"the operation of handle ", number, " is not an alltoall"});
   }
   std::copy(end.output().received_splits.begin(), end.output().received_splits.end(), counts);
 }
@@ -180,7 +180,7 @@ inline void received_splits(hvd_handle number, std::size_t* counts) {
 inline void last_joined(hvd_handle number, int* rank) {
   require("last_joined", rank, "rank", "an int");
   *rank = done(number, "last_joined").first.last_joined();
-  if (*rank < 0) refuse("last_joined", {"the operation of handle ", number, " is no join"});
+  if (*rank < 0) refuse("last_joined", {"the operation of handle ", number, " is not a join"});
 }
 
 inline void output(hvd_handle number, const void** data, std::size_t* count) {
@@ -192,7 +192,7 @@ inline void output(hvd_handle number, const void** data, std::size_t* count) {
   if (!has_output) {
     refuse("output", {"the operation of handle ", number,
                       " has no output of its own: its result, if it has one, is in "
-                      "the memory that it was given"});
+                      "the memory that you passed"});
   }
   const result& r = end.output();
   std::size_t elements = 1;

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <exception>
 
-/// Of a set of numbers. Any trivially copyable type that is no pointer can be an element.
+/// Of a set of numbers. Any trivially copyable type that is not a pointer can be an element.
 struct Moments {
   double count = 0, mean = 0, squares = 0;  // squares: of the distances from the mean
 

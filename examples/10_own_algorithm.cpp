@@ -33,7 +33,7 @@ struct k_ary_tree {
     const std::size_t chunk = std::max<std::size_t>(1, std::min(chunk_bytes / unit, call.count));
     const auto received = std::make_unique<std::byte[]>(first_child == end_of_children ? 0 : chunk * unit);
 
-    // Also where there are no elements one message is sent, so that ranks that disagree on the count find out.
+    // One message is sent even without elements, so that ranks that disagree on the count find out.
     for (std::size_t at = 0; at == 0 || at < call.count; at += chunk) {
       const std::size_t n = std::min(chunk, call.count - at);
       std::byte* const sum = call.out + at * unit;

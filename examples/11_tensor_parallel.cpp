@@ -215,7 +215,7 @@ int main(int argc, char** argv) try {
     }
     if (comm.rank() == 0) {
       print("split, bfloat16:", split.tokens);
-      // What rounding changes is far from changing a choice.
+      // Rounding changes the logits by far less than it takes to change a choice.
       std::printf("each token leads by more than 0.5: %s\n", whole.lead > 0.5f ? "yes" : "no");
       std::printf("logits differ by less than 0.05: %s\n", difference < 0.05f ? "yes" : "no");
     }

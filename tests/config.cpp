@@ -191,9 +191,9 @@ TEST_CASE("config: a job's name can be part of a file's name") {
   CHECK(read({{"HVD_JOB", "digits-3.b_1"}}).job == "digits-3.b_1");
   CHECK(read({{"HVD_JOB", std::string(128, 'j')}}).job.size() == 128);
   for (const char* bad : {"a/b", "../x", "a b", "a\tb", "\xc3\xa4", "a:b"})
-    CHECK(complaint_of({{"HVD_JOB", bad}}) == has("is no name for a job; allowed: 1 to 128 letters, digits"));
+    CHECK(complaint_of({{"HVD_JOB", bad}}) == has("is not a valid name of a job; allowed: 1 to 128 letters, digits"));
   CHECK(complaint_of({{"HVD_JOB", ""}}) == has("HVD_JOB=\"\" is empty"));
-  CHECK(complaint_of({{"HVD_JOB", std::string(129, 'j')}}) == has("is no name for a job"));
+  CHECK(complaint_of({{"HVD_JOB", std::string(129, 'j')}}) == has("is not a valid name of a job"));
 }
 
 TEST_CASE("config: the folder of segments is an absolute path") {
@@ -339,8 +339,8 @@ TEST_CASE("config: a process that an unknown launcher has started as one of seve
         });
     return doctest::String(text.c_str());
   };
-  CHECK(warning({{"PMIX_RANK", "1"}}) == has("PMIX_RANK=\"1\": a launcher that hvd does not know"));
-  CHECK(warning({{"ALPS_APP_PE", "3"}}) == has("start them by hvdrun"));
+  CHECK(warning({{"PMIX_RANK", "1"}}) == has("PMIX_RANK=\"1\": an unknown launcher"));
+  CHECK(warning({{"ALPS_APP_PE", "3"}}) == has("start them with hvdrun"));
   CHECK(warning({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "2"}}) == has("FLUX_JOB_SIZE=\"2\""));
   CHECK(warning({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}) == has("SLURM_PROCID=\"1\""));
   CHECK(warning({}) == "");

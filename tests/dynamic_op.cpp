@@ -100,7 +100,7 @@ TEST_CASE("what is not defined is an error that says what is") {
       "invalid_argument: hvd: sum of user is not defined: hvd does not know how to combine a type of your own; pass a "
       "built-in type");
   CHECK(complaint(static_cast<dtype>(77), reduce_op::sum) ==
-        "invalid_argument: hvd: sum of unknown is not defined: the type is none of hvd's");
+        "invalid_argument: hvd: sum of unknown is not defined: the type is not one of hvd's");
   CHECK(
       complaint(dtype::float32, static_cast<reduce_op>(6)) ==
       "invalid_argument: hvd: reduction 6 is unknown; allowed: 0 (average), 1 (sum), 2 (adasum), 3 (min), 4 (max) and "

@@ -721,8 +721,9 @@ TEST_CASE("what is wrong is refused before anything is sent") {
     CHECK(allreduce({bytes_of(b), bytes_of(b), 8, dtype::user}) ==
           text(operation::allreduce, "tensor 1 has elements of the type user; allowed: the built-in types"));
     CHECK(allreduce({bytes_of(b), bytes_of(b), 8, dtype::float32, dtype::int32}) ==
-          text(operation::allreduce, "tensor 1 of float32 cannot travel as int32; allowed: float16 and bfloat16 for "
-                                     "float32, float32 for float64"));
+          text(operation::allreduce,
+               "tensor 1 of float32 cannot have the wire type int32; allowed: float16 and bfloat16 for "
+               "float32, float32 for float64"));
     CHECK(allreduce({bytes_of(b), bytes_of(b), at_run_time(0) - 8, dtype::float32}) ==
           text(operation::allreduce,
                "tensor 1 has 18446744073709551608 elements of 4 bytes, more than can be addressed "
@@ -737,8 +738,9 @@ TEST_CASE("what is wrong is refused before anything is sent") {
           text(operation::allreduce, "tensor 1: adasum is for float16, bfloat16, float32 and float64, not for uint8"));
     const fused narrow = view(b, dtype::float16);
     CHECK(complaint([&] { buffer.broadcast(with(narrow), 0); }) ==
-          text(operation::broadcast, "tensor 1 of float32 is to travel as float16; allowed: its own type, only "
-                                     "reductions convert"));
+          text(operation::broadcast,
+               "tensor 1 of float32 has the wire type float16; allowed: its own type, because only "
+               "reductions convert"));
     CHECK(complaint([&] { buffer.broadcast(with(view(b)), -1); }) ==
           text(operation::broadcast, "root -1 is out of range; allowed: 0 to " + std::to_string(comm.size() - 1)));
     using table = std::vector<std::vector<std::size_t>>;

@@ -408,9 +408,10 @@ TEST_CASE("what ranks say of their hosts is refused where it does not fit togeth
   CHECK(complaint({{0, 0, 2}, {0, 1, 1}}).find("group of rank 1 has 1 ranks, but 2 ranks name") != std::string::npos);
   for (const places& wrong :
        {places{{5, 0, 1}}, places{{-1, 0, 1}}, places{{1, 0, 1}, {0, 0, 1}}, places{{0, 0, 1}, {0x7fffffff, 0, 1}}}) {
-    CHECK(complaint(wrong).find(" for its lowest, which is in another; allowed: local groups") != std::string::npos);
+    CHECK(complaint(wrong).find(" as its lowest, which is in another group; allowed: local groups") !=
+          std::string::npos);
   }
   for (const places& wrong : {places{{0, 0, 2}, {0, 0, 2}}, places{{0, 1, 1}}, places{{0, -1, 1}}}) {
-    CHECK(complaint(wrong).find(" has no local rank ") != std::string::npos);
+    CHECK(complaint(wrong).find(" does not have a local rank ") != std::string::npos);
   }
 }

@@ -148,9 +148,9 @@ TEST_CASE("fork_run refuses to copy a process of several threads, and says how m
   first.join();
   second.join();
   CHECK(text ==
-        "hvd: fork_run: this process has 3 threads, and a rank that is forked from it would have one, and locks that "
-        "nobody unlocks; call fork_run before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or "
-        "start the ranks by hvdrun");
+        "hvd: fork_run: this process has 3 threads, but a forked rank has only one, and locks of the others would stay "
+        "locked; call fork_run before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or "
+        "start the ranks with hvdrun");
   CHECK_FALSE(ran);
   CHECK(run() == 0);
 }

@@ -243,13 +243,13 @@ TEST_CASE("pin: what a scheduler has given") {
   topology some = make_host(1, {0, 0});
   some.visible_devices = "6,4";
   CHECK(with("HVD_TASK_GPUS", "4")(some, at(0, 1)).ordinal == 1);
-  CHECK(
-      complaint([&] { with("HVD_TASK_GPUS", "0")(some, at(1, 2)); }) ==
-      "hvd: pin from_scheduler: the address \"0\" (HVD_TASK_GPUS) is no visible GPU for rank 1 (local rank 1 of 2); 2 "
-      "GPUs are visible to it: 0 is " +
-          uuid(0) + " (0000:10:00.0), 1 is " + uuid(1) +
-          " (0000:11:00.0); CUDA_VISIBLE_DEVICES is \"6,4\"; let the scheduler give UUIDs, or unset "
-          "CUDA_VISIBLE_DEVICES");
+  CHECK(complaint([&] { with("HVD_TASK_GPUS", "0")(some, at(1, 2)); }) ==
+        "hvd: pin from_scheduler: the address \"0\" (HVD_TASK_GPUS) is not a visible GPU for rank 1 (local rank 1 of "
+        "2); 2 "
+        "GPUs are visible to it: 0 is " +
+            uuid(0) + " (0000:10:00.0), 1 is " + uuid(1) +
+            " (0000:11:00.0); CUDA_VISIBLE_DEVICES is \"6,4\"; let the scheduler give UUIDs, or unset "
+            "CUDA_VISIBLE_DEVICES");
   CHECK(ordinals(host, with("SLURM_GPUS_PER_TASK", "2"), 2) == std::vector<int>{0, 2});
   CHECK(with("SLURM_GPUS_PER_TASK", "a100:1")(host, at(3, 4)).ordinal == 3);
   CHECK(has(complaint([&] { with("SLURM_GPUS_PER_TASK", "2")(host, at(2, 4)); }),

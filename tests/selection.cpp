@@ -236,9 +236,9 @@ TEST_CASE("costs are saved as text") {
   costs.broadcast = {.latency_ns = 7, .byte_fs = 8};
   CHECK(hvd::parse_costs(hvd::to_string(costs)) == costs);
   CHECK(hvd::parse_costs("latency_ns=5") == hvd::link_costs{.latency_ns = 5});
-  CHECK(message_of([] {
-          hvd::parse_costs("latency_ns=5,bytes=3");
-        }).starts_with("hvd: HVD_COSTS: \"bytes=3\" is no cost; allowed: NAME=NUMBER, with names latency_ns, byte_fs"));
+  CHECK(message_of([] { hvd::parse_costs("latency_ns=5,bytes=3"); })
+            .starts_with(
+                "hvd: HVD_COSTS: \"bytes=3\" is not a cost; allowed: NAME=NUMBER, with names latency_ns, byte_fs"));
   CHECK(message_of([] { hvd::parse_costs("latency_ns=5x"); }).find("\"latency_ns=5x\"") != std::string::npos);
   CHECK(message_of([] { hvd::parse_costs("byte_fs=3"); }).find("latency_ns is missing or 0") != std::string::npos);
 }

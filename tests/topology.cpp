@@ -118,7 +118,7 @@ TEST_CASE("topology: a CPU list takes the memory of its CPUs, however often it n
 
 TEST_CASE("topology: a wrong CPU list is named, with the place") {
   CHECK(complaint_about("0-x") == "hvd: CPU list \"0-x\", character 3: no number; allowed: numbers and ranges "
-                                  "from 0 to 1048575, as in \"0-3,8\"");
+                                  "from 0 to 1048575, such as \"0-3,8\"");
   for (const char* text : {"x", "-", "-1", ",", ",1", "1,,2", "1-", "1--2", " 1", "1-,2", "0x1-"})
     CHECK(complaint_about(text) == doctest::Contains("CPU list \""));
   CHECK(complaint_about("3-1") == doctest::Contains("range ends before it begins"));

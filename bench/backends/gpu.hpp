@@ -18,7 +18,7 @@
 namespace hvd::bench {
 
 /// Which GPU a rank of this host uses: consecutive ranks share one. A process that sees one GPU uses that; ranks that
-/// should have different ones are told so when they meet.
+/// should have different ones get an error when they meet.
 inline int gpu_of(int rank, int ranks_per_gpu) {
   int count = 0;
   const detail::cuda_driver& driver = detail::get_cuda();

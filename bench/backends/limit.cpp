@@ -40,7 +40,7 @@ class limit_backend {
     if (j.kind == barrier) return "a barrier moves no bytes";
     if (!has_model(j.kind) && !is_one_of(j.kind, {allreduce, reduce, reduce_scatter, allgather, broadcast, alltoall,
                                                   gather, scatter, scan, send_recv})) {
-      return "nobody has said which bytes a " + std::string(name(j.kind)) + " must move";
+      return "the limit is not defined for " + std::string(name(j.kind));
     }
     if (j.in_place && has_blocks(j.kind)) return "for blocks the limit is measured out of place only";
     if (j.in_place && j.kind == collective::scan) return "a scan in place overwrites what other ranks still read";

@@ -118,7 +118,7 @@ def measure(arguments, one, folder, bar):
         try:
             part = json.loads(file.read_text(encoding="utf-8"))
             if code == 1:
-                # A peer that is wrong or cannot be started is no failure of this program; the table shows it.
+                # A peer that is wrong or cannot be started is not a failure of this program; the table shows it.
                 ours = wrong_elements(part["results"])
                 if ours:
                     problem = f"{ours} elements are wrong"

@@ -38,7 +38,7 @@ void check_replay(const options& o) {
   if (o.types.size() != 1 || o.ops.size() != 1) {
     throw usage_error("hvd-bench engine measures one type (-d) and one reduction (-o) at a time, not all");
   }
-  if (o.limit) throw usage_error("--limit has no meaning for engine: what it must move depends on when gradients come");
+  if (o.limit) throw usage_error("--limit has no meaning for engine: its bytes depend on when gradients come");
   if (o.state != mode::dirty || o.pace != cadence::isolated) {
     throw usage_error("hvd-bench engine rewrites all gradients before each step; leave out --mode and --streaming");
   }
@@ -174,7 +174,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
   flags.whole("-C,--report_cputime", ignored, 0, 1, "Accepted: ranks are processes on the CPU");
   flags.whole("--rounds", o.rounds, 1, million,
               "Turns of all libraries at each size (default: 1 alone, 3 with others)");
-  flags.add("-b,--minbytes", "Smallest size, as 8, 64K, 1M (default: 32M)",
+  flags.add("-b,--minbytes", "Smallest size, such as 8, 64K, 1M (default: 32M)",
             [&](str f, str t) { o.min_bytes = size_option(f, t); });
   flags.add("-e,--maxbytes", "Largest size (default: 32M)", [&](str f, str t) { o.max_bytes = size_option(f, t); });
   flags.add("-i,--stepbytes", "Step between sizes (default: 1M)",
@@ -235,7 +235,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       "For fused and engine: size of the fusion buffer (default: 4M); for fused also 0: one call for each gradient",
       [&](str f, str t) { o.fusion_bytes = size_option(f, t); });
   add_replay_flags(app, flags, o.passes);
-  app.add_flag("--no-pin", no_pin, "Leave ranks on whatever CPU they are");
+  app.add_flag("--no-pin", no_pin, "Do not pin ranks to CPUs");
   app.add_flag("--explain", o.explain,
                "Print what automatic chooses on -n ranks, by size, from what messages cost; and end");
   app.add_flag("--list", o.list, "Print collectives, types, reductions, algorithms, transports and peers, and end");
@@ -249,7 +249,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       app.exit(e, std::cout, std::cerr);
       return std::nullopt;
     }
-    throw usage_error(std::string(e.what()) + "; hvd-bench --help lists what there is");
+    throw usage_error(std::string(e.what()) + "; hvd-bench --help lists all flags");
   }
 
   if (o.list) return o;
@@ -322,7 +322,7 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
     char* rest = nullptr;
     const long r = std::strtol(root.c_str(), &rest, 10);
     if (root.empty() || *rest != '\0' || r < 0 || r >= o.ranks) {
-      throw usage_error("-r " + root + " is no rank; allowed: 0 to " + std::to_string(o.ranks - 1) + ", all");
+      throw usage_error("-r " + root + " is not a rank; allowed: 0 to " + std::to_string(o.ranks - 1) + ", all");
     }
     o.roots = {has_root(o.kind) ? static_cast<int>(r) : 0};
   }

@@ -12,14 +12,14 @@ namespace hvd::bench {
 std::size_t size_option(const std::string& flag, const std::string& text) {
   if (const auto size = parse_size(text)) return *size;
   throw usage_error(flag + " " + text +
-                    " is no size; write a whole number of bytes, or one with K, M, G or T (powers of 1024)");
+                    " is not a size; write a whole number of bytes, or one with K, M, G or T (powers of 1024)");
 }
 
 double seconds_option(const std::string& flag, const std::string& text) {
   constexpr int day = 86'400;
   double value = 0;
   if (is_number(text, value) && value > 0 && value <= day) return value;
-  throw usage_error(flag + " " + text + " is no time; allowed: more than 0 and at most " + std::to_string(day) +
+  throw usage_error(flag + " " + text + " is not a time; allowed: more than 0 and at most " + std::to_string(day) +
                     " seconds");
 }
 
@@ -56,7 +56,7 @@ std::vector<dtype> type_option(const std::string& text) {
     if (text == spelling) return {type};
   }
   if (text == "all") return all;
-  throw usage_error("-d " + text + " is no type; allowed: " + names + "all");
+  throw usage_error("-d " + text + " is not a type; allowed: " + names + "all");
 }
 
 std::vector<redop> op_option(const std::string& text) {
@@ -64,7 +64,7 @@ std::vector<redop> op_option(const std::string& text) {
   if (text == "product") return {redop::prod};
   if (text == "average") return {redop::avg};
   if (const auto op = find<redop>(redop_names, text)) return {*op};
-  throw usage_error("-o " + text + " is no reduction; allowed: " + join(redop_names) + ", all");
+  throw usage_error("-o " + text + " is not a reduction; allowed: " + join(redop_names) + ", all");
 }
 
 peer_option peer_of(const std::string& text) {

@@ -72,15 +72,15 @@ void add_replay_flags(CLI::App& app, Flags& flags, replay& to) {
   app.add_flag("--on-cpu", to.on_cpu,
                "For engine: the backward pass keeps the rank's CPU busy (default: it runs on an accelerator)");
   flags
-      .add("--jitter", "For engine: how much of a pass, and of each part of it, is random (default: 10)",
+      .add("--jitter", "For engine: random share of a pass and of each part of it (default: 10)",
            [&](str f, str t) { to.jitter = number(f, t, 0.0, 90.0, " %") / 1e2; })
       ->type_name("PERCENT");
   flags
-      .add("--window", "For engine: next comes any of so many gradients, another one on each rank (default: 4)",
+      .add("--window", "For engine: the next gradient is one of this many, chosen by each rank (default: 4)",
            [&](str f, str t) { to.window = number(f, t, std::uint32_t{1}, std::uint32_t{1000}, " gradients"); })
       ->type_name("N");
   flags
-      .add("--seed", "For engine: of what is random (default: 1)",
+      .add("--seed", "For engine: seed of the random numbers (default: 1)",
            [&](str f, str t) { to.seed = number(f, t, std::uint64_t{0}, ~std::uint64_t{0}, ""); })
       ->type_name("N");
   flags

@@ -251,7 +251,7 @@ launch launch_of(const peer_option& wanted, int ranks, int cpus) {
   }
   const std::string program = program_of(known->program);
   if (program.empty()) {
-    l.missing = std::string(known->title) + " was not there when hvd-bench was built, or its program was not built; " +
+    l.missing = std::string(known->title) + " was not found when hvd-bench was built, or its program was not built; " +
                 std::string(how_to_install) + ", then configure and build again, all of it";
     return l;
   }

@@ -84,7 +84,7 @@ class Library {
   std::unique_ptr<Janitor> janitor_;  ///< of a command
   std::string description_, missing_, key_, stage_path_;
   std::vector<rank_line> ranks_;
-  int output_ = -1;  ///< what a command printed
+  int output_ = -1;  ///< the output of a command
   int failures_ = 0;
 };
 

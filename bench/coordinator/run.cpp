@@ -215,7 +215,7 @@ void list() {
     if (!tunables.empty()) std::printf("tunables     %s: %s\n", std::string(name).c_str(), tunables.c_str());
   }
   line("models", model_names);
-  std::printf("peer         %s: NCCL without hvd, beside --transport nccl\n", std::string(bare_nccl).c_str());
+  std::printf("peer         %s: NCCL without hvd, next to --transport nccl\n", std::string(bare_nccl).c_str());
   for (const std::string& name : known_peers()) {
     const launch l = launch_of({name, ""}, 2, 2);
     std::printf("peer         %s: %s\n", name.c_str(), l.missing.empty() ? "found" : l.missing.c_str());

@@ -146,7 +146,7 @@ class Live:
 
     @property
     def bytes(self) -> int:
-        """What the file has."""
+        """The size of the file, in bytes."""
         return self._at + len(_END)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ QUIET = YES
 WARN_IF_UNDOCUMENTED = NO
 INCLUDE_GRAPH = NO
 INCLUDED_BY_GRAPH = NO
-# The inline namespace is no part of any name that a reader meets.
+# The inline namespace is not part of any name that a reader meets.
 INPUT_FILTER = "sed -e 's/::inline HVD_ABI//' -e '/^class std::numeric_limits/d'"
 """
 

@@ -48,7 +48,7 @@ def main():
         print(f"differences.py: {arguments.page}: {e}", file=sys.stderr)
         return 2
     if arguments.check and new != old:
-        print(f"differences.py: {arguments.page} is old; docs/site/differences.py writes it anew", file=sys.stderr)
+        print(f"differences.py: {arguments.page} is old; docs/site/differences.py writes it again", file=sys.stderr)
         return 1
     if new != old:
         arguments.page.write_text(new)

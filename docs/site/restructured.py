@@ -81,7 +81,7 @@ def block(node):
 
 
 def comment(node):
-    """What the comment before a declaration says; empty if there is none."""
+    """The text of the comment before a declaration; empty if there is none."""
     parts = []
     for name in ("briefdescription", "detaileddescription"):
         description = node.find(name)

@@ -25,7 +25,7 @@ struct training_state {
 /// Throws std::runtime_error naming the file.
 void write_checkpoint(const std::string& path, const mlp& model, const training_state& state);
 
-/// Throws std::runtime_error naming file and byte offset if this is no intact checkpoint of such a model.
+/// Throws std::runtime_error naming file and byte offset if this is not an intact checkpoint of such a model.
 training_state read_checkpoint(const std::string& path, const mlp& model);
 
 }  // namespace digits

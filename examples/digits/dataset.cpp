@@ -18,7 +18,7 @@ namespace {
 
 using std::to_string;
 
-// What stands in the file, fit for a message: short, and without control characters.
+// Text of the file for a message: short, and without control characters.
 std::string quoted(std::string_view text) {
   std::string shown(text.substr(0, 20));
   std::ranges::replace_if(

@@ -11,12 +11,12 @@
 
 namespace digits {
 
-/// What the operating system has just refused, with its reason.
+/// Throws for the last failed system call, with its reason.
 [[noreturn]] inline void fail_system(const std::string& path, const std::string& refused) {
   throw std::runtime_error(path + ": " + refused + ": " + std::strerror(errno));
 }
 
-/// What is wrong inside a file, and where: `position` is a line, a byte offset, or both.
+/// Throws for a problem inside a file, and names the place: `position` is a line, a byte offset, or both.
 [[noreturn]] inline void fail_at(const std::string& path, const std::string& position, const std::string& what) {
   throw std::runtime_error(path + ": " + position + ": " + what);
 }

@@ -21,7 +21,7 @@ struct mlp {
   Eigen::Index hidden;
   Eigen::Index outputs;
 
-  /// What the model makes of some labelled images.
+  /// The results of the model on labelled images.
   struct score {
     double loss = 0;          ///< cross-entropy, summed over the images
     std::size_t correct = 0;  ///< images whose likeliest class is their label

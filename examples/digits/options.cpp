@@ -19,7 +19,7 @@
 namespace digits {
 namespace {
 
-// What getopt_long answers: letters for options that have one, other numbers for the rest.
+// The results of getopt_long: letters for options that have one, other numbers for the rest.
 enum key : int {
   ranks = 'n',
   help = 'h',

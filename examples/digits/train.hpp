@@ -72,7 +72,7 @@ struct step_policy {
   bool check_bits;
 };
 
-/// What an epoch took; on one rank, or on all of them together.
+/// Totals of an epoch; of one rank, or of all of them together.
 struct epoch_totals {
   double loss = 0;           ///< summed over the images
   double seconds = 0;        ///< spent in steps

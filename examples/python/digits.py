@@ -1,4 +1,4 @@
-"""What the examples share: images of digits, the options of their command lines, and what tells weights apart."""
+"""Shared by the examples: images of digits, the options of their command lines, and a hash of weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Images = Tuple[Any, Any]  # n images of side x side, 0 to 1, and n digits
 
 
 def load(data: str = "") -> Tuple[Images, Images]:
-    """Images to train with, and to test with. ``data``: a file as ``digits.csv``, of which every fifth image is for
-    tests, or a folder with the four files of MNIST, as they are or compressed by gzip. Raises OSError for files that
-    are not there, ValueError for others.
+    """Images to train with, and to test with. ``data``: a file such as ``digits.csv``, of which every fifth image is
+    for tests, or a folder with the four files of MNIST, as they are or compressed by gzip. Raises OSError for missing
+    files, ValueError for others.
     """
     path = Path(data or DATA)
     if path.is_dir():

@@ -56,8 +56,8 @@ template <class Op>
 constexpr reduce_op number_of() noexcept {
   static_assert(
       is_builtin<Op>,
-      "hvd: here the reduction is one of hvd's own (sum, average, min, max, product), whose names ranks compare; "
-      "a function object of your own works in the collectives on one buffer");
+      "hvd: this reduction must be built in (sum, average, min, max, product), because ranks compare its name; "
+      "your own function object works in the collectives on one buffer");
   return static_cast<reduce_op>(place_in<Op, reduce_ops>());
 }
 
@@ -93,7 +93,7 @@ inline reduction_maker find_maker(dtype type, reduce_op op) noexcept {
 }
 
 [[noreturn, gnu::cold]] inline void refuse_reduction(dtype type, reduce_op op) {
-  std::string_view why = "the type is none of hvd's";
+  std::string_view why = "the type is not one of hvd's";
   if (name(op) == "unknown") {
     std::string allowed;
     for (std::size_t i = 0; i != reduce_op_names.size(); ++i) {

@@ -251,8 +251,8 @@ class Engine {
   static tensor tensor_of(const fused& f) {
     if (f.wire != f.type) {
       detail::fail(error_kind::invalid_argument,
-                   {"a tensor of ", name(f.type), " in a list for the engine is to travel as ", name(f.wire),
-                    "; all of a list travel alike: give submit_options::wire"});
+                   {"a tensor of ", name(f.type), " in a list for the engine has the wire type ", name(f.wire),
+                    "; the engine sends all tensors of a list in one type: set submit_options::wire"});
     }
     return detail::tensor_of(f);
   }
@@ -359,7 +359,7 @@ std::shared_ptr<std::byte> Engine<Control, D>::alloc_device_bucket(std::size_t b
                                                 device, " is not this engine's, which is ", d->device_index()});
   } else {
     detail::fail(error_kind::unsupported, {"alloc_device_bucket on rank ", rank_, " of ", size_,
-                                           ": this engine's device has no memory of its own; use the program's"});
+                                           ": this engine's device does not allocate memory; use the program's"});
   }
 }
 

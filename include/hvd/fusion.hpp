@@ -156,7 +156,7 @@ void FusionBuffer<T>::adasum(std::span<const fused> tensors, double prescale, do
       fusion_.adasum(vectors, ops);
     } else {
       detail::fail(error_kind::unsupported, {"adasum on rank ", comm_.rank(), " of ", comm_.size(),
-                                             ": it needs messages, which this transport does not have"});
+                                             ": it needs messages, which this transport does not support"});
     }
   });
 }

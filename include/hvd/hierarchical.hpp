@@ -100,7 +100,7 @@ class Hierarchical {
     if (const auto other = std::find(joined.begin(), joined.end(), 0); other != joined.end()) {
       const auto who = static_cast<int>(other - joined.begin());
       detail::fail(error_kind::aborted,
-                   {"Hierarchical: rank ", who, " could not join the ranks of its host (its own error says why)"}, who);
+                   {"Hierarchical: rank ", who, " could not join the ranks of its host (see its own error)"}, who);
     }
     return Hierarchical(std::move(world), *std::move(local), opts.sizes);
   }

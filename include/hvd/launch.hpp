@@ -137,8 +137,8 @@ inline void refuse_threads() {
   if (threads == 1) return;
   fail(error_kind::unsupported,
        {"fork_run: this process has ", threads,
-        " threads, and a rank that is forked from it would have one, and locks that nobody unlocks; call fork_run "
-        "before anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or start the ranks by hvdrun"});
+        " threads, but a forked rank has only one, and locks of the others would stay locked; call fork_run before "
+        "anything starts threads (OpenMP, a BLAS, libtorch, hvd::Engine), or start the ranks with hvdrun"});
 }
 
 /// Reports a killed rank, which cannot report it itself; not for a signal that this process forwarded to it.

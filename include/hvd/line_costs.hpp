@@ -56,8 +56,8 @@ inline line_costs parse_line_costs(std::string_view name, std::string_view value
                                           detail::joined({which, " in picoseconds"}));
   }
   if (costs.transfer != 0 && costs.rewrite != 0 && costs.touched != 0) return costs;
-  detail::refuse_value(name, value, " is not what cache lines cost",
-                       {"three numbers, as in ", to_string(line_costs{106000, 6800, 9000})});
+  detail::refuse_value(name, value, " is not a list of the costs of cache lines",
+                       {"three numbers, such as ", to_string(line_costs{106000, 6800, 9000})});
 }
 
 }  // namespace hvd::inline HVD_ABI

@@ -198,13 +198,13 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
       static_assert(
           detail::is_ordered<N>,
           "hvd: min and max are defined for ordered types (integers, half, bfloat16, float, double, bool), not "
-          "for complex numbers; a type that is one of these in another spelling says so: template <> inline "
+          "for complex numbers; for another name of one of these types, declare: template <> inline "
           "constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
     } else {
       static_assert(detail::is_number<N>,
                     "hvd: sum, average and product are defined for numbers (integers, half, bfloat16, float, double, "
                     "complex); for bool use hvd::max (or) or hvd::min (and), for your own type pass a function "
-                    "object T operator()(T, T); a type that is one of these in another spelling says so: template <> "
+                    "object T operator()(T, T); for another name of one of these types, declare: template <> "
                     "inline constexpr hvd::dtype hvd::dtype_of<T> = hvd::dtype::float16;");
     }
     r.fold = detail::builtin_kernel<N, typename Op::kernel>();
@@ -212,7 +212,7 @@ reduction make_reduction(const Op& /*an empty object: its type says it all*/, in
     if constexpr (Op::divides) r.scale.divisor = static_cast<std::uint32_t>(size);
   } else {
     static_assert(!std::is_arithmetic_v<Op>,
-                  "hvd: a number stands where the reduction is expected: the root and the algorithm come after the "
+                  "hvd: a number was passed where the reduction is expected: the root and the algorithm come after the "
                   "reduction, and counts of elements only after pointers");
     static_assert(std::is_empty_v<Op> && std::is_default_constructible_v<Op>,
                   "hvd: a reduction's function object must be stateless (no captures, no members): every rank "

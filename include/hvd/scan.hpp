@@ -14,8 +14,9 @@ namespace hvd::inline HVD_ABI {
 template <Transport T, Buffer In, BorrowedBuffer Out, class Op = sum_t, class Algorithm = automatic<>>
   requires(!Buffer<Op>)
 void scan(T& comm, const In& in, Out&& out, const Op& op = {}, const Algorithm& how = {}) {
-  static_assert(!detail::divides_by_ranks<Op>,
-                "hvd: scan has no average, as each rank combines another number of ranks; use hvd::sum and divide");
+  static_assert(
+      !detail::divides_by_ranks<Op>,
+      "hvd: scan has no average, because each rank combines a different number of ranks; use hvd::sum and divide");
   detail::reduce_vector<scan_call>(comm, in, out, op, how);
 }
 

@@ -49,11 +49,10 @@ struct fused {
   static fused input(In&& in) {
     detail::require_borrowed<In>();
     using element = element_of<In>;
-    static_assert(
-        dtype_of<element> != dtype::user,
-        "hvd: named tensors and lists of tensors are of numbers or bool, whose names ranks compare; a type that "
-        "is one of these in another spelling says so: template <> inline constexpr hvd::dtype "
-        "hvd::dtype_of<T> = hvd::dtype::float16;");
+    static_assert(dtype_of<element> != dtype::user,
+                  "hvd: named tensors and lists of tensors contain numbers or bool, because ranks compare the names of "
+                  "types; for another name of one of these types, declare: template <> inline constexpr hvd::dtype "
+                  "hvd::dtype_of<T> = hvd::dtype::float16;");
     const auto from = as_span(in);
     return {reinterpret_cast<const std::byte*>(from.data()), nullptr, from.size(), dtype_of<element>};
   }

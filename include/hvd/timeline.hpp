@@ -117,7 +117,7 @@ class Timeline {
     file_ = std::move(file);
     if (const int why = start_writer(); why != 0) {
       file_.reset();
-      detail::fail(error_kind::system, {"timeline on ", who, ": no thread for it: ", std::strerror(why)});
+      detail::fail(error_kind::system, {"timeline on ", who, ": cannot start its thread: ", std::strerror(why)});
     }
     on_.store(o.mark_cycles ? with_cycles : without_cycles, std::memory_order_release);
   }

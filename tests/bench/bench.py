@@ -313,7 +313,7 @@ class Correct(Case):
             self.assertIn(f"what goes one way {touched}", result.stdout)
         result = run("--explain", "-n", "2", env={"HVD_LINE_COSTS": "cheap"})
         self.assertNotEqual(result.returncode, 0)
-        self.assertIn('HVD_LINE_COSTS="cheap" is not what cache lines cost', result.stderr)
+        self.assertIn('HVD_LINE_COSTS="cheap" is not a list of the costs of cache lines', result.stderr)
 
     def test_limit_of_all_collectives(self):
         for kind in COLLECTIVES:

@@ -93,9 +93,9 @@ static void wild_numbers(void) {
     no_engine(wild[i], "engine");
     no_handle(wild[i], "handle");
   }
-  no_communicator(0, "is 0, which is none");
-  no_engine(0, "is 0, which is none");
-  no_handle(0, "is 0, which is none");
+  no_communicator(0, "is 0, which is never valid");
+  no_engine(0, "is 0, which is never valid");
+  no_handle(0, "is 0, which is never valid");
 }
 
 /* All ranks make the same mistake. */
@@ -206,7 +206,7 @@ static void arguments(hvd_comm comm) {
   REFUSED(hvd_scan(comm, x, y, 1, HVD_FLOAT32, HVD_AVERAGE), BAD, "no average");
   REFUSED(hvd_reduce(comm, x, y, 1, HVD_FLOAT32, HVD_ADASUM, 0), BAD, "adasum");
   const hvd_tensor narrow = {x, y, 1, HVD_INT32, HVD_FLOAT16};
-  REFUSED(hvd_allreduce_list(comm, &narrow, 1, HVD_SUM), BAD, "cannot travel");
+  REFUSED(hvd_allreduce_list(comm, &narrow, 1, HVD_SUM), BAD, "cannot have the wire type");
   REFUSED(hvd_free_shared(comm, x), BAD, "free_shared");
   CHECK(hvd_last_error_rank() == -1);
   REFUSED(hvd_allreduce(comm, NULL, y, 1, HVD_FLOAT32, HVD_SUM), BAD, where);
@@ -273,15 +273,15 @@ static void engine_arguments(hvd_comm comm) {
     CHECK(same == 0);
     OK(hvd_barrier(comm));
   }
-  REFUSED(hvd_wait(h, NAN), BAD, "no number");
+  REFUSED(hvd_wait(h, NAN), BAD, "not a number");
   OK(hvd_wait(h, INFINITY));
   REFUSED(hvd_output(h, &data, &count), BAD, "no output");
   REFUSED(hvd_output(h, NULL, &count), BAD, "data is null");
   REFUSED(hvd_output(h, &data, NULL), BAD, "count is null");
   int last = 0;
-  REFUSED(hvd_received_splits(h, &count), BAD, "no alltoall");
+  REFUSED(hvd_received_splits(h, &count), BAD, "not an alltoall");
   REFUSED(hvd_received_splits(h, NULL), BAD, "counts is null");
-  REFUSED(hvd_last_joined(h, &last), BAD, "no join");
+  REFUSED(hvd_last_joined(h, &last), BAD, "not a join");
   REFUSED(hvd_last_joined(h, NULL), BAD, "rank is null");
   REFUSED(hvd_poll(h, NULL), BAD, "done is null");
   no_communicator(h, "is the number of a handle");

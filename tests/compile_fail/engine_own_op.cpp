@@ -1,4 +1,4 @@
-// error: here the reduction is one of hvd's own
+// error: this reduction must be built in (sum, average, min, max, product)
 #include <hvd/engine.hpp>
 #include <hvd/transport/thread.hpp>
 

@@ -1,4 +1,4 @@
-// error: a number stands where the reduction is expected: the root and the algorithm come after the reduction
+// error: a number was passed where the reduction is expected: the root and the algorithm come after the reduction
 #include <hvd/reduce.hpp>
 #include <hvd/transport/self.hpp>
 

@@ -105,7 +105,7 @@ class SingleHeader(unittest.TestCase):
         for arguments, sentence in [
             (["allreduced.hpp"], "hvd has no header 'allreduced.hpp'; did you mean allreduce.hpp."),
             (["shm.hpp"], "hvd has no header 'shm.hpp'; did you mean transport/shm.hpp."),
-            (["zlib.h"], "hvd has no header 'zlib.h'; name them as below include/hvd, as in transport/shm.hpp."),
+            (["zlib.h"], "hvd has no header 'zlib.h'; name them relative to include/hvd, such as transport/shm.hpp."),
             (["-o", self.folder], f"cannot write {self.folder}: Is a directory."),
             (["-o", self.folder / "no" / "x.hpp"], f"cannot write {self.folder}/no/x.hpp: No such file or directory."),
         ]:

@@ -119,7 +119,7 @@ TEST_CASE("a rank that shuts its engine down while others wait is named by all o
     engine.barrier().wait();
     if (comm.rank() == 2) return engine.shutdown();
     all.expect(error_of([&] { engine.allreduce("x", v).wait(); }), error::peer_lost, 2,
-               "rank 2 has exited or was killed, or has shut its engine down; its own output says why, unless");
+               "rank 2 has exited or was killed, or has shut its engine down; see its own output, unless");
   });
   all.check();
 }

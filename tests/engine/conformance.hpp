@@ -148,7 +148,7 @@ void conformance_front_doors() {
       require(numbers(all) == gathered, "a wrong allgather");
       require(numbers(part) == std::vector<std::int32_t>{size * (size - 1) / 2}, "a wrong reduce_scatter");
       require(numbers(swapped) == from_all, "a wrong alltoall");
-      require(sum.last_joined() == -1, "an allreduce is no join");
+      require(sum.last_joined() == -1, "an allreduce is not a join");
       // Reductions as the blocking calls take them, and lists.
       std::vector<double> scaled(300, rank);
       std::vector<std::int32_t> largest = {rank};
@@ -391,8 +391,8 @@ void conformance_refused_here() {
         require(!h.poll(), "done without the others");
         require(thrown([&] { static_cast<void>(engine.allreduce("x", std::span(&y, 1))); }) ==
                     "invalid_argument: allreduce \"x" + place +
-                        ": the operation that has this name was not waited for; wait for it first, or give each tensor "
-                        "its own name",
+                        ": the previous operation of this name was not waited for; wait for it first, or give each "
+                        "tensor its own name",
                 "a name twice in flight");
         require(thrown([&] { static_cast<void>(engine.barrier("x")); }).starts_with("invalid_argument: barrier \"x"),
                 "a name twice");
@@ -405,7 +405,7 @@ void conformance_refused_here() {
           require(thrown([&] { h.wait(std::chrono::seconds(-1)); }).starts_with("timeout"),
                   "a wait of less than no time");
           require(thrown([&] { h.wait(std::chrono::duration<double>(std::nan(""))); }).starts_with("invalid_argument"),
-                  "a wait of a time that is no number");
+                  "a wait of a time that is not a number");
           require(!h.poll(), "done without the others");
         }
         comm.barrier();
@@ -426,7 +426,7 @@ void conformance_refused_here() {
       group.wire = dtype::int32;
       require(thrown([&] {
                 static_cast<void>(engine.submit(group));
-              }).find("is to travel as int32; allowed: float16, bfloat16 and float32") != std::string::npos,
+              }).find("the wire type is int32; allowed: float16, bfloat16 and float32") != std::string::npos,
               "int32 on the wire");
       group.wire = dtype::user;
       engine.run(group);
@@ -633,7 +633,7 @@ void conformance_join() {
               spoiled.submit(engine);
               const std::string why = spoiled.failure();
               require(why.starts_with("unsupported: ") &&
-                          why.find("cannot run while a rank has joined") != std::string::npos,
+                          why.find("cannot run after a rank has joined") != std::string::npos,
                       why);
             }
           }

@@ -364,9 +364,9 @@ TEST_CASE("what is on no device of the engine is refused at once") {
     host.shape = {4};
     mixed.tensors.push_back(host);
     says(refused([&] { static_cast<void>(r.engine.submit(elsewhere)); }),
-         "invalid_argument: " + who + "the tensor lies on device 1; allowed: device 3");
+         "invalid_argument: " + who + "the tensor is on device 1; allowed: device 3");
     says(refused([&] { static_cast<void>(r.engine.submit(mixed)); }),
-         "invalid_argument: " + who + "tensor 1 lies on the host, tensor 0 on the device; allowed: one kind");
+         "invalid_argument: " + who + "tensor 1 is on the host, but tensor 0 on the device; allowed: one kind");
     r.engine.run(sum("w", m));
   });
   CHECK_NOTHROW(hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
@@ -380,7 +380,7 @@ TEST_CASE("what is on no device of the engine is refused at once") {
       why = std::string(hvd::name(e.kind())) + ": " + std::string(hvd::detail::sentence(e));
     }
     says(why, "unsupported: allreduce \"w\" on rank " + std::to_string(comm.rank()) +
-                  " of 2: the tensor lies on device 3, and this engine has none; copy it to the host, or make the "
+                  " of 2: the tensor is on device 3, and this engine has none; copy it to the host, or make the "
                   "engine with a device");
     engine.barrier().wait(only_a_hang);
   }));

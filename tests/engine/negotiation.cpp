@@ -713,9 +713,9 @@ TEST_CASE("engine join: what zeros would spoil is refused, and what was submitte
   CHECK(o.ran == names{"ada", "barrier", "mean"});
   CHECK(o.refused.size() == 2);
   CHECK(o.refused["min"] ==
-        "hvd: allreduce \"min\" with min cannot run while a rank has joined, which would have to give data; allowed "
-        "then: allreduce with sum, average or adasum, to which it gives zeros, and barrier");
-  CHECK(o.refused["gather"].find("allgather \"gather\" cannot run while a rank has joined") != std::string::npos);
+        "hvd: allreduce \"min\" with min cannot run after a rank has joined, because that rank would have to give "
+        "data; allowed then: allreduce with sum, average or adasum, to which it gives zeros, and barrier");
+  CHECK(o.refused["gather"].find("allgather \"gather\" cannot run after a rank has joined") != std::string::npos);
   all[0].join();
   CHECK(all.settle().joined == 0);
 }

@@ -149,7 +149,7 @@ TEST_CASE("engine options: every bad value is refused, with variable, value and 
   CHECK(refused({{"HOROVOD_STALL_CHECK_TIME_SECONDS", "0"}}).starts_with("invalid_argument"));
   CHECK(refused({{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "59"}}) ==
         "invalid_argument: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=\"59\" is shorter than the time after which a stall is "
-        "told, 60 s (HOROVOD_STALL_CHECK_TIME_SECONDS); allowed: 0 (never) or at least that");
+        "reported, 60 s (HOROVOD_STALL_CHECK_TIME_SECONDS); allowed: 0 (never) or at least that");
 }
 
 TEST_CASE("engine requests: good ones pass") {
@@ -187,7 +187,7 @@ TEST_CASE("engine requests: what can never work") {
   r.tensors.resize(1);
   CHECK(refused(r) == "invalid_argument: barrier \"w" + on + "a barrier has no tensors, but 1 are given");
   for (const operation kind : {operation::split, operation::gather, operation::send, operation::reduce}) {
-    CHECK(refused(good(kind)).find("is no operation of the engine") != std::string::npos);
+    CHECK(refused(good(kind)).find("is not an operation of the engine") != std::string::npos);
   }
   for (const int root : {-1, 2, 100}) {
     r = good(operation::broadcast);
@@ -210,7 +210,7 @@ TEST_CASE("engine requests: what can never work") {
   CHECK(refused(good(operation::allreduce, {4}, static_cast<dtype>(200))).find("is of type") != std::string::npos);
   r = good(operation::allgather);
   r.tensors[0].splits = {2, 2};
-  CHECK(refused(r) == "invalid_argument: allgather \"w" + on + "splits are for alltoall alone");
+  CHECK(refused(r) == "invalid_argument: allgather \"w" + on + "only alltoall takes splits");
   // In a group the tensor is named.
   r = good(operation::allreduce);
   r.tensors.push_back(r.tensors[0]);
@@ -318,16 +318,16 @@ TEST_CASE("engine: memory of a device") {
   const auto on = [&](int device) { return complaint([&] { hvd::detail::validate(r, 1, 2, device); }); };
   const std::string who = "allreduce \"w\" on rank 1 of 2: ";
   CHECK(on(-1) == "unsupported: " + who +
-                      "the tensor lies on device 2, and this engine has none; copy it to the host, or make the engine "
+                      "the tensor is on device 2, and this engine has none; copy it to the host, or make the engine "
                       "with a device");
   CHECK(on(1) ==
-        "invalid_argument: " + who + "the tensor lies on device 2; allowed: device 1, which the engine was made with");
+        "invalid_argument: " + who + "the tensor is on device 2; allowed: device 1, which the engine was made with");
   CHECK(on(2) == "nothing");
   r.tensors[0].in = nullptr;  // an address of the device, which may begin at 0
   CHECK(on(2) == "nothing");
   r.tensors.push_back(good(operation::allreduce).tensors[0]);
   CHECK(on(2) == "invalid_argument: " + who +
-                     "tensor 1 lies on the host, tensor 0 on the device; allowed: one kind of memory in a group");
+                     "tensor 1 is on the host, but tensor 0 on the device; allowed: one kind of memory in a group");
 }
 
 TEST_CASE("engine: members of a process set") {

@@ -257,17 +257,17 @@ TEST_CASE("bad input is named") {
     return message_of([&] { hvd::tuner(std::move(all), opts); });
   };
   CHECK(made({{"lanes", {}, 0, false}}) == "hvd: the tunable \"lanes\" has no values");
-  CHECK(made({{"lanes", {1}, 1, false}}) == "hvd: the tunable \"lanes\" has a standard that is none of its values");
+  CHECK(made({{"lanes", {1}, 1, false}}) == "hvd: the tunable \"lanes\" has a standard that is not one of its values");
   CHECK(made({{"lanes", {1, 2, 1}, 0, false}}) == "hvd: the tunable \"lanes\" has a value twice");
-  CHECK(made({{"lanes", {1}, 0, false}, {"lanes", {2}, 0, false}}) == "hvd: the tunable \"lanes\" is there twice");
+  CHECK(made({{"lanes", {1}, 0, false}, {"lanes", {2}, 0, false}}) == "hvd: the tunable \"lanes\" is listed twice");
   CHECK(made({{"a,b", {1}, 0, false}}).starts_with("hvd: the tunable \"a,b\" needs a name that can be a column"));
   CHECK(made({}, {.budget = 24}) ==
-        "hvd: the autotuner cannot work with 3 samples to warm up, 8 candidates, 12 pairs and a budget of 24: allowed "
-        "are from 0, from 2, from 6, and more than twice the pairs");
+        "hvd: the autotuner cannot work with 3 samples to warm up, 8 candidates, 12 pairs and a budget of 24; allowed: "
+        "0 or more, 2 or more, 6 or more, and more than twice the pairs");
   CHECK(made({}, {.warmup = -1}).find("with -1 samples") != std::string::npos);
   hvd::tuner t(box({2}, {0}));
   CHECK(message_of([&] { t.record(std::nan("")); }) ==
-        "hvd: the autotuner takes no score of nan; it must be a finite number");
+        "hvd: the autotuner was given a score of nan; it must be a finite number");
   message_of([&] { t.record(std::numeric_limits<double>::infinity()); });
   CHECK(t.csv_row().empty());
 }

@@ -137,7 +137,7 @@ TEST_CASE("ranks that cannot go on without others are told so at once") {
       standin_gpu::get().fail_next("ncclCommInitRankFunc", 2);
       complaint(error_kind::system,
                 {"without on rank ", ": NCCL 2.28.9 says unhandled system error",
-                 "; make a new NcclTransport over a transport of the ranks that are left"},
+                 "; make a new NcclTransport over a transport of the remaining ranks"},
                 [&] { static_cast<void>(gpu.without({1})); });
       require(now() - start < 20, "it took as long as a rank that does not come");
       complaint(error_kind::unsupported, {"has aborted the communicator; make a new NcclTransport"},
@@ -151,7 +151,8 @@ TEST_CASE("ranks that cannot go on without others are told so at once") {
     gpu.barrier();
     if (comm.rank() == 1) ::raise(SIGKILL);
     complaint(error_kind::peer_lost, {"barrier on rank ", "says remote process exited"}, [&] { gpu.barrier(); });
-    complaint(error_kind::peer_lost, {"without on rank ", "; make a new NcclTransport over a transport of the ranks"},
+    complaint(error_kind::peer_lost,
+              {"without on rank ", "; make a new NcclTransport over a transport of the remaining ranks"},
               [&] { static_cast<void>(gpu.without({1})); });
   });
   // A rank that is left does not come.
@@ -162,7 +163,7 @@ TEST_CASE("ranks that cannot go on without others are told so at once") {
     NcclTransport gpu = connected.split(0, 0);
     NcclTransport short_limit(comm, options);
     if (comm.rank() == 0) {
-      complaint(error_kind::timeout, {"without on rank 0 of 2: the ranks that are left did not come within 0.5 s"},
+      complaint(error_kind::timeout, {"without on rank 0 of 2: the remaining ranks did not arrive within 0.5 s"},
                 [&] { static_cast<void>(short_limit.without({1})); });
     }
     comm.barrier();

@@ -367,7 +367,7 @@ void use_mismatches(const auto& r) {
             [&] { static_cast<void>(r.engine.submit(asked(operation::allreduce, "wrong", {t}))); });
   t = r.at(b, &b);
   t.memory.device = r.gpu.device() + 1;
-  complaint(error_kind::invalid_argument, {"allreduce \"wrong\" on rank", "lies on device", "allowed: device"},
+  complaint(error_kind::invalid_argument, {"allreduce \"wrong\" on rank", "is on device", "allowed: device"},
             [&] { static_cast<void>(r.engine.submit(asked(operation::allreduce, "wrong", {t}))); });
   const auto shorts = r.array(3, std::int16_t{1});
   const hvd::error e = failure_of(r.engine.submit(r.sum("shorts", shorts)));

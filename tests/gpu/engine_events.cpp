@@ -406,7 +406,7 @@ TEST_CASE("an engine on demand: a rank that joins before its first tensor gives 
         }
       }
       engine.join().wait(only_a_hang);
-      complaint(error_kind::invalid_argument, {"lies on device", "allowed: device " + std::to_string(device)},
+      complaint(error_kind::invalid_argument, {"is on device", "allowed: device " + std::to_string(device)},
                 [&] { sum(a, (device + 1) % 3); });
       const gpu_array<float> c(gpu, floats(10, 1));
       sum(c, device).wait(only_a_hang);
@@ -422,7 +422,7 @@ TEST_CASE("an engine on demand: the first tensor chooses the GPU") {
     const gpu_array<float> a(gpu, floats(10, 1));
     engine.submit(asked(operation::allreduce, "a", {tensor_at(gpu.device(), a, &a)})).wait(only_a_hang);
     same(a.get(gpu), floats(10, 2));
-    complaint(error_kind::invalid_argument, {"lies on device 0; allowed: device " + std::to_string(gpu.device())},
+    complaint(error_kind::invalid_argument, {"is on device 0; allowed: device " + std::to_string(gpu.device())},
               [&] { static_cast<void>(engine.submit(asked(operation::allreduce, "b", {tensor_at(0, a, &a)}))); });
     comm.barrier();
   });

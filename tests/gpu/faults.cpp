@@ -206,7 +206,8 @@ TEST_CASE("a transport alone: its own deadline ends the wait, and every call aft
     if (comm.rank() == 0) {
       const std::string text =
           "allreduce on rank 0 of 2 has waited 0.3 s for other ranks, on GPU-5a7d1000-0000-4000-8000-000000000000 "
-          "(0000:01:00.0), and given up; NCCL does not tell which one is missing: look for a rank that has ended or is "
+          "(0000:01:00.0), and given up; NCCL does not report which one is missing: look for a rank that has ended or "
+          "is "
           "in another call (HVD_TIMEOUT sets the limit)";
       complaint(error_kind::timeout, {text}, [&] { hvd::allreduce(gpu, a.span()); });
       complaint(error_kind::timeout, {text}, [&] { gpu.barrier(); });

@@ -338,7 +338,7 @@ TEST_CASE("fusion: what is refused") {
     complaint(error_kind::unsupported, {"allreduce of int16 by sum: NCCL has no 16-bit integers"},
               [&] { fusion.allreduce(hvd::tensors(a.span(), shorts.span())); });
     fusion.broadcast(hvd::tensors(a.span(), shorts.span()), 0);
-    complaint(error_kind::unsupported, {"adasum on rank", "messages, which this transport does not have"},
+    complaint(error_kind::unsupported, {"adasum on rank", "messages, which this transport does not support"},
               [&] { fusion.allreduce(hvd::tensors(a.span()), reduce_op::adasum); });
     fusion.allreduce(hvd::tensors(a.span(), b.span()));
     same(b.get(gpu), floats(10, 2));

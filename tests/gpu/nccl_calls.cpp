@@ -206,7 +206,7 @@ TEST_CASE("NCCL: memory that is not the GPU's is refused on every rank, and the 
     NcclTransport gpu(comm, on_gpu(comm.rank()));
     const std::string rank = std::to_string(gpu.rank());
     std::vector<float> host(10);
-    const std::string remedy = " is memory of the host, and memory of GPU " + rank +
+    const std::string remedy = " is memory of the host, but memory of GPU " + rank +
                                " is needed: copy it there, or use a transport on the host";
     const gpu_array<float> mine(gpu, floats(10, number(gpu)));
     complaint(error_kind::invalid_argument, {"hvd: allreduce on rank " + rank + " of 2: the input at 0x", remedy},
@@ -235,16 +235,16 @@ TEST_CASE("NCCL: memory that is not the GPU's is refused on every rank, and the 
         [&] { hvd::allreduce(gpu, shorts.span()); });
     hvd::broadcast(gpu, shorts.span(), 0);  // it can move them
     const gpu_array<std::complex<float>> complex(gpu, 4);
-    complaint(error_kind::unsupported, {"allreduce of complex64 by product: NCCL has no complex numbers"},
+    complaint(error_kind::unsupported, {"allreduce of complex64 by product: NCCL can only add complex numbers"},
               [&] { hvd::allreduce(gpu, complex.span(), hvd::product); });
-    complaint(error_kind::unsupported, {"NCCL knows neither types nor operations of your own"},
+    complaint(error_kind::unsupported, {"NCCL supports neither your own types nor your own operations"},
               [&] { hvd::allreduce(gpu, mine.span(), [](float x, float y) { return x > y ? x : y; }); });
     struct pair {
       float x, y;
     };
     const gpu_array<pair> pairs(gpu, 3);
     const auto first = [](pair x, pair) { return x; };
-    complaint(error_kind::unsupported, {"NCCL knows neither types nor operations of your own"},
+    complaint(error_kind::unsupported, {"NCCL supports neither your own types nor your own operations"},
               [&] { hvd::allreduce(gpu, pairs.span(), first); });
     hvd::broadcast(gpu, pairs.span(), 0);
     works(gpu);

@@ -56,7 +56,7 @@ TEST_CASE("start: no driver, no GPU") {
   refused(2, {{"HVD_CUDA_LIBRARY", "/no/such/driver"}}, {}, {}, error_kind::unsupported,
           {"hvd: NcclTransport: rank 0 on ", ": no CUDA driver was found; looked for /no/such/driver"}, 0);
   refused(2, {{"HVD_CUDA_LIBRARY", "libm.so.6"}}, {}, {}, error_kind::unsupported,
-          {"libm.so.6 has no cuInit: it is no CUDA driver"});
+          {"libm.so.6 has no cuInit: it is not a CUDA driver"});
   refused(2, {{"HVD_STANDIN_GPUS", "0"}}, {}, {}, error_kind::unsupported,
           {"the CUDA driver (", ") shows no GPU to this process"});
   for (const char* const visible : {"", "none", "7"}) {

@@ -656,7 +656,7 @@ TEST_CASE("a call of which a peer has overwritten every byte is an error, and it
   REQUIRE(why.has_value());
   CHECK(why->kind() == error_kind::invalid_argument);
   CHECK(std::string(why->what()) ==
-        "hvd: allreduce on rank 0 of 2: rank 1 called unknown_v with invalid arguments (its own error says which)");
+        "hvd: allreduce on rank 0 of 2: rank 1 called unknown_v with invalid arguments (see its own error)");
 }
 
 }  // namespace

@@ -228,7 +228,7 @@ TEST_CASE("nobody takes, nobody sends: timeouts that say which") {
     CAPTURE(said);
     CHECK(said.starts_with(sending ? "timeout hvd: send on rank 0 of 2" : "timeout hvd: recv on rank 0 of 2"));
     CHECK(said.ends_with(sending
-                             ? "waiting for rank 1 to receive; a send may wait for its recv: where two ranks both send "
+                             ? "waiting for rank 1 to receive; a send may wait for its recv: if two ranks both send "
                                "first, use exchange"
                              : "waiting for rank 1 to send"));
   }

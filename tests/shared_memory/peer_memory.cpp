@@ -205,7 +205,7 @@ TEST_CASE("a rank that another one has given up waiting for is told so, and not 
   memory m(3);
   auto a = rank_of(m, 0, 50ms), b = rank_of(m, 1, 50ms), c = rank_of(m, 2, 50ms);
   for (peer_memory* const p : {&a, &b, &c}) p->enter("send");
-  const std::string hint = "; a send may wait for its recv: where two ranks both send first, use exchange";
+  const std::string hint = "; a send may wait for its recv: if two ranks both send first, use exchange";
   const std::string slow = " (raise HVD_TIMEOUT or failure_policy::timeout if it is only slow)";
   const hvd::error first = caught([&] { a.await(b.mine().staged.value, 1, 1, phase::receive); });
   CHECK(first.what() == "hvd: send on rank 0: rank 1 did not answer within 0.05 s" + slow +

@@ -162,7 +162,7 @@ TEST_CASE("whatever part of a write a killed process leaves, the next append men
       const std::string left = part + std::string(zeros ? 3 : 0, '\0');
       write(path, left);
       if (!left.empty() && cut < own_beginning.size()) {  // nothing shows that it is a timeline
-        CHECK(refusal(path, hvd::error::invalid_argument).find("something else in it") != std::string::npos);
+        CHECK(refusal(path, hvd::error::invalid_argument).find("something other than a timeline") != std::string::npos);
         REQUIRE(contents(path) == left);
         continue;
       }
@@ -254,8 +254,8 @@ TEST_CASE("a path that cannot be written is an error at the start that names it"
         std::string::npos);
 
   write(folder.path() + "/script.py", "import horovod\n");
-  CHECK(refusal(folder.path() + "/script.py", hvd::error::invalid_argument)
-            .find("something else in it than a timeline") != std::string::npos);
+  CHECK(refusal(folder.path() + "/script.py", hvd::error::invalid_argument).find("something other than a timeline") !=
+        std::string::npos);
   CHECK(contents(folder.path() + "/script.py") == "import horovod\n");
 
   children nobody(1);
@@ -315,7 +315,7 @@ TEST_CASE("a file that does not begin as a timeline of hvd is refused and left b
     for (const std::string& opened : {path, link}) {
       const std::string why = refusal(opened, hvd::error::invalid_argument);
       CHECK_MESSAGE(why == "hvd: timeline on rank 1 of 4: '" + opened +
-                               "' has something else in it than a timeline of hvd, and is left as it is; remove it, or "
+                               "' contains something other than a timeline of hvd, and is not changed; remove it, or "
                                "give the timeline another file",
                     why);
       CHECK(contents(path) == before);
@@ -455,7 +455,7 @@ TEST_CASE("a file that another job, or somebody, takes over is left to them") {
     require(old.dropped() == 1 && contents(path) == before, "the file of the young was changed");
   });
   CHECK(lines(printed) == 1);
-  CHECK(printed.find("another job, or somebody, has begun or emptied it; no more events") != std::string::npos);
+  CHECK(printed.find("another process has restarted or emptied it; no more events") != std::string::npos);
   CHECK(timeline_events(path).back()["name"] == "1");
 }
 

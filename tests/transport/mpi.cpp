@@ -306,7 +306,7 @@ TEST_CASE("what MPI does not know is done by hvd's algorithms") {
             "MPI reduces half");
     same(complaint(hvd::error::unsupported, [&] { hvd::allreduce(comm, h, hvd::sum, hvd::native{}); }),
          "hvd: allreduce of float16 by sum on rank " + std::to_string(comm.rank()) +
-             " of 3: the transport has no such collective of its own; use automatic, ring, tree, double_tree, "
+             " of 3: the transport itself does not have this collective; use automatic, ring, tree, double_tree, "
              "recursive_doubling or halving_doubling");
     comm.barrier();
   });

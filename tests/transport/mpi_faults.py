@@ -124,8 +124,8 @@ class Faults(unittest.TestCase):
             return
         self.fails(
             "unprepared",
-            r"hvd: MpiTransport: the launcher says (PMI_SIZE|OMPI_COMM_WORLD_SIZE)=2 but .* sees one rank; start the "
-            "program with the mpiexec of this MPI",
+            r"hvd: MpiTransport: the launcher has set (PMI_SIZE|OMPI_COMM_WORLD_SIZE)=2 but .* sees one rank; start "
+            "the program with the mpiexec of this MPI",
             launcher=args.foreign,
         )
 

@@ -352,7 +352,7 @@ TEST_CASE("a stale segment and no rank 0: a timeout that says what was refused, 
   write_file(d.path() + "/" + hvd::detail::segment_name("stale"), bytes_of_a_segment());
   const std::string said = refused(error_kind::timeout, [&] { ShmTransport("stale", 1, 2, opts); });
   CHECK(said.find("rank 0 did not create the group's memory") != std::string::npos);
-  CHECK(said.find("was left by a job that is gone") != std::string::npos);
+  CHECK(said.find("was left by a job that has ended") != std::string::npos);
   CHECK(d.files() == std::vector<std::string>{});
 }
 

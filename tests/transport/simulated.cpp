@@ -371,7 +371,7 @@ TEST_CASE("messages in order, of any length, also to oneself; another length is 
                          "exchange from");
     }
     hvd::test::require(refused(error_kind::invalid_argument, [&] { comm.spend(-1); }) ==
-                           "hvd: spend " + who + ": -1.000000 seconds; allowed: from 0 on",
+                           "hvd: spend " + who + ": -1.000000 seconds; allowed: 0 or more",
                        "spend");
   });
 }
@@ -564,7 +564,7 @@ TEST_CASE("a rank waits for whichever message comes first, as long as recv of it
                                         "0 to 2",
                        wrong({1, 3}));
     hvd::test::require(wrong({}) ==
-                           "hvd: await_arrival on rank 0 of 3 (simulated): no ranks to wait for; name one at least",
+                           "hvd: await_arrival on rank 0 of 3 (simulated): no ranks to wait for; name at least one",
                        wrong({}));
   });
 }
@@ -723,15 +723,15 @@ TEST_CASE("numbers that mean nothing are named, with those that are allowed") {
     change(net);
     return said(1, net);
   };
-  CHECK(with([](network& n) { n.ranks_per_host = 0; }) == "hvd: simulate: ranks_per_host is 0; allowed: 1 and more");
+  CHECK(with([](network& n) { n.ranks_per_host = 0; }) == "hvd: simulate: ranks_per_host is 0; allowed: 1 or more");
   CHECK(with([](network& n) { n.inside.latency = -1e-6; }) ==
-        "hvd: simulate: inside.latency is -1e-06; allowed: seconds from 0 on");
+        "hvd: simulate: inside.latency is -1e-06; allowed: 0 or more seconds");
   CHECK(with([](network& n) { n.between.latency = inf; }) ==
-        "hvd: simulate: between.latency is inf; allowed: seconds from 0 on");
+        "hvd: simulate: between.latency is inf; allowed: 0 or more seconds");
   CHECK(with([](network& n) { n.inside.overhead = nan; }) ==
-        "hvd: simulate: inside.overhead is nan; allowed: seconds from 0 on");
+        "hvd: simulate: inside.overhead is nan; allowed: 0 or more seconds");
   CHECK(with([](network& n) { n.between.overhead = -1; }) ==
-        "hvd: simulate: between.overhead is -1; allowed: seconds from 0 on");
+        "hvd: simulate: between.overhead is -1; allowed: 0 or more seconds");
   CHECK(with([](network& n) { n.inside.bandwidth = 0; }) ==
         "hvd: simulate: inside.bandwidth is 0; allowed: bytes per second above 0, or infinity");
   CHECK(with([](network& n) { n.between.bandwidth = nan; }) ==

@@ -1,4 +1,4 @@
-"""What a change can break: by what compilers have read, what Meson's tests run, and what Python's modules import."""
+"""Tests that a change can break: by what compilers read, what Meson's tests run, and what Python's modules import."""
 
 import ast
 import os

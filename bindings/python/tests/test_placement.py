@@ -129,7 +129,7 @@ def test_more_ranks_on_the_host_than_there_are() -> None:
         ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="x"'),
         ({"HOROVOD_RANK": -1, "HOROVOD_SIZE": 2, "HVD_JOB": "j"}, 'HOROVOD_RANK="-1"'),
         ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 0, "HVD_JOB": "j"}, 'HOROVOD_SIZE="0"'),
-        ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2}, "HVD_JOB is not set"),
+        ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2}, "HVD_JOB, the name of the job, is not set"),
         ({"HOROVOD_RANK": 0, "HOROVOD_SIZE": 2, "HOROVOD_LOCAL_RANK": 0, "HOROVOD_LOCAL_SIZE": 3}, "1 to 2"),
     ],
 )
@@ -160,4 +160,4 @@ def test_a_lone_rank_is_warned_of_once(monkeypatch: Any, capfd: Any) -> None:
         warn_of_lone_rank.cache_clear()
         for _ in range(2):
             warn_of_lone_rank()
-        assert capfd.readouterr().err.count(f'hvd: warning: {name}="{value}": a launcher that hvd does not') == warned
+        assert capfd.readouterr().err.count(f'hvd: warning: {name}="{value}": an unknown launcher') == warned

@@ -44,7 +44,7 @@ def load(data: str) -> Tuple[TensorDataset, TensorDataset]:
 
 
 def find_device(kind: str) -> torch.device:
-    """The CPU, or a GPU. Ends the program, with the reason, where there is none."""
+    """The CPU, or a GPU. If there is no GPU, ends the program with the reason."""
     if kind == "cpu":
         return torch.device("cpu")
     number = 0

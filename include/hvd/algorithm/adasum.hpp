@@ -137,9 +137,8 @@ struct adasum {
                   kind == error_kind::invalid_argument ? rank : -1);
     };
     if (c.op.op != detail::op_id<sum_t>) {
-      refuse(error_kind::unsupported, "adasum stands in place of the sum, not of " +
-                                          std::string(detail::op_name(c.op.op)) +
-                                          "; pass hvd::sum (it averages by itself what is parallel)");
+      refuse(error_kind::unsupported, "adasum replaces the sum, not " + std::string(detail::op_name(c.op.op)) +
+                                          "; pass hvd::sum (adasum averages parallel parts by itself)");
     }
     const detail::adasum_kernels* const kernels = detail::find_adasum(c.op.type);
     if (kernels == nullptr) {

@@ -58,7 +58,7 @@ struct bruck {
     const int rank = t.rank();
     if (!c.send.uniform()) {
       throw error(error_kind::unsupported, "alltoall_v on rank " + std::to_string(rank) + " of " + std::to_string(p) +
-                                               ": bruck passes on blocks whose length it does not know; use ring, or "
+                                               ": bruck forwards blocks whose lengths it does not know; use ring, or "
                                                "alltoall with blocks of one length");
     }
     const std::size_t each = c.send.bytes(0);

@@ -153,7 +153,7 @@ inline link_costs parse_costs(std::string_view text, std::string_view source) {
       std::string names;
       for (const auto& known : detail::cost_fields) names += detail::joined({names.empty() ? "" : ", ", known.name});
       detail::fail(error_kind::invalid_argument,
-                   {source, ": \"", one, "\" is no cost; allowed: NAME=NUMBER, with names ", names});
+                   {source, ": \"", one, "\" is not a cost; allowed: NAME=NUMBER, with names ", names});
     }
   }
   if (!costs.known()) detail::fail(error_kind::invalid_argument, {source, ": latency_ns is missing or 0"});
@@ -183,8 +183,9 @@ void make_ready(T& t) {
   detail::agree_on_largest(t, values);
   if (unreadable) std::rethrow_exception(unreadable);
   if (values[0] != hash || values[1] != ~hash || values[2] != 0) {
-    detail::fail(error_kind::mismatch, {"rank ", t.rank(), " of ", t.size(),
-                                        ": HVD_COSTS or HVD_TUNING is not the same on all ranks; set both alike"});
+    detail::fail(error_kind::mismatch,
+                 {"rank ", t.rank(), " of ", t.size(),
+                  ": HVD_COSTS or HVD_TUNING differs between ranks; set both to the same values on all ranks"});
   }
   if (costs.empty()) s.model.costs = detail::measure(t);
   s.ready = true;

@@ -31,7 +31,7 @@ struct native {
     }
     throw error(error_kind::unsupported,
                 what + " on rank " + std::to_string(t.rank()) + " of " + std::to_string(t.size()) +
-                    ": the transport has no such collective of its own; use automatic, ring, tree, double_tree, "
+                    ": the transport itself does not have this collective; use automatic, ring, tree, double_tree, "
                     "recursive_doubling or halving_doubling");
   }
 };

@@ -108,7 +108,7 @@ inline std::string parse_job(std::string_view name, std::string_view value) {
   std::size_t good = 0;
   while (good < value.size() && fits(value[good])) ++good;
   if (good == value.size() && good >= 1 && good <= most) return std::string(value);
-  detail::refuse_value(name, value, " is no name for a job", {"1 to 128 letters, digits, '.', '_' or '-'"});
+  detail::refuse_value(name, value, " is not a valid name of a job", {"1 to 128 letters, digits, '.', '_' or '-'"});
 }
 
 /// An absolute path. Whether the directory exists is not checked here.

@@ -74,7 +74,7 @@ inline constexpr launcher launchers[] = {
      false},
     {"SLURM",
      "SLURM_PROCID",
-     "SLURM_STEP_NUM_TASKS",  // not set for the script of a batch job, which is no rank
+     "SLURM_STEP_NUM_TASKS",  // not set for the script of a batch job, which is not a rank
      nullptr,                 // see slurm_host
      nullptr,
      {"SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"},
@@ -211,7 +211,7 @@ inline rank_of_size slurm_host(const variable_lookup& variable, int size) {
   const std::string text = variable(name.data()).value_or(joined({size}));
   const auto refuse = [&] {
     refuse_value(name, text, " does not list the ranks of the hosts",
-                 {"numbers that add up to ", size, ", as in 2(x3),1"});
+                 {"numbers that add up to ", size, ", such as 2(x3),1"});
   };
   std::string_view rest = text;
   const auto number = [&](std::string_view until) {
@@ -317,12 +317,11 @@ inline std::string lone_rank_warning(const place& p, const variable_lookup& vari
   const auto beyond = [&](const char* name, long most) -> std::string {
     const auto value = name != nullptr ? variable(name) : std::nullopt;
     if (!value || std::strtol(value->c_str(), nullptr, 10) <= most) return {};
-    return joined(
-        {assignment(name, *value),
-         ": a launcher that hvd does not know has started several processes, and each of them is a job of its "
-         "own; start them by hvdrun or a launcher that hvd knows, or set HVD_JOB and HOROVOD_RANK, "
-         "HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE on each (HOROVOD_RANK=0 and HOROVOD_SIZE=1 "
-         "if it is meant to be alone)"});
+    return joined({assignment(name, *value),
+                   ": an unknown launcher has started several processes, and each of them would be a job of its own; "
+                   "start them with hvdrun or a launcher that hvd supports, or set HVD_JOB and HOROVOD_RANK, "
+                   "HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE on each (HOROVOD_RANK=0 and HOROVOD_SIZE=1 "
+                   "if it is meant to be alone)"});
   };
   for (const unknown_launcher& l : unknown_launchers) {
     if (std::string text = beyond(l.rank, 0); !text.empty()) return text;
@@ -340,10 +339,9 @@ inline std::string meeting_name(const place& p) {
 /// Errors: invalid_argument if the ranks of one host have no name under which they could meet.
 inline void refuse_nameless(const place& p) {
   if (p.size == 1 || p.local_size != p.size || !p.job.empty()) return;
-  fail(error_kind::invalid_argument,
-       {"HOROVOD_SIZE is ", p.size,
-        " but HVD_JOB is not set, the name under which the ranks meet; set it to one name "
-        "on all ranks, or start them by `hvdrun -np N PROGRAM`"});
+  fail(error_kind::invalid_argument, {"HOROVOD_SIZE is ", p.size,
+                                      " but HVD_JOB, the name of the job, is not set; set it to the same name on all "
+                                      "ranks, or start them with `hvdrun -np N PROGRAM`"});
 }
 
 /// HVD_JOB and HVD_LAUNCH as "job@launch", or HVD_JOB alone; `fallback` if HVD_JOB is not set. For ranks that need no

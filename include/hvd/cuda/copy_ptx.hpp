@@ -12,7 +12,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What all kernels need, then each of them: one text in parts, because compilers limit the length of a literal.
+/// The common text of all kernels, then each of them: one text in parts, because compilers limit the length of a
+/// literal.
 // clang-format off
 inline constexpr std::string_view copy_ptx[] = {
     R"(.version 8.1

@@ -276,7 +276,7 @@ inline bool cuda_search::fill() {
     if (function == nullptr && missing.empty()) missing = symbol;
   });
   if (!missing.empty()) {
-    why = joined({library, " has no ", missing, ": it is no CUDA driver, or one older than CUDA 11.7"});
+    why = joined({library, " has no ", missing, ": it is not a CUDA driver, or is older than CUDA 11.7"});
     return false;
   }
 #endif
@@ -291,14 +291,13 @@ inline cuda_search::cuda_search() {
   usable = devices > 0;
   if (usable) return;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string limit = visible == nullptr
-                                ? std::string()
-                                : joined({"; CUDA_VISIBLE_DEVICES is \"", visible,
-                                          "\", where an entry that is not there hides itself and all after it"});
+  const std::string limit = visible == nullptr ? std::string()
+                                               : joined({"; CUDA_VISIBLE_DEVICES is \"", visible,
+                                                         "\"; an invalid entry hides itself and all entries after it"});
   if (code == cu_success || code == cu_no_device) {
     why = joined({"the CUDA driver (", library, ") shows no GPU to this process", limit});
   } else {
-    why = joined({"the CUDA driver (", library, ") cannot be used: cuInit says ", table.text(code), limit});
+    why = joined({"the CUDA driver (", library, ") cannot be used: cuInit failed: ", table.text(code), limit});
   }
 }
 

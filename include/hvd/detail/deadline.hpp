@@ -20,7 +20,7 @@ inline std::chrono::steady_clock::time_point deadline_after(std::chrono::duratio
 inline void check_limit(std::string_view name, std::chrono::duration<double> limit) {
   if (limit.count() >= 0) return;
   fail(error_kind::invalid_argument,
-       {name, " is ", limit.count(), " s; allowed: 0 or more seconds, also infinity for no limit"});
+       {name, " is ", limit.count(), " s; allowed: 0 or more seconds, or infinity for no limit"});
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

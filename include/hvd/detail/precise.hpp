@@ -4,7 +4,7 @@
 #include <hvd/version.hpp>
 
 // Between the two the compiler knows NaN, divides instead of multiplying by a reciprocal, and adds in the order that is
-// written. (GCC warns that `optimize` is no feature for everyday use, so it has it only where the options need it.)
+// written. (GCC warns that `optimize` is not a feature for everyday use, so it has it only where the options need it.)
 #if defined(__clang__)
 #define HVD_PRECISE_BEGIN _Pragma("float_control(precise, on, push)")
 #define HVD_PRECISE_END _Pragma("float_control(pop)")

@@ -45,7 +45,7 @@ class autotuner {
     if (log_ == nullptr) {
       if (fd >= 0) ::close(fd);
       fail(error_kind::invalid_argument, {assignment("HOROVOD_AUTOTUNE_LOG", opts.autotune_log), " cannot be written: ",
-                                          std::strerror(errno), "; give a file in a directory that is there"});
+                                          std::strerror(errno), "; give a file in a directory that exists"});
     }
     write(search_.csv_header());
   }
@@ -57,7 +57,7 @@ class autotuner {
   void count(const std::vector<std::uint32_t>& ids, std::size_t bytes, std::chrono::microseconds& cycle_time,
              Buffer& buffer) {
     if (search_.finished()) return;
-    if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins anew if that operation does not run again
+    if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins again if that operation does not run again
       marker_ = ids.front();
       steps_seen_ = 0;
       batches_ = bytes_ = 0;

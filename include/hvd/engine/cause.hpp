@@ -141,7 +141,7 @@ class driver_cause {
       if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);
       return error(c.kind,
                    joined({name_of(c.rank), c.kind == error_kind::timeout ? " did not answer in time" : " has given up",
-                           "; see what it has said itself"}),
+                           "; see its own error message"}),
                    c.rank);
     });
   }
@@ -210,11 +210,11 @@ class driver_cause {
   [[nodiscard]] error told(const completion& end, const error& why) const {
     if (why.kind() != error_kind::peer_lost || why.rank() < 0) return why;
     return with_memory(why, [&] {
-      return error(why.kind(),
-                   joined({end.label(), ": ", name_of(why.rank()), is_lost,
-                           ", or has shut its engine down; its own output says why, unless it just ended before",
-                           " the others"}),
-                   why.rank());
+      return error(
+          why.kind(),
+          joined({end.label(), ": ", name_of(why.rank()), is_lost,
+                  ", or has shut its engine down; see its own output, unless it just ended before the others"}),
+          why.rank());
     });
   }
 
@@ -249,7 +249,7 @@ class driver_cause {
   // Made in advance, while there is memory.
   const std::string label_ = joined({"the engine on rank ", rank_, " of ", members_.ranks.size(), ": "});
   const error shut_down_{error_kind::aborted, "the engine was shut down"};
-  const error no_memory_{error_kind::no_memory, label_ + "there is no memory"};
+  const error no_memory_{error_kind::no_memory, label_ + "out of memory"};
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -110,7 +110,7 @@ class driver final : public waiting_room {
     refuse_fork(pid_, rank_, size_);
     if (progress_.mine()) {
       fail(error_kind::invalid_argument,
-           {end.label(), " cannot be awaited by a callback, on whose return its progress depends"});
+           {end.label(), " cannot be awaited in a callback: it makes no progress until the callback returns"});
     }
     const clock::time_point since = clock::now();
     for (int yields = 0; !end.reached(only_queued) && clock::now() < until;) {
@@ -337,7 +337,8 @@ class driver final : public waiting_room {
     const bool done = detail::run_by_host(pending_.device(), execute_, works);
     for (const auto& s : mine)
       finish(*s, done ? std::nullopt
-                      : std::optional(error(error_kind::unsupported, s->end->label() + ": this device has no adasum")));
+                      : std::optional(
+                            error(error_kind::unsupported, s->end->label() + ": this device does not support adasum")));
   }
   auto end_of_batch() {
     return [this](submission& s, const error* why) {

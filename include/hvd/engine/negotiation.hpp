@@ -270,7 +270,7 @@ class negotiation {
     last_joined_ = everyone_joined_ ? static_cast<int>(all.last_join & ((1U << rank_bits) - 1)) : -1;
     if (last_joined_ >= size_) {
       fail(error_kind::mismatch,
-           {"the engine of another rank says that rank ", last_joined_, " of ", size_, " joined"});
+           {"the engine of another rank reports that rank ", last_joined_, " of ", size_, " joined"});
     }
     return refused;
   }
@@ -328,10 +328,11 @@ class negotiation {
     const bool zeros_do = s.op == reduce_op::sum || s.op == reduce_op::average || s.op == reduce_op::adasum;
     if (s.kind == operation::allreduce && zeros_do) return std::nullopt;
     const std::string_view with = has_op(s.kind) ? hvd::name(s.op) : std::string_view();
-    return error(error_kind::unsupported,
-                 detail::joined({hvd::name(s.kind), " \"", known_[id].name, "\"", with.empty() ? "" : " with ", with,
-                                 " cannot run while a rank has joined, which would have to give data; allowed then: "
-                                 "allreduce with sum, average or adasum, to which it gives zeros, and barrier"}));
+    return error(
+        error_kind::unsupported,
+        detail::joined({hvd::name(s.kind), " \"", known_[id].name, "\"", with.empty() ? "" : " with ", with,
+                        " cannot run after a rank has joined, because that rank would have to give data; "
+                        "allowed then: allreduce with sum, average or adasum, to which it gives zeros, and barrier"}));
   }
 
   [[nodiscard]] error disagreement(std::vector<const announcement*> variants) const {

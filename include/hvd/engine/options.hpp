@@ -73,7 +73,7 @@ struct engine_options {
       double ms = 0;
       const auto [end, code] = std::from_chars(value->data(), value->data() + value->size(), ms);
       if (code != std::errc{} || end != value->data() + value->size() || !(ms >= 0 && ms <= 1e6)) {
-        detail::refuse_value("HOROVOD_CYCLE_TIME", *value, " is no time in milliseconds", {"0 to 1000000"});
+        detail::refuse_value("HOROVOD_CYCLE_TIME", *value, " is not a time in milliseconds", {"0 to 1000000"});
       }
       o.cycle_time = std::chrono::duration<double, std::milli>(ms);
       o.cycle_fixed = true;
@@ -91,7 +91,7 @@ struct engine_options {
       if (o.stall_shutdown.count() > 0 && o.stall_shutdown < o.stall_warning) {
         detail::fail(error_kind::invalid_argument,
                      {detail::assignment("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", *value),
-                      " is shorter than the time after which a stall is told, ", o.stall_warning.count(),
+                      " is shorter than the time after which a stall is reported, ", o.stall_warning.count(),
                       " s (HOROVOD_STALL_CHECK_TIME_SECONDS); allowed: 0 (never) or at least that"});
       }
     }

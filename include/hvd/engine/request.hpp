@@ -295,7 +295,7 @@ class handle {
     if (!end_->reached(only_queued)) {
       if (limit && std::isnan(limit->count())) {
         detail::fail(error_kind::invalid_argument,
-                     {end_->label(), " is awaited for a time that is no number; pass seconds, or no limit"});
+                     {end_->label(), ": the time limit is not a number; pass seconds, or no limit"});
       }
       const auto until = limit ? detail::deadline_after(*limit) : std::chrono::steady_clock::time_point::max();
       if (const auto room = where_.lock()) room->await(*end_, until, only_queued);

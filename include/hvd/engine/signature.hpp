@@ -148,7 +148,7 @@ inline void check_received(const signature& s) {
     for (const std::size_t n : s.shapes[t]) valid = valid && !__builtin_mul_overflow(bytes, n, &bytes);
     valid = valid && bytes <= PTRDIFF_MAX;
   }
-  if (!valid) fail(error_kind::mismatch, {"the engine of another rank sent a signature that no operation has"});
+  if (!valid) fail(error_kind::mismatch, {"the engine of another rank sent an invalid signature"});
 }
 inline announcement take_announcement(std::string_view& from) {
   announcement a;

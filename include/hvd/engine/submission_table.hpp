@@ -29,8 +29,9 @@ class submission_table {
     std::weak_ptr<completion>& newest = newest_[s->what.name];
     if (const auto before = newest.lock()) {
       if (before->held()) {
-        fail(error_kind::invalid_argument, {s->end->label(), ": the operation that has this name was not waited for; "
-                                                             "wait for it first, or give each tensor its own name"});
+        fail(error_kind::invalid_argument,
+             {s->end->label(), ": the previous operation of this name was not waited "
+                               "for; wait for it first, or give each tensor its own name"});
       }
       s->behind = !before->queued();
     }
@@ -47,7 +48,7 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     if (stopped_) return stopped_;
     if (const auto before = newest_join_.lock(); before && before->held())
-      fail(error_kind::invalid_argument, {end->label(), ": the join before was not waited for; wait for it first"});
+      fail(error_kind::invalid_argument, {end->label(), ": the previous join was not waited for; wait for it first"});
     newest_join_ = end;
     joins_.push_back(end);
     return std::nullopt;

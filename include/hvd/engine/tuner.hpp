@@ -170,19 +170,20 @@ inline void tuner::check() const {
       refuse(t, "needs a name that can be a column of a table: not empty, without comma, quote and line feed");
     }
     if (t.values.empty()) refuse(t, "has no values");
-    if (t.standard >= t.values.size()) refuse(t, "has a standard that is none of its values");
+    if (t.standard >= t.values.size()) refuse(t, "has a standard that is not one of its values");
     std::vector<std::int64_t> sorted = t.values;
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) refuse(t, "has a value twice");
     for (std::size_t j = 0; j != i; ++j) {
-      if (tunables_[j].name == t.name) refuse(t, "is there twice");
+      if (tunables_[j].name == t.name) refuse(t, "is listed twice");
     }
   }
   const auto& [warmup, budget, candidates, pairs] = options_;
   if (warmup < 0 || candidates < 2 || pairs < 6 || budget <= 2 * static_cast<std::int64_t>(pairs)) {
-    detail::fail(error::invalid_argument, {"the autotuner cannot work with ", warmup, " samples to warm up, ",
-                                           candidates, " candidates, ", pairs, " pairs and a budget of ", budget,
-                                           ": allowed are from 0, from 2, from 6, and more than twice the pairs"});
+    detail::fail(error::invalid_argument,
+                 {"the autotuner cannot work with ", warmup, " samples to warm up, ", candidates, " candidates, ",
+                  pairs, " pairs and a budget of ", budget,
+                  "; allowed: 0 or more, 2 or more, 6 or more, and more than twice the pairs"});
   }
 }
 
@@ -272,7 +273,8 @@ inline void tuner::end_duel() {
 inline void tuner::record(double score) {
   if (finished()) detail::fail(error::invalid_argument, {"the autotuner has finished and takes no more scores"});
   if (!std::isfinite(score)) {
-    detail::fail(error::invalid_argument, {"the autotuner takes no score of ", score, "; it must be a finite number"});
+    detail::fail(error::invalid_argument,
+                 {"the autotuner was given a score of ", score, "; it must be a finite number"});
   }
   row_ = row(proposal_, score);
   if (phase_ == phase::warmup) {

@@ -50,7 +50,7 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
     case operation::reduce_scatter:
     case operation::alltoall: break;
     default:
-      refuse({"is no operation of the engine; allowed: allreduce, allgather, broadcast, reduce_scatter, alltoall, "
+      refuse({"is not an operation of the engine; allowed: allreduce, allgather, broadcast, reduce_scatter, alltoall, "
               "barrier"});
   }
   if (r.name.empty()) refuse({"the name is empty; every tensor needs one, the same on all ranks"});
@@ -63,7 +63,7 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
     refuse({"prescale ", r.prescale, " and postscale ", r.postscale, " must be finite numbers"});
   }
   if (r.wire != dtype::user && !(reduces && is_wire(r.wire))) {
-    refuse({"is to travel as ", name(r.wire),
+    refuse({"the wire type is ", name(r.wire),
             "; allowed: float16, bfloat16 and float32, for allreduce and "
             "reduce_scatter"});
   }
@@ -79,25 +79,25 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
       }
     }
     if (std::find(t.shape.begin(), t.shape.end(), 0U) != t.shape.end()) elements = 0;
-    if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not know"});
+    if (size_of(t.type) == 0) refuse({which, " is of type ", name(t.type), ", which the engine does not support"});
     const memory_kind memory = t.memory.kind;
-    if (name(memory) == "unknown") refuse({which, " lies in memory of an unknown kind; allowed: host and device"});
+    if (name(memory) == "unknown") refuse({which, " is in memory of an unknown kind; allowed: host and device"});
     if (memory == memory_kind::device && device < 0) {
-      refuse({which, " lies on device ", t.memory.device,
+      refuse({which, " is on device ", t.memory.device,
               ", and this engine has none; copy it to the host, or make the engine with a device"},
              error_kind::unsupported);
     }
     if (memory != r.tensors.front().memory.kind) {
-      refuse({which, " lies on the ", name(memory), ", tensor 0 on the ", name(r.tensors.front().memory.kind),
+      refuse({which, " is on the ", name(memory), ", but tensor 0 on the ", name(r.tensors.front().memory.kind),
               "; allowed: one kind of memory in a group"});
     }
     if (memory == memory_kind::device && t.memory.device != device) {
-      refuse({which, " lies on device ", t.memory.device, "; allowed: device ", device,
-              ", which the engine was made with"});
+      refuse(
+          {which, " is on device ", t.memory.device, "; allowed: device ", device, ", which the engine was made with"});
     }
     if (memory == memory_kind::device && r.wire != dtype::user && !converts) {
       refuse(
-          {which, " lies on a device and is to travel as ", name(r.wire), "; only tensors on the host are converted"},
+          {which, " is on a device and has the wire type ", name(r.wire), "; only tensors on the host are converted"},
           error_kind::unsupported);
     }
     // Addresses of a device are checked by the device.
@@ -134,7 +134,8 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
       const bool floating =
           t.type == dtype::float16 || t.type == dtype::bfloat16 || t.type == dtype::float32 || t.type == dtype::float64;
       if (r.kind == operation::reduce_scatter) {
-        refuse({"reduce_scatter has no adasum; allowed: sum, average, min, max, product"}, error_kind::unsupported);
+        refuse({"reduce_scatter does not support adasum; allowed: sum, average, min, max, product"},
+               error_kind::unsupported);
       }
       if (!floating) refuse({"adasum is for float16, bfloat16, float32 and float64, not for ", name(t.type)});
     } else if (reduces) {
@@ -144,7 +145,7 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
         refuse({which, ": ", sentence(e)});
       }
     }
-    if (r.kind != operation::alltoall && !t.splits.empty()) refuse({"splits are for alltoall alone"});
+    if (r.kind != operation::alltoall && !t.splits.empty()) refuse({"only alltoall takes splits"});
     if (r.kind != operation::alltoall) continue;
     std::size_t rows = 0;
     for (const std::size_t n : t.splits) {

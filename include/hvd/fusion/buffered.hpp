@@ -22,7 +22,7 @@ namespace hvd::inline HVD_ABI::detail {
 /// without the buffer if it is not converted.
 template <Transport T>
 class buffered_fusion {
-  static_assert(memory_of<T> == memory_kind::host, "hvd: fusion of tensors on a GPU is in hvd/gpu.hpp: include it");
+  static_assert(memory_of<T> == memory_kind::host, "hvd: to fuse tensors on a GPU, include hvd/gpu.hpp");
 
  public:
   buffered_fusion(T& comm, std::size_t most) : threshold(most), comm_(comm) {}

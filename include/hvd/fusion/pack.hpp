@@ -22,8 +22,8 @@ namespace hvd::inline HVD_ABI::detail {
 struct conversions {
   converter narrow = nullptr, widen = nullptr;
 };
-/// Null if the type cannot travel as the other, or need not be converted. (A template, so that it is compiled only in
-/// files that call it.)
+/// Null if the type cannot be sent as the other, or need not be converted. (A template, so that it is compiled
+/// only in files that call it.)
 template <class = void>
 conversions make_conversions(dtype type, dtype wire) noexcept {
   if (type == dtype::float32 && wire == dtype::float16) {
@@ -176,7 +176,7 @@ class fused_arguments : public arguments {
         return *this;
       }
       if (t.wire != t.type && find_conversions(t.type, t.wire).narrow == nullptr) {
-        refuse({"tensor ", i, " of ", hvd::name(t.type), " cannot travel as ", hvd::name(t.wire),
+        refuse({"tensor ", i, " of ", hvd::name(t.type), " cannot have the wire type ", hvd::name(t.wire),
                 "; allowed: float16 and bfloat16 for float32, float32 for float64"});
       }
       const std::pair<std::size_t, std::size_t> elements = extent(i);
@@ -220,8 +220,8 @@ class fused_arguments : public arguments {
   fused_arguments& moves(std::span<const fused> all) {
     for (std::size_t i = 0; i != all.size(); ++i) {
       if (all[i].wire == all[i].type) continue;
-      refuse({"tensor ", i, " of ", hvd::name(all[i].type), " is to travel as ", hvd::name(all[i].wire),
-              "; allowed: its own type, only reductions convert"});
+      refuse({"tensor ", i, " of ", hvd::name(all[i].type), " has the wire type ", hvd::name(all[i].wire),
+              "; allowed: its own type, because only reductions convert"});
     }
     return *this;
   }

@@ -34,7 +34,7 @@ inline void check_places(std::span<const host_place> places, int rank) {
   std::vector<int> ranks(places.size());  // that name each one as their leader
   for (std::size_t r = 0; r != places.size(); ++r) {
     if (leader_of(r) >= places.size() || leader_of(leader_of(r)) != leader_of(r)) {
-      refuse(r, {" has rank ", places[r].leader, " for its lowest, which is in another"});
+      refuse(r, {" has rank ", places[r].leader, " as its lowest, which is in another group"});
     }
     ++ranks[leader_of(r)];
   }
@@ -50,7 +50,8 @@ inline void check_places(std::span<const host_place> places, int rank) {
   for (std::size_t r = 0; r != places.size(); ++r) {
     const int own = places[r].local_rank;
     const std::size_t at = first[leader_of(r)] + static_cast<std::size_t>(own);
-    if (own < 0 || own >= places[r].local_size || taken[at]) refuse(r, {" has no local rank ", own, " for it"});
+    if (own < 0 || own >= places[r].local_size || taken[at])
+      refuse(r, {" does not have a local rank ", own, " for it"});
     taken[at] = true;
   }
 }

@@ -160,7 +160,7 @@ struct from_scheduler {
     if (!addresses.empty()) {
       const gpu* const given = find(host, addresses.front());
       if (given == nullptr) {
-        refuse(detail::joined({"the address \"", addresses.front(), "\" (HVD_TASK_GPUS) is no visible GPU"}),
+        refuse(detail::joined({"the address \"", addresses.front(), "\" (HVD_TASK_GPUS) is not a visible GPU"}),
                "let the scheduler give UUIDs, or unset CUDA_VISIBLE_DEVICES");
       }
       return detail::on_gpu(*given, detail::joined({"the task's address \"", addresses.front(), "\""}));

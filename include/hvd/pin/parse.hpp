@@ -95,13 +95,13 @@ inline parsed_pin parse_pin(std::string_view text, std::string_view name = "pin"
   for (std::string_view rest = text; !rest.empty();) {
     const std::string_view part = detail::take_part(rest, ',');
     if (part == "exclusive" || part == "shared" || part.starts_with("shared:")) {
-      if (std::exchange(sharing, true)) refuse(" says twice how many ranks share a device");
+      if (std::exchange(sharing, true)) refuse(" sets twice how many ranks share a device");
       found.max_ranks = part == "exclusive" ? 1
                         : part == "shared"  ? 0
                                             : parse_integer(name, part.substr(7), 1, std::numeric_limits<int>::max(),
                                                             "shared:N, N from 1");
     } else if (part.starts_with("cpus=")) {
-      if (found.cpus) refuse(" says twice what CPUs are bound");
+      if (found.cpus) refuse(" sets twice which CPUs are bound");
       found.cpus = detail::binding_named(part.substr(5));
       if (!found.cpus) refuse(detail::joined({" has the unknown part \"", part, "\""}));
     } else if (part.starts_with("list:") && part.size() > 5) {

@@ -101,7 +101,7 @@ inline std::string two_claims(int rank) {
   }
   if (at.waited_for >= 0) text += joined({"; was waiting for rank ", at.waited_for, " to ", name(at.what)});
   if (kind == error_kind::timeout && at.operation == "send") {
-    text += "; a send may wait for its recv: where two ranks both send first, use exchange";
+    text += "; a send may wait for its recv: if two ranks both send first, use exchange";
   }
   return text;
 }

@@ -129,7 +129,7 @@ inline std::optional<error> disagreement(std::span<const descriptor> all, std::s
     return error(
         error_kind::invalid_argument,
         joined({operation, " on ", label, ": rank ", q, " called ", name(all[q].kind),
-                all[q].has(descriptor::with_counts) ? "_v" : "", " with invalid arguments (its own error says which)"}),
+                all[q].has(descriptor::with_counts) ? "_v" : "", " with invalid arguments (see its own error)"}),
         static_cast<int>(q));
   }
   for (std::size_t q = 1; q < all.size(); ++q) {

@@ -261,7 +261,7 @@ class tagged_messages {
   void fail_from_any() {
     for (const auto& w : waiting_) {
       w->fail({error_kind::peer_lost,
-               joined({"recv on ", m_.label(), ": a message from any rank is awaited, and all others have left"})});
+               joined({"recv on ", m_.label(), ": waiting for a message from any rank, but all others have left"})});
     }
     waiting_.clear();
   }

@@ -74,7 +74,7 @@ class timeline_file {
     const lock held(fd(), limit);
     if (held.error() == EWOULDBLOCK) return outcome::busy;
     if (held.error() != 0) return failed({"cannot lock it: ", std::strerror(held.error())});
-    if (whose() != owner::this_job) return failed({"another job, or somebody, has begun or emptied it"});
+    if (whose() != owner::this_job) return failed({"another process has restarted or emptied it"});
     const std::optional<off_t> end = end_of_events();
     if (!end) return failed({"it is damaged"});
     if (write_at(lines + closing, *end)) return outcome::written;
@@ -155,14 +155,14 @@ class timeline_file {
     }
     if (held.error() != 0) {
       fail(error_kind::system, {"cannot lock '", path_, "': ", std::strerror(held.error()),
-                                "; give it a file on a file system that has flock"});
+                                "; give it a file on a file system that supports flock"});
     }
     switch (whose()) {
       case owner::this_job: return;
       case owner::no_timeline:
         fail(error_kind::invalid_argument, {"'", path_,
-                                            "' has something else in it than a timeline of hvd, and is left "
-                                            "as it is; remove it, or give the timeline another file"});
+                                            "' contains something other than a timeline of hvd, and is not "
+                                            "changed; remove it, or give the timeline another file"});
       case owner::unknown:
         fail(error_kind::system, {"cannot read '", path_, "': ", std::strerror(errno), "; give it another file"});
       case owner::another:

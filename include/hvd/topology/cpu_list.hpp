@@ -53,7 +53,7 @@ inline std::vector<int> parse_cpu_list(std::string_view text) {
   const auto refuse = [&](const char* problem) {
     detail::fail(error_kind::invalid_argument,
                  {"CPU list \"", text, "\", character ", at - text.data() + 1, ": ", problem,
-                  "; allowed: numbers and ranges from 0 to ", most, ", as in \"0-3,8\""});
+                  "; allowed: numbers and ranges from 0 to ", most, ", such as \"0-3,8\""});
   };
   const auto number = [&] {
     int value = 0;

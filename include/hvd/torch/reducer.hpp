@@ -95,7 +95,7 @@ class gradient_reducer {
       : engine_(engine), how_(std::move(how)), slots_(std::move(all)) {
     if (how_.backward_passes_per_step < 1) {
       fail(error_kind::invalid_argument,
-           {"backward_passes_per_step is ", how_.backward_passes_per_step, "; allowed: 1 and more"});
+           {"backward_passes_per_step is ", how_.backward_passes_per_step, "; allowed: 1 or more"});
     }
     for (gradient_slot& slot : slots_) {
       slot.remaining = how_.backward_passes_per_step;
@@ -177,7 +177,7 @@ class gradient_reducer {
       if (std::memcmp(data, data + sizeof mine * static_cast<std::size_t>(rank), sizeof mine) == 0) continue;
       fail(error_kind::mismatch,
            {"DistributedGradients on rank ", engine_.rank(), " of ", engine_.size(), ": rank ", rank,
-            " has other parameters or options than rank 0; names, order, types and shapes must be the same"},
+            " has different parameters or options from rank 0; names, order, types and shapes must be the same"},
            rank);
     }
   }

@@ -41,8 +41,8 @@ inline dtype torch_dtype(at::ScalarType type) {
 #undef HVD_TORCH_CASE
     default: break;
   }
-  detail::fail(error_kind::unsupported, {"hvd has no type for elements of type ", c10::toString(type),
-                                         " of libtorch; convert the tensor first, as by .to(at::kFloat)"});
+  detail::fail(error_kind::unsupported, {"hvd does not support elements of type ", c10::toString(type),
+                                         " of libtorch; convert the tensor first, for example with .to(at::kFloat)"});
 }
 
 namespace detail {
@@ -53,8 +53,8 @@ inline fused view_of_torch(const at::Tensor& t, std::string_view what) {
     fail(error_kind::invalid_argument, {what, " ", why, "; hvd takes dense memory of the host: ", remedy});
   };
   if (!t.defined()) refuse("is undefined, as a gradient is before the first backward pass", "make it first");
-  if (t.layout() != at::kStrided) refuse("is sparse, or has another layout of its own", "pass .to_dense()");
-  if (!t.is_cpu()) refuse("lies on device " + t.device().str(), "pass .cpu()");
+  if (t.layout() != at::kStrided) refuse("is sparse, or has a layout that is not strided", "pass .to_dense()");
+  if (!t.is_cpu()) refuse("is on device " + t.device().str(), "pass .cpu()");
   if (t.is_conj() || t.is_neg()) refuse("is a conjugate or negated view", "pass .resolve_conj().resolve_neg()");
   if (!t.is_non_overlapping_and_dense()) {
     refuse("is not contiguous: its elements have gaps between them or share memory", "pass .contiguous()");

@@ -52,7 +52,7 @@ class SimulatedTransport {
   void spend(double seconds) {
     if (!(seconds >= 0 && std::isfinite(seconds))) {
       throw error(error_kind::invalid_argument,
-                  place("spend").text() + ": " + std::to_string(seconds) + " seconds; allowed: from 0 on");
+                  place("spend").text() + ": " + std::to_string(seconds) + " seconds; allowed: 0 or more");
     }
     ranks_->spend(seconds);
   }
@@ -104,7 +104,7 @@ class SimulatedTransport {
     for (const int peer : peers) check_peer("await_arrival", peer);
     if (peers.empty()) {
       throw error(error_kind::invalid_argument,
-                  place("await_arrival").text() + ": no ranks to wait for; name one at least");
+                  place("await_arrival").text() + ": no ranks to wait for; name at least one");
     }
     ranks_->await_arrival(place("await_arrival"), peers);
   }

@@ -151,9 +151,9 @@ void refuses_tensors() {
   refused(invalid, {"is not contiguous"}, [&] { hvd::view_of(torch::ones({1}).expand({3})); });
   refused(invalid, {"is sparse", "pass .to_dense()"}, [&] { (void)hvd::tensors(t.to_sparse()); });
   refused(invalid, {"is undefined"}, [&] { hvd::view_of(torch::Tensor()); });
-  refused(invalid, {"lies on device meta", "pass .cpu()"}, [&] { hvd::view_of(t.to(torch::kMeta)); });
+  refused(invalid, {"is on device meta", "pass .cpu()"}, [&] { hvd::view_of(t.to(torch::kMeta)); });
   refused(invalid, {".resolve_conj()"}, [&] { hvd::view_of(torch::ones({2}, torch::kComplexFloat).conj()); });
-  refused(hvd::error::unsupported, {"hvd has no type for elements of type", "ComplexHalf", ".to(at::kFloat)"},
+  refused(hvd::error::unsupported, {"hvd does not support elements of type", "ComplexHalf", ".to(at::kFloat)"},
           [&] { hvd::view_of(torch::empty({2}, torch::kComplexHalf)); });
   refused(hvd::error::unsupported, {"Float8"}, [&] { hvd::torch_dtype(torch::kFloat8_e4m3fn); });
 }
@@ -188,7 +188,7 @@ void refuses_gradients(ShmTransport& comm, engine_type& engine) {
     hvd::DistributedGradients(engine, named_parameters{{"sum", model.first + model.first}});
   });
   if (comm.size() == 1) return;
-  refused(hvd::error::mismatch, {"rank 1 has other parameters or options than rank 0"}, [&] {
+  refused(hvd::error::mismatch, {"rank 1 has different parameters or options from rank 0"}, [&] {
     const std::string other = comm.rank() == 1 ? "b" : "a";
     hvd::DistributedGradients(engine, named_parameters{{other, torch::ones({2}).requires_grad_()}});
   });

@@ -77,7 +77,8 @@ void run_on(T& comm, const collective& c) {
     case operation::alltoall: return go(hvd::alltoall_call{c.in, c.out, blocks(c.send), blocks(c.recv)});
     case operation::gather: return go(hvd::gather_call{c.in, c.out, blocks(c.recv), c.root});
     case operation::scatter: return go(hvd::scatter_call{c.in, c.out, blocks(c.send), c.root});
-    default: hvd::detail::fail(hvd::error_kind::invalid_argument, {hvd::name(c.kind), " is no collective of a group"});
+    default:
+      hvd::detail::fail(hvd::error_kind::invalid_argument, {hvd::name(c.kind), " is not a collective of a group"});
   }
 }
 

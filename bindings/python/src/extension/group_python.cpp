@@ -89,7 +89,8 @@ struct pending_object {
 };
 
 bool wait(const pending_object& p, std::optional<double> limit) {
-  if (limit && std::isnan(*limit)) throw nb::value_error("hvd: the time limit of a wait is not a number of seconds");
+  if (limit && std::isnan(*limit))
+    throw nb::value_error("hvd: the time limit is not a number; pass seconds, or no limit");
   const bool done = without_gil([&] {
     return p.of->wait(*p.what, limit ? std::optional(seconds(*limit)) : std::nullopt, &interrupted_by_signal);
   });

@@ -65,7 +65,8 @@ nb::tuple to_tuple(const std::vector<std::size_t>& lengths) {
 template <void (hvd::handle::*await)(std::optional<seconds>) const>
 void wait(const hvd::handle& h, std::optional<double> limit) {
   using clock = std::chrono::steady_clock;
-  if (limit && std::isnan(*limit)) throw nb::value_error("hvd: the time limit of a wait is not a number of seconds");
+  if (limit && std::isnan(*limit))
+    throw nb::value_error("hvd: the time limit is not a number; pass seconds, or no limit");
   constexpr seconds slice(0.1);
   const clock::time_point started = clock::now();
   while (true) {

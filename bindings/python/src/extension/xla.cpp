@@ -217,11 +217,11 @@ std::optional<problem> execute(const xla_ffi::frame& f) {
   const auto count = static_cast<std::size_t>(f.arguments.count);
   // The last argument and result only order the calls: see hvd/tensorflow/xla.py.
   if (!c || f.results.count != f.arguments.count || c->each.size() + 1 != count)
-    return refusal("hvd: a compiled program calls hvd_allreduce with other attributes than this version of hvd");
+    return refusal("hvd: a compiled program calls hvd_allreduce with the attributes of another version of hvd");
   std::vector<hvd::tensor> tensors;
   for (std::size_t i = 0; i != count; ++i) {
     std::optional<hvd::tensor> t = tensor_of(f, i);
-    if (!t) return refusal("hvd: a compiled program calls hvd_allreduce with a type that hvd does not have");
+    if (!t) return refusal("hvd: a compiled program calls hvd_allreduce with a type that hvd does not support");
     tensors.push_back(*std::move(t));
   }
   copy(tensors.back());
@@ -246,7 +246,7 @@ xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
   std::optional<problem> why;
   try {
     if (f->size < sizeof(xla_ffi::frame))
-      why = refusal("hvd: this XLA calls in a way that hvd does not know");
+      why = refusal("hvd: this XLA calls hvd in a way that hvd does not support");
     else
       why = execute(*f);
   } catch (const std::exception& e) {
@@ -280,7 +280,7 @@ std::string register_handler(const char* path) {
   const xla_ffi::api* const api = get();
   if (api == nullptr || api->size < sizeof(xla_ffi::api) || api->version.major != 0 || api->version.minor < 1 ||
       api->version.minor > 2) {
-    return "the XLA of this TensorFlow has another version of its interface for such calls than 0.1 and 0.2";
+    return "the XLA of this TensorFlow has a version of its interface for such calls other than 0.1 and 0.2";
   }
   minor_version = api->version.minor;
   constexpr std::string_view name = "hvd_allreduce", platform = "Host";

@@ -129,7 +129,7 @@ class Pending:
     """An operation of a group, in flight or done."""
 
     def wait(self, limit: float | None = None) -> bool:
-        """Waits without the GIL; False where it is not done after ``limit`` s. Raises HorovodInternalError."""
+        """Waits without the GIL; False if it is not done after ``limit`` s. Raises HorovodInternalError."""
 
     def poll(self) -> bool: ...
     def then(self, function: Callable[[], object], /) -> None:
@@ -182,7 +182,7 @@ class Group:
 
     def start_timeline(self, path: str, /) -> None: ...
     def describe(self, process_set: int, ranks: Sequence[int], /) -> None:
-        """What the timeline calls a group that has not all ranks."""
+        """The name in the timeline of a group that does not have all ranks."""
 
     def abort(self) -> None: ...
     def close(self, limit: float = 5.0) -> None: ...

@@ -4,10 +4,10 @@ from collections.abc import Container
 from typing import Any, Literal, Optional
 
 class Restarted(RuntimeError):
-    """A file was emptied and begun anew while it was read: another index is needed."""
+    """A file was emptied and restarted while it was read: another index is needed."""
 
 class Index:
-    """What the files of a job tell, in memory that does not grow with the number of events.
+    """The contents of a job's files, in memory that does not grow with the number of events.
 
     Any thread may call any method at any time; one at a time reads.
     """
@@ -30,7 +30,7 @@ class Index:
     def bins(
         self, from_us: float, to_us: float, columns: int, rank: int = -1, most_bytes: int = 25165824
     ) -> dict[str, Any]:
-        """What share of each column each rank was busy, negotiating and waiting."""
+        """The shares of each column in which each rank was busy, negotiating and waiting."""
 
     def slices(
         self, from_us: float, to_us: float, most: int, rank: int = -1, most_bytes: int = 25165824
@@ -46,7 +46,7 @@ class Index:
         """The busiest tensors whose names contain the text, in either case."""
 
     def open_operations(self) -> list[dict[str, Any]]:
-        """What each rank does with the tensors that at least one rank has begun something with."""
+        """The state of each rank's open operations: tensors that at least one rank has begun an operation with."""
 
     def process_set(self, number: int) -> tuple[bool, list[int]]:
         """Whether the files say which ranks a process set has, and which: else those that have used it."""

@@ -230,7 +230,7 @@ def test_small_helpers(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "Extension torch was NOT running with GPU.\n"
     util.check_installed_version("torch", "0.0.1", ImportError("of it"))
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
-    with pytest.raises(ImportError, match="^horovod.mxnet: hvd has no part for mxnet$"):
+    with pytest.raises(ImportError, match="^horovod.mxnet: hvd does not support mxnet$"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
     error = util.HorovodVersionMismatchError("torch", "2.0", "1.9")
     assert (error.name, error.version, error.installed_version) == ("torch", "2.0", "1.9")

@@ -262,9 +262,9 @@ def test_what_cannot_be_sent_or_returned_is_named(capsys: pytest.CaptureFixture[
     assert str(caught.value).split("\n") == [
         "<lambda> and its arguments cannot be pickled because of:",
         "  <lambda> → closure variable 'lock', of type _thread.lock: cannot pickle '_thread.lock' object",
-        "    Remedy: create it inside the function, or pass what it is made from (numbers, arrays, a path).",
+        "    Remedy: create it inside the function, or pass the data to create it from (numbers, arrays, a path).",
         "  argument 'table'['writer'], of type _thread.lock: cannot pickle '_thread.lock' object",
-        "    Remedy: create it inside the function, or pass what it is made from (numbers, arrays, a path).",
+        "    Remedy: create it inside the function, or pass the data to create it from (numbers, arrays, a path).",
     ]
 
     def main() -> Any:
@@ -275,8 +275,8 @@ def test_what_cannot_be_sent_or_returned_is_named(capsys: pytest.CaptureFixture[
     assert str(returned.value).rstrip().split("\n") == [
         "rank 0 of 2 could not return the result of main()",
         "",
-        "what main() returned cannot be pickled because of:",
-        "  what main() returned['model'][0], of type _thread.lock: cannot pickle '_thread.lock' object",
+        "the value that main() returned cannot be pickled because of:",
+        "  the value that main() returned['model'][0], of type _thread.lock: cannot pickle '_thread.lock' object",
         "    Remedy: return numbers, arrays, a state_dict or a path.",
     ]
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_loaded_on_the_ranks_is_said() -> None:
         def __reduce__(self) -> Any:
             return __import__, ("g_no_such_module",)
 
-    with pytest.raises(RankError, match="(?s)could not load what it was to call.*No module named 'g_no_such_module'"):
+    with pytest.raises(RankError, match="(?s)could not load the function to call.*No module named 'g_no_such_module'"):
         HorovodRunner(np=-2).run(lambda value: value, value=Breaks())
 
 
@@ -300,7 +300,7 @@ def test_large_objects_are_named() -> None:
     (warning,) = (warning for warning in caught if warning.category is UserWarning)
     assert warning.filename == __file__
     assert re.fullmatch(
-        r"<lambda> and its arguments have 26\.2 MB when pickled, of which each of 2 ranks makes a copy: "
+        r"<lambda> and its arguments are 26\.2 MB when pickled, and each of 2 ranks makes a copy: "
         r"<lambda> → closure variable 'data' 21\.0 MB, argument 'more' 5\.2 MB\. "
         r"Load large data inside the function, on the ranks",
         str(warning.message),
@@ -450,7 +450,8 @@ def test_a_result_that_is_none_is_named(left: Any) -> None:
 def test_half_a_result_is_named() -> None:
     """As where a rank ends by os._exit(0) while what it returned is being pickled."""
     whole = pickle.dumps({"raised": False}) + pickle.dumps("a text")
-    with pytest.raises(RankError, match=r"^rank 0 of 1 returned what cannot be unpickled here, or only half of it") as e:
+    words = "^rank 0 of 1 returned a value that cannot be unpickled here, or that is incomplete"
+    with pytest.raises(RankError, match=words) as e:
         results_of([io.BytesIO(whole[:-3])], None)
     assert isinstance(e.value.__cause__, (EOFError, pickle.UnpicklingError))
     assert results_of([io.BytesIO(whole)], None) == ["a text"]

@@ -179,7 +179,7 @@ def test_loss_scaling(pair: Ranks, kind: str, inside: bool) -> None:
 def check_refused() -> None:
     import keras
 
-    with pytest.raises(ValueError, match="no optimizer of tf_keras, which TF_USE_LEGACY_KERAS chooses; pass for"):
+    with pytest.raises(ValueError, match="not an optimizer of tf_keras, which TF_USE_LEGACY_KERAS chooses; pass for"):
         hvd.DistributedOptimizer(keras.optimizers.SGD())
     for kind in ("sgd", "legacy_sgd"):
         optimizer = hvd.DistributedOptimizer(optimizer_of(kind))

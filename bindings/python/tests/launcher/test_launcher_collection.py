@@ -86,7 +86,7 @@ def test_a_file_that_is_no_timeline_is_left_alone(tmp_path: Path) -> None:
     here.write_text("notes\n")
     write(there, 5, [1])
     (said,) = collected(Collection(str(here)), there, [1])
-    assert "cannot be added" in said and "it is no timeline of hvd" in said
+    assert "cannot be added" in said and "it is not a timeline of hvd" in said
     assert here.read_text() == "notes\n"
 
 

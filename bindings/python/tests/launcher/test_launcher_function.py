@@ -81,7 +81,7 @@ def test_what_cannot_be_pickled(use_mpi):
     lock = threading.Lock()
     with pytest.raises(TypeError, match="closure variable 'lock'"):
         run(lambda: lock, num_proc=2, use_mpi=use_mpi)
-    with pytest.raises(RankFailed, match=r"what <lambda> returned on rank 1 cannot be pickled(.|\n)*lock"):
+    with pytest.raises(RankFailed, match=r"the value that <lambda> returned on rank 1 cannot be pickled(.|\n)*lock"):
         run(lambda: threading.Lock() if os.environ["HOROVOD_RANK"] == "1" else 0, num_proc=2, use_mpi=use_mpi)
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_pickled(use_mpi):
     ({"num_proc": 2, "hosts": "localhost:1"}, ValueError, "2 ranks were asked for, but there are 1 slots"),
     ({"hosts": "a b"}, ValueError, "hosts: 'a b' is not a host"),
     ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
-    ({"num_proc": 2, "min_np": 1}, ValueError, "a minimum of 1 ranks asks for an elastic job, which is not in this"),
+    ({"num_proc": 2, "min_np": 1}, ValueError, "a minimum of 1 ranks asks for an elastic job, which is not supported"),
     ({"executable": "no-python"}, LaunchError, "no-python was not found"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, error, sentence):

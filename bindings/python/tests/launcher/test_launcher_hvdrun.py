@@ -72,7 +72,7 @@ def test_files(tmp_path):
     (["-np", "2", "-H", "h1:" + "9" * 5000, "true"], 2, "slots; allowed: a whole number from 1"),
     (["-np", "2", "--min-np", "1", "true"], 2, "a minimum of 1 ranks asks for an elastic job"),
     (["-np", "2", "-H", "localhost:1,h1:1", "--start-timeout", "1e300", "true"], 2, "start_timeout is 1e+300; allowed"),
-    (["-np", "2", "no-such-program"], 1, "no-such-program was not found: it is in no folder of PATH"),
+    (["-np", "2", "no-such-program"], 1, "no-such-program was not found: it is not in PATH"),
     (["-np", "2", sys.executable, "no.py"], 1, "no.py was not found: there is no such file in "),
 ])  # fmt: skip
 def test_what_is_wrong_is_one_sentence(words, code, sentence):

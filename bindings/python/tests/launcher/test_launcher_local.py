@@ -492,7 +492,7 @@ def test_what_cannot_be_started(tmp_path):
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
     for command, sentence in [
-        (["no-such-program"], "no-such-program was not found: it is in no folder of PATH"),
+        (["no-such-program"], "no-such-program was not found: it is not in PATH"),
         (["./no/program"], "./no/program was not found: there is no such file"),
         ([str(tmp_path)], f"{tmp_path} is a directory, not a program"),
         ([script], f"{script} is not executable; put python before it: python {script}"),

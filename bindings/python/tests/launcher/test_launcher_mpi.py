@@ -195,7 +195,7 @@ def test_hosts_that_lack_something(tmp_path):
     agent.chmod(0o755)
     env = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(agent)}
     done = hvdrun("-np", "1", "-H", "no-such-host.invalid:1", "true", **env)
-    sentence = f"no-such-host.invalid lacks {sys.executable}, which must be there as on this host"
+    sentence = f"no-such-host.invalid lacks {sys.executable}, which must exist there as on this host"
     assert (done.returncode, done.stderr) == (1, f"hvdrun: {sentence}\n")
 
 

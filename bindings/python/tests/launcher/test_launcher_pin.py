@@ -103,7 +103,7 @@ def test_one_word_on_cpus():
     done = hvdrun("-np", "2", "--pin", "cpus=numa", "--binding-args", "-bind-to none", "true")
     assert done.returncode == 2
     assert done.stderr == (
-        "hvdrun: --pin cpus=numa and --binding-args both say what ranks are bound to; give one of them\n"
+        "hvdrun: --pin cpus=numa and --binding-args both set what ranks are bound to; give one of them\n"
     )
     done = hvdrun("-np", "2", "--pin", "round_robin", "--binding-args", "-bind-to none", "--verbose", "true", **NO_GPU)
     assert done.stderr == "hvdrun: ranks are not bound: as asked for\n"

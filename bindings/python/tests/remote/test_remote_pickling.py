@@ -206,12 +206,12 @@ def test_a_module_that_cannot_travel_is_imported_there(project: Path) -> None:
     file = io.BytesIO()
     file.write(b"before" + bytes(10_000))
     file.seek(6)
-    with pytest.warns(UserWarning, match="g_locked is imported anew.*f → global variable 'lock' cannot be pickled"):
+    with pytest.warns(UserWarning, match="the module g_locked again.*f → global variable 'lock' cannot be pickled"):
         written = pickling.dump(module.f, file, "f", "", modules.local_modules())
     assert len(file.getvalue()) == 6 + written
     file.seek(6)
     assert pickle.load(file) is module.f
-    with pytest.warns(UserWarning, match="g_locked is imported anew") as caught:
+    with pytest.warns(UserWarning, match="import the module g_locked again") as caught:
         assert HorovodRunner(np=-2).run(module.f) == 3
     assert caught[0].filename == __file__
 

@@ -47,7 +47,7 @@ def test_no_java() -> None:
     found = run("import os\nos.environ.pop('JAVA_HOME', None)\n" + JOB, PATH=os.path.dirname(sys.executable))
     if shutil.which("java", path=os.path.dirname(sys.executable)):
         pytest.skip("SKIP: Java is in the folder of Python")
-    assert found.startswith("LaunchError Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set")
+    assert found.startswith("LaunchError Spark needs Java 17 or newer, and no Java was found: JAVA_HOME is not set")
 
 
 def test_what_horovod_has_and_hvd_has_not() -> None:
@@ -64,12 +64,12 @@ def test_what_horovod_has_and_hvd_has_not() -> None:
     path = os.pathsep.join([str(compat), str(Path(hvd.spark.__file__).parents[2])])
     instead = "save the data first, and train in a function that reads them: horovod.spark.run or HorovodRunner"
     assert run(code, PYTHONPATH=path).splitlines() == [
-        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it starts a job again that "
-        "has lost an executor, which goes on from its hvd.spark.checkpoint()",
-        f"horovod.spark.keras: Horovod's estimators are not there; {instead}",
-        f"horovod.spark.torch: Horovod's estimators are not there; {instead}",
-        f"horovod.spark.lightning: Horovod's estimators are not there; {instead}",
-        f"horovod.spark.common: Horovod's stores and backends are not there; {instead}",
+        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it restarts a job that has "
+        "lost an executor, and the job goes on from its hvd.spark.checkpoint()",
+        f"horovod.spark.keras: Horovod's estimators are not supported; {instead}",
+        f"horovod.spark.torch: Horovod's estimators are not supported; {instead}",
+        f"horovod.spark.lightning: Horovod's estimators are not supported; {instead}",
+        f"horovod.spark.common: Horovod's stores and backends are not supported; {instead}",
         "No module named 'horovod.spark.nothing'",
     ]
 

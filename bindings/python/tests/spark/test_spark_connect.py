@@ -75,5 +75,5 @@ def test_an_error(spark: Any) -> None:
 def test_the_number_of_ranks_has_to_be_named(spark: Any) -> None:
     from hvd.spark import LaunchError, run
 
-    with pytest.raises(LaunchError, match="name the number of ranks"):
+    with pytest.raises(LaunchError, match="pass the number of ranks"):
         run(main, ([],))

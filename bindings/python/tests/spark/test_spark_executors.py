@@ -102,7 +102,7 @@ def test_a_task_that_is_stuck(spark: Any, folder: Path) -> None:
     from hvd.spark import LaunchError
 
     (folder / "mode").write_text("stuck")
-    with pytest.raises(LaunchError, match=r"not all tasks have told the others what they are within 8 s"):
+    with pytest.raises(LaunchError, match=r"not all tasks have reported to the others within 8 s"):
         hvd.spark.run(os.getpid, num_proc=2, start_timeout=8)
     (folder / "mode").write_text("same")
 

@@ -129,7 +129,7 @@ def test_large_data_are_named_and_broadcast(spark: Any, monkeypatch: pytest.Monk
         warnings.simplefilter("always")
         assert HorovodRunner(np=2).run(main, more=numpy.ones(4 << 20)) == 36 << 20
     assert happened == [
-        "main() and its arguments have 302.0 MB when pickled, of which each of 2 ranks makes a copy: main() → "
+        "main() and its arguments are 302.0 MB when pickled, and each of 2 ranks makes a copy: main() → "
         "closure variable 'data' 268.4 MB, argument 'more' 33.6 MB. Load large data inside the function, on the ranks",
         "broadcast",
         "submit",
@@ -186,7 +186,7 @@ def test_timeline(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     (tmp_path / "mine.txt").write_text("precious")
     monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "mine.txt"))
-    with pytest.raises(ValueError, match="is no timeline of hvd, and is left as it is"):
+    with pytest.raises(ValueError, match="contains something other than a timeline of hvd, and is not changed"):
         HorovodRunner(np=2).run(main)
     assert (tmp_path / "mine.txt").read_text() == "precious"
 

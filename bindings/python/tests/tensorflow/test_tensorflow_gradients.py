@@ -339,7 +339,7 @@ def check_refusal(mode: str) -> None:
     kinds = {
         "has the type int32": lambda x: tf.cast(x, tf.int32),
         "is a tf.RaggedTensor": lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 1]),
-        "is 'text', which is no tensor": lambda _: "text",
+        "is 'text', which is not a tensor": lambda _: "text",
     }
     gradients = Gradients(f"refusal.{mode}", op=hvd.Sum)
     for text, bad in kinds.items():
@@ -569,8 +569,8 @@ def check_misuse() -> None:
         with pytest.raises(ValueError, match="is a tf.RaggedTensor"):
             Gradients("x").reduce([tf.ragged.constant([[1.0]])], [x])
     for value, sentence in (
-        (tf.constant("text"), "type string"), (tf.ragged.constant([[1], [2, 3]]), "RaggedTensor is no dense tensor"),
-        (tf.sparse.from_dense([[1.0]]), "SparseTensor is no dense tensor"), (object(), "is no tensor"),
+        (tf.constant("text"), "type string"), (tf.ragged.constant([[1], [2, 3]]), "RaggedTensor is not a dense tensor"),
+        (tf.sparse.from_dense([[1.0]]), "SparseTensor is not a dense tensor"), (object(), "is not a tensor"),
     ):
         with pytest.raises(ValueError, match=sentence):
             hvd.allreduce(value)

@@ -127,7 +127,7 @@ def test_not_initialized_and_replicas() -> None:
     job = Job(2, joined=False)
     for said in job.run(sentences):
         assert said[:4] == ["Horovod has not been initialized; use hvd.init()."] * 4, said
-        assert "MirroredStrategy with 2 replicas); start one process per device by hvdrun" in said[4], said
+        assert "MirroredStrategy with 2 replicas); start one process per device with hvdrun" in said[4], said
     assert job.stop() == [0, 0]
 
 

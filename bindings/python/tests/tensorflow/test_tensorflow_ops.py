@@ -414,7 +414,7 @@ def check_refused() -> None:
                 run(mode, hvd.allgather, text)
     for op in ("sum", "Average", 6, tf.reduce_sum, [1]):
         for function in (hvd.allreduce, hvd.reducescatter, tf.function(lambda x, op: hvd.allreduce(x, op=op))):
-            with pytest.raises(ValueError, match=r"op=.* is no reduction; allowed: hvd.Average, hvd.Sum, hvd.Adasum"):
+            with pytest.raises(ValueError, match=r"is not a reduction; allowed: hvd.Average, hvd.Sum, hvd.Adasum"):
                 function(tf.ones(3), op=op)
 
 

@@ -285,7 +285,7 @@ def test_a_job_that_was_killed_in_the_middle_has_ended(tmp_path: Path) -> None:
     assert ask(lines, tmp_path, 599.0)["state"] == "quiet"
     said = ask(lines, tmp_path, 601.0)
     assert said["state"] == "ended"
-    assert said["notes"] == ["What rank 0 had begun did not end: it was killed then, or hangs since."]
+    assert said["notes"] == ["Operations of rank 0 did not end: it was killed, or has been hanging since."]
     # As long as one of its processes is seen to live, it hangs.
     here = Lines(epoch=int(time.time() * 1e6)).rank(0, 2, socket.gethostname(), os.getpid()).rank(1, 2, "elsewhere")
     path = training(here).begin("g1", 0, "NEGOTIATE_ALLREDUCE", 20e6).write(tmp_path / "here.json")
@@ -342,7 +342,7 @@ def test_stalls_and_what_is_lost(tmp_path: Path) -> None:
     assert said["stalls"][0] == {"ts_us": 1_000_002, "rank": 0, "text": "rank 1 <b>2</b>"}
     assert (said["dropped"], said["damaged"]) == (5, 1)
     assert said["notes"] == [
-        "1 line is no events, and not shown: the files are damaged.",
+        "1 line is not an event, and is not shown: the files are damaged.",
         "5 events were not recorded by the ranks, because they came too fast: counts and times are too low where they "
         "are missing.",
     ]
@@ -352,7 +352,7 @@ def test_missing_ranks(tmp_path: Path) -> None:
     said = ask(training(Lines().rank(0, 4).rank(1, 4)), tmp_path)
     assert (said["size"], said["missing"]) == (4, [2, 3])
     assert said["notes"] == [
-        "Nothing is known of ranks 2, 3 of 4: their host's file is not here, or no operation has begun there yet."
+        "There are no events of ranks 2, 3 of 4: their host's file is missing, or no operation has begun there yet."
     ]
 
 

@@ -99,7 +99,7 @@ def test_a_merge_tells_what_it_leaves_out(timeline: Path, tmp_path: Path, capsys
     said = capsys.readouterr()
     first, second = said.err.splitlines()
     assert first.startswith("hvd-timeline: The folder has timelines of another job") and "older.json" in first
-    assert second == "hvd-timeline: 1 line is no event, and left out: the files are damaged."
+    assert second == "hvd-timeline: 1 line is not an event, and left out: the files are damaged."
     Writer(tmp_path / "other.json", ranks=3)
     assert main(["--merge", out, str(tmp_path)]) == 0
     assert " events of 2 files; " in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_summary_of_a_timeline_that_begins_anew(
 
     class Anew:
         def read(self) -> int:
-            raise _timeline.Restarted("the file was begun anew")
+            raise _timeline.Restarted("the timeline was restarted")
 
     def opened(found: Found) -> Any:
         nonlocal left
@@ -127,7 +127,7 @@ def test_a_summary_of_a_timeline_that_begins_anew(
     if times == 1:
         assert "operations" in said.out and said.err == ""
     else:
-        sentence = f"{timeline} was emptied and begun anew while it was read, twice: try again when its job runs"
+        sentence = f"{timeline} was emptied and restarted twice while it was read: try again while its job runs"
         assert (said.out, said.err) == ("", f"hvd-timeline: {sentence}\n")
 
 

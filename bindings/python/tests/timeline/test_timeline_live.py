@@ -147,7 +147,10 @@ def test_a_job_without_a_timeline(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr.splitlines()[1:] == ["hvdrun: there is no timeline: no rank of this host has called init()"]
     assert list(tmp_path.iterdir()) == []
     for variables, sentence in (
-        ({"HOROVOD_TIMELINE": "DYNAMIC"}, "hvdrun: --timeline-live shows one file from the start: HOROVOD_TIMELINE=DYNAMIC names none\n"),
+        (
+            {"HOROVOD_TIMELINE": "DYNAMIC"},
+            "hvdrun: --timeline-live shows one file from the start: HOROVOD_TIMELINE=DYNAMIC does not name one\n",
+        ),
         ({"HVD_TIMELINE_STAY": "long"}, "hvdrun: HVD_TIMELINE_STAY='long' is not a number of seconds\n"),
     ):
         done = subprocess.run(command, cwd=tmp_path, env=environment(**variables), capture_output=True, text=True, timeout=LIMIT)

@@ -135,7 +135,7 @@ def test_a_file_that_was_replaced_meanwhile(tmp_path: Path) -> None:
     path = Lines().write(tmp_path / "a.json")
     source = find(path).sources[0]
     Lines().write(tmp_path / "b.json").replace(path)
-    with pytest.raises(BadTimeline, match="another file than a moment ago"):
+    with pytest.raises(BadTimeline, match="replaced by another file"):
         merge([source], io.BytesIO())
     with pytest.raises(BadTimeline, match="no timeline to merge"):
         merge([], io.BytesIO())

@@ -257,9 +257,9 @@ def test_a_file_that_cannot_be_read_is_told_and_does_not_end_the_reading(tmp_pat
     monkeypatch.setattr(reading, "open_index", opened)
     watched = Watched(tmp_path)
     try:
-        until(lambda: any("has new cannot be read: MemoryError()." in note for note in watched.answers()["notes"]))
+        until(lambda: any("cannot be read: MemoryError()." in note for note in watched.answers()["notes"]))
         monkeypatch.setattr(reading, "find", fails)
-        told = f"{tmp_path} cannot be looked at: RecursionError('maximum recursion depth exceeded')."
+        told = f"{tmp_path} cannot be accessed: RecursionError('maximum recursion depth exceeded')."
         until(lambda: told in watched.answers()["notes"])
         made[0].over = True
         writer.step()

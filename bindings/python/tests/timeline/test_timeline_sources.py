@@ -103,17 +103,17 @@ def test_links_that_lead_outside_are_not_followed(tmp_path: Path) -> None:
     assert [source.name for source in find(tmp_path / "way").sources] == ["b.json"]
 
 
-ADVICE = "HOROVOD_TIMELINE, or hvdrun --timeline-filename, says where a job writes one"
+ADVICE = "HOROVOD_TIMELINE, or hvdrun --timeline-filename, sets where a job writes one"
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", f"PATH is empty: the job has not begun to write its timeline, or was not told to; {ADVICE}"),
-        ("hello\n", f"PATH is no timeline, and hvd's are read here; {ADVICE}"),
-        ("\x00\x01" * 99, f"PATH is no timeline, and hvd's are read here; {ADVICE}"),
-        ('[\n{"ph":"B","name":"x","pid":1}]', f"PATH is a timeline of another program, and hvd's are read here; {ADVICE}"),
-        ('{"traceEvents":[]}', f"PATH is a timeline of another program, and hvd's are read here; {ADVICE}"),
+        ("", f"PATH is empty: the job has not begun to write its timeline, or was not asked to; {ADVICE}"),
+        ("hello\n", f"PATH is not a timeline of hvd; {ADVICE}"),
+        ("\x00\x01" * 99, f"PATH is not a timeline of hvd; {ADVICE}"),
+        ('[\n{"ph":"B","name":"x","pid":1}]', f"PATH is a timeline of another program; {ADVICE}"),
+        ('{"traceEvents":[]}', f"PATH is a timeline of another program; {ADVICE}"),
         ('[\n{"name":"proc', "PATH ends within its first line: its job has just begun, or was killed then"),
         (Lines().header[:100], "PATH ends within its first line: its job has just begun, or was killed then"),
     ],
@@ -154,9 +154,9 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
     assert refusal(tmp_path / "gone") == "PATH cannot be read: No such file or directory"
     assert refusal(tmp_path / "a" / ".." / "gone").endswith("cannot be read: No such file or directory")
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe") == "PATH is no regular file; give the timeline of a job, or its folder"
-    assert refusal(Path("/dev/null")) == "PATH is no regular file; give the timeline of a job, or its folder"
-    with pytest.raises(BadTimeline, match="it has a character that no path may have"):
+    assert refusal(tmp_path / "pipe") == "PATH is not a regular file; give the timeline of a job, or its folder"
+    assert refusal(Path("/dev/null")) == "PATH is not a regular file; give the timeline of a job, or its folder"
+    with pytest.raises(BadTimeline, match="it has a character that is not allowed in paths"):
         find(f"{tmp_path}/a\0b")
     with pytest.raises(BadTimeline, match="File name too long"):
         find(tmp_path / ("x" * 5000))
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_indexed_is_named(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(BadTimeline, match="a.json cannot be read: cannot duplicate the file descriptor: Too many"):
             open_index(found)
     Lines(epoch=1).write(tmp_path / "b.json")
-    with pytest.raises(BadTimeline, match="a.json says that its job started 1700000000 s after it did by another file"):
+    with pytest.raises(BadTimeline, match="gives a start of its job 1700000000 s after the start in another file"):
         open_index(find(tmp_path))
 
 

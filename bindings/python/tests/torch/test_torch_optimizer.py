@@ -483,7 +483,7 @@ def check_buckets() -> None:
         assert not {p.grad.data_ptr() for p in model.parameters()} & set(places)
         optimizer.zero_grad(set_to_none=False)
     big = torch.nn.Parameter(torch.zeros(4, 4)[:, ::2])
-    with pytest.warns(UserWarning, match="side by side"):
+    with pytest.warns(UserWarning, match="are not contiguous"):
         inner = torch.optim.SGD([big], lr=1.0)
         optimizer = hvd.DistributedOptimizer(inner, [("big", big)], gradient_as_bucket_view=True)
     big.sum().backward()
@@ -841,7 +841,7 @@ def check_unused_on_one_rank(groups: Any, keep: bool) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(3, 2).t())]
     parameters.append(torch.nn.Parameter(torch.zeros(2, 6)[:, ::2]))  # copied, and never in the bucket
     named = [(f"p{i}", p) for i, p in enumerate(parameters)]
-    with pytest.warns(UserWarning, match=r"copied: p2 \(its elements do not lie side by side\)"):
+    with pytest.warns(UserWarning, match=r"copied: p2 \(its elements are not contiguous\)"):
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(parameters, lr=1.0), named, op=hvd.Sum, gradient_as_bucket_view=True, groups=groups
         )

@@ -1094,7 +1094,7 @@ def check_refusals() -> None:
         refused("reduce: .* is not possible on a GPU", lambda: dist.reduce(x.int(), 0, op=op))
         refused("is not possible on a GPU", lambda: dist.reduce_scatter_tensor(x.int()[:1], x.int()[:size], op=op))
     refused("device meta; allowed: those of the CPU and of CUDA", lambda: dist.all_reduce(torch.ones(3, device="meta")))
-    refused("NCCL reduces no tensors of torch.int16; pass x.int", lambda: dist.all_reduce(x.short()))
+    refused("NCCL cannot reduce tensors of torch.int16; pass x.int", lambda: dist.all_reduce(x.short()))
     sparse = torch.sparse_coo_tensor(torch.tensor([[0]]).to(device), torch.ones(1, device=device), (3,))
     refused("layout is torch.sparse_coo; make it dense", lambda: dist.all_reduce(sparse))
     outputs = [torch.empty(4) for _ in range(size)]
@@ -1105,7 +1105,7 @@ def check_refusals() -> None:
     )
     refused("not contiguous", lambda: dist.all_to_all_single(torch.empty(4, 2, device=device)[:, 0], x))
     other = torch.ones(3, device=torch.device("cuda", (rank + 1) % 3))
-    refused(f"lies on device {other.device.index}; allowed: device {rank}", lambda: dist.all_reduce(other))
+    refused(f"is on device {other.device.index}; allowed: device {rank}", lambda: dist.all_reduce(other))
     refused("one on cuda:", lambda: dist.reduce_scatter_tensor(x[:1].clone(), torch.ones(size, device=other.device)))
     y = torch.ones(4, device=device)
     dist.all_reduce(y)

@@ -144,9 +144,9 @@ def check_numbers_of_tensors() -> None:
             else:
                 refused("must be specified", lambda: dist.gather(one, some), lambda: dist.scatter(one, some))
     for call in (group.allreduce, group.broadcast, group.reduce):
-        refused(r"hvd: this operation takes one tensor .*, and these are 2", lambda: call([one, one]))
-        refused(r"hvd: this operation takes one tensor .*, and these are 0", lambda: call([]))
-    refused(r"takes one list of tensors, and these are 2", lambda: group.allgather([[one] * n] * 2, [one]))
+        refused(r"hvd: this operation takes one tensor .*, and got 2", lambda: call([one, one]))
+        refused(r"hvd: this operation takes one tensor .*, and got 0", lambda: call([]))
+    refused(r"takes one list of tensors, and got 2", lambda: group.allgather([[one] * n] * 2, [one]))
     usable()
 
 
@@ -165,11 +165,11 @@ def check_roots() -> None:
         )  # fmt: skip
         refused("allowed: 0 to 0", lambda: dist.broadcast(one, group_src=1, group=some))
     refused(
-        rf"hvd: (src|dst) {n} is no rank of this group; allowed: 0 to {n - 1}", lambda: dist.broadcast(one, n),
+        rf"hvd: (src|dst) {n} is not a rank of this group; allowed: 0 to {n - 1}", lambda: dist.broadcast(one, n),
         lambda: dist.reduce(one, n), lambda: dist.gather(one, dst=n), lambda: dist.scatter(one, src=n),
     )  # fmt: skip
     for root in (n, -1, 1000):
-        words = rf"hvd: (src|dst) {root} is no rank of this group; allowed: 0 to {n - 1}"
+        words = rf"hvd: (src|dst) {root} is not a rank of this group; allowed: 0 to {n - 1}"
         refused(
             words, lambda: dist.broadcast(one, group_src=root), lambda: dist.reduce(one, group_dst=root),
             lambda: dist.broadcast(one, group_src=root, async_op=True),
@@ -542,7 +542,7 @@ def check_missing_at_start(seconds: float) -> None:
     r, n = place()
     if r == n - 1:
         return
-    words = rf"^hvd: rank\(s\) {n - 1} of {n} did not come within {seconds:g} s; all ranks of a group have to make it"
+    words = rf"^hvd: rank\(s\) {n - 1} of {n} did not come within {seconds:g} s; all ranks of a group must create it"
     with pytest.raises(dist.DistBackendError, match=words):
         join("absent", seconds)
     assert not dist.is_initialized()
@@ -634,7 +634,7 @@ def check_strange_store() -> None:
     if r == 1:
         meeting.json.dumps = lambda value: "[1, 2" if isinstance(value, dict) and "host" in value else real(value)
     try:
-        with pytest.raises(dist.DistBackendError, match=r"^hvd: the store holds what is not of this hvd"):
+        with pytest.raises(dist.DistBackendError, match=r"^hvd: the store has entries of another version of hvd"):
             join("strange")
     finally:
         meeting.json.dumps = real

@@ -42,7 +42,7 @@ inline std::string mpi_level_name(int level) {
 inline std::string mpi_library_name() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
-  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "an MPI that does not say its name";
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "an MPI without a name";
   std::string line(text.data(), static_cast<std::size_t>(length));
   line.resize(std::min(line.find_first_of("\n,"), line.size()));
   for (char& c : line) {
@@ -139,7 +139,7 @@ class mpi_process {
     for (const char* const name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
       const char* const text = std::getenv(name);
       if (text == nullptr || std::atoi(text) < 2) continue;
-      throw error(error_kind::unsupported, std::string("MpiTransport: the launcher says ") + name + "=" + text +
+      throw error(error_kind::unsupported, std::string("MpiTransport: the launcher has set ") + name + "=" + text +
                                                " but " + mpi_library_name() +
                                                " sees one rank; start the program with the mpiexec of this MPI");
     }

@@ -58,11 +58,12 @@ inline nccl_reduction nccl_reduction_of(const reduction& r, int ranks, nccl_aver
     fail(error_kind::unsupported, {name(kind), " of ", name(r.type), " by ", op, ": ", why});
   };
   if (r.type == dtype::user || op == "user-defined") {
-    refuse("NCCL knows neither types nor operations of your own; use a built-in one, or a transport on the host");
+    refuse(
+        "NCCL supports neither your own types nor your own operations; use a built-in one, or a transport on the host");
   }
   if (n.type < 0) refuse("NCCL has no 16-bit integers; convert to int32, or use a transport on the host");
   if (r.components == 1 && (r.type == dtype::complex64 || r.type == dtype::complex128)) {
-    refuse("NCCL has no complex numbers: it can only add them; use a transport on the host");
+    refuse("NCCL can only add complex numbers; use a transport on the host");
   }
   if (op == "product") n.op = nccl_product;
   if (op == "min") n.op = nccl_min;

@@ -56,9 +56,8 @@ class nccl_communicator : public nccl_handle {
       return shrink(from, lost.data(), static_cast<int>(lost.size()), made, how, flags);
     };
     const auto late = [&] {
-      return error(error_kind::timeout,
-                   joined({"without on ", label(), ": the ranks that are left did not come within ",
-                           options_.start_timeout.count(), " s"}));
+      return error(error_kind::timeout, joined({"without on ", label(), ": the remaining ranks did not arrive within ",
+                                                options_.start_timeout.count(), " s"}));
     };
     if (blocking()) {
       try {
@@ -158,7 +157,7 @@ class nccl_communicator : public nccl_handle {
   }
 
  private:
-  static constexpr std::string_view remedy = "; make a new NcclTransport over a transport of the ranks that are left";
+  static constexpr std::string_view remedy = "; make a new NcclTransport over a transport of the remaining ranks";
 
   [[nodiscard]] nccl_config configuration() const noexcept {
     nccl_config config;

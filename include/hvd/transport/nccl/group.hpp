@@ -334,8 +334,7 @@ class nccl_group {
     if (problem) throw error(*problem);
     const auto other = static_cast<int>(std::find(all.begin(), all.end(), 1) - all.begin());
     if (other == size()) return made;
-    fail(error_kind::aborted, {what, " on ", comm_.label(), ": rank ", other, " could not (its own error says why)"},
-         other);
+    fail(error_kind::aborted, {what, " on ", comm_.label(), ": rank ", other, " failed (see its own error)"}, other);
   }
 
   /// Queues the calls of NCCL that f adds to a group.

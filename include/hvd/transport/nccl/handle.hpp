@@ -55,9 +55,9 @@ class nccl_handle {
   void usable(std::string_view what = "a collective") {
     if (!lost_ && interrupted_.load() == cause::late) out_of_time(what, options_.timeout);
     if (!lost_ && interrupted_.load() == cause::lost) {
-      lost_.emplace(error_kind::peer_lost,
-                    joined({"a collective on ", label(), " was ended, because a thread waited for the GPU of a rank ",
-                            "that is lost, or that has shut its engine down"}));
+      lost_.emplace(error_kind::peer_lost, joined({"a collective on ", label(),
+                                                   " was ended, because a thread waited for the GPU of a lost rank, ",
+                                                   "or of one that has shut its engine down"}));
     }
     if (lost_) throw again(*lost_);
     if (comm_ == nullptr) fail(error_kind::aborted, {"the NCCL communicator of ", label(), " is not connected"});
@@ -79,7 +79,7 @@ class nccl_handle {
     lost_.emplace(
         error_kind::timeout,
         joined({what, " on ", label(), " has waited ", limit.count(), " s for other ranks, on ", device_->label(),
-                ", and given up; NCCL does not tell which one is missing: look for a rank "
+                ", and given up; NCCL does not report which one is missing: look for a rank "
                 "that has ended or is in another call (HVD_TIMEOUT sets the limit)"}));
     throw again(*lost_);
   }
@@ -233,7 +233,7 @@ class nccl_handle {
     std::string all = joined({what, " on ", label(), ": NCCL ", nccl_version_text(nccl_search::result().version),
                               " says ", nccl_.error_text(code)});
     if (last != nullptr && *last != '\0') all += joined({" (", last, ")"});
-    return all + "; NCCL_DEBUG=WARN tells more";
+    return all + "; set NCCL_DEBUG=WARN for more";
   }
 
   std::shared_ptr<cuda_device> device_;

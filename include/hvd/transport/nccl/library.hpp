@@ -248,7 +248,7 @@ inline bool nccl_search::fill() {
 #else
   const dynamic_library nccl = dynamic_library::find("libnccl.so.2", "HVD_NCCL_LIBRARY");
   if (!nccl) {
-    why = joined({"NCCL was not found; looked for ", nccl.why(), "; pip install nvidia-nccl-cu13 brings it"});
+    why = joined({"NCCL was not found; looked for ", nccl.why(), "; install it with pip install nvidia-nccl-cu13"});
     return false;
   }
   library = nccl.name();
@@ -269,7 +269,7 @@ inline nccl_search::nccl_search() {
   if (!fill()) return;
   const nccl_result code = table.version(&version);
   usable = code == nccl_success;
-  if (!usable) why = joined({"NCCL (", library, ") does not tell its version: ", table.error_text(code)});
+  if (!usable) why = joined({"NCCL (", library, ") does not report its version: ", table.error_text(code)});
   if (usable && version < nccl_oldest) {
     usable = false;
     why = joined({"NCCL ", nccl_version_text(version), " (", library, ") is older than ",

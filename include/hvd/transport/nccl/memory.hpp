@@ -32,7 +32,7 @@ inline void check_device_memory(const cuda_device& device, std::string_view oper
   static_cast<void>(std::snprintf(text.data(), text.size(), "%p", address));
   if (owner < 0) {
     fail(error_kind::invalid_argument, {operation_name, " on ", who, ": the ", what, " at ", text.data(),
-                                        " is memory of the host, and memory of GPU ", device.ordinal(),
+                                        " is memory of the host, but memory of GPU ", device.ordinal(),
                                         " is needed: copy it there, or use a transport on the host"});
   }
   fail(error_kind::invalid_argument, {operation_name, " on ", who, ": the ", what, " at ", text.data(),
@@ -45,7 +45,7 @@ void check_stream(const cuda_driver& driver, cu_stream stream, const What& what)
   if (reinterpret_cast<std::uintptr_t>(stream) == cu_stream_per_thread) {  // NCCL queues in threads of its own
     fail(error_kind::invalid_argument,
          {what(),
-          ": the stream is cudaStreamPerThread, another one in each thread; create a stream, or use the default "
+          ": the stream is cudaStreamPerThread, which differs in each thread; create a stream, or use the default "
           "one"});
   }
   refuse_capture(driver, stream, what);

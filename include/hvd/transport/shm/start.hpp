@@ -170,7 +170,7 @@ struct group_finder {
         if (stale.empty() && !complete(*s)) return std::move(*s);
         if (stale.empty()) {
           refuse_second_claim(*s);
-          stale = joined({s->path(), " is of a group that this process is in, or was in, already"});
+          stale = joined({s->path(), " belongs to a group that this process has joined before"});
         }
         const bool dead = !s->locked(segment::creator_byte);  // a creator that is alive holds it
         if (dead || rank == 0) s->unlink();
@@ -189,11 +189,11 @@ struct group_finder {
       if (now > deadline) {
         fail(error_kind::timeout,
              {"rank 0 did not create the group's memory in ", directory, limit.text(),
-              stale.empty() ? "" : "; refused what was there: ", stale, how_to_meet},
+              stale.empty() ? "" : "; refused existing memory: ", stale, how_to_meet},
              0);
       }
       const int gone = lost ? lost(0) : -1;
-      if (gone == group_ended) fail(error_kind::aborted, {"the group that it comes from has ended"});
+      if (gone == group_ended) fail(error_kind::aborted, {"its parent group has ended"});
       if (gone >= 0) {
         // Rank 0 may just have made the segment. Only this group uses the name.
         if (const auto made = segment::open(directory, name.file, 0, why)) made->unlink();
@@ -212,7 +212,7 @@ struct group_finder {
   /// The reason why an existing segment is not this job's; empty if it is. Throws mismatch if a living job has another
   /// version of hvd or another size than this rank.
   [[nodiscard]] std::string stale_reason(const segment& s) const {
-    if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that is gone"});
+    if (!s.locked(segment::creator_byte)) return joined({s.path(), " was left by a job that has ended"});
     if (s.bytes() < sizeof(group_header)) return joined({s.path(), " is truncated to ", s.bytes(), " bytes"});
     const auto& h = *reinterpret_cast<const group_header*>(s.data());
     if (h.magic != group_header::magic_value) return joined({s.path(), " is not a segment of hvd"});
@@ -221,7 +221,7 @@ struct group_finder {
     if (theirs != version) {
       fail(error_kind::mismatch, {"rank 0 runs hvd ", theirs, ", this rank hvd ", version});
     }
-    if (nonce != 0 && h.nonce[0] != nonce) return joined({s.path(), " has another group's number in it"});
+    if (nonce != 0 && h.nonce[0] != nonce) return joined({s.path(), " belongs to another group"});
     if (h.size != size) {
       fail(error_kind::mismatch, {"the job was started with size ", h.size, ", this rank with size ", size,
                                   "; give all ranks the same HOROVOD_SIZE, and each job its own HVD_JOB"});

@@ -73,12 +73,12 @@ namespace detail {
 
 inline void check(const network& net) {
   const auto time = [](std::string_view what, double v) {
-    if (!(v >= 0 && std::isfinite(v))) refuse_simulation(what, v, "seconds from 0 on");
+    if (!(v >= 0 && std::isfinite(v))) refuse_simulation(what, v, "0 or more seconds");
   };
   const auto rate = [](std::string_view what, double v) {
     if (!(v > 0)) refuse_simulation(what, v, "bytes per second above 0, or infinity");
   };
-  if (net.ranks_per_host < 1) refuse_simulation("ranks_per_host", net.ranks_per_host, "1 and more");
+  if (net.ranks_per_host < 1) refuse_simulation("ranks_per_host", net.ranks_per_host, "1 or more");
   time("inside.latency", net.inside.latency);
   time("inside.overhead", net.inside.overhead);
   rate("inside.bandwidth", net.inside.bandwidth);

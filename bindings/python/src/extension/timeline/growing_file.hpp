@@ -139,7 +139,7 @@ class growing_file {
     if (beginning_.size() > consumed) beginning_.resize(consumed);
     char now[most];
     const std::size_t have = file.read(now, beginning_.size(), 0);
-    if (beginning_ != std::string_view(now, have)) throw restarted("the timeline was begun anew while it was read");
+    if (beginning_ != std::string_view(now, have)) throw restarted("the timeline was restarted while it was read");
   }
 
   std::vector<char> buffer_;

@@ -113,7 +113,7 @@ class Buckets(Generic[V, M]):
             then = "copied back in every step" if self._fixed else "reduced there from now on"
             warnings.warn(
                 f"gradient_as_bucket_view: the gradient of {name} was set to None, and the backward pass made a new one"
-                f" elsewhere; it is {then}, and so are all that this happens to."
+                f" elsewhere; it is {then}, and so is every other gradient that this happens to."
                 " zero_grad(set_to_none=False) keeps them in their places.",
                 stacklevel=3,
             )

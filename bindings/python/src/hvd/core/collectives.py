@@ -100,8 +100,8 @@ class Collectives(Generic[T]):
                 if not self.adapter.is_at(tensor, submitted[1], submitted[3]):
                     raise ValueError(
                         f"hvd: rank {state.rank()}: a tensor of shape {list(submitted[3])} was given other memory or"
-                        " another shape while it was in flight, so it has not got the result; synchronize its handle"
-                        " first"
+                        " another shape while it was in flight, so the result was not written to it; synchronize its"
+                        " handle first"
                     )
             return result
 
@@ -174,7 +174,7 @@ class Collectives(Generic[T]):
         number = number_of(process_set)
         ranks = process_set.ranks or []
         if root_rank not in ranks:
-            raise ValueError(f"hvd: broadcast from rank {root_rank}, which is none of {_few(ranks)}")
+            raise ValueError(f"hvd: broadcast from rank {root_rank}, which is not one of {_few(ranks)}")
         described, (result,) = self._with_outputs([tensor], None if output is None else [output])
         keep = self._hold([tensor], exposed), result
         finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)

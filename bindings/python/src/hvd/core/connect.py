@@ -58,7 +58,7 @@ def _subset(place: placement.Place, comm: Any) -> placement.Place:
     if not ranks:
         return place
     if len(set(ranks)) != len(ranks) or any(not 0 <= r < place.size for r in ranks):
-        raise ValueError(f"hvd: comm={ranks} names a rank twice, or one that is none of 0 to {place.size - 1}")
+        raise ValueError(f"hvd: comm={ranks} names a rank twice, or one that is not from 0 to {place.size - 1}")
     if place.rank not in ranks:
         raise ValueError(f"hvd: comm={ranks} does not name this process, which is rank {place.rank}")
     if ranks == list(range(place.size)):
@@ -99,7 +99,7 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     except ImportError as e:
         raise ValueError(
             f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts need MPI,"
-            f" which this package was built without or which is gone ({e}); install MPICH or Open MPI and build the"
+            f" but this package was built without it or cannot load it ({e}); install MPICH or Open MPI and build the"
             " package again"
         ) from e
     if comm is None:  # on this thread, because some MPIs must be finalised by the thread that initialised them
@@ -115,8 +115,8 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     if comm is None and place.launcher != "none" and size != place.size:
         job.close()
         raise ValueError(
-            f"hvd: {place.launcher} has started {place.size} ranks, but MPI connects {size}: it does not know them;"
-            " start them by hvdrun or mpiexec of the MPI that this package was built with"
+            f"hvd: {place.launcher} has started {place.size} ranks, but MPI connects only {size}; start them with"
+            " hvdrun or the mpiexec of the MPI that this package was built with"
         )
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)

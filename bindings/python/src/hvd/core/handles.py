@@ -94,7 +94,7 @@ def number_of(process_set: ProcessSet) -> int:
     except AttributeError:
         raise ValueError(f"hvd: process_set is {process_set!r}; allowed: a ProcessSet") from None
     if number is None:
-        raise ValueError(f"hvd: {process_set!r} is not known to the job; add it by hvd.add_process_set or hvd.init")
+        raise ValueError(f"hvd: {process_set!r} is not known to the job; add it with hvd.add_process_set or hvd.init")
     return number
 
 
@@ -139,12 +139,12 @@ def begin(
         if isinstance(e, TypeError):
             if given is not None and not _is_unicode(given):
                 raise ValueError(
-                    f"hvd: the name {name!r:.200} has a character that is half of a surrogate pair and no text in"
-                    " Unicode; pass name.encode(errors='replace').decode()"
+                    f"hvd: the name {name!r:.200} contains half of a surrogate pair, which is not valid Unicode;"
+                    " pass name.encode(errors='replace').decode()"
                 ) from None
             raise TypeError(
-                f"hvd: {name!r:.80}: a name has to be text, prescale_factor={how.prescale!r:.40} and"
-                f" postscale_factor={how.postscale!r:.40} numbers"
+                f"hvd: {name!r:.80}: a name must be text, and prescale_factor={how.prescale!r:.40}"
+                f" and postscale_factor={how.postscale!r:.40} must be numbers"
             ) from None
         raise
     return number

@@ -66,7 +66,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     path = os.fsdecode(file_path)
     if "\0" in path:
-        raise ValueError(f"hvd: no file can have the name {path!r}")
+        raise ValueError(f"hvd: {path!r} cannot be the name of a file")
     try:
         state.current_job().start_timeline(path, mark_cycles)
     except HorovodInternalError as e:

@@ -19,7 +19,7 @@ class ReduceOp(enum.IntEnum):
     @classmethod
     def _missing_(cls, value: Any) -> NoReturn:
         allowed = ", ".join(f"hvd.{op.name}" for op in cls)
-        raise ValueError(f"hvd: op={value!r:.40} is no reduction; allowed: {allowed}")
+        raise ValueError(f"hvd: op={value!r:.40} is not a reduction; allowed: {allowed}")
 
 
 Average = ReduceOp.Average

@@ -84,7 +84,7 @@ def refuse_forked() -> None:
     """Raises HorovodInternalError in a process forked from a rank, because it has no job."""
     if STATE.forked and STATE.job is None:
         raise HorovodInternalError(
-            f"hvd: this process was forked from rank {STATE.place.rank} after hvd.init() and is no rank itself: it"
+            f"hvd: this process was forked from rank {STATE.place.rank} after hvd.init() and is not a rank itself: it"
             " cannot take part in collectives (in a DataLoader's worker, do them in the main process)"
         )
 

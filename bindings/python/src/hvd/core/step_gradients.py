@@ -168,7 +168,7 @@ class Step:
     def _break_off(self) -> None:
         if self.handles:
             for part in self._parts()[len(self.handles) - 1 :]:  # others wait for it
-                self.refuse(part, ValueError("hvd: the step before was broken off"))
+                self.refuse(part, ValueError("hvd: the previous step was interrupted"))
             try:
                 self.wait()
             except Exception:

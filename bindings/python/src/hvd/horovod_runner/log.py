@@ -19,7 +19,7 @@ def log_to_driver(message: str) -> None:
     """
     if not isinstance(message, str):
         raise TypeError(
-            f"a message for the driver is a string, and this is {message!r}, of type {type(message).__name__}"
+            f"a message for the driver must be a string, and this is {message!r}, of type {type(message).__name__}"
         )
     if len(message) > LONGEST:
         message = message[: LONGEST - len(_CUT)] + _CUT

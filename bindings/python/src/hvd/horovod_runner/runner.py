@@ -108,7 +108,8 @@ class HorovodRunner:
 
         if self.num_processor == 0:
             warnings.warn(
-                "np=0, all task slots, is deprecated: executors may come and go while they are counted. Say how many",
+                "np=0, all task slots, is deprecated: executors may come and go while they are counted. Pass the "
+                "number",
                 DeprecationWarning,
                 stacklevel=3,
             )

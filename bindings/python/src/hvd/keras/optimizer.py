@@ -149,14 +149,14 @@ def _check(optimizer: Any, compression: Any, passes: int) -> None:
             remedy = "for those of tf_keras (Keras 2) set TF_USE_LEGACY_KERAS=1 before tensorflow is imported"
         elif module.startswith("torch."):
             remedy = "hvd.torch.DistributedOptimizer takes those of PyTorch"
-        raise ValueError(f"hvd: optimizer is {module}.{kind}, and no optimizer of {wanted}; {remedy}")
+        raise ValueError(f"hvd: optimizer is {module}.{kind}, not an optimizer of {wanted}; {remedy}")
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
         raise ValueError(
             f"compression is {compression!r}; allowed: Compression.none, Compression.fp16, Compression.bf16, or a class"
             " with compress and decompress"
         )
     if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"hvd: backward_passes_per_step={passes!r}; allowed: 1 and more")
+        raise ValueError(f"hvd: backward_passes_per_step={passes!r}; allowed: 1 or more")
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

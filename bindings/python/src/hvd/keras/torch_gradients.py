@@ -19,7 +19,7 @@ class TorchGradients(StepGradients):
     def _checked(self, gradient: Any, variable: Any) -> torch.Tensor:
         gradient_of = f"hvd: rank {state.rank()}: the gradient of {name_of(variable)}"
         if not isinstance(gradient, torch.Tensor):
-            raise ValueError(f"{gradient_of} is {gradient!r:.80}, which is no tensor")
+            raise ValueError(f"{gradient_of} is {gradient!r:.80}, which is not a tensor")
         if not (gradient.is_floating_point() or gradient.is_complex()):
             raise ValueError(
                 f"{gradient_of} has the type {gradient.dtype}; gradients are floating-point or complex numbers"

@@ -63,7 +63,7 @@ def find_program(command: Sequence[str | os.PathLike[str]], env: Mapping[str, st
                 raise LaunchError(f"{program} is not executable; put python before it: python {program}")
             how = f"./{program}" if "/" not in program and os.access(path, os.X_OK) else f"chmod +x {program}"
             raise LaunchError(f"{program} is a file here but not a command; try {how}")
-        where = "there is no such file" if "/" in program else "it is in no folder of PATH"
+        where = "there is no such file" if "/" in program else "it is not in PATH"
         raise LaunchError(f"{program} was not found: {where}")
     if Path(found).name.startswith("python"):
         script = next((word for word in words[1:] if not word.startswith("-")), None)

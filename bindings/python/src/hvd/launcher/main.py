@@ -119,7 +119,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
     verbose = speech.say if chosen.verbose else None
     pin = chosen.pin or os.environ.get("HVD_PIN") or None
     if pin and chosen.binding_args and "cpus=" in pin:
-        raise ValueError(f"--pin {pin} and --binding-args both say what ranks are bound to; give one of them")
+        raise ValueError(f"--pin {pin} and --binding-args both set what ranks are bound to; give one of them")
     if chosen.show_placement:
         from hvd.launcher.show import show_placement
 

@@ -20,7 +20,7 @@ On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra s
 The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
 """
 
-PIN_HELP = """which GPU a rank gets, as hvd.pin and hvd.local_device() then tell it: by_local_rank, round_robin,
+PIN_HELP = """which GPU a rank gets, as hvd.pin and hvd.local_device() then report it: by_local_rank, round_robin,
 compact, scatter, numa_near, list:A,B (ordinals, UUIDs, PCI addresses), from_scheduler, current or none; with commas:
 shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no GPU is looked at, cpus=exclusive)"""
 
@@ -78,22 +78,22 @@ def make_parser() -> Parser:
     add("-v", "--version", action="store_true", help="print the version")
     add("-np", "-n", "--num-proc", dest="np", type=positive, metavar="N", help="how many ranks")
     add("-cb", "--check-build", action="store_true", help="print what this installation has")
-    add("--verbose", action="store_true", help="say what is done")
-    add("--config-file", metavar="FILE", help="settings, in YAML; options of the command line come first")
-    add("--start-timeout", type=seconds, metavar="S", help="for all ranks to be there (default 30)")
-    add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr as well")
-    add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="times before lines")
+    add("--verbose", action="store_true", help="print each step")
+    add("--config-file", metavar="FILE", help="settings in YAML; options of the command line take precedence")
+    add("--start-timeout", type=seconds, metavar="S", help="seconds for all ranks to start (default 30)")
+    add("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="the time before each line")
     add("--disable-cache", action="store_true", default=None, help=settings.help_of("disable-cache"))
     place = parser.add_argument_group("hosts")
-    place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, as in h1:4,h2:4")
-    place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, a line for each: h1 slots=4, or h1:4")
+    place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, such as h1:4,h2:4")
+    place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one per line: h1 slots=4, or h1:4")
     place.add_argument("--host-discovery-script", metavar="LINE", help="a command that prints them; it is run once")
-    place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="of ssh on the hosts")
+    place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of ssh on the hosts")
     place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
     for name in ("--network-interfaces", "--network-interface"):
-        place.add_argument(name, dest="network_interfaces", metavar="NAMES", help="for traffic between hosts, as in eth0,eth1 (default: those that all hosts reach)")
-    place.add_argument("--tcp", action="store_true", help="only TCP between hosts")
-    place.add_argument("--mpi", action="store_true", help="MPI on one host, too")
+        place.add_argument(name, dest="network_interfaces", metavar="NAMES", help="for traffic between hosts, such as eth0,eth1 (default: those that all hosts reach)")
+    place.add_argument("--tcp", action="store_true", help="use only TCP between hosts")
+    place.add_argument("--mpi", action="store_true", help="use MPI on one host, too")
     for name in ("gloo", "jsrun"):
         place.add_argument(f"--{name}", action="store_true", default=None, help=settings.help_of(name))
     place.add_argument("--mpi-args", type=words, metavar="TEXT", help="more arguments for mpiexec.hydra")
@@ -101,7 +101,7 @@ def make_parser() -> Parser:
         "--binding-args", type=words, metavar="TEXT", help="-bind-to none, core or core:N (default core)"
     )
     place.add_argument("--pin", metavar="POLICY", help=PIN_HELP)
-    place.add_argument("--show-placement", action="store_true", help="print what ranks would get; start nothing")
+    place.add_argument("--show-placement", action="store_true", help="print the CPUs and GPUs of ranks; start nothing")
     settings.add_to(parser)
     add("--blacklist-cooldown-range", nargs=2, type=settings.whole, metavar=("MIN", "MAX"), help=argparse.SUPPRESS)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -90,7 +90,7 @@ def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec:
                 reason = " ".join(err.decode("utf-8", "replace").split()) or f"exit code {process.returncode}"
                 problems.append(f"{name} cannot be reached: {reason}")
             elif lacking:
-                problems.append(f"{name} lacks {', '.join(lacking)}, which must be there as on this host")
+                problems.append(f"{name} lacks {', '.join(lacking)}, which must exist there as on this host")
     if problems:
         raise LaunchError("; ".join(problems))
 

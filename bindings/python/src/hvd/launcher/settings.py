@@ -53,14 +53,14 @@ def level(text: str) -> str:
     """The lowest level that ranks log."""
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
     if text.upper() not in levels:
-        raise argparse.ArgumentTypeError(f"{text!r} is no level; allowed: {', '.join(levels)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a level; allowed: {', '.join(levels)}")
     return text.upper()
 
 
 def core_list(text: str) -> str:
     """One CPU for each local rank."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPUs, one for each rank of a host, as in 0,4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPUs, one for each rank of a host, such as 0,4")
     return text
 
 
@@ -142,35 +142,35 @@ def _g(value: float) -> str:
 GROUPS: dict[str, list[Setting]] = {
     "tuning": [
         Setting(
-            "fusion-threshold-mb", whole, "fuse tensors up to so many MB; 0: none (default 128)",
+            "fusion-threshold-mb", whole, "fuse tensors up to this many MB; 0: do not fuse (default 128)",
             "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb", encode=lambda mb: str(mb << 20),
         ),
         Setting(
-            "cycle-time-ms", number, "ms from one round of agreement to the next, so that more is fused (default 0)",
+            "cycle-time-ms", number, "ms between rounds of agreement; a longer time fuses more tensors (default 0)",
             "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", encode=_g,
         ),
         Setting(
-            "cache-capacity", whole, "signatures of tensors that are known at a time (default 1024)",
+            "cache-capacity", whole, "signatures of tensors to cache (default 1024)",
             "HOROVOD_CACHE_CAPACITY", "params.cache_capacity",
         ),
         Setting(
-            "hierarchical-allreduce", truth, "in hosts, then across",
+            "hierarchical-allreduce", truth, "first within hosts, then between them",
             "HOROVOD_HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", _flag,
         ),
         Setting(
-            "hierarchical-allgather", truth, "in hosts, then across",
+            "hierarchical-allgather", truth, "first within hosts, then between them",
             "HOROVOD_HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", _flag,
         ),
         Setting(
-            "torus-allreduce", truth, "in hosts, then across",
+            "torus-allreduce", truth, "first within hosts, then between them",
             "HOROVOD_TORUS_ALLREDUCE", "params.torus_allreduce", _flag,
         ),
     ],
     "autotuning": [
         Setting("autotune", truth, "tune while training", "HOROVOD_AUTOTUNE", "autotune.enabled", encode=_flag),
-        Setting("autotune-log-file", str, "a CSV file of what was tried", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file"),
+        Setting("autotune-log-file", str, "a CSV file of tried values", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file"),
         Setting(
-            "autotune-warmup-samples", whole, "samples that do not count (default 3)",
+            "autotune-warmup-samples", whole, "samples to discard at the start (default 3)",
             "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "autotune.warmup_samples",
         ),
         Setting(
@@ -178,7 +178,7 @@ GROUPS: dict[str, list[Setting]] = {
             "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "autotune.steps_per_sample",
         ),
         Setting(
-            "autotune-bayes-opt-max-samples", whole, "samples at most (default 20)",
+            "autotune-bayes-opt-max-samples", whole, "maximum number of samples (default 20)",
             "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "autotune.bayes_opt_max_samples",
         ),
         Setting(
@@ -187,15 +187,15 @@ GROUPS: dict[str, list[Setting]] = {
         ),
     ],
     "timeline": [
-        Setting("timeline-filename", str, "a timeline in Chrome's format", "HOROVOD_TIMELINE", "timeline.filename"),
+        Setting("timeline-filename", str, "timeline in Chrome's format", "HOROVOD_TIMELINE", "timeline.filename"),
         Setting(
-            "timeline-mark-cycles", truth, "with marks where the engine woke", "HOROVOD_TIMELINE_MARK_CYCLES",
+            "timeline-mark-cycles", truth, "mark each cycle of the engine in it", "HOROVOD_TIMELINE_MARK_CYCLES",
             "timeline.mark_cycles", encode=_flag,
         ),
         Setting(
             "timeline-live", truth,
-            "show it on a page while the job runs, at an address that is printed; where no file is named, one in "
-            "hvd-timelines/ is made, and for several hosts one in the current folder, which all of them have",
+            "show it on a page while the job runs, and print the address. Without --timeline-filename the file is "
+            "in hvd-timelines/, or for several hosts in the current folder, which all of them must have",
             "HVD_TIMELINE_LIVE", "timeline.live", encode=_flag,
         ),
     ],
@@ -205,11 +205,11 @@ GROUPS: dict[str, list[Setting]] = {
             "stall_check.enabled", encode=_not,
         ),
         Setting(
-            "stall-check-warning-time-seconds", whole, "until the warning (default 60)",
+            "stall-check-warning-time-seconds", whole, "seconds until the warning (default 60)",
             "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall_check.warning_time_seconds",
         ),
         Setting(
-            "stall-check-shutdown-time-seconds", whole, "until the job ends; 0: never (the default)",
+            "stall-check-shutdown-time-seconds", whole, "seconds until the job is ended; 0: never (the default)",
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall_check.shutdown_time_seconds",
         ),
     ],
@@ -222,7 +222,7 @@ GROUPS: dict[str, list[Setting]] = {
             "num-nccl-streams", whole, "of each GPU", "HOROVOD_NUM_NCCL_STREAMS", "library_options.num_nccl_streams",
         ),
         Setting(
-            "thread-affinity", core_list, "a CPU for the communication of each local rank, as in 0,4",
+            "thread-affinity", core_list, "a CPU for the communication of each local rank, such as 0,4",
             "HOROVOD_THREAD_AFFINITY", "library_options.thread_affinity",
         ),
         Setting(
@@ -235,11 +235,11 @@ GROUPS: dict[str, list[Setting]] = {
         Setting("log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp", _flag),
     ],
     "elastic jobs": [
-        Setting("min-num-proc", whole, "ranks at least; no other number than that of -np is possible"),
-        Setting("max-num-proc", whole, "ranks at most; no other number than that of -np is possible"),
+        Setting("min-num-proc", whole, "minimum number of ranks; must equal -np"),
+        Setting("max-num-proc", whole, "maximum number of ranks; must equal -np"),
         Setting("slots-per-host", whole, "of discovered hosts"),
         Setting("elastic-timeout", whole, "seconds"),
-        Setting("reset-limit", whole, "restarts at most"),
+        Setting("reset-limit", whole, "maximum number of restarts"),
     ],
 }
 # fmt: on
@@ -265,7 +265,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
                 yes = [f"--{setting.flag}", *POSITIVE.get(setting.flag, [])]
                 no = NEGATIVE.get(setting.flag, [f"--no-{setting.flag}"])
                 section.add_argument(*yes, dest=setting.name, action="store_true", default=None, help=text)
-                section.add_argument(*no, dest=setting.name, action="store_false", default=None, help="the contrary")
+                section.add_argument(*no, dest=setting.name, action="store_false", default=None, help="the opposite")
             else:
                 names = [f"--{setting.flag}", *ALIASES.get(setting.flag, [])]
                 section.add_argument(
@@ -296,8 +296,8 @@ def elasticity(np: int | None, least: int | None, most: int | None, restarts: Se
     elif script is not None and restarts:
         asked = f"a script that finds hosts with {', '.join(restarts)}"
     return asked and (
-        f"{asked} asks for an elastic job, which is not in this version; start a fixed number of ranks on the hosts "
-        "that are there"
+        f"{asked} asks for an elastic job, which is not supported; start a fixed number of ranks on the hosts that "
+        "are available"
     )
 
 
@@ -318,11 +318,12 @@ def read_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config-file {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:  # also for values such as 2001-99-99
-        raise ValueError(f"--config-file {path} is no YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"--config-file {path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError(f"--config-file {path} must have sections, as in `params:`; it is a {type(content).__name__}")
+        kind = type(content).__name__
+        raise ValueError(f"--config-file {path} must have sections, such as `params:`; it is a {kind}")
     keys = {setting.key: setting for setting in ALL.values() if setting.key}
     found: dict[str, Any] = {}
     for section, values in content.items():
@@ -343,7 +344,7 @@ def read_file(path: str) -> dict[str, Any]:
             if value is None:
                 continue
             if isinstance(value, (dict, list, set)):  # aliases can make their texts arbitrarily long
-                raise ValueError(f"--config-file {path}: {place} has several values, and takes one")
+                raise ValueError(f"--config-file {path}: {place} has several values, but takes one")
             try:
                 found[setting.name] = setting.kind(str(value))
             except argparse.ArgumentTypeError as error:

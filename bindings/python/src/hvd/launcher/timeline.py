@@ -20,7 +20,7 @@ LIVE = "HVD_TIMELINE_LIVE"
 FILE = "HOROVOD_TIMELINE"
 ELSEWHERE = (
     "Ranks on hosts that do not share the folder of the timeline are shown when the job has ended. Until then the reports "
-    "of the stall check tell of them."
+    "of the stall check include them."
 )
 
 
@@ -45,7 +45,7 @@ def page(
     """
     file = environ.get(FILE, "")
     if file == "DYNAMIC":
-        raise ValueError(f"--timeline-live shows one file from the start: {FILE}=DYNAMIC names none")
+        raise ValueError(f"--timeline-live shows one file from the start: {FILE}=DYNAMIC does not name one")
     made = None
     if not file:
         name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}.json"

@@ -159,7 +159,7 @@ class Prober:
                 else:
                     refused[address] = f"leads to {'itself' if who == self.me else hosts[who]['host']}"
             except _Stranger:
-                refused[address] = "who answers does not know the job's secret"
+                refused[address] = "the peer does not know the job's secret"
             except OSError as error:
                 refused[address] = os.strerror(error.errno) if error.errno else str(error)
 

@@ -22,8 +22,8 @@ LARGE = 10 << 20
 """From this many bytes of a pickled function with its arguments a warning names the largest objects in it."""
 
 _AFRESH = (
-    "the module {} is imported anew on the ranks, without what was changed in it since it was imported here: "
-    "{} cannot be pickled ({})"
+    "the ranks import the module {} again, without changes made to it since it was imported here: {} cannot "
+    "be pickled ({})"
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from hvd.remote import contents, modules, pickling
 
-_REMEDY = "create it inside the function, or pass what it is made from (numbers, arrays, a path)"
+_REMEDY = "create it inside the function, or pass the data to create it from (numbers, arrays, a path)"
 
 
 def check_arguments(call: functools.partial[Any]) -> None:
@@ -62,7 +62,7 @@ def write_program(
             parts = contents.largest(call, pickling.LARGE // 10)
         named = ", ".join(f"{path} {_megabytes(part)}" for path, part in parts) or "many small objects"
         warnings.warn(
-            f"{what} have {_megabytes(size)} when pickled, of which each of {np} ranks makes a copy: {named}. "
+            f"{what} are {_megabytes(size)} when pickled, and each of {np} ranks makes a copy: {named}. "
             "Load large data inside the function, on the ranks",
             stacklevel=level,
         )

@@ -72,8 +72,9 @@ def _value(file: BinaryIO, rank: int, size: int) -> Any:
     try:
         return pickle.load(file)
     except Exception as error:  # unpickling may raise any exception
-        what = f"{type(error).__name__}: {error}"
-        raise RankError(rank, size, f"returned what cannot be unpickled here, or only half of it ({what})") from error
+        why = f"{type(error).__name__}: {error}"
+        what = f"returned a value that cannot be unpickled here, or that is incomplete ({why})"
+        raise RankError(rank, size, what) from error
 
 
 def _others(raised: dict[int, dict[str, Any]], first: int, size: int) -> str:

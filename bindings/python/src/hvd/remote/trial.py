@@ -69,10 +69,10 @@ def _remedy(found: dict[str, Any]) -> str:
     name = found["module"]
     if name:
         return (
-            f"Remedy: install {name} where the ranks run, or keep it as Python files beside the notebook or script; "
-            "what is there and imported travels along."
+            f"Remedy: install {name} where the ranks run, or keep it as Python files next to the notebook or script; "
+            "imported files there are sent to the ranks."
         )
-    return f"Remedy: make it inside the function, from what it is made from.\n\n{found['traceback']}"
+    return f"Remedy: create it inside the function.\n\n{found['traceback']}"
 
 
 def main() -> None:

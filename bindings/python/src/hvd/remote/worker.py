@@ -32,7 +32,7 @@ def main() -> int:
     for number in (program, result):
         os.set_inheritable(number, False)
     rank = int(os.environ["HOROVOD_RANK"])
-    doing = "load what it was to call"
+    doing = "load the function to call"
     with os.fdopen(result, "wb") as answer:
         try:
             with open(f"/proc/self/fd/{program}", "rb") as file:  # opened again, for its own position
@@ -47,7 +47,7 @@ def main() -> int:
             if rank == 0 or driver["every"]:
                 # No module by value: the driver loads its own copy from the same path.
                 where = f" on rank {rank}" if driver["every"] else ""
-                pickling.dump(value, answer, f"what {contents.describe(call)} returned{where}", _REMEDY)
+                pickling.dump(value, answer, f"the value that {contents.describe(call)} returned{where}", _REMEDY)
         except BaseException as error:  # also SystemExit, because main should return
             answer.seek(0)
             pickle.dump(_report(error, doing), answer)

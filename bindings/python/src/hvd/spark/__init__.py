@@ -21,8 +21,8 @@ __all__ = ["LaunchError", "NotPicklable", "RankError", "RankFailed", "TaskLost",
 
 def _run_elastic(*_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(
-        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it starts a job again that "
-        "has lost an executor, which goes on from its hvd.spark.checkpoint()"
+        "run_elastic: hvd has no elastic jobs on Spark. Use run: with HVD_RUNNER_RETRIES it restarts a job that has "
+        "lost an executor, and the job goes on from its hvd.spark.checkpoint()"
     )
 
 

@@ -41,7 +41,7 @@ def _library() -> tuple[str, str]:
     try:
         from hvd import _core_mpi
     except ImportError as error:
-        return "", f"hvd was built there without MPICH, or MPICH is gone ({error}); install MPICH and build hvd again"
+        return "", f"hvd was built there without MPICH, or cannot load it ({error}); install MPICH and build hvd again"
     name = " ".join(str(_core_mpi.library()).split())
     if "Open MPI" in name:
         return "", f"hvd was built there with {name[:40]}; on Spark it has to be MPICH"

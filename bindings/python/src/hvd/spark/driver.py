@@ -146,7 +146,7 @@ class TaskCall:
                     pass
         except BaseException:
             try:
-                # Spark kills the tasks of a cancelled job, so ranks are told first and may save their work.
+                # Spark kills the tasks of a cancelled job, so ranks get the signal first and may save their work.
                 if any([link.send("stop") for link in self._links]):
                     thread.join(STOP_SECONDS)
             finally:
@@ -208,7 +208,8 @@ class TaskCall:
             error.last_lines = lines[error.rank]
             remedy = ""
             if isinstance(error.__cause__, ModuleNotFoundError):
-                remedy = f"\nRemedy: install {error.__cause__.name} on all executors, with the version that is here."
+                name = error.__cause__.name
+                remedy = f"\nRemedy: install {name} on all executors, in the same version as on the driver."
             error.args = (with_lines(error.args[0] + remedy, error.rank, error.last_lines),)
             raise
 
@@ -256,7 +257,7 @@ def call_on_tasks(
         else:
             sessions.check_slots(context, np, seconds)
     elif np is None:
-        raise LaunchError("Spark Connect does not say how many task slots there are: name the number of ranks")
+        raise LaunchError("Spark Connect does not report the number of task slots: pass the number of ranks")
     retries = _retries()
     task_call = TaskCall(
         session, call, np, every=every, on_line=on_line, on_message=on_message, env=env, start_timeout=seconds,

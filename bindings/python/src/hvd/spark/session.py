@@ -33,7 +33,7 @@ def find_session() -> Any:
         return session
     if not os.environ.get("SPARK_REMOTE") and not _java():
         raise LaunchError(
-            "Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set, and PATH has no java "
+            "Spark needs Java 17 or newer, and no Java was found: JAVA_HOME is not set, and PATH has no java "
             "(Debian: apt-get install openjdk-17-jre-headless)"
         )
     try:
@@ -42,8 +42,8 @@ def find_session() -> Any:
         if "JAVA_GATEWAY_EXITED" not in str(error):
             raise
         raise LaunchError(
-            f"Java has not started Spark; Spark 4 needs Java 17 or newer (found: {_java()}), and what Java has printed "
-            "is on standard error"
+            f"Java has not started Spark; Spark 4 needs Java 17 or newer (found: {_java()}); see the output of Java on "
+            "standard error"
         ) from error
 
 

@@ -151,7 +151,7 @@ def _limit(seconds: float, who: str) -> Iterator[None]:
 
     def late(*_: Any) -> None:
         raise LaunchError(
-            f"{who}: not all tasks have told the others what they are within {seconds:g} s (HOROVOD_START_TIMEOUT); "
+            f"{who}: not all tasks have reported to the others within {seconds:g} s (HOROVOD_START_TIMEOUT); "
             "is an executor busy, or stopped?"
         )
 

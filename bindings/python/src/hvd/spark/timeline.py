@@ -73,7 +73,10 @@ class Collector:
             with open(file, "rb") as old:
                 start = old.read(4096)
             if start and not is_timeline(start):
-                raise ValueError(f"HOROVOD_TIMELINE={path}: the file is no timeline of hvd, and is left as it is")
+                raise ValueError(
+                    f"HOROVOD_TIMELINE={path}: the file contains something other than a timeline of hvd, and is not "
+                    "changed"
+                )
         try:
             self._file = open(file, "w+b", buffering=0)
         except OSError as error:

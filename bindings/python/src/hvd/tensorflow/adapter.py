@@ -104,11 +104,11 @@ def as_tensor(value: Any) -> Any:
             tf.RaggedTensor: "pass x.to_tensor(), or its flat_values and row_splits",
         }
         kind = next(kind for kind in remedy if isinstance(value, kind))
-        raise ValueError(f"hvd: a tf.{kind.__name__} is no dense tensor; {remedy[kind]}")
+        raise ValueError(f"hvd: a tf.{kind.__name__} is not a dense tensor; {remedy[kind]}")
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as e:
-        raise ValueError(f"hvd: {value!r:.80} is no tensor: {e}") from None
+        raise ValueError(f"hvd: {value!r:.80} is not a tensor: {e}") from None
     if tensor.dtype in (tf.string, tf.variant, tf.resource):
         raise unsendable(tensor.dtype.name)
     return tensor

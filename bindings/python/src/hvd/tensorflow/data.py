@@ -11,6 +11,6 @@ def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     raise AttributeError(
-        f"hvd.tensorflow.data.{name}: hvd starts no tf.data service; start one by tf.data.experimental.service and pass"
-        " its address to the ranks, or give each rank its shard: dataset.shard(hvd.size(), hvd.rank())"
+        f"hvd.tensorflow.data.{name}: hvd starts no tf.data service; start one with tf.data.experimental.service and"
+        " pass its address to the ranks, or give each rank its shard: dataset.shard(hvd.size(), hvd.rank())"
     )

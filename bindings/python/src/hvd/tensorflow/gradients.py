@@ -83,7 +83,7 @@ class Gradients(StepGradients):
         if strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"hvd: rank {state.rank()}: training runs under tf.distribute ({type(strategy).__name__} with"
-                f" {strategy.num_replicas_in_sync} replicas); start one process per device by hvdrun instead"
+                f" {strategy.num_replicas_in_sync} replicas); start one process per device with hvdrun instead"
             )
         self._warn_of_two(gradients)
         return super().reduce(gradients, variables)
@@ -117,7 +117,7 @@ class Gradients(StepGradients):
                 return gradient
             gradient = tf.convert_to_tensor(gradient)
         elif not tf.is_tensor(gradient):
-            raise _refusal(variable, f"is {gradient!r:.80}, which is no tensor")
+            raise _refusal(variable, f"is {gradient!r:.80}, which is not a tensor")
         elif isinstance(gradient, (tf.SparseTensor, tf.RaggedTensor)):
             raise _refusal(variable, f"is a tf.{type(gradient).__name__}; make it dense before")
         if not (gradient.dtype.is_floating or gradient.dtype.is_complex):

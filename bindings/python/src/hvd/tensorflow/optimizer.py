@@ -103,7 +103,7 @@ def DistributedOptimizer(
     ``DistributedGradientTape``. Raises ValueError for other optimizers and for invalid factors and counts.
     """
     if backward_passes_per_step < 1:
-        raise ValueError(f"hvd: backward_passes_per_step={backward_passes_per_step}; allowed: 1 and more")
+        raise ValueError(f"hvd: backward_passes_per_step={backward_passes_per_step}; allowed: 1 or more")
     if groups is None and num_groups:
         groups = num_groups
     if isinstance(optimizer, _Optimizer):

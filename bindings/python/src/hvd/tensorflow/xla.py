@@ -163,8 +163,8 @@ def _order_after_inner(graph: Any) -> None:
     if not results:
         raise ValueError(
             "hvd: a branch or loop calls hvd and does not return the result, and a call of hvd follows: XLA"
-            " (jit_compile=True) could run them in any order, and in another one on each rank; return the result from"
-            " the branch or loop, or compile with jit_compile=False"
+            " (jit_compile=True) could run them in any order, and in a different one on each rank; return the result"
+            " from the branch or loop, or compile with jit_compile=False"
         )
     del graph.hvd_xla_inner
     with graph.as_default(), tf.control_dependencies(None):

@@ -73,7 +73,7 @@ class _Job:
             return "ended"
         if silent < QUIET:
             return "running"
-        # What hangs may go on as long as one of its processes lives.
+        # A hanging job may go on as long as one of its processes lives.
         hangs = bool(self.open) and one_lives(self.ranks.values(), last)
         return "ended" if silent > OVER and not hangs else "quiet"
 
@@ -219,8 +219,8 @@ class _Job:
         if missing and state["operations"]:  # before the first one the verdict tells
             one = len(missing) == 1
             notes.append(
-                f"Nothing is known of {named(missing)} of {self.size}: {'its' if one else 'their'} host's file is not "
-                "here, or no operation has begun there yet."
+                f"There are no events of {named(missing)} of {self.size}: {'its' if one else 'their'} host's file is "
+                "missing, or no operation has begun there yet."
             )
         if _part_read(state) == 1.0:
             for i, file in enumerate(state["files"]):
@@ -232,12 +232,12 @@ class _Job:
                         "killed while it wrote, or the file was cut off."
                     )
         if state["damaged"]:
-            lines = "line is" if state["damaged"] == 1 else "lines are"
-            notes.append(f"{state['damaged']} {lines} no events, and not shown: the files are damaged.")
+            lines = "line is not an event, and is" if state["damaged"] == 1 else "lines are not events, and are"
+            notes.append(f"{state['damaged']} {lines} not shown: the files are damaged.")
         if state["unplaced"]:
             notes.append(
-                f"{state['unplaced']} events are not shown: they end what has not begun, or there are too many ranks or "
-                "tensors."
+                f"{state['unplaced']} events are not shown: they end operations that have not begun, or there are "
+                "too many ranks or tensors."
             )
         if state["dropped"]:
             notes.append(
@@ -248,8 +248,8 @@ class _Job:
         if self.phase == "ended" and open_on:
             one = len(open_on) == 1
             notes.append(
-                f"What {named(open_on)} had begun did not end: {'it was' if one else 'they were'} killed then, or "
-                f"{'hangs' if one else 'hang'} since."
+                f"Operations of {named(open_on)} did not end: {'it was' if one else 'they were'} killed, or "
+                f"{'has' if one else 'have'} been hanging since."
             )
         return notes
 
@@ -258,7 +258,7 @@ def _part_read(state: dict[str, Any]) -> float:
     size, read = state["size"], state["bytes"]
     if size == 0:
         return 0.0
-    # What is left may be the end of an event that is being written.
+    # The rest may be the beginning of an event that is being written.
     return 1.0 if size - read < 1 << 16 else float(read / size)
 
 

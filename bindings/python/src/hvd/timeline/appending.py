@@ -38,7 +38,7 @@ class Appended:
             return
         known = os.pread(self._file, 4096, 0).split(b"\n")
         if len(known) < 2 or not is_timeline(known[1]):
-            raise ValueError("it is no timeline of hvd")
+            raise ValueError("it is not a timeline of hvd")
         self._start = _start(known[1].rstrip(b","))
         if os.pread(self._file, len(END), self._end - len(END)) == END:
             self._end -= len(END)

@@ -76,7 +76,7 @@ class Charts:
         # A span of few steps would show the same speed as a jagged line.
         width = max(whole / POINTS, (_FEW - 1) * 1e6 / rate if rate else 0.0)
         chart = self.index.buckets(begin, begin + whole, max(1, min(POINTS, math.ceil(whole / width))), columns=_SUMS)
-        # What happens now is not all written, so that a curve would fall at its end.
+        # The latest events are not all written, so a curve would fall at its end.
         until = self.at_us - (WRITTEN * 1e6 if self.at_us > self.end_us else 0.0)
         kept, seconds = [], []
         for i in range(chart["count"]):

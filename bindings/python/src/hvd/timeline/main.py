@@ -54,9 +54,9 @@ def make_parser() -> Parser:
     )
     add = parser.add_argument
     add("path", metavar="FILE-OR-FOLDER", help="a timeline, or a folder with those of several hosts")
-    add("--port", type=port, default=0, metavar="N", help="of the page (default 0: any free one)")
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where others reach it (default 127.0.0.1: only from here)")
-    proxy = "behind a proxy that checks who asks, such as JupyterHub: accept any Host name"
+    add("--port", type=port, default=0, metavar="N", help="port of the page (default 0: any free one)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (default 127.0.0.1: only local)")
+    proxy = "behind a proxy that checks users, such as JupyterHub: accept any Host name"
     add("--proxy", action="store_true", help=proxy)
     add("--open", action="store_true", help="open the page in a browser")
     instead = parser.add_mutually_exclusive_group()
@@ -150,7 +150,7 @@ def print_summary(path: str) -> int:
 
 
 def read_whole(path: str) -> tuple[Found, Index]:
-    """The timeline at a path, read to its end; once more where its job has begun anew meanwhile."""
+    """The timeline at a path, read to its end; once more if its job has restarted meanwhile."""
     from hvd._timeline import Restarted
 
     for _ in range(2):
@@ -160,11 +160,11 @@ def read_whole(path: str) -> tuple[Found, Index]:
             while index.read():
                 pass
             return found, index
-    raise BadTimeline(f"{path} was emptied and begun anew while it was read, twice: try again when its job runs")
+    raise BadTimeline(f"{path} was emptied and restarted twice while it was read: try again while its job runs")
 
 
 def write_merged(path: str, out: str) -> int:
-    """Writes one file of all; whole, or not at all. What is left out is told."""
+    """Writes one file of all; whole, or not at all. Prints what is left out."""
     from hvd.timeline.merge import merge
 
     found = find(path)
@@ -185,7 +185,7 @@ def write_merged(path: str, out: str) -> int:
             part.unlink()
     notes = list(found.notes)
     if merged.damaged:
-        lines = "1 line is no event" if merged.damaged == 1 else f"{merged.damaged:,} lines are no events"
+        lines = "1 line is not an event" if merged.damaged == 1 else f"{merged.damaged:,} lines are not events"
         notes.append(f"{lines}, and left out: the files are damaged.")
     for note in notes:
         print(f"hvd-timeline: {note}", file=sys.stderr)

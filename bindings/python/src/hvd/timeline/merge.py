@@ -15,7 +15,7 @@ _PART = 1 << 20  # bytes in memory at a time
 
 
 class Writable(Protocol):
-    """What is written to: a file, or a connection."""
+    """The destination: a file, or a connection."""
 
     def write(self, data: bytes, /) -> object:
         """Takes all of it."""
@@ -23,10 +23,10 @@ class Writable(Protocol):
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merged file has."""
+    """The contents of a merged file."""
 
     events: int
-    damaged: int  # lines that were no events, and are left out
+    damaged: int  # lines that are not events, and are left out
     ranks: list[int]
 
 

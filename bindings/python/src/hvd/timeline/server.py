@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class Site:
-    """What the handlers share: the token, the watched files, and a thread for what takes longer."""
+    """Shared by the handlers: the token, the watched files, and a thread for what takes longer."""
 
     def __init__(self, watched: Watched, token: str, any_name: bool = False, names: Sequence[str] = ()) -> None:
         """`any_name`: behind a proxy, whose name may come in the header Host. `names`: others than those of this host."""
@@ -101,16 +101,16 @@ class Handler(web.RequestHandler):
         return found[-1].strip()
 
     def sentence(self, status: int, error: BaseException | None) -> str:
-        """What a refused request is told."""
+        """The reason for refusing a request."""
         if status == 403 and isinstance(error, web.HTTPError):
             if error.log_message == "host":
                 return (
-                    "This server is asked under a name that it does not know. Use the address that was printed, or "
+                    "The request has a host name that this server does not know. Use the address that was printed, or "
                     "start hvd-timeline with --proxy if it is behind a proxy."
                 )
             if error.log_message == "none":
                 return "The token is missing. Use the whole address that was printed, with ?token=... at its end."
-            return "The token is wrong: it is another one each time. Use the address that was printed last."
+            return "The token is wrong: it changes with each start. Use the address that was printed last."
         if status == 400 and isinstance(error, web.HTTPError):
             said = error.log_message or "The request is not understood."
             return said % error.args if error.args else said
@@ -135,14 +135,13 @@ class Handler(web.RequestHandler):
         cast(Any, self.request.connection).stream.close()
 
     def log_exception(self, *args: Any) -> None:
-        """Refused requests are no news to the person at the terminal; errors of this program are, without the token that
-        is in a request's address.
+        """Prints no refused requests, but errors of this program, without the token in the request's address.
         """
         if not isinstance(args[1], (web.HTTPError, iostream.StreamClosedError)):
             app_log.error("%s %s has failed", self.request.method, self.request.path, exc_info=cast(Any, args))
 
     def options(self, *_: Any) -> None:
-        """What may be asked."""
+        """The methods that may be used."""
         self.set_status(204)
         self.set_header("Allow", "GET, HEAD, OPTIONS")
 
@@ -203,7 +202,7 @@ class Asset(Handler):
 
 
 class Answers(Handler):
-    """What a person wants to know at once: see hvd.timeline.answers."""
+    """The answers shown at the top: see hvd.timeline.answers."""
 
     async def get(self) -> None:
         """Sends it."""

@@ -54,7 +54,7 @@ def slow_rank(charts: Charts, window: float, rate: float | None) -> tuple[dict[s
 
 
 def _counts(chart: dict[str, Any]) -> tuple[list[float], str]:
-    """What costs are told by: the steps or else the operations of a rank in each span."""
+    """The units of costs: the steps, or without steps the operations, of a rank in each span."""
     if any(chart["rank_steps"]):
         return chart["rank_steps"], "step"
     columns = chart["columns"]["global_operations"]

@@ -21,7 +21,7 @@ BEGINNING = b'[\n{"name":"process_name","ph":"M","pid":0,"args":{"name":"hvd","j
 EPOCH = "start_time_since_epoch_in_micros"
 MERGED = "merged"  # in the header of a file that `merge` has made: how many files it is made of
 _HEADER_BYTES = 4096
-_ADVICE = "HOROVOD_TIMELINE, or hvdrun --timeline-filename, says where a job writes one"
+_ADVICE = "HOROVOD_TIMELINE, or hvdrun --timeline-filename, sets where a job writes one"
 
 
 class BadTimeline(ValueError):
@@ -49,7 +49,7 @@ class Source:
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != self.inode:
             os.close(fd)
-            raise BadTimeline(f"{self.path} is another file than a moment ago; ask again")
+            raise BadTimeline(f"{self.path} was replaced by another file; ask again")
         return fd
 
 
@@ -104,8 +104,8 @@ def open_index(found: Found) -> _timeline.Index:
         except ValueError:
             later = (source.epoch_us - found.epoch_us) / 1e6
             raise BadTimeline(
-                f"{source.path} says that its job started {later:.0f} s after it did by another file: remove the one whose "
-                "first line is damaged"
+                f"{source.path} gives a start of its job {later:.0f} s after the start in another file: remove the "
+                "one whose first line is damaged"
             ) from None
         finally:
             os.close(fd)
@@ -138,7 +138,7 @@ def _in_folder(folder: Path) -> tuple[list[Source], list[str]]:
 
 
 class _NotOne(BadTimeline):
-    """A file that is no timeline, as others in a folder may be."""
+    """A file that is not a timeline, such as others in a folder."""
 
 
 def _source(path: Path, shown: Path | None = None) -> Source:
@@ -146,12 +146,12 @@ def _source(path: Path, shown: Path | None = None) -> Source:
     with _reading(path, shown) as (fd, status):
         head = os.pread(fd, _HEADER_BYTES, 0)
     if not head:
-        raise _NotOne(f"{shown} is empty: the job has not begun to write its timeline, or was not told to; {_ADVICE}")
+        raise _NotOne(f"{shown} is empty: the job has not begun to write its timeline, or was not asked to; {_ADVICE}")
     if not head.startswith(BEGINNING):
         if len(head) < len(BEGINNING) and BEGINNING.startswith(head):
             raise BadTimeline(f"{shown} ends within its first line: its job has just begun, or was killed then")
-        what = "a timeline of another program" if _is_trace(head) else "no timeline"
-        raise _NotOne(f"{shown} is {what}, and hvd's are read here; {_ADVICE}")
+        what = "a timeline of another program" if _is_trace(head) else "not a timeline of hvd"
+        raise _NotOne(f"{shown} is {what}; {_ADVICE}")
     line, end, _ = head[2:].partition(b"\n")
     try:
         args = json.loads(line.rstrip().removesuffix(b","))["args"]
@@ -177,10 +177,10 @@ def _reading(path: Path, shown: Path) -> Iterator[tuple[int, os.stat_result]]:
         # Opening a pipe or a device may already have effects.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY) if regular else -1
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it has a character that no path may have"
+        why = error.strerror if isinstance(error, OSError) else "it has a character that is not allowed in paths"
         raise BadTimeline(f"{shown} cannot be read: {why}") from None
     if not regular:
-        raise _NotOne(f"{shown} is no regular file; give the timeline of a job, or its folder")
+        raise _NotOne(f"{shown} is not a regular file; give the timeline of a job, or its folder")
     try:
         yield fd, os.fstat(fd)
     finally:

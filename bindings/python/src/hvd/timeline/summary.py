@@ -21,7 +21,7 @@ _STATES = {"running": "runs", "quiet": "is quiet", "ended": "has ended"}
 
 
 def render(answers: dict[str, Any]) -> Group:
-    """What rich prints."""
+    """The text that rich prints."""
     verdict = Text(clean(answers["verdict"]["text"]), style="bold", overflow="fold")
     parts: list[RenderableType] = [verdict, _head(answers), Text(), _facts(answers)]
     parts += _section("Slow rank", [answers["slow"]["text"]] if answers["slow"] else [])

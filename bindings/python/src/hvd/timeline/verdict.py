@@ -11,7 +11,7 @@ from hvd.timeline.waiting import duration, tensor_name
 # Seconds. Speed and shares are those of the last NOW seconds: if nothing happens for longer, they are of no step.
 STUCK = NOW
 # SHARE is that of a slow rank: without all of the waiting a job that waits for 5 % of the time is at most 5 % faster.
-# What one tensor needs of the waiting, so that most of it is for that tensor.
+# Share of the waiting from which it is mostly for one tensor.
 MOSTLY = 0.5
 
 

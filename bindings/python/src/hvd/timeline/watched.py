@@ -61,7 +61,7 @@ class Watched:
         self._wake.set()
 
     def answers(self) -> dict[str, Any]:
-        """What the page shows at its top."""
+        """The data at the top of the page."""
         self._asked_now()
         with self._lock:
             if self._last is None or time.monotonic() - self._last[0] > SOONEST:
@@ -105,7 +105,7 @@ class Watched:
             self._wake.set()
 
     def _look(self) -> None:
-        """Looks which files there are, and begins anew where they are others. Files that cannot be looked at are told of,
+        """Looks which files there are, and starts again if they are others. Files that cannot be accessed are reported,
         and looked at again: those that are read already still grow.
         """
         try:
@@ -116,7 +116,7 @@ class Watched:
             with contextlib.suppress(OSError):
                 self._problem = f"{error}." if self._index is not None or self._path.stat().st_size else ""
         except Exception as error:
-            self._problem = f"{self._path} cannot be looked at: {_why(error)}."
+            self._problem = f"{self._path} cannot be accessed: {_why(error)}."
 
     def _take(self, found: Found) -> None:
         """Reads these files from now on."""
@@ -143,7 +143,7 @@ class Watched:
                 self._look()
                 looked = time.monotonic()
             except Exception as error:  # what is wrong with a file may pass
-                self._unread = f"What {self._path} has new cannot be read: {_why(error)}."
+                self._unread = f"New events in {self._path} cannot be read: {_why(error)}."
             if left == 0:
                 watched = time.monotonic() - self._asked < WATCHED
                 self._wake.wait(PERIOD if watched else IDLE_PERIOD)

@@ -143,9 +143,9 @@ def wants_gradient(tensor: torch.Tensor) -> bool:
 
 def _refuse(tensor: Any) -> ValueError:
     if not isinstance(tensor, torch.Tensor):
-        return ValueError(f"hvd: hvd.torch takes torch.Tensor, and this is {tensor!r:.80}; arrays are for hvd itself")
+        return ValueError(f"hvd: hvd.torch takes torch.Tensor, and this is {tensor!r:.80}; pass arrays to hvd itself")
     if tensor.is_nested:
-        return ValueError("hvd: the tensor is nested; pass what it consists of, as a list, to a grouped function")
+        return ValueError("hvd: the tensor is nested; pass its parts, as a list, to a grouped function")
     if not (tensor.is_cpu or tensor.is_cuda):
         return ValueError(
             f"hvd: the tensor is on device {tensor.device}, and hvd takes those of the CPU and of CUDA: pass x.cpu()"

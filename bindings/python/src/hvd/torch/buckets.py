@@ -49,7 +49,7 @@ def _why_not(p: torch.Tensor) -> str:
         return f"its layout is {p.layout} and its type {p.dtype}"
     if p.numel() == 0:
         return "it has no elements"
-    return "" if side_by_side(p) else "its elements do not lie side by side"
+    return "" if side_by_side(p) else "its elements are not contiguous"
 
 
 def _view(p: torch.Tensor, memory: Memory, start: int) -> _Place:

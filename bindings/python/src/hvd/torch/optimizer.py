@@ -267,8 +267,8 @@ def DistributedOptimizer(
     if gradient_as_bucket_view:
         why_not = (
             "Adasum combines steps, not gradients" if op is Adasum
-            else "compressed gradients are packed, not reduced where they lie" if compression is not Compression.none
-            else "the memory is that of all ranks" if process_set is not global_process_set
+            else "compressed gradients are packed, not reduced in place" if compression is not Compression.none
+            else "the memory belongs to all ranks" if process_set is not global_process_set
             else ""
         )
         if why_not:

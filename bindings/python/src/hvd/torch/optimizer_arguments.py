@@ -73,4 +73,4 @@ def check_groups(groups: Groups) -> None:
     if len(set(members)) != len(members):
         raise ValueError("a tensor is in groups more than once")
     if any(not isinstance(p, torch.Tensor) for g in groups for p in g):
-        raise ValueError("groups must consist of torch.Tensor")
+        raise ValueError("groups must contain only torch.Tensor")

@@ -15,10 +15,10 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "spark")
 # Of Horovod's modules those that scripts for Spark import first, and what to use instead.
 _ESTIMATORS = "save the data first, and train in a function that reads them: horovod.spark.run or HorovodRunner"
 _NOT_THERE = {
-    "horovod.spark.keras": f"Horovod's estimators are not there; {_ESTIMATORS}",
-    "horovod.spark.torch": f"Horovod's estimators are not there; {_ESTIMATORS}",
-    "horovod.spark.lightning": f"Horovod's estimators are not there; {_ESTIMATORS}",
-    "horovod.spark.common": f"Horovod's stores and backends are not there; {_ESTIMATORS}",
+    "horovod.spark.keras": f"Horovod's estimators are not supported; {_ESTIMATORS}",
+    "horovod.spark.torch": f"Horovod's estimators are not supported; {_ESTIMATORS}",
+    "horovod.spark.lightning": f"Horovod's estimators are not supported; {_ESTIMATORS}",
+    "horovod.spark.common": f"Horovod's stores and backends are not supported; {_ESTIMATORS}",
 }
 
 
@@ -52,7 +52,7 @@ class _Loader(importlib.abc.Loader):
         self._name = name
 
     def exec_module(self, module: ModuleType) -> None:
-        # What stands in sys.modules after this is what the import gives.
+        # The import returns the entry of sys.modules after this.
         sys.modules[module.__name__] = importlib.import_module(self._name)
 
 

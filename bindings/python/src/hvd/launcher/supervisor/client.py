@@ -30,7 +30,7 @@ class Supervisor:
         self._told = b""  # the last, incomplete line
         python = sys.executable or shutil.which("python3")
         if not python:
-            raise LaunchError("there is no Python to start the ranks: sys.executable is empty, PATH has no python3")
+            raise LaunchError("no Python was found to start the ranks: sys.executable is empty, PATH has no python3")
         control, self._control = os.pipe2(os.O_CLOEXEC)
         self._telling = threading.Lock()  # orders may come from any thread
         stack.callback(self._close)

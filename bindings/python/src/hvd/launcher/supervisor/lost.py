@@ -19,8 +19,8 @@ _LINE = re.compile(rb"^peer_lost ([0-9]{1,9}) ([0-9]{1,9}) [ -~]*$", re.MULTILIN
 class LostRanks:
     """An in-memory file to which the ranks append lines; only for this user.
 
-    Ranks open it by `path`, a descriptor of this process, which lives longer than they do. If the path is empty, there
-    is no file.
+    Ranks open it by `path`, a descriptor of this process, which lives longer than they do. If the path is empty, the
+    file does not exist.
     """
 
     def __init__(self) -> None:

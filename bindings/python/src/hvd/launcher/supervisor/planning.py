@@ -87,7 +87,7 @@ def load(path: str) -> Any:
     loader = importlib.machinery.ExtensionFileLoader("_core", path)
     spec = importlib.util.spec_from_file_location("_core", path, loader=loader)
     if spec is None:
-        raise ImportError(f"{path} is no extension")
+        raise ImportError(f"{path} is not an extension module")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-// What is asked of the server. Addresses are relative, so that the page works below any path of a proxy.
+// Requests to the server. Addresses are relative, so that the page works below any path of a proxy.
 
 const token = new URLSearchParams(location.search).get("token") ?? "";
 const LIMIT = 15000; // ms until a question is given up

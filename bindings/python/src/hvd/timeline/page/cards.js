@@ -116,7 +116,7 @@ export function showCards(answers, gone, onTensor) {
   showWaiting(answers, gone);
 }
 
-/** What the job does, and for how long. */
+/** The state of the job, and since when. */
 function stateOf(answers) {
   // Since the start that is named beside it, where a file says when that was.
   const length = age(answers.end_us - (answers.epoch_us ? 0 : answers.begin_us));

@@ -1,4 +1,4 @@
-// What a person does with the timeline: buttons, wheel, pointer and keys.
+// Input for the timeline: buttons, wheel, pointer and keys.
 
 import { duration, tensorName } from "./format.js";
 import { hideTip, showTip } from "./tip.js";

@@ -114,7 +114,7 @@ export class Data {
     return this.ranks.get(rank)?.marks ?? [];
   }
 
-  /** What is at a time in a row, `down` pixels below its top; the shortest of several. */
+  /** The entry at a time in a row, `down` pixels below its top; the shortest of several. */
   hit(row, us, near, down) {
     if (row.kind === "rank" && this.bins) return this.column(row.rank, us);
     if (row.kind === "hint") return null;
@@ -155,7 +155,7 @@ export class Data {
     return { ...slice, facts: facts.filter(([, text]) => text) };
   }
 
-  /** What lies in a span, in words. */
+  /** A description of a span. */
   sentence(from, to) {
     if (this.bins) return `shares of ${duration(this.binUs)} each`;
     let count = 0;

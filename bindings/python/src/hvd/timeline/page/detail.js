@@ -1,4 +1,4 @@
-// What is known of the operation that was chosen.
+// Details of the chosen operation.
 
 import { bytes, clock, duration, element, name, tensorName } from "./format.js";
 

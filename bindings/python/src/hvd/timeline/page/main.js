@@ -49,7 +49,7 @@ async function poll() {
 async function refresh() {
   try {
     answers = await ask("answers");
-    // What is waited for now lasts until now, though nothing has been written since.
+    // Present waits last until now, though nothing has been written since.
     end = answers.waiting.length && answers.state !== "ended" ? Math.max(answers.end_us, answers.now_us) : answers.end_us;
     gone = false;
     refused = false;
@@ -79,7 +79,7 @@ function tell(error) {
   const file = answers?.files[0];
   const again = file ? ` hvd-timeline with ${name(file)} shows it again.` : "";
   const sentence = error instanceof Refused
-    ? error.message : `The server has not answered since ${since}. What is shown is from then.${again}`;
+    ? error.message : `The server has not answered since ${since}. The page shows the state of that time.${again}`;
   say(document.querySelector("#gone"), sentence);
   document.querySelector("#gone").hidden = false;
 }

@@ -48,7 +48,7 @@ export class Timeline {
     return Math.max(1, this.canvas.clientWidth);
   }
 
-  // What there is to show.
+  // The data to show.
 
   /** The ranks and the ends of the job, as the server knows them now. */
   update(ranks, begin, end) {
@@ -66,7 +66,7 @@ export class Timeline {
     this.draw();
   }
 
-  /** Forgets what was shown: the file has begun anew. */
+  /** Forgets what was shown: the file was restarted. */
   restart() {
     this.data = null;
     this.chosen = null;
@@ -176,7 +176,7 @@ export class Timeline {
     this.arrange();
   }
 
-  // What is below the pointer, and choosing.
+  // The entry below the pointer, and choosing.
 
   at(clientX, clientY) {
     const place = this.canvas.getBoundingClientRect();

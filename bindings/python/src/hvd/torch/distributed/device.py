@@ -48,7 +48,7 @@ def _reduction(what: str, op: Any, dtype: torch.dtype) -> tuple[ReduceOp, float]
             " other on a copy of the CPU: pass x.cpu()"
         )
     if dtype in _SHORT:
-        raise ValueError(f"hvd: {what}: NCCL reduces no tensors of {dtype}; pass x.int(), or x.cpu()")
+        raise ValueError(f"hvd: {what}: NCCL cannot reduce tensors of {dtype}; pass x.int(), or x.cpu()")
     found = _OPS[number]
     return (_OF_TRUTH.get(found, found) if dtype is torch.bool else found), factor
 

@@ -20,14 +20,14 @@ def only(tensors: Any) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
     if len(tensors) != 1:
-        raise ValueError(f"hvd: this operation takes one tensor for each rank, and these are {len(tensors)}")
+        raise ValueError(f"hvd: this operation takes one tensor for each rank, and got {len(tensors)}")
     one: Tensor = tensors[0]
     return one
 
 
 def only_list(lists: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     if len(lists) != 1:
-        raise ValueError(f"hvd: this operation takes one list of tensors, and these are {len(lists)}")
+        raise ValueError(f"hvd: this operation takes one list of tensors, and got {len(lists)}")
     return lists[0]
 
 
@@ -74,7 +74,7 @@ def as_numbers(tensor: Tensor, what: str, op: Any, copy: bool = True) -> tuple[T
         return dense, DTYPES[torch.float16], 2 * dense.numel()
     raise ValueError(
         f"hvd: {what}: tensors of {tensor.dtype} can be moved, but not reduced by"
-        f" {name_of(op)}; convert them, as by x.float()"
+        f" {name_of(op)}; convert them, for example with x.float()"
     )
 
 
@@ -169,8 +169,8 @@ def check_apart(input: Tensor, output: Tensor, in_place: int | None, what: str) 
     """Raises ValueError if input and output overlap, unless the input begins ``in_place`` bytes after the output."""
     if overlap(input, output) and input.data_ptr() - output.data_ptr() != in_place:
         raise ValueError(
-            f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, where a rank's own part of the"
-            " larger one is the other one"
+            f"hvd: {what}: input and output overlap; allowed: no common memory, or in place, with the smaller one as"
+            " this rank's part of the larger one"
         )
 
 

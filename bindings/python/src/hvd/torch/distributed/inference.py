@@ -19,6 +19,6 @@ def inference_all_reduce(tensor: torch.Tensor, group: Any = None) -> torch.Tenso
     """
     of = dist.group.WORLD if group is None else group
     if type(of) is not ProcessGroup:
-        raise ValueError(f'hvd: {of!r} is no process group of backend "hvd"; init_process_group("hvd") makes one')
+        raise ValueError(f'hvd: {of!r} is not a process group of backend "hvd"; init_process_group("hvd") makes one')
     of.sum_now(tensor)
     return tensor

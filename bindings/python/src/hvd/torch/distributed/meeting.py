@@ -73,7 +73,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
     if missing:
         return {
             "error": f"rank(s) {', '.join(map(str, missing))} of {size} did not come within {seconds:g} s; all ranks of a"
-            " group have to make it"
+            " group must create it"
         }
     for rank, one in enumerate(everyone):
         if one["version"] != first["version"]:
@@ -97,7 +97,7 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
 
         place = _core_mpi.world()
     except ImportError as e:
-        why = f"this hvd was built without MPI, or it is gone ({e})"
+        why = f"this hvd was built without MPI, or cannot load it ({e})"
     except (HorovodInternalError, ValueError) as e:
         why = str(e)
     if not why and place[1] < size:
@@ -112,9 +112,9 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
     for other, (_, trouble) in enumerate(found):
         if trouble:
             raise dist.DistBackendError(
-                f"hvd: the {size} ranks of this group are on several hosts ({', '.join(plan['hosts'])}), which MPI has to"
-                f" connect, and rank {other} has none: {trouble}; start the ranks with hvdrun -H or mpiexec, or use"
-                ' backend "gloo"'
+                f"hvd: the {size} ranks of this group are on several hosts ({', '.join(plan['hosts'])}), which MPI must"
+                f" connect, but rank {other} does not have MPI: {trouble}; start the ranks with hvdrun -H or mpiexec,"
+                ' or use backend "gloo"'
             )
     return _core.group_over(_core_mpi.connect_group([number for number, _ in found], plan["number"], seconds, check))
 
@@ -137,7 +137,7 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
         try:
             plan = _plan(store, size, mine, seconds)
         except (KeyError, TypeError, ValueError) as e:
-            plan = {"error": f"the store holds what is not of this hvd ({e})"}
+            plan = {"error": f"the store has entries of another version of hvd ({e})"}
         store.set(_PLAN, json.dumps(plan))
     else:
         came = _wait(store, "rank/0", seconds) is not None
@@ -146,7 +146,7 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
             raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
         plan = json.loads(text)
     if "error" in plan:
-        raise dist.DistBackendError(f"hvd: {plan['error']} (said on rank {rank})")
+        raise dist.DistBackendError(f"hvd: {plan['error']} (reported by rank {rank})")
     try:
         if "shm" in plan:
             return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))

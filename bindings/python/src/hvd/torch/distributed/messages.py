@@ -80,7 +80,7 @@ def _monitored_barrier(group: Messages, seconds: float, wait_all_ranks: bool) ->
     try:
         group._post(True, torch.ones(1, dtype=torch.uint8, device="cpu"), 0, tag, limit, True).wait()
         group._post(False, answer, 0, tag, limit, True).wait()
-        trouble = "" if answer.item() else "rank 0 has said that not all ranks came in time"
+        trouble = "" if answer.item() else "rank 0 has reported that not all ranks came in time"
     except RuntimeError as e:
         cause, trouble = e, str(e)
     if trouble:

@@ -120,7 +120,7 @@ class Operations:
 
     def _check_rank(self, name: str, rank: int) -> None:
         if not 0 <= rank < self._count:
-            raise ValueError(f"hvd: {name} {rank} is no rank of this group; allowed: 0 to {self._count - 1}")
+            raise ValueError(f"hvd: {name} {rank} is not a rank of this group; allowed: 0 to {self._count - 1}")
 
     def _check_list(self, what: str, tensors: list[Tensor], own: Tensor, at: int, equal: bool = False) -> None:
         if len(tensors) != self._count:

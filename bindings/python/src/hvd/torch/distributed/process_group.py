@@ -226,8 +226,8 @@ def _leave_in_child() -> None:
     for group in list(_alive):
         if not group._closed:
             group._closed = (
-                f"this process was forked from rank {group._number} of the group, and is no rank itself; do collectives"
-                " in the parent"
+                f"this process was forked from rank {group._number} of the group, and is not a rank itself; do"
+                " collectives in the parent"
             )
             group._group.forget()
             if group._gpu is not None:

@@ -42,6 +42,6 @@ def number_of(op: Any) -> tuple[int, float]:
     if number is not None:
         return number, 1.0
     if hash(op) != _SCALED_SUM or not isinstance(op, c10d.ReduceOp):
-        raise ValueError(f"hvd: the reduction {op!r} is none of torch.distributed.ReduceOp")
+        raise ValueError(f"hvd: the reduction {op!r} is not one of torch.distributed.ReduceOp")
     factor = op.__getstate__()[1]
     return NUMBERS[hash(SUM)], float(factor.item() if isinstance(factor, torch.Tensor) else factor)

@@ -1,1 +1,1 @@
-"""What all frameworks share."""
+"""Shared by all frameworks."""

@@ -58,7 +58,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
     """
     framework = ext_name.rpartition(".")[2]
     if find_spec(f"hvd.{framework}") is None:
-        raise ImportError(f"{ext_name}: hvd has no part for {framework}")
+        raise ImportError(f"{ext_name}: hvd does not support {framework}")
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, Any], Any]:
@@ -80,16 +80,16 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, A
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version `ver` is `target`, "major.minor.patch", or later; 2.0.0rc1 comes before 2.0.0.
 
-    Raises ValueError for what is no version, and for a `target` of another form.
+    Raises ValueError for what is not a version, and for a `target` of another form.
     """
     for version in (ver, target):
         if not isinstance(version, str):
             raise ValueError(f"a version is a string, and this is {version!r}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
-        raise ValueError(f"the target version is {target!r}, and must have the form major.minor.patch, as 2.1.0")
+        raise ValueError(f"the target version is {target!r}, and must have the form major.minor.patch, such as 2.1.0")
     match = re.match(r"v?(\d+(?:\.\d+)*)[-_.]?(a|b|c|rc|alpha|beta|pre|dev)?", ver)
     if not match:
-        raise ValueError(f"{ver!r} is no version")
+        raise ValueError(f"{ver!r} is not a version")
     release = [int(number) for number in match[1].split(".")]
     wanted = [int(number) for number in target.split(".")]
     release += [0] * (len(wanted) - len(release))

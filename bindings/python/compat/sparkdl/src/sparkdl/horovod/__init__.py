@@ -1,4 +1,4 @@
-"""What a training function logs with."""
+"""Logging for training functions."""
 
 from hvd.horovod_runner import log_to_driver
 

@@ -1,1 +1,1 @@
-"""What belongs to TensorFlow; see keras."""
+"""The part for TensorFlow; see keras."""

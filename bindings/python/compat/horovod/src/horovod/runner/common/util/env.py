@@ -1,4 +1,4 @@
-"""What the environment says about this process."""
+"""The environment variables of this process."""
 
 from __future__ import annotations
 
