@@ -2,9 +2,9 @@
 
     hvdrun -np 2 python examples/python/keras_digits.py
 
-It is written for Horovod: with ``import horovod.tensorflow.keras as hvd`` it is the same program. What
-single/keras_digits.py has not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank
-0 alone.
+It is written for Horovod: with ``import horovod.tensorflow.keras as hvd`` it is the same program. Lines
+added to single/keras_digits.py are marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on
+rank 0 alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def network(side: int) -> Any:
 def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA)
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     hvd.init()  # 1
     gpus = tf.config.list_physical_devices("GPU")
     gpus = gpus[hvd.local_rank() : hvd.local_rank() + 1]  # 2

@@ -3,9 +3,9 @@ graph, placeholders and a MonitoredTrainingSession.
 
     hvdrun -np 2 python examples/python/tensorflow1_digits.py
 
-It is written for Horovod: with ``import horovod.tensorflow as hvd`` it is the same program. What
-single/tensorflow1_digits.py has not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write
-on rank 0 alone.
+It is written for Horovod: with ``import horovod.tensorflow as hvd`` it is the same program. Lines
+added to single/tensorflow1_digits.py are marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7
+write on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def network(x: Any, side: int) -> Any:
 def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA)
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     hvd.init()  # 1
     config = tf.ConfigProto()
     config.gpu_options.visible_device_list = str(hvd.local_rank())  # 2

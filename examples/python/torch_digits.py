@@ -3,9 +3,9 @@
     hvdrun -np 2 python examples/python/torch_digits.py
     hvdrun -np 2 python examples/python/torch_digits.py --device cuda
 
-It is written for Horovod: with ``import horovod.torch as hvd`` it is the same program. What single/torch_digits.py has
-not is marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0 alone. Only
-``local_device`` is not in Horovod, whose programs call ``torch.cuda.set_device(hvd.local_rank())`` instead.
+It is written for Horovod: with ``import horovod.torch as hvd`` it is the same program. Lines added to
+single/torch_digits.py are marked: 1 init, 2 pin, 3 shard, 4 scale the rate, 5 wrap, 6 broadcast, 7 write on rank 0
+alone. Only ``local_device`` is not in Horovod; its programs call ``torch.cuda.set_device(hvd.local_rank())`` instead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA),
     device: str = "cpu",
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     hvd.init()  # 1
     where = find_device(device)
     torch.manual_seed(42)

@@ -31,7 +31,7 @@ def network(side: int) -> Any:
 def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA)
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     gpus = tf.config.list_physical_devices("GPU")
     tf.config.set_visible_devices(gpus, "GPU")
     keras.utils.set_random_seed(42)

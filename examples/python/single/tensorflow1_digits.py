@@ -35,7 +35,7 @@ def network(x: Any, side: int) -> Any:
 def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA)
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     config = tf.ConfigProto()
     (images, labels), testing = digits.load(data)
     images, test_images = images[..., None], testing[0][..., None]

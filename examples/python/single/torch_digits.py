@@ -58,7 +58,7 @@ def train(
     epochs: int = 5, batch_size: int = 32, lr: float = 0.02, checkpoint: str = "", data: str = str(digits.DATA),
     device: str = "cpu",
 ) -> Dict[str, Any]:
-    """Trains; returns loss and accuracy on the images to test with, and what tells the weights apart."""
+    """Trains; returns loss and accuracy on the images to test with, and a checksum of the weights."""
     where = find_device(device)
     torch.manual_seed(42)
     torch.set_num_threads(1)  # the network is tiny
