@@ -143,6 +143,28 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+LATE = """
+import time
+import torch, torch.distributed as dist
+import hvd.torch.distributed
+
+dist.init_process_group("hvd")
+x = torch.ones(4)
+work = dist.all_reduce(x, async_op=True)
+work.get_future().then(lambda _: (time.sleep(0.5), print("done on time", flush=True)))
+work.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_a_callback_that_still_runs_at_the_end(tmp_path: Path) -> None:
+    # Python ends a thread that comes back from C++ after it, by which the process was aborted.
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, str(path)]
+    assert run(command) == ["done on time"] * 2
+
+
 def test_hvdrun(script: Path) -> None:
     command = [sys.executable, "-m", "hvd.launcher.main", "-np", "3", sys.executable, str(script)]
     assert run(command) == ["done on 1 hosts"] * 3

@@ -7,14 +7,48 @@ their own: a slow callback delays other callbacks but never an operation. An exc
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
+from typing import Callable
 
 from hvd import _core
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
+_idle = threading.Condition()
+_running = 0
+_ended = False
+_LIMIT = 5.0  # seconds that the end of the interpreter waits for callbacks
+
+
+def call(function: Callable[[], object]) -> None:
+    """Calls a function on a thread of hvd. The end of the interpreter waits for it, and no other is called then: until
+    Python 3.13 a thread that returns from C++ code without the GIL after that end aborts the process.
+    """
+    global _running
+    with _idle:
+        if _ended:
+            return
+        _running += 1
+    try:
+        function()
+    except BaseException:  # SystemExit would also end the thread
+        threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
+    finally:
+        with _idle:
+            _running -= 1
+            _idle.notify_all()
+
+
+# Registered before what leaves groups and jobs at the end, and so called after it.
+@atexit.register
+def _end() -> None:
+    global _ended
+    with _idle:
+        _ended = True
+        _idle.wait_for(lambda: _running == 0, _LIMIT)
 
 
 def start() -> None:
@@ -32,17 +66,15 @@ def start() -> None:
 def _call() -> None:
     while True:
         function = _core.next_callback()
-        try:
-            function()
-        except BaseException:  # SystemExit would also end the thread
-            threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
+        call(function)
         del function
 
 
 def _forget_in_child() -> None:
     """A forked child does not have the thread, and none of the functions belong to it."""
-    global _lock, _thread
+    global _lock, _thread, _idle, _running
     _lock, _thread = threading.Lock(), None
+    _idle, _running = threading.Condition(), 0
     _core.forget_callbacks()
 
 

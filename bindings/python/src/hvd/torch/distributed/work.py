@@ -13,6 +13,7 @@ from typing import Any, Callable
 import torch
 
 from hvd import _core
+from hvd.core import callbacks
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.distributed.modes import Modes
 
@@ -184,10 +185,7 @@ class Callers:
                 self.free -= 1
                 if self.free == 0:
                     self.add()
-            try:
-                function()
-            except BaseException:
-                threading.excepthook(threading.ExceptHookArgs([*sys.exc_info(), threading.current_thread()]))
+            callbacks.call(function)
             del function
             with self.lock:
                 if self.free >= 2:
