@@ -68,6 +68,11 @@ hvd_comm join(const char* transport) {
 #ifdef HVD_C_MPI
   return publish(any_transport::from_environment<MpiTransport>(transport));
 #else
+  const char* const wanted = transport != nullptr ? transport : std::getenv("HVD_TRANSPORT");
+  if (wanted != nullptr && std::string_view(wanted) == "mpi") {
+    detail::fail(error_kind::unsupported, {"this library is built without MPI; compile c/hvd.cpp with -DHVD_C_MPI and "
+                                           "an MPI, or use \"shm\""});
+  }
   return publish(any_transport::from_environment(transport));
 #endif
 }

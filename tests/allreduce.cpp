@@ -15,6 +15,13 @@ using namespace hvd::test;
 
 namespace {
 
+// A caller may ask whether a call compiles.
+template <class T, class B>
+concept reduces = requires(T& comm, B&& b) { hvd::allreduce(comm, static_cast<B&&>(b)); };
+struct no_buffer {};
+static_assert(reduces<hvd::SelfTransport, std::vector<float>&> && reduces<hvd::SelfTransport, std::span<float>>);
+static_assert(!reduces<hvd::SelfTransport, std::vector<float>> && !reduces<hvd::SelfTransport, no_buffer&>);
+
 struct last {
   static constexpr bool commutative = false;
   float operator()(float /*a*/, float b) const { return b; }

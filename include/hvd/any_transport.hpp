@@ -122,25 +122,29 @@ std::string transport_name() {
 
 /// A transport on the host whose type is known at run time only: a program that chooses between shared memory and MPI
 /// when it starts compiles each collective for both here, and its own code once. Move-only. Every collective, list of
-/// tensors and message of hvd works on it, with the results, errors and limits of the transport that it holds. They run
-/// with `automatic`; for an algorithm of your choice, an Engine or the transport's other functions, use `target`. Cost:
-/// one virtual call for each collective.
+/// tensors, `send` and `recv` work on it, with the results, errors and limits of the transport that it holds. They run
+/// with that transport's default algorithm, also if they are given `native` or an `automatic` with a tuning; for other
+/// algorithms, an Engine and the transport's other functions, use `target`. One that was moved from can only be
+/// assigned to, or destroyed. Cost: one virtual call for each collective.
 class any_transport {
  public:
   static constexpr std::string_view timeline_name = "ANY";  ///< see timeline_name_of
 
   /// Holds `transport`.
   template <SendRecv T>
-    requires(!std::same_as<T, any_transport> && memory_of<T> == memory_kind::host)
+    requires(!std::derived_from<T, any_transport> && memory_of<T> == memory_kind::host)
   explicit any_transport(T transport)  // NOLINT(bugprone-forwarding-reference-overload): by value
       : held_(std::make_unique<detail::erased_transport_of<T>>(std::move(transport))) {}
 
   /// Joins the job that the environment describes, over ShmTransport or one of `Others`. `transport`, or if it is null
-  /// the variable HVD_TRANSPORT, names one of them: "shm"; "mpi" for MpiTransport, and for Hierarchical between hosts
-  /// that MPI connects. "auto", the default, stands for "shm" if all ranks are on one host, otherwise for the first of
-  /// `Others`. Errors: invalid_argument for another name; those of the transport's `from_environment`.
+  /// the variable HVD_TRANSPORT, names one of them, by its timeline_name in lower case: "shm"; "mpi" for MpiTransport
+  /// or for a Hierarchical between hosts that MPI connects. "auto", the default, stands for "shm" if all ranks are on
+  /// one host, otherwise for the first of `Others`. Errors: invalid_argument for another name; those of the transport's
+  /// `from_environment`.
   template <class... Others>
   static any_transport from_environment(const char* transport = nullptr) {
+    static_assert(((timeline_name_of<Others> != timeline_name_of<ShmTransport>)&&...) && sizeof...(Others) <= 1,
+                  "hvd: from_environment<T>() chooses between ShmTransport and one other transport");
     const std::string names[] = {detail::transport_name<ShmTransport>(), detail::transport_name<Others>()...};
     const char* const given = transport != nullptr ? transport : std::getenv("HVD_TRANSPORT");
     std::string wanted = given == nullptr ? "auto" : given;

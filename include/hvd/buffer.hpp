@@ -56,7 +56,7 @@ concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
 }  // namespace detail
 
 /// A buffer whose memory outlives the call that it is passed to: a variable or a view (std::span, an Eigen::Map), but
-/// not a temporary that owns its elements. Outputs are such, and inputs of asynchronous calls.
+/// not a temporary that owns its elements. Outputs must be borrowed, and inputs of asynchronous calls, too.
 template <class B>
 concept BorrowedBuffer =
     Buffer<B> && (std::is_lvalue_reference_v<B> || std::ranges::enable_borrowed_range<std::remove_cvref_t<B>> ||
@@ -64,11 +64,18 @@ concept BorrowedBuffer =
 
 namespace detail {
 
-/// The first argument of a collective if it cannot stand there: it is not a buffer, or it is the only one and a
-/// temporary, in which the result would be lost.
+template <class B>
+concept Temporary = Buffer<B> && !BorrowedBuffer<B>;
+/// True if the result of a call on these buffers and options would be in a temporary, and lost.
 template <class B, class... More>
-concept NoBuffer = !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list> &&
-                   (!Buffer<B> || (!BorrowedBuffer<B> && !(Buffer<More> || ...)));
+inline constexpr bool loses_output = Temporary<B>;
+template <class B, Buffer Out, class... More>
+inline constexpr bool loses_output<B, Out, More...> = Temporary<Out>;
+
+/// The first argument of a collective is not a buffer, or the output is a temporary.
+template <class B, class... More>
+concept NoBuffer =
+    !Pointer<B> && !std::same_as<std::remove_cvref_t<B>, tensor_list> && (!Buffer<B> || loses_output<B, More...>);
 
 /// A buffer that asynchronous calls and lists of tensors take.
 template <class B>

@@ -76,9 +76,7 @@ class Engine {
   /// the handle: mismatch, on all ranks, if they submit different operations under one name; peer_lost, timeout or
   /// aborted if the group has failed, for all operations in flight and submitted later. If `wake` is false, no thread
   /// is woken: the caller is about to wait, and then does the work itself.
-  [[nodiscard]] handle submit(request r, int process_set = 0, bool wake = true) {
-    return start(std::move(r), process_set, wake);
-  }
+  handle submit(request r, int process_set = 0, bool wake = true) { return start(std::move(r), process_set, wake); }
   /// Submits and waits; the calling thread does the work if it can. Errors: those of `submit` and of the handle.
   handle run(request r, int process_set = 0) {
     handle h = start(std::move(r), process_set, false);
@@ -222,7 +220,8 @@ class Engine {
   }
   handle reduce(request r, const dynamic_op& op, submit_options how) {
     r.op = op.op;
-    r.prescale = op.prescale, r.postscale = op.postscale;
+    r.prescale = op.prescale;
+    r.postscale = op.postscale;
     return submit(std::move(r), std::move(how));
   }
 

@@ -374,10 +374,10 @@ TEST_CASE("adasum refuses what it cannot do, on all ranks, before anything is se
       hvd::allreduce(t, x, op, adasum{});
     };
   };
-  refused(3, unsupported, "not of average; pass hvd::sum", with(hvd::average));
-  refused(3, unsupported, "not of max; pass hvd::sum", with(hvd::max));
-  refused(3, unsupported, "not of user-defined; pass hvd::sum", with(smaller{}));
-  refused(3, unsupported, "not of product; pass hvd::sum", with(hvd::scaled(hvd::product, 2.0)));
+  refused(3, unsupported, "not average; pass hvd::sum", with(hvd::average));
+  refused(3, unsupported, "not max; pass hvd::sum", with(hvd::max));
+  refused(3, unsupported, "not user-defined; pass hvd::sum", with(smaller{}));
+  refused(3, unsupported, "not product; pass hvd::sum", with(hvd::scaled(hvd::product, 2.0)));
   const auto of = []<class T>(T) {
     return [](QueueTransport& t) {
       std::vector<T> x(5);

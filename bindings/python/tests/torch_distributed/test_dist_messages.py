@@ -517,7 +517,7 @@ def check_refused() -> None:
     for call in (lambda: dist.isend(one, n), lambda: dist.irecv(one, n), lambda: group.send([one], -1, 0)):
         with pytest.raises(ValueError, match=rf"{n}|-1"):
             call()
-    with pytest.raises(ValueError, match=r"takes one tensor .* these are 2"):
+    with pytest.raises(ValueError, match=r"takes one tensor .* got 2"):
         group.send([one, one], (r + 1) % n, 0)
     for bad, words in (
         (torch.ones(2, device="meta"), r"device meta.*pass x.cpu\(\)"), (torch.eye(2).to_sparse(), "make it dense"),
