@@ -137,7 +137,7 @@ def test_large_data_are_named_and_broadcast(spark: Any, monkeypatch: pytest.Monk
 
 
 def test_the_warning_is_of_the_line_that_calls(spark: Any) -> None:
-    with pytest.warns(UserWarning, match=r"have 16\.8 MB when pickled.*argument 'data' 16\.8 MB") as said:
+    with pytest.warns(UserWarning, match=r"are 16\.8 MB when pickled.*argument 'data' 16\.8 MB") as said:
         assert HorovodRunner(np=2).run(lambda data: float(data.sum()), data=numpy.ones(2 << 20)) == 2 << 20
     assert said[0].filename == __file__
 

@@ -488,7 +488,7 @@ def check_interrupt(where: str, call: int) -> None:
         finally:
             setattr(target, where, real)
     elif where in ("begin", "current_job"):
-        with pytest.raises(hvd.HorovodInternalError, match=f"rank {n - 1} cannot make this step: .*broken off"):
+        with pytest.raises(hvd.HorovodInternalError, match=f"rank {n - 1} cannot make this step: .*interrupted"):
             step(2.0)
     else:
         assert step(2.0) == [2 * n] * 4
