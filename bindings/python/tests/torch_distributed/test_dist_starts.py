@@ -144,15 +144,22 @@ def script(tmp_path: Path) -> Path:
 
 
 LATE = """
-import time
+import os, threading, time
 import torch, torch.distributed as dist
 import hvd.torch.distributed
 
 dist.init_process_group("hvd")
-x = torch.ones(4)
-work = dist.all_reduce(x, async_op=True)
-work.get_future().then(lambda _: (time.sleep(0.5), print("done on time", flush=True)))
+started = threading.Event()
+
+def late(_):
+    started.set()
+    time.sleep(0.5)
+    os.write(1, b"done on time\\n")
+
+work = dist.all_reduce(torch.ones(4), async_op=True)
+work.get_future().then(late)
 work.wait()
+started.wait(60)
 dist.destroy_process_group()
 """
 
