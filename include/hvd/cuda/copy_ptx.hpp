@@ -12,8 +12,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The common text of all kernels, then each of them: one text in parts, because compilers limit the length of a
-/// literal.
+/// The common text of all kernels, then each of them: in parts, because compilers limit the length of a literal.
 // clang-format off
 inline constexpr std::string_view copy_ptx[] = {
     R"(.version 8.1
