@@ -32,7 +32,7 @@ pygments_style = "default"  # whose comments are dark enough to be read
 
 
 def source_of(name):
-    """The file of the source tree from which a page is made, to be named on it; None if there is none."""
+    """The file of the source tree from which a page is made, to be named on it, or None."""
     places = (f"docs/{name}.md", f"{name}.md", name.replace("reference", "include/hvd", 1) + ".hpp", f"{name.upper()}.md")
     return next((place for place in places if (ROOT / place).is_file()), None)
 

@@ -81,7 +81,7 @@ def block(node):
 
 
 def comment(node):
-    """The text of the comment before a declaration; empty if there is none."""
+    """The text of the comment before a declaration, or an empty text."""
     parts = []
     for name in ("briefdescription", "detaileddescription"):
         description = node.find(name)

@@ -136,11 +136,11 @@ class any_transport {
   explicit any_transport(T transport)  // NOLINT(bugprone-forwarding-reference-overload): by value
       : held_(std::make_unique<detail::erased_transport_of<T>>(std::move(transport))) {}
 
-  /// Joins the job that the environment describes, over ShmTransport or one of `Others`. `transport`, or if it is null
-  /// the variable HVD_TRANSPORT, names one of them, by its timeline_name in lower case: "shm"; "mpi" for MpiTransport
-  /// or for a Hierarchical between hosts that MPI connects. "auto", the default, stands for "shm" if all ranks are on
-  /// one host, otherwise for the first of `Others`. Errors: invalid_argument for another name; those of the transport's
-  /// `from_environment`.
+  /// Joins the job that the environment describes, over ShmTransport or `Others`, which is one transport or none.
+  /// `transport`, or if it is null the variable HVD_TRANSPORT, names it by its timeline_name in lower case: "shm";
+  /// "mpi" for MpiTransport or for a Hierarchical between hosts that MPI connects. "auto", the default, stands for
+  /// "shm" if all ranks are on one host, otherwise for the other transport. Errors: invalid_argument for another name;
+  /// those of the transport's `from_environment`.
   template <class... Others>
   static any_transport from_environment(const char* transport = nullptr) {
     static_assert(((timeline_name_of<Others> != timeline_name_of<ShmTransport>)&&...) && sizeof...(Others) <= 1,

@@ -53,6 +53,7 @@ namespace detail {
 /// A pointer. Arrays would convert to pointers, but are buffers, because they know their length.
 template <class P>
 concept Pointer = std::is_pointer_v<std::remove_reference_t<P>>;
+
 }  // namespace detail
 
 /// A buffer whose memory outlives the call that it is passed to: a variable or a view (std::span, an Eigen::Map), but

@@ -152,7 +152,7 @@ HVD_HOST_DEVICE void copy_words(const std::byte* in, std::byte* out, unsigned fi
   }
 }
 
-// What a kernel does, in run(), for the part at `place` in its parameters.
+// The body of each kernel: run() handles the part at `place` in its parameters.
 
 /// Bytes, unchanged.
 struct bytes_copy {

@@ -264,7 +264,7 @@ using copied_vector = copied_words<N * sizeof(T), std::conditional_t<sizeof(T) =
 template <class From, class To>
 using copied_in = std::conditional_t<sizeof(From) == 8 || sizeof(To) == 8, double, float>;
 
-/// What elements are multiplied with, as they are scaled, and divided by.
+/// The factor and the divisor of elements that are scaled.
 template <class Number>
 struct copy_scale {
   Number factor;
@@ -334,7 +334,7 @@ HVD_HOST_DEVICE bool copied(const copied_vector<From, N>& from, const copy_scale
   HVD_UNROLLED
   for (unsigned i = 0; i != N; ++i) value[i] = copy_product(value[i], scale.factor);
   if (scale.divisor != 1) {
-    // A double is made anew in each vector: there are not enough registers to keep it.
+    // A double is made again in each vector: there are not enough registers to keep it.
     const auto divisor = static_cast<number>(sizeof(number) == 8 ? copy_anew(scale.divisor) : scale.divisor);
     HVD_UNROLLED
     for (unsigned i = 0; i != N; ++i) value[i] = copy_quotient(value[i], divisor);

@@ -12,7 +12,7 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// A call of a GPU's driver waits while another thread holds the context, for example in cudaFree. If that thread waits
 /// for a collective whose peer is lost, all threads that use the GPU wait for ever, and none of them can end the
-/// collective. The watching thread calls no driver; there is none for a device that cannot be interrupted.
+/// collective. The watching thread calls no driver; a device that cannot be interrupted has none.
 template <Probing T, class D>
 class device_guard {
  public:
