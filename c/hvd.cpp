@@ -275,7 +275,7 @@ int hvd_engine_init(hvd_comm comm, hvd_engine* engine) {
     if (engine == nullptr) found.refuse({"engine_init: engine is null; pass the address of an hvd_engine"});
     found.check(group);
     *engine = 0;
-    *engine = table::all().add(kind::engine, std::make_unique<c::engine_object>(group.make_engine()));
+    *engine = table::all().add(kind::engine, std::make_unique<c::engine_object>(std::make_shared<c::engine>(group)));
   });
 }
 int hvd_engine_free(hvd_engine engine) {

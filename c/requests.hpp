@@ -116,7 +116,7 @@ class submission {
   submission& splits(const std::size_t* counts) {
     if (counts == nullptr) return *this;
     // A rank of the process set has one entry for each rank of it.
-    const int ranks = process_set_ == 0 ? engine_->size() : engine_->ranks_of(process_set_);
+    const int ranks = process_set_ == 0 ? engine_->size() : static_cast<int>(engine_->process_set(process_set_).size());
     request_.tensors.back().splits.assign(counts, counts + ranks);
     return *this;
   }

@@ -5,8 +5,8 @@
 #include <hvd/collective/front_door.hpp>
 #include <hvd/config.hpp>
 #include <hvd/dynamic_op.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/error.hpp>
-#include <hvd/fusion.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
@@ -29,34 +29,24 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// A transport on the host, on bytes. The arguments of all calls have been checked.
-class erased_transport {
+/// What any_transport needs beyond what engines need. The arguments of all calls have been checked.
+class erased_transport : public engine_transport {
  public:
-  erased_transport(int own, int ranks) noexcept : rank(own), size(ranks) {}
-  erased_transport(const erased_transport&) = delete;
-  erased_transport& operator=(const erased_transport&) = delete;
-  virtual ~erased_transport() = default;
-
-  const int rank, size;
+  using engine_transport::engine_transport;
 
   /// See arguments::check.
-  virtual void check(const arguments& found) = 0;
-  virtual void barrier() = 0;
+  virtual void check_arguments(const arguments& found) = 0;
+  /// With HVD_CHECK: throws if tensors of a list overlap.
+  virtual void check_distinct(std::span<const fused> tensors) = 0;
+  using engine_transport::run;
   virtual void run(const allreduce_call& call) = 0;
   virtual void run(const reduce_call& call) = 0;
   virtual void run(const reduce_scatter_call& call) = 0;
-  virtual void run(const allgather_call& call) = 0;
-  virtual void run(const broadcast_call& call) = 0;
-  virtual void run(const alltoall_call& call) = 0;
   virtual void run(const gather_call& call) = 0;
   virtual void run(const scatter_call& call) = 0;
   virtual void run(const scan_call& call) = 0;
-  virtual void send(const std::byte* data, std::size_t bytes, int peer) = 0;
-  virtual void recv(std::byte* data, std::size_t bytes, int peer) = 0;
-  virtual void allreduce(std::span<const fused> tensors, const dynamic_op& op) = 0;
-  virtual void broadcast(std::span<const fused> tensors, int root) = 0;
 
-  [[nodiscard]] virtual std::unique_ptr<erased_transport> split(int color, int key) = 0;
+  [[nodiscard]] virtual std::unique_ptr<erased_transport> split_erased(int color, int key) = 0;
   [[nodiscard]] virtual shared_array<std::byte> alloc_shared(std::size_t bytes) = 0;
   /// The transport if it is the one that `type` identifies (see type_mark), otherwise null.
   [[nodiscard]] virtual void* target(const char* type) noexcept = 0;
@@ -67,45 +57,37 @@ template <class T>
 inline constexpr char type_mark = 0;
 
 template <class T>
-class erased_transport_of final : public erased_transport {
- public:
-  explicit erased_transport_of(T comm) : erased_transport(comm.rank(), comm.size()), comm_(std::move(comm)) {}
+class erased_transport_of final : private owned_transport<T>, public engine_transport_on<T, erased_transport> {
+  using on = engine_transport_on<T, erased_transport>;
 
-  void check(const arguments& found) override { found.check(comm_); }
-  void barrier() override { comm_.barrier(); }
+ public:
+  explicit erased_transport_of(T comm) : owned_transport<T>{std::move(comm)}, on(owned_transport<T>::owned) {}
+
+  void check_arguments(const arguments& found) override { found.check(this->comm_); }
+  void check_distinct(std::span<const fused> tensors) override { detail::check_distinct(this->comm_, tensors); }
+  using on::run;
   void run(const allreduce_call& call) override { start(call); }
   void run(const reduce_call& call) override { start(call); }
   void run(const reduce_scatter_call& call) override { start(call); }
-  void run(const allgather_call& call) override { start(call); }
-  void run(const broadcast_call& call) override { start(call); }
-  void run(const alltoall_call& call) override { start(call); }
   void run(const gather_call& call) override { start(call); }
   void run(const scatter_call& call) override { start(call); }
   void run(const scan_call& call) override { start(call); }
-  void send(const std::byte* data, std::size_t bytes, int peer) override { comm_.send(data, bytes, peer); }
-  void recv(std::byte* data, std::size_t bytes, int peer) override { comm_.recv(data, bytes, peer); }
-  void allreduce(std::span<const fused> tensors, const dynamic_op& op) override {
-    check_distinct(comm_, tensors);
-    fusion_.allreduce(tensors, op);
-  }
-  void broadcast(std::span<const fused> tensors, int root) override { fusion_.broadcast(tensors, root); }
 
-  [[nodiscard]] std::unique_ptr<erased_transport> split(int color, int key) override {
-    return std::make_unique<erased_transport_of>(comm_.split(color, key));
+  [[nodiscard]] std::unique_ptr<erased_transport> split_erased(int color, int key) override {
+    return std::make_unique<erased_transport_of>(this->comm_.split(color, key));
   }
   [[nodiscard]] shared_array<std::byte> alloc_shared(std::size_t bytes) override {
-    return comm_.template alloc_shared<std::byte>(bytes);
+    return this->comm_.template alloc_shared<std::byte>(bytes);
   }
-  [[nodiscard]] void* target(const char* type) noexcept override { return type == &type_mark<T> ? &comm_ : nullptr; }
+  [[nodiscard]] void* target(const char* type) noexcept override {
+    return type == &type_mark<T> ? &this->comm_ : nullptr;
+  }
 
  private:
   template <class Call>
   void start(const Call& call) {
-    detail::run(comm_, call, automatic<>{});
+    detail::run(this->comm_, call, automatic<>{});
   }
-
-  T comm_;
-  FusionBuffer<T> fusion_{comm_};  // kept, because without common memory it has a buffer
 };
 
 /// The transport's name in HVD_TRANSPORT: that of its collectives in a timeline, in lower case.
@@ -124,8 +106,8 @@ std::string transport_name() {
 /// when it starts compiles each collective for both here, and its own code once. Move-only. Every collective, list of
 /// tensors, `send` and `recv` work on it, with the results, errors and limits of the transport that it holds. They run
 /// with that transport's default algorithm, also if they are given `native` or an `automatic` with a tuning; for other
-/// algorithms, an Engine and the transport's other functions, use `target`. One that was moved from can only be
-/// assigned to, or destroyed. Cost: one virtual call for each collective.
+/// algorithms and the transport's other functions, use `target`. An Engine over it is one over that transport. One that
+/// was moved from can only be assigned to, or destroyed. Cost: one virtual call for each collective.
 class any_transport {
  public:
   static constexpr std::string_view timeline_name = "ANY";  ///< see timeline_name_of
@@ -164,14 +146,14 @@ class any_transport {
   }
 
   /// The rank of the caller in the group, from 0; and the number of ranks.
-  [[nodiscard]] int rank() const noexcept { return held_->rank; }
-  [[nodiscard]] int size() const noexcept { return held_->size; }
+  [[nodiscard]] int rank() const noexcept { return held_->rank(); }
+  [[nodiscard]] int size() const noexcept { return held_->size(); }
 
   /// See the functions of the transport that it holds.
   void barrier() { held_->barrier(); }
   void send(const std::byte* data, std::size_t bytes, int peer) { held_->send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) { held_->recv(data, bytes, peer); }
-  [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split(color, key)); }
+  [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split_erased(color, key)); }
 
   /// n elements of this rank, zero at first, which the ranks share if the transport can; collective.
   template <class T>
@@ -204,11 +186,12 @@ class any_transport {
     return true;
   }
   /// For the collectives' functions: throws if a problem was found, as on the transport that it holds.
-  void check_arguments(const detail::arguments& found) { held_->check(found); }
+  void check_arguments(const detail::arguments& found) { held_->check_arguments(found); }
 
  private:
   friend void allreduce(any_transport& comm, const tensor_list& list, dynamic_op op);
   friend void broadcast(any_transport& comm, const tensor_list& list, int root);
+  friend detail::erased_transport& engine_view(any_transport& comm) noexcept { return *comm.held_; }
 
   explicit any_transport(std::unique_ptr<detail::erased_transport> held) : held_(std::move(held)) {}
 
@@ -224,6 +207,7 @@ static_assert(SendRecv<any_transport> && Native<any_transport, allreduce_call>);
 
 /// Lists of tensors: see the functions in hvd/fusion.hpp. A buffer, if the transport needs one, is kept.
 inline void allreduce(any_transport& comm, const tensor_list& list, dynamic_op op = {}) {
+  comm.held_->check_distinct(list);
   comm.held_->allreduce(list, op);
 }
 /// Every rank gets the root's tensors.

@@ -60,7 +60,9 @@ conversions find_conversions(dtype type, dtype wire) noexcept { return make_conv
 }  // namespace detail
 
 template class FusionBuffer<ShmTransport>;
-template class Engine<ShmTransport>;
+template class detail::engine_transport_on<ShmTransport>;
+template class detail::engine_transport_of<ShmTransport>;
+template class BasicEngine<no_device>;
 
 }  // namespace hvd::inline HVD_ABI
 

@@ -9,13 +9,10 @@
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/process_sets.hpp>
 #include <hvd/engine/request.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/engine/validate.hpp>
 #include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
-
-#if HVD_COMPILED
-#include <hvd/transport/shm.hpp>
-#endif
 
 #include <chrono>
 #include <concepts>
@@ -38,34 +35,20 @@ namespace hvd::inline HVD_ABI {
 /// and uses no CPU, except for the watch's check each second. (The contract is Horovod's: A. Sergeev, M. Del Balso,
 /// "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
 ///
-/// Ranks always agree over `Control`, a transport on the host, which also reduces tensors on the host. A `Device`
-/// (hvd/engine/device.hpp) handles tensors on a device: several batches at a time, while the engine goes on. Batches
+/// Ranks always agree over a transport on the host, which also reduces tensors on the host. An `Engine` is made from it,
+/// below; the engine's functions do not depend on its type, so a function of a program that takes any engine takes a
+/// `BasicEngine<>&`. A `Device` D (hvd/engine/device.hpp) handles tensors on a device: several batches at a time, while the engine goes on. Batches
 /// end in the order in which they were started. If a batch fails, the others go on, unless a rank is lost.
 ///
 /// Any thread may call any function, except that all ranks must call the collective ones in the same order. The rank of
 /// an error (`error::rank`) is a rank of the whole group, also for operations in a process set. If a rank is lost and
 /// others end because of it, errors name the lost rank. In a forked child, shutdown and stop_timeline do nothing, and
 /// every other call that uses the engine throws invalid_argument at once.
-template <Probing Control, class D = no_device>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-class Engine {
+template <class D = no_device>
+class BasicEngine {
  public:
-  /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
-  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if their options differ.
-  explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
-    requires std::same_as<D, no_device>
-      : Engine(comm, std::move(opts), no_device{}) {}
-  /// The same with a device, which the engine takes over. It connects the ranks of `comm`, with the same numbers.
-  Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
-    requires(!std::same_as<D, no_device>)
-      : Engine(comm, std::move(opts), device_type(std::move(device))) {}
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
-  /// This rank's operations in flight end with an error of kind aborted; other ranks that wait for this rank get an
-  /// error.
-  ~Engine();
-
+  BasicEngine(const BasicEngine&) = delete;
+  BasicEngine& operator=(const BasicEngine&) = delete;
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
@@ -197,11 +180,14 @@ class Engine {
   /// Ends the engine, as the destructor does; later submissions throw aborted. Does nothing in a forked child.
   void shutdown();
 
- private:
+ protected:
   using device_type = typename device_for<D>::type;
-  using sets_type = detail::process_sets<Control, device_type>;
 
-  Engine(Control& comm, engine_options opts, device_type device);
+  BasicEngine(detail::engine_transport& comm, engine_options opts, device_type device);
+  ~BasicEngine();
+
+ private:
+  using sets_type = detail::process_sets<device_type>;
 
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
@@ -266,18 +252,16 @@ class Engine {
 // Defined outside of the class: members defined inside are inline, so every file would compile them despite `extern
 // template`.
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-              (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-Engine<Control, D>::Engine(Control& comm, engine_options opts, device_type device)
+template <class D>
+BasicEngine<D>::BasicEngine(detail::engine_transport& comm, engine_options opts, device_type device)
     : rank_(comm.rank()), size_(comm.size()), clock_(detail::agree_on_clock(comm, detail::random_word())),
       host_(opts.host), sets_(std::make_unique<sets_type>(size_, opts)) {
-  if constexpr (requires { Control::require_threads(""); }) Control::require_threads("Engine");
+  comm.require_engine();
   if (size_ > 1) detail::agree_on_options(comm, opts, !std::same_as<D, no_device>);
   if (!opts.timeline.empty() && !opts.records_in) start_timeline(opts.timeline, opts.mark_cycles);
   try {
-    Control control = comm.split(0, rank_);
-    Control data = comm.split(0, rank_);
+    auto control = comm.split(0, rank_);
+    auto data = comm.split(0, rank_);
     sets_->start(std::move(control), std::move(data), std::move(device));
     if (opts.watch && opts.thread && size_ > 1) sets_->start_watch(comm.split(0, rank_));
   } catch (const error& e) {
@@ -285,19 +269,15 @@ Engine<Control, D>::Engine(Control& comm, engine_options opts, device_type devic
   }
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-Engine<Control, D>::~Engine() {
+template <class D>
+BasicEngine<D>::~BasicEngine() {
   shutdown();
   // A forked child leaks it: threads that exist only in the parent may have been changing it, or hold its locks.
   if (forked()) sets_.release();
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-handle Engine<Control, D>::start(request r, int process_set, bool wake) {
+template <class D>
+handle BasicEngine<D>::start(request r, int process_set, bool wake) {
   const auto d = driver(process_set);
   if constexpr (requires { d->device().choose(r); }) d->device().choose(r);
   detail::validate(r, d->rank(), d->size(), d->device_index(), detail::device_converts<device_type>);
@@ -305,51 +285,39 @@ handle Engine<Control, D>::start(request r, int process_set, bool wake) {
   return {d->submit(std::move(r), wake), d};
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-handle Engine<Control, D>::join() {
+template <class D>
+handle BasicEngine<D>::join() {
   const auto d = driver(0);
   return {d->join(), d};
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-int Engine<Control, D>::add_process_set(std::vector<int> ranks) {
+template <class D>
+int BasicEngine<D>::add_process_set(std::vector<int> ranks) {
   refuse_fork();
   detail::check_members(ranks, rank(), size());
   return sets_->add(std::move(ranks));
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-void Engine<Control, D>::remove_process_set(int id) {
+template <class D>
+void BasicEngine<D>::remove_process_set(int id) {
   refuse_fork();
   sets_->remove(id);
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-std::vector<int> Engine<Control, D>::process_set(int id) const {
+template <class D>
+std::vector<int> BasicEngine<D>::process_set(int id) const {
   refuse_fork();
   return sets_->ranks(id);
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-std::shared_ptr<std::byte> Engine<Control, D>::alloc_bucket(std::size_t bytes) {
+template <class D>
+std::shared_ptr<std::byte> BasicEngine<D>::alloc_bucket(std::size_t bytes) {
   refuse_fork();
   return sets_->bucket(bytes, memory_kind::host);
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-std::shared_ptr<std::byte> Engine<Control, D>::alloc_device_bucket(std::size_t bytes, int device) {
+template <class D>
+std::shared_ptr<std::byte> BasicEngine<D>::alloc_device_bucket(std::size_t bytes, int device) {
   const auto d = driver(0);
   if constexpr (requires { d->device().bucket(bytes, d->largest()); }) {
     if constexpr (requires { d->device().choose(device); }) d->device().choose(device);
@@ -362,10 +330,8 @@ std::shared_ptr<std::byte> Engine<Control, D>::alloc_device_bucket(std::size_t b
   }
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycles) {
+template <class D>
+void BasicEngine<D>::start_timeline(const std::string& path, bool mark_cycles) {
   refuse_fork();
   sets_->start_timeline(path, {.rank = rank_,
                                .size = size_,
@@ -377,23 +343,40 @@ void Engine<Control, D>::start_timeline(const std::string& path, bool mark_cycle
                                .start_epoch_us = clock_.epoch_us});
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-void Engine<Control, D>::stop_timeline() {
+template <class D>
+void BasicEngine<D>::stop_timeline() {
   if (!forked()) sets_->timeline.stop();
 }
 
-template <Probing Control, class D>
-  requires(memory_of<Control> == memory_kind::host) &&
-          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-void Engine<Control, D>::shutdown() {
+template <class D>
+void BasicEngine<D>::shutdown() {
   if (forked()) return;
   sets_->shutdown();
 }
 
 #if HVD_COMPILED
-extern template class Engine<ShmTransport>;
+extern template class BasicEngine<no_device>;
 #endif
+
+/// An engine whose ranks agree over `Control`; see BasicEngine for its functions. Its destructor ends this rank's
+/// operations in flight with an error of kind aborted; other ranks that wait for this rank get an error.
+template <class Control, class D = no_device>
+  requires(Probing<Control> || CarriesEngine<Control>) && (memory_of<Control> == memory_kind::host) &&
+          (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
+class Engine : public BasicEngine<D> {
+ public:
+  /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
+  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if their options differ.
+  explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
+    requires std::same_as<D, no_device>
+      : BasicEngine<D>(engine_view(comm).self(), std::move(opts), no_device{}) {}
+  /// The same with a device, which the engine takes over. It connects the ranks of `comm`, with the same numbers.
+  Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
+    requires(!std::same_as<D, no_device>)
+      : BasicEngine<D>(engine_view(comm).self(), std::move(opts), typename device_for<D>::type(std::move(device))) {
+    static_assert(!requires { comm.await_arrival(std::span<const int>{}); },
+                  "hvd: a device needs ranks that run in real time");
+  }
+};
 
 }  // namespace hvd::inline HVD_ABI

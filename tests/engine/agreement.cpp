@@ -17,7 +17,7 @@
 
 using namespace hvd::test;
 using namespace std::chrono_literals;
-using agreement = hvd::detail::agreement<hvd::ThreadTransport>;
+using hvd::detail::agreement;
 using words = std::vector<std::uint64_t>;
 
 namespace {
@@ -36,7 +36,8 @@ bool finish(agreement& a, std::chrono::steady_clock::time_point until = later())
 TEST_CASE("engine rounds: everybody learns what anybody has, of any length") {
   for (const int size : {1, 2, 3, 4, 5, 8}) {
     hvd::thread_run(size, [&](hvd::ThreadTransport& comm) {
-      agreement a(comm);
+      hvd::detail::engine_transport_on view(comm);
+      agreement a(view);
       const auto rank = static_cast<std::size_t>(comm.rank());
       for (std::size_t length = 1; length < 400; length += 57) {
         words mine(length), all(length);
@@ -61,7 +62,8 @@ TEST_CASE("engine rounds: everybody learns what anybody has, of any length") {
 TEST_CASE("engine rounds: texts come in pieces, and a length is not believed before they have come") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
     const auto joined = [](const std::string& left, const std::string& right) { return left + right; };
-    agreement a(comm);
+    hvd::detail::engine_transport_on view(comm);
+    agreement a(view);
     for (const std::size_t length : {std::size_t{65535}, std::size_t{65536}, std::size_t{200'000}}) {
       const std::string text = a.merge(std::string(length, comm.rank() == 0 ? 'a' : 'b'), joined);
       require(text == std::string(length, 'a') + std::string(length, 'b'), "a wrong text");
@@ -86,7 +88,8 @@ TEST_CASE("engine rounds: texts come in pieces, and a length is not believed bef
 
 TEST_CASE("engine rounds: a rank that sleeps is woken by whoever begins") {
   hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
-    agreement a(comm);
+    hvd::detail::engine_transport_on view(comm);
+    agreement a(view);
     for (int turn = 0; turn != 20; ++turn) {
       if (comm.rank() != turn % 3) {
         a.sleep(later(), [] { return false; });
@@ -101,7 +104,8 @@ TEST_CASE("engine rounds: a rank that sleeps is woken by whoever begins") {
 
 TEST_CASE("engine rounds: a round can be left and gone on with") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
-    agreement a(comm);
+    hvd::detail::engine_transport_on view(comm);
+    agreement a(view);
     if (comm.rank() == 0) {
       a.begin({1});
       require(!finish(a, std::chrono::steady_clock::now()), "an end without the other rank");
@@ -126,7 +130,8 @@ TEST_CASE("engine rounds: a rank that is done may go while others wait for a thi
       try {
         {
           hvd::ThreadTransport comm(group, r);
-          agreement a(comm);
+          hvd::detail::engine_transport_on view(comm);
+          agreement a(view);
           comm.barrier();
           a.begin({std::uint64_t{1} << r});
           if (r == 0) {
@@ -152,11 +157,13 @@ TEST_CASE("engine rounds: a rank that goes before its time is an error on those 
     std::string failure;
     std::thread other([&] {
       hvd::ThreadTransport comm(group, 1);
-      const agreement a(comm);
+      hvd::detail::engine_transport_on view(comm);
+      const agreement a(view);
     });
     {
       hvd::ThreadTransport comm(group, 0);
-      agreement a(comm);
+      hvd::detail::engine_transport_on view(comm);
+      agreement a(view);
       try {
         if (asleep) {
           a.sleep(later(), [] { return false; });

@@ -8,11 +8,11 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>
-#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -52,20 +52,18 @@ struct spin_policy {
   int waits = 50;   ///< yields of a thread that waits for the one that drives
 };
 
-template <Probing T>
 class agreement {
  public:
   using clock = std::chrono::steady_clock;
 
-  explicit agreement(T& comm) : comm_(comm), own_doorbell_(std::make_unique<doorbell>()) {
+  explicit agreement(engine_transport& comm) : comm_(comm), own_doorbell_(std::make_unique<doorbell>()) {
     for (int distance = 1; distance < comm.size(); distance *= 2) {
       before_.push_back((comm.rank() + distance) % comm.size());
       behind_.push_back((comm.rank() - distance + comm.size()) % comm.size());
     }
-    if constexpr (PeerMemory<T>) {
-      shared_doorbells_ = comm.template alloc_shared<doorbell_bytes>(1);
-      const auto* const bytes = reinterpret_cast<const std::byte*>(shared_doorbells_.data());
-      doorbells_ = *comm.peers().find_block(bytes, sizeof(doorbell_bytes));
+    if (peer_memory* const peers = comm.peers()) {
+      shared_doorbells_ = comm.bucket(sizeof(doorbell));
+      doorbells_ = *peers->find_block(shared_doorbells_.data(), sizeof(doorbell));
       for (int r = 0; r != comm.size(); ++r) {  // zero bytes are a doorbell's first state
         peer_doorbells_.push_back(reinterpret_cast<doorbell*>(doorbells_.part(r)));
       }
@@ -118,13 +116,13 @@ class agreement {
   /// called). `ready` is checked once this thread counts as sleeping, so that no ring is missed.
   template <class Ready>
   void sleep(clock::time_point until, const Ready& ready) {
-    if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
+    if (comm_.simulated()) {
       if (!ready()) comm_.await_arrival(before_);
-    } else {
-      nap_ = std::chrono::microseconds(20);
-      doze(
-          until, [&] { return ready() || called(); }, true);
+      return;
     }
+    nap_ = std::chrono::microseconds(20);
+    doze(
+        until, [&] { return ready() || called(); }, true);
   }
 
   /// The largest of all ranks' numbers; waits for all ranks.
@@ -158,10 +156,6 @@ class agreement {
   }
 
  private:
-  struct doorbell_bytes {
-    alignas(doorbell) std::byte bytes[sizeof(doorbell)];
-  };
-
   [[nodiscard]] std::size_t bytes() const noexcept { return words_.size() * sizeof(std::uint64_t); }
   [[nodiscard]] doorbell& mine() noexcept {
     return peer_doorbells_.empty() ? *own_doorbell_ : *peer_doorbells_[static_cast<std::size_t>(comm_.rank())];
@@ -184,10 +178,11 @@ class agreement {
       if (comm_.arrived(from)) return true;
     }
     waited_for.store(from, std::memory_order_relaxed);
-    if constexpr (PeerMemory<T>) comm_.peers().waits().begin(from);
-    [[maybe_unused]] const auto began = clock::now();
+    peer_memory* const peers = comm_.peers();
+    if (peers != nullptr) peers->waits().begin(from);
+    const auto began = clock::now();
     bool come = false;
-    if constexpr (requires { comm_.await_arrival(std::span<const int>{}); }) {
+    if (comm_.simulated()) {
       comm_.await_arrival(std::span(&from, 1));
       come = true;
     } else {
@@ -196,16 +191,16 @@ class agreement {
         doze(
             until, [&] { return comm_.arrived(from); }, false);
         // Only the rank that this one waits for: others may have ended properly, with nothing more to send.
-        if constexpr (PeerMemory<T>) {
-          comm_.peers().waits().look();
-          comm_.peers().check_alive(from, [&] { return comm_.arrived(from); });
+        if (peers != nullptr) {
+          peers->waits().look();
+          peers->check_alive(from, [&] { return comm_.arrived(from); });
         } else if (clock::now() - began > std::chrono::seconds(5) && !comm_.arrived(from)) {
           comm_.check();  // checks all ranks: one that ended properly may count as lost, so not at once
         }
       }
     }
     waited_for.store(-1, std::memory_order_relaxed);
-    if constexpr (PeerMemory<T>) comm_.peers().waits().end();
+    if (peers != nullptr) peers->waits().end();
     return come;
   }
 
@@ -260,28 +255,26 @@ class agreement {
     return text;
   }
 
-  T& comm_;
+  engine_transport& comm_;
   std::vector<int> before_, behind_;  // the ranks that this one reads from, and sends to, in each step
   std::vector<std::uint64_t> words_, incoming_;
   std::size_t step_ = 0;
   bool active_ = false;
   std::chrono::microseconds nap_{20};
   std::unique_ptr<doorbell> own_doorbell_;
-  shared_array<doorbell_bytes> shared_doorbells_;
+  shared_array<std::byte> shared_doorbells_;
   shared_block doorbells_{};
   std::vector<doorbell*> peer_doorbells_;
 };
 
 /// A message that was sent but not received stays in the channel. The backend could give that channel to the next
 /// group, so the channel is kept until the program ends.
-template <Probing T>
-void keep_messages(T&& control) {
-  if constexpr (!PeerMemory<T> && std::move_constructible<T>) {
-    static std::vector<T*>& kept = *new std::vector<T*>;  // never destroyed: the backend may end before
-    static std::mutex guard;
-    const std::lock_guard lock(guard);
-    kept.push_back(new T(std::move(control)));
-  }
+inline void keep_messages(std::unique_ptr<engine_transport> control) {
+  static std::vector<std::unique_ptr<engine_transport>>& kept =
+      *new std::vector<std::unique_ptr<engine_transport>>;  // never destroyed: the backend may end before
+  static std::mutex guard;
+  const std::lock_guard lock(guard);
+  kept.push_back(std::move(control));
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -1,11 +1,11 @@
 // hvd/engine/autotune.hpp: tunes an engine on the job that it runs.
 #pragma once
 
-#include <hvd/algorithm/automatic.hpp>
-#include <hvd/collective/front_door.hpp>
 #include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/inform.hpp>
+#include <hvd/engine/execute.hpp>
 #include <hvd/engine/options.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/engine/tuner.hpp>
 
 #include <algorithm>
@@ -28,13 +28,12 @@ namespace hvd::inline HVD_ABI::detail {
 /// The score of a sample is the bytes reduced or moved, divided by the time between the ends of two batches. Ranks run
 /// the same batches in the same order, so all end a sample at the same batch. They then receive rank 0's score, and go
 /// on with the same setting.
-template <class T>
 class autotuner {
  public:
   using clock = std::chrono::steady_clock;
 
   /// Errors: invalid_argument if the log cannot be written.
-  autotuner(T& comm, const engine_options& opts)
+  autotuner(engine_transport& comm, const engine_options& opts)
       : comm_(comm), steps_(opts.autotune_steps),
         search_(tunables(opts), {.warmup = opts.autotune_warmup,
                                  .budget = std::max(opts.autotune_samples, 6) * 6,
@@ -51,11 +50,10 @@ class autotuner {
   }
 
   /// Called after a batch of `bytes` bytes, which has run, or was started on a device. At the end of a sample it is
-  /// collective, and changes the cycle time and the buffer's threshold. A step ends when the operation that ran just
+  /// collective, and changes the cycle time and the fusion threshold. A step ends when the operation that ran just
   /// before the sample runs again. So a sample is a number of whole steps, including the program's work between them.
-  template <class Buffer>
   void count(const std::vector<std::uint32_t>& ids, std::size_t bytes, std::chrono::microseconds& cycle_time,
-             Buffer& buffer) {
+             executor& execute) {
     if (search_.finished()) return;
     if (steps_seen_ < 0 || ++batches_ > most_batches) {  // begins, or begins again if that operation does not run again
       marker_ = ids.front();
@@ -70,13 +68,13 @@ class autotuner {
     double score =
         static_cast<double>(bytes_) / std::chrono::duration<double, std::micro>(clock::now() - began_).count();
     auto* const at = reinterpret_cast<std::byte*>(&score);
-    run(comm_, broadcast_call{at, at, sizeof score, 0}, automatic<>{});
+    comm_.run(broadcast_call{at, at, sizeof score, 0});
     search_.record(score);
     write(search_.csv_row());
     steps_seen_ = -1;
     if (search_.finished() && comm_.rank() == 0) inform({"autotune: ", search_.verdict()});
     const std::vector<std::int64_t>& now = search_.propose();
-    buffer.threshold(static_cast<std::size_t>(now[0]));
+    execute.threshold(static_cast<std::size_t>(now[0]));
     cycle_time = std::chrono::microseconds(now[1]);
   }
 
@@ -107,7 +105,7 @@ class autotuner {
     std::fflush(log_.get());
   }
 
-  T& comm_;
+  engine_transport& comm_;
   int steps_;
   tuner search_;
   std::unique_ptr<std::FILE, closer> log_;

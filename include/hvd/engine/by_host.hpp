@@ -19,8 +19,8 @@ inline std::size_t bytes_of(const tensor& t) noexcept {
 
 /// Copies the tensors to the host, runs the works there, and copies the results back; waits for the device. The works
 /// must not change shapes. Does nothing and returns false if the device has no `fetch` and `store`.
-template <class D, Transport T>
-bool run_by_host(D& device, executor<T>& execute, std::span<const work> works) {
+template <class D>
+bool run_by_host(D& device, executor& execute, std::span<const work> works) {
   if constexpr (requires(const tensor& t) { device.fetch(t, std::size_t{}); }) {
     std::vector<request> copies(works.size());
     std::vector<std::vector<std::byte>> memory;

@@ -85,17 +85,15 @@ class cause_board {
 /// Throws the error that has ended the start of an engine over `comm`. The other ranks then lose this rank, possibly in
 /// another part of the start or after it. So this rank first writes the cause into the memory of the group, which all
 /// ranks have. If several ranks write one, the first counts.
-template <class T>
-[[noreturn]] void fail_at_start(T& comm, const error& e, cause_board& board) {
-  if constexpr (PeerMemory<T>) {
-    if (e.kind() == error_kind::peer_lost && e.rank() >= 0) {
-      comm.peers().set_abort(e.kind(), e.rank());
-      try {
-        comm.peers().check_abort(-1, phase::answer);
-      } catch (const error& first) {
-        board.tell({first.kind(), first.rank()});
-        throw;
-      }
+[[noreturn]] inline void fail_at_start(engine_transport& comm, const error& e, cause_board& board) {
+  peer_memory* const peers = comm.peers();
+  if (peers != nullptr && e.kind() == error_kind::peer_lost && e.rank() >= 0) {
+    peers->set_abort(e.kind(), e.rank());
+    try {
+      peers->check_abort(-1, phase::answer);
+    } catch (const error& first) {
+      board.tell({first.kind(), first.rank()});
+      throw;
     }
   }
   throw error(e);
@@ -109,14 +107,14 @@ struct driver_members {
 };
 
 /// Finds the cause that ends one driver, and passes it on.
-template <class T>
 class driver_cause {
  public:
-  driver_cause(T& control, T& data, agreement<T>& agreed, driver_members members, std::shared_ptr<cause_board> board)
-      : control_(control), data_(data), rank_(control.rank()), words_(agreed), members_(std::move(members)),
+  driver_cause(engine_transport& control, engine_transport& data, agreement& agreed, driver_members members,
+               std::shared_ptr<cause_board> board)
+      : transport_(control), control_(control.peers()), data_(data.peers()), rank_(control.rank()), words_(agreed), members_(std::move(members)),
         board_(std::move(board)) {
     board_->add(words_.own_cause());
-    if constexpr (PeerMemory<T>) data_.peers().show_waits_with(control_.peers());  // one thread waits in both
+    if (control_ != nullptr) data_->show_waits_with(*control_);  // one thread waits in both
   }
   driver_cause(const driver_cause&) = delete;
   driver_cause& operator=(const driver_cause&) = delete;
@@ -148,13 +146,12 @@ class driver_cause {
   /// Called before this rank ends. The program may already know of a lost rank from elsewhere; that rank is then the
   /// cause.
   void look_around() noexcept {
-    if constexpr (PeerMemory<T>) {
-      try {
-        control_.check();
-      } catch (const error& e) {
-        settle(e);
-      } catch (const std::exception&) {  // no memory to describe it: the others see this rank as the cause
-      }
+    if (control_ == nullptr) return;
+    try {
+      transport_.check();
+    } catch (const error& e) {
+      settle(e);
+    } catch (const std::exception&) {  // no memory to describe it: the others see this rank as the cause
     }
   }
   /// Called in a handler: the error for an exception other than an hvd::error.
@@ -188,7 +185,7 @@ class driver_cause {
   /// The rank that holds up this rank while it waits for rank `peer` of the driver. A rank of the whole group, or -1.
   [[nodiscard]] int behind(int peer) const noexcept {
     if (peer < 0 || peer >= static_cast<int>(members_.ranks.size())) return -1;
-    if constexpr (PeerMemory<T>) peer = control_.peers().waits().responsible(peer);
+    if (control_ != nullptr) peer = control_->waits().responsible(peer);
     return members_.ranks[static_cast<std::size_t>(peer)];
   }
 
@@ -230,20 +227,19 @@ class driver_cause {
     }
   }
   void abandon(error_kind kind, int rank) noexcept {
-    if constexpr (PeerMemory<T>) {
-      control_.peers().set_abort(kind, rank);
-      data_.peers().set_abort(kind, rank);
-    }
+    if (control_ == nullptr) return;
+    control_->set_abort(kind, rank);
+    data_->set_abort(kind, rank);
   }
   /// "rank 3"; in a process set, which numbers its ranks differently, "rank 3 of all 8".
   [[nodiscard]] std::string name_of(int rank) const {
     return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
   }
 
-  T& control_;
-  T& data_;
+  engine_transport& transport_;          // of the agreement
+  peer_memory *const control_, *const data_;  // of both transports; null without common memory
   const int rank_;  // kept, because an ended driver may have given its transports away
-  agreement<T>& words_;
+  agreement& words_;
   const driver_members members_;
   const std::shared_ptr<cause_board> board_;
   // Made in advance, while there is memory.

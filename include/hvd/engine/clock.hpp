@@ -30,6 +30,13 @@ inline std::int64_t steady_now() noexcept {
       .count();
 }
 
+/// True if the ranks have common memory.
+template <class T>
+bool has_common_memory(T& comm) {
+  if constexpr (requires { comm.peers() == nullptr; }) return comm.peers() != nullptr;
+  return PeerMemory<T>;
+}
+
 /// Collective. Ranks with common memory are on one host, with one clock. Other ranks ask rank 0 for its time, take the
 /// quickest of 8 answers, and assume that question and answer took equally long (F. Cristian, "Probabilistic clock
 /// synchronization", 1989). Cost: 8 round trips for each rank, one rank after the other.
@@ -40,7 +47,7 @@ job_clock agree_on_clock(T& comm, std::uint64_t random) {
                   .count(),
               0};
   const auto bytes = [](auto& value) { return reinterpret_cast<std::byte*>(&value); };
-  constexpr int asks = PeerMemory<T> ? 0 : 8;
+  const int asks = has_common_memory(comm) ? 0 : 8;
   if (comm.rank() == 0) {
     for (int r = 1; r < comm.size(); ++r) {
       comm.send(bytes(c), sizeof c, r);

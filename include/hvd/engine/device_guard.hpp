@@ -1,8 +1,8 @@
 // hvd/engine/device_guard.hpp: notices a lost rank while the thread that drives is stuck in a call of its device.
 #pragma once
 
+#include <hvd/engine/transport.hpp>
 #include <hvd/shared_memory/call_watch.hpp>
-#include <hvd/transport.hpp>
 
 #include <chrono>
 #include <exception>
@@ -13,14 +13,14 @@ namespace hvd::inline HVD_ABI::detail {
 /// A call of a GPU's driver waits while another thread holds the context, for example in cudaFree. If that thread waits
 /// for a collective whose peer is lost, all threads that use the GPU wait for ever, and none of them can end the
 /// collective. The watching thread calls no driver; a device that cannot be interrupted has none.
-template <Probing T, class D>
+template <class D>
 class device_guard {
  public:
   /// The time in one call after which the ranks are checked: longer than the calls of a healthy GPU take, because a
   /// rank that has ended properly counts as lost.
   static constexpr std::chrono::seconds check_after{1};
 
-  device_guard(T& control, D& device)
+  device_guard(engine_transport& control, D& device)
       : control_(control), device_(device), watch_([this](call_watch::duration lasting) {
           if (lasting >= check_after) look();
         }) {}
@@ -55,7 +55,7 @@ class device_guard {
     if constexpr (interruptible) device_.interrupt();
   }
 
-  T& control_;
+  engine_transport& control_;
   D& device_;
   call_watch watch_;
 };

@@ -14,6 +14,7 @@
 #include <hvd/engine/pending.hpp>
 #include <hvd/engine/progress.hpp>
 #include <hvd/engine/submission_table.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/engine/watch.hpp>
 
 #include <atomic>
@@ -35,24 +36,22 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// Any thread may submit. One at a time drives: it takes submissions, agrees with other ranks, runs operations that are
 /// ready, and ends those that the device has completed.
-template <class T, class D = no_device>
+template <class D = no_device>
 class driver final : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
-  static_assert(
-      std::same_as<D, no_device> || !requires(T& t) { t.await_arrival(std::span<const int>{}); },
-      "hvd: a device needs ranks that run in real time");
 
   /// `control` carries the agreement, `data` the operations on the host, and `device` the operations on the device; all
   /// have the ranks of the process set.
-  driver(T control, T data, D device, const engine_options& opts, Timeline& timeline, const driver_members& members,
+  driver(std::unique_ptr<engine_transport> control, std::unique_ptr<engine_transport> data, D device,
+         const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
-      : opts_(opts), rank_(control.rank()), size_(control.size()), control_(std::move(control)), data_(std::move(data)),
-        agreement_(control_), cause_(control_, data_, agreement_, members, std::move(board)),
-        negotiation_(opts.cache_capacity, control_.rank(), control_.size()), execute_(data_, opts.fusion_threshold),
-        pending_(control_, std::move(device)), observer_(timeline, control_.rank(), members.set),
+      : opts_(opts), rank_(control->rank()), size_(control->size()), control_(std::move(control)),
+        data_(std::move(data)), agreement_(*control_), cause_(*control_, *data_, agreement_, members, std::move(board)),
+        negotiation_(opts.cache_capacity, rank_, size_), execute_(*data_, opts.fusion_threshold),
+        pending_(*control_, std::move(device)), observer_(timeline, rank_, members.set),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
-    if (opts.autotune && members.set == 0) tuner_.emplace(data_, opts);
+    if (opts.autotune && members.set == 0) tuner_.emplace(*data_, opts);
   }
   driver(const driver&) = delete;
   driver& operator=(const driver&) = delete;
@@ -67,19 +66,19 @@ class driver final : public waiting_room {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  [[nodiscard]] T& data() noexcept { return data_; }
+  [[nodiscard]] engine_transport& data() noexcept { return *data_; }
   [[nodiscard]] D& device() noexcept { return pending_.device(); }
   [[nodiscard]] int device_index() noexcept { return device().index(); }
-  [[nodiscard]] auto largest() { return std::bind_front(&agreement<T>::largest, &agreement_); }
+  [[nodiscard]] auto largest() { return std::bind_front(&agreement::largest, &agreement_); }
   /// Memory that lives as long as the driver. Collective; called by the thread that drives.
   std::byte* add_bucket(std::size_t bytes, memory_kind memory) {
     if constexpr (requires { pending_.device().bucket(bytes, largest()); }) {
       if (memory == memory_kind::device) {
-        if (const std::optional<error> problem = pending_.connect(data_)) throw error(*problem);
+        if (const std::optional<error> problem = pending_.connect(*data_)) throw error(*problem);
         return device_buckets_.emplace_back(pending_.device().bucket(bytes, largest())).get();
       }
     }
-    return buckets_.emplace_back(execute_.buffer().template bucket<std::byte>(bytes)).data();
+    return buckets_.emplace_back(data_->bucket(bytes)).data();
   }
 
   /// Takes a request whose arguments have been checked, or a command. Errors: invalid_argument if its name is
@@ -140,7 +139,7 @@ class driver final : public waiting_room {
       if (agreement_.under_way()) {  // other ranks wait for this rank's message
         cause_.look_around();
         cause_.abandon();
-        keep_messages(std::move(control_));
+        if (control_->peers() == nullptr) keep_messages(std::move(control_));
       }
       stop(cause_.shut_down());
     });
@@ -172,7 +171,7 @@ class driver final : public waiting_room {
   /// The state of the driving thread, and the rank of the process set for which it waits. Any thread.
   [[nodiscard]] driver_state state() noexcept {
     const int control = waited_for_.load(std::memory_order_relaxed);
-    return {phase_.load(std::memory_order_relaxed), control >= 0 ? control : data_.waiting_for()};
+    return {phase_.load(std::memory_order_relaxed), control >= 0 ? control : data_->waiting_for()};
   }
 
  private:
@@ -246,7 +245,7 @@ class driver final : public waiting_room {
     decision d = negotiation_.decide(agreement_.words());
     for (refusal& r : d.refused) refuse(std::move(r));
     const auto batches =
-        plan(negotiation_.known(), std::move(d.ready), execute_.buffer().threshold(), opts_.groups_alone);
+        plan(negotiation_.known(), std::move(d.ready), execute_.threshold(), opts_.groups_alone);
     for (const batch& b : batches) {
       for (const std::uint32_t id : b.ids) observer_.ready(negotiation_.find(id));
     }
@@ -287,17 +286,17 @@ class driver final : public waiting_room {
     const signature& first = works.front().what;
     if constexpr (Device<D>) {
       if (first.memory == memory_kind::device) {
-        if (const std::optional<error> problem = pending_.connect(data_)) {
+        if (const std::optional<error> problem = pending_.connect(*data_)) {
           for (const auto& s : mine) finish(*s, *problem);
           return;
         }
         const bool adasum = first.kind == operation::allreduce && first.op == reduce_op::adasum;
         adasum ? run_by_host(works, mine) : start(works, std::move(mine));
-        if (tuner_) tuner_->count(b.ids, b.bytes, cycle_time_, execute_.buffer());
+        if (tuner_) tuner_->count(b.ids, b.bytes, cycle_time_, execute_);
         return;
       }
     }
-    observer_.enter(mine, activities_on<T>::name(first.kind));
+    observer_.enter(mine, data_->activity(first.kind));
     if (first.kind == operation::split) {
       await_device();
       for (const auto& s : mine) s->end->answer = manage_(*s->ask);
@@ -305,7 +304,7 @@ class driver final : public waiting_room {
       execute_(works);
     }
     for (const auto& s : mine) finish(*s, std::nullopt);
-    if (tuner_ && first.kind != operation::split) tuner_->count(b.ids, b.bytes, cycle_time_, execute_.buffer());
+    if (tuner_ && first.kind != operation::split) tuner_->count(b.ids, b.bytes, cycle_time_, execute_);
   }
 
   void finish(submission& s, std::optional<error> problem) {
@@ -333,7 +332,7 @@ class driver final : public waiting_room {
   /// Runs Adasum through the host, because the device has no collective for it.
   void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
     await_device();
-    observer_.enter(mine, activities_on<T>::name(operation::allreduce));
+    observer_.enter(mine, data_->activity(operation::allreduce));
     const bool done = detail::run_by_host(pending_.device(), execute_, works);
     for (const auto& s : mine)
       finish(*s, done ? std::nullopt
@@ -372,19 +371,19 @@ class driver final : public waiting_room {
   const engine_options opts_;
   const int rank_, size_;
   const pid_t pid_ = ::getpid();
-  T control_;
-  T data_;
-  agreement<T> agreement_;
-  driver_cause<T> cause_;
+  std::unique_ptr<engine_transport> control_;  // null once its messages are kept
+  const std::unique_ptr<engine_transport> data_;
+  agreement agreement_;
+  driver_cause cause_;
   negotiation negotiation_;
-  executor<T> execute_;
+  executor execute_;
   std::vector<shared_array<std::byte>> buckets_;
   std::vector<std::shared_ptr<std::byte>> device_buckets_;
-  pending_batches<T, D> pending_;
+  pending_batches<D> pending_;
   observer observer_;
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};
-  std::optional<autotuner<T>> tuner_;  // of driver 0
+  std::optional<autotuner> tuner_;  // of driver 0
   std::function<int(const command&)> manage_;
 
   submission_table in_flight_;

@@ -1,11 +1,10 @@
 // hvd/engine/execute.hpp: runs one batch of operations that all ranks have agreed on.
 #pragma once
 
-#include <hvd/algorithm/automatic.hpp>
-#include <hvd/collective/front_door.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/plan.hpp>
-#include <hvd/fusion.hpp>
+#include <hvd/engine/transport.hpp>
+#include <hvd/tensors.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -72,12 +71,16 @@ inline row_shares shares_of(const signature& s, std::size_t t, std::size_t rank,
   return found;
 }
 
-template <Transport T>
 class executor {
  public:
-  executor(T& comm, std::size_t threshold) : comm_(comm), buffer_(comm, threshold) {}
+  executor(engine_transport& comm, std::size_t fusion_threshold) : comm_(comm) { threshold(fusion_threshold); }
 
-  [[nodiscard]] FusionBuffer<T>& buffer() noexcept { return buffer_; }
+  /// See FusionBuffer::threshold.
+  [[nodiscard]] std::size_t threshold() const noexcept { return threshold_; }
+  void threshold(std::size_t bytes) {
+    threshold_ = bytes;
+    comm_.threshold(bytes);
+  }
 
   /// Runs works that are `fusable`; collective, with the same works in the same order on all ranks. Each has a place
   /// for its results.
@@ -120,9 +123,9 @@ class executor {
     const auto* const in = reinterpret_cast<const std::byte*>(own.data());
     auto* const out = reinterpret_cast<std::byte*>(all.data());
     if (each_to_all) {
-      run(comm_, allgather_call{in, out, blocks}, automatic<>{});
+      comm_.run(allgather_call{in, out, blocks});
     } else {
-      run(comm_, alltoall_call{in, out, blocks, blocks}, automatic<>{});
+      comm_.run(alltoall_call{in, out, blocks, blocks});
     }
     received_rows rows(tensors, std::vector<std::size_t>(p));
     for (std::size_t r = 0; r != p; ++r) {
@@ -190,8 +193,8 @@ class executor {
       }
       tensors_.push_back(f);
     });
-    if (common.op == reduce_op::adasum) return buffer_.adasum(tensors_, common.prescale, common.postscale);
-    buffer_.allreduce(tensors_, {common.op, common.prescale, common.postscale});
+    if (common.op == reduce_op::adasum) return comm_.adasum(tensors_, common.prescale, common.postscale);
+    comm_.allreduce(tensors_, {common.op, common.prescale, common.postscale});
   }
 
   void broadcast(std::span<const work> works, int root) {
@@ -204,7 +207,7 @@ class executor {
                           .type = w.what.types[t],
                           .wire = w.what.types[t]});
     });
-    buffer_.broadcast(tensors_, root);
+    comm_.broadcast(tensors_, root);
   }
 
   void allgather(std::span<const work> works, counts elements) {
@@ -221,7 +224,7 @@ class executor {
                           .type = w.what.types[t],
                           .wire = w.what.types[t]});
     });
-    buffer_.allgather(tensors_, elements);
+    comm_.allgather(tensors_, elements);
   }
 
   void reduce_scatter(std::span<const work> works, const signature& common) {
@@ -238,7 +241,7 @@ class executor {
                           .type = w.what.types[t],
                           .wire = wire_of(w.what, t)});
     });
-    buffer_.reduce_scatter(tensors_, elements, {common.op, common.prescale, common.postscale});
+    comm_.reduce_scatter(tensors_, elements, {common.op, common.prescale, common.postscale});
   }
 
   void alltoall(const work& w, received_rows receive) {
@@ -251,12 +254,12 @@ class executor {
       w.end->results[t].received_splits = receive[t];
       for (std::size_t& n : send) n *= row;
       for (std::size_t& n : receive[t]) n *= row;
-      run(comm_, alltoall_call{in.in, out, partition(send, bytes), partition(receive[t], bytes)}, automatic<>{});
+      comm_.run(alltoall_call{in.in, out, partition(send, bytes), partition(receive[t], bytes)});
     }
   }
 
-  T& comm_;
-  FusionBuffer<T> buffer_;
+  engine_transport& comm_;
+  std::size_t threshold_ = 0;
   std::vector<fused> tensors_;
   std::vector<std::byte> zeros_;
 };

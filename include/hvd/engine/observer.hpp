@@ -39,32 +39,6 @@ constexpr activity_names activities_of(operation kind, reduce_op op) noexcept {
   }
 }
 
-/// The name of a collective over the transport or device T, which begins with its `timeline_name`.
-template <class T>
-class activities_on {
-  template <std::size_t N>
-  static constexpr auto joined(const char (&rest)[N]) {
-    std::array<char, timeline_name_of<T>.size() + N> text{};
-    std::copy_n(rest, N, std::copy(timeline_name_of<T>.begin(), timeline_name_of<T>.end(), text.begin()));
-    return text;
-  }
-  static constexpr auto allreduce = joined("_ALLREDUCE"), allgather = joined("_ALLGATHER"),
-                        reduce_scatter = joined("_REDUCESCATTER"), alltoall = joined("_ALLTOALL");
-  static constexpr auto broadcast = joined("_BCAST");
-
- public:
-  static constexpr const char* name(operation kind) noexcept {
-    switch (kind) {
-      case operation::allreduce: return allreduce.data();
-      case operation::allgather: return allgather.data();
-      case operation::broadcast: return broadcast.data();
-      case operation::reduce_scatter: return reduce_scatter.data();
-      case operation::alltoall: return alltoall.data();
-      default: return "RUN";
-    }
-  }
-};
-
 /// Records the phases of submissions: NEGOTIATE_... until all ranks have submitted, then the operation; within it QUEUE
 /// while other batches run, then the collective (`activities_on`), and within it GPU, the time of a device's own clock,
 /// up to the moment at which the engine has noticed the end. Submissions from before the timeline started are not

@@ -6,8 +6,8 @@
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/device_guard.hpp>
 #include <hvd/engine/negotiation.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/shared_memory/futex.hpp>
-#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -28,7 +28,7 @@ namespace hvd::inline HVD_ABI::detail {
 ///
 /// Its functions throw if the device or the transport reports a lost rank. The transport is asked if no batch has ended
 /// for a while. If the device does not know which rank is lost, the transport gets a moment to name it.
-template <Probing T, class D>
+template <class D>
 class pending_batches {
  public:
   using clock = std::chrono::steady_clock;
@@ -38,14 +38,14 @@ class pending_batches {
   /// The time for batches that still finish although a rank is lost.
   static constexpr std::chrono::milliseconds last_chance{100};
 
-  pending_batches(T& control, D device) : device_(std::move(device)), guard_(control, device_) {}
+  pending_batches(engine_transport& control, D device) : device_(std::move(device)), guard_(control, device_) {}
 
   [[nodiscard]] D& device() noexcept { return device_; }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
   /// Connects a device that is connected only when it is first needed; collective, over the transport for data. If it
   /// fails, it fails on all ranks; returns the error.
-  [[nodiscard]] std::optional<error> connect(T& data) {
+  [[nodiscard]] std::optional<error> connect(engine_transport& data) {
     if constexpr (requires { device_.connect(data); }) {
       try {
         device_.connect(data);
@@ -139,7 +139,7 @@ class pending_batches {
   static constexpr std::chrono::microseconds least_nap{20};
   static constexpr std::chrono::milliseconds to_name{500};  // the time for the transport to name a lost rank
 
-  using guard = device_guard<T, D>;
+  using guard = device_guard<D>;
   struct entry {
     std::vector<std::shared_ptr<submission>> mine;
     std::optional<typename D::pending> batch;
@@ -198,12 +198,12 @@ class pending_batches {
 };
 
 /// Without a device no batch is pending, and all functions do nothing.
-template <Probing T>
-class pending_batches<T, no_device> {
+template <>
+class pending_batches<no_device> {
  public:
   static constexpr std::chrono::milliseconds quiet{0}, quiet_in_round{0}, last_chance{0};
 
-  pending_batches(T& /*control*/, no_device /*device*/) noexcept {}
+  pending_batches(engine_transport& /*control*/, no_device /*device*/) noexcept {}
   [[nodiscard]] no_device& device() noexcept { return device_; }
   static constexpr bool empty() noexcept { return true; }
   template <class End, class Called>

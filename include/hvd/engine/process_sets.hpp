@@ -30,10 +30,11 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// The state that an engine's threads share. Process set 0 has all ranks. Ranks are ranks of the whole group.
-template <Probing T, class D>
+template <class D>
 class process_sets {
  public:
-  using driver_type = driver<T, D>;
+  using driver_type = driver<D>;
+  using transport = std::unique_ptr<engine_transport>;
 
   process_sets(int size, const engine_options& opts)
       : timeline_kept(opts.records_in ? opts.records_in : std::make_shared<Timeline>()), opts_(opts), size_(size) {
@@ -45,10 +46,10 @@ class process_sets {
   [[nodiscard]] cause_board& causes() noexcept { return *causes_; }
 
   /// Makes set 0.
-  void start(T control, T data, D device) {
+  void start(transport control, transport data, D device) {
     drivers_[0] = make_driver(std::move(control), std::move(data), std::move(device), 0, sets_[0]);
   }
-  void start_watch(T comm) {
+  void start_watch(transport comm) {
     watched what;
     what.list = [this] { return in_flight(); };
     what.state = [this](int set) {
@@ -78,7 +79,7 @@ class process_sets {
       stalls_.fetch_add(1, std::memory_order_relaxed);
       timeline.stall(text);
     };
-    watch_ = std::make_unique<stall_watch<T>>(std::move(comm), opts_, std::move(what));
+    watch_ = std::make_unique<stall_watch>(std::move(comm), opts_, std::move(what));
   }
 
   /// Errors: aborted after `shutdown`; invalid_argument for a set that is unknown, or that this rank is not in.
@@ -197,7 +198,8 @@ class process_sets {
     return all;
   }
 
-  std::shared_ptr<driver_type> make_driver(T control, T data, D device, int set, const std::vector<int>& ranks) {
+  std::shared_ptr<driver_type> make_driver(transport control, transport data, D device, int set,
+                                           const std::vector<int>& ranks) {
     // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, which must not destroy any of it. So
     // does a thread that waits while another one ends the engine. The driver's timeline lives as long.
     std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
@@ -227,8 +229,8 @@ class process_sets {
     const bool member = place != ranks.end();
     const int id = ++last_set_;
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
-    T control = world->data().split(color, key);
-    T data = world->data().split(color, key);
+    transport control = world->data().split(color, key);
+    transport data = world->data().split(color, key);
     D device = [&] {
       if constexpr (requires { world->device().split(color, key, world->largest()); }) {
         return world->device().split(color, key, world->largest());
@@ -279,7 +281,7 @@ class process_sets {
   int last_set_ = 0;                  // used by the thread that drives set 0 alone
   std::byte* last_bucket_ = nullptr;  // written by the thread that drives, read by the one that waits
   std::atomic<std::uint64_t> steps_{0}, samples_{0}, stalls_{0};
-  std::unique_ptr<stall_watch<T>> watch_;
+  std::unique_ptr<stall_watch> watch_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -6,10 +6,10 @@
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
+#include <hvd/engine/transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
-#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -64,13 +65,12 @@ struct watched {
 /// channel holds more than two. One is a question: a rank that has not answered is not asked again, about anything. The
 /// other is an answer: its receiver asks again only after it has received it. MPI has to buffer only these two short
 /// messages.
-template <Probing T>
 class stall_watch {
  public:
   using clock = std::chrono::steady_clock;
 
-  stall_watch(T comm, const engine_options& opts, watched what)
-      : comm_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())) {
+  stall_watch(std::unique_ptr<engine_transport> comm, const engine_options& opts, watched what)
+      : owned_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())) {
     check_limit("engine_options::stall_warning", opts_.stall_warning);
     check_limit("engine_options::stall_shutdown", opts_.stall_shutdown);
     thread_ = std::thread([this] { serve(); });
@@ -294,7 +294,7 @@ class stall_watch {
     }
     return text;
   }
-  static driver_state state_of(const typename message::entry& e) noexcept {
+  static driver_state state_of(const message::entry& e) noexcept {
     return {static_cast<driver_phase>(e.phase), e.waiting_for};
   }
   static std::string sentence_of(const driver_state& s, bool precise) {
@@ -323,7 +323,8 @@ class stall_watch {
     return text;
   }
 
-  T comm_;
+  const std::unique_ptr<engine_transport> owned_;
+  engine_transport& comm_ = *owned_;
   const engine_options& opts_;
   watched what_;
   std::vector<pending_operation> asked_;  // the operations of the current question

@@ -95,7 +95,7 @@ static_assert(hvd::Probing<wire>);
 /// The watch, and what it watches: two operations, in flight for an hour, of which one has a long name.
 struct stage {
   std::shared_ptr<desk> at;
-  std::unique_ptr<hvd::detail::stall_watch<wire>> watch;
+  std::unique_ptr<hvd::detail::stall_watch> watch;
 
   stage() {
     hvd::engine_options o;
@@ -117,7 +117,8 @@ struct stage {
     what.ranks = [](int set) { return set == 0 ? std::vector{0, 1, 2} : std::vector{0, 1}; };
     what.blame = [](int) { return -1; };
     what.give_up = [](const hvd::error&) {};
-    watch = std::make_unique<hvd::detail::stall_watch<wire>>(wire{at}, at->opts, std::move(what));
+    watch = std::make_unique<hvd::detail::stall_watch>(
+        std::make_unique<hvd::detail::engine_transport_of<wire>>(wire{at}), at->opts, std::move(what));
   }
 };
 
