@@ -40,6 +40,26 @@ struct far_transport : hvd::SelfTransport {
   far_transport split(int, int) { return {}; }
 };
 
+/// A transport of a user's own that can send and receive, and no more.
+struct plain_transport {
+  hvd::SelfTransport alone{};
+  [[nodiscard]] int rank() const { return 0; }
+  [[nodiscard]] int size() const { return 1; }
+  void barrier() {}
+  plain_transport split(int, int) { return {}; }
+  void send(const std::byte* data, std::size_t bytes, int peer) { alone.send(data, bytes, peer); }
+  void recv(std::byte* data, std::size_t bytes, int peer) { alone.recv(data, bytes, peer); }
+  template <class T>
+  hvd::shared_array<T> alloc_shared(std::size_t n) {
+    return alone.alloc_shared<T>(n);
+  }
+  template <class Call>
+  bool native(const Call&) {
+    return false;
+  }
+};
+static_assert(hvd::SendRecv<plain_transport> && !hvd::Probing<plain_transport>);
+
 /// Sets variables of the environment while it exists, and clears those that would name a job.
 class environment {
  public:
@@ -177,4 +197,10 @@ TEST_CASE("any: the environment names the transport") {
   CHECK(chosen().target<far_transport>() != nullptr);
   CHECK(chosen("auto").target<far_transport>() != nullptr);
   CHECK(complaint([] { any_transport::from_environment(); }) == doctest::Contains("ranks of one host only"));
+}
+
+TEST_CASE("any: an engine over a transport that cannot probe is refused with a sentence") {
+  any_transport any{plain_transport()};
+  CHECK_THROWS_WITH_AS(hvd::Engine{any}, doctest::Contains("engines on rank 0 of 1: this transport does not"),
+                       hvd::error);
 }

@@ -5,7 +5,7 @@
 #include <hvd/collective/front_door.hpp>
 #include <hvd/config.hpp>
 #include <hvd/dynamic_op.hpp>
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/tensors.hpp>
@@ -30,15 +30,15 @@ namespace hvd::inline HVD_ABI {
 namespace detail {
 
 /// What any_transport needs beyond what engines need. The arguments of all calls have been checked.
-class erased_transport : public engine_transport {
+class any_transport_base : public erased_transport {
  public:
-  using engine_transport::engine_transport;
+  using erased_transport::erased_transport;
 
   /// See arguments::check.
   virtual void check_arguments(const arguments& found) = 0;
   /// With HVD_CHECK: throws if tensors of a list overlap.
   virtual void check_distinct(std::span<const fused> tensors) = 0;
-  using engine_transport::run;
+  using erased_transport::run;
   virtual void run(const allreduce_call& call) = 0;
   virtual void run(const reduce_call& call) = 0;
   virtual void run(const reduce_scatter_call& call) = 0;
@@ -46,7 +46,7 @@ class erased_transport : public engine_transport {
   virtual void run(const scatter_call& call) = 0;
   virtual void run(const scan_call& call) = 0;
 
-  [[nodiscard]] virtual std::unique_ptr<erased_transport> split_erased(int color, int key) = 0;
+  [[nodiscard]] virtual std::unique_ptr<any_transport_base> split_any(int color, int key) = 0;
   [[nodiscard]] virtual shared_array<std::byte> alloc_shared(std::size_t bytes) = 0;
   /// The transport if it is the one that `type` identifies (see type_mark), otherwise null.
   [[nodiscard]] virtual void* target(const char* type) noexcept = 0;
@@ -57,11 +57,11 @@ template <class T>
 inline constexpr char type_mark = 0;
 
 template <class T>
-class erased_transport_of final : private owned_transport<T>, public engine_transport_on<T, erased_transport> {
-  using on = engine_transport_on<T, erased_transport>;
+class any_transport_of final : private owned_transport<T>, public erased_transport_on<T, any_transport_base> {
+  using on = erased_transport_on<T, any_transport_base>;
 
  public:
-  explicit erased_transport_of(T comm) : owned_transport<T>{std::move(comm)}, on(owned_transport<T>::owned) {}
+  explicit any_transport_of(T comm) : owned_transport<T>{std::move(comm)}, on(owned_transport<T>::owned) {}
 
   void check_arguments(const arguments& found) override { found.check(this->comm_); }
   void check_distinct(std::span<const fused> tensors) override { detail::check_distinct(this->comm_, tensors); }
@@ -73,8 +73,8 @@ class erased_transport_of final : private owned_transport<T>, public engine_tran
   void run(const scatter_call& call) override { start(call); }
   void run(const scan_call& call) override { start(call); }
 
-  [[nodiscard]] std::unique_ptr<erased_transport> split_erased(int color, int key) override {
-    return std::make_unique<erased_transport_of>(this->comm_.split(color, key));
+  [[nodiscard]] std::unique_ptr<any_transport_base> split_any(int color, int key) override {
+    return std::make_unique<any_transport_of>(this->comm_.split(color, key));
   }
   [[nodiscard]] shared_array<std::byte> alloc_shared(std::size_t bytes) override {
     return this->comm_.template alloc_shared<std::byte>(bytes);
@@ -116,7 +116,7 @@ class any_transport {
   template <SendRecv T>
     requires(!std::derived_from<T, any_transport> && memory_of<T> == memory_kind::host)
   explicit any_transport(T transport)  // NOLINT(bugprone-forwarding-reference-overload): by value
-      : held_(std::make_unique<detail::erased_transport_of<T>>(std::move(transport))) {}
+      : held_(std::make_unique<detail::any_transport_of<T>>(std::move(transport))) {}
 
   /// Joins the job that the environment describes, over ShmTransport or `Others`, which is one transport or none.
   /// `transport`, or if it is null the variable HVD_TRANSPORT, names it by its timeline_name in lower case: "shm";
@@ -153,7 +153,7 @@ class any_transport {
   void barrier() { held_->barrier(); }
   void send(const std::byte* data, std::size_t bytes, int peer) { held_->send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) { held_->recv(data, bytes, peer); }
-  [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split_erased(color, key)); }
+  [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split_any(color, key)); }
 
   /// n elements of this rank, zero at first, which the ranks share if the transport can; collective.
   template <class T>
@@ -174,13 +174,13 @@ class any_transport {
   /// Runs a call whose arguments have been checked; for the collectives' functions as Native.
   template <class Call>
   void run(const Call& call)
-    requires requires(detail::erased_transport& held) { held.run(call); }
+    requires requires(detail::any_transport_base& held) { held.run(call); }
   {
     held_->run(call);
   }
   template <class Call>
   bool native(const Call& call)
-    requires requires(detail::erased_transport& held) { held.run(call); }
+    requires requires(detail::any_transport_base& held) { held.run(call); }
   {
     run(call);
     return true;
@@ -191,16 +191,16 @@ class any_transport {
  private:
   friend void allreduce(any_transport& comm, const tensor_list& list, dynamic_op op);
   friend void broadcast(any_transport& comm, const tensor_list& list, int root);
-  friend detail::erased_transport& engine_view(any_transport& comm) noexcept { return *comm.held_; }
+  friend detail::any_transport_base& erase(any_transport& comm) noexcept { return *comm.held_; }
 
-  explicit any_transport(std::unique_ptr<detail::erased_transport> held) : held_(std::move(held)) {}
+  explicit any_transport(std::unique_ptr<detail::any_transport_base> held) : held_(std::move(held)) {}
 
   static bool spans_hosts() {
     const config job = config::from_environment();
     return job.local_size != job.size;
   }
 
-  std::unique_ptr<detail::erased_transport> held_;
+  std::unique_ptr<detail::any_transport_base> held_;
 };
 
 static_assert(SendRecv<any_transport> && Native<any_transport, allreduce_call>);

@@ -8,6 +8,7 @@
 #include <hvd/version.hpp>
 
 #include <hvd/engine.hpp>
+#include <hvd/engine/implementation.hpp>
 #include <hvd/fusion.hpp>
 #include <hvd/transport/shm.hpp>
 
@@ -60,8 +61,8 @@ conversions find_conversions(dtype type, dtype wire) noexcept { return make_conv
 }  // namespace detail
 
 template class FusionBuffer<ShmTransport>;
-template class detail::engine_transport_on<ShmTransport>;
-template class detail::engine_transport_of<ShmTransport>;
+template class detail::erased_transport_on<ShmTransport>;
+template class detail::erased_transport_of<ShmTransport>;
 template class BasicEngine<no_device>;
 
 }  // namespace hvd::inline HVD_ABI

@@ -3,6 +3,7 @@
 
 #include <hvd/fusion/buffered.hpp>
 #include <hvd/fusion/staged.hpp>
+#include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
 
 #if HVD_COMPILED
@@ -17,9 +18,6 @@
 #include <vector>
 
 namespace hvd::inline HVD_ABI {
-
-/// Horovod's default.
-inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
 
 /// Collectives on batches of tensors: a batch costs as much as one tensor of the same length. Horovod calls this fusion
 /// (A. Sergeev, M. Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018). All calls are

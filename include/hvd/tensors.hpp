@@ -15,6 +15,9 @@
 
 namespace hvd::inline HVD_ABI {
 
+/// The most bytes of tensors that travel together by default (see FusionBuffer::threshold): Horovod's default.
+inline constexpr std::size_t default_fusion_threshold = std::size_t{128} << 20;
+
 /// A tensor of a batch, on this rank: views of its input and output, with its type as a value.
 struct fused {
   const std::byte* in = nullptr;  ///< null only if it has no elements

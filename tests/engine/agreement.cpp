@@ -36,7 +36,7 @@ bool finish(agreement& a, std::chrono::steady_clock::time_point until = later())
 TEST_CASE("engine rounds: everybody learns what anybody has, of any length") {
   for (const int size : {1, 2, 3, 4, 5, 8}) {
     hvd::thread_run(size, [&](hvd::ThreadTransport& comm) {
-      hvd::detail::engine_transport_on view(comm);
+      hvd::detail::erased_transport_on view(comm);
       agreement a(view);
       const auto rank = static_cast<std::size_t>(comm.rank());
       for (std::size_t length = 1; length < 400; length += 57) {
@@ -62,7 +62,7 @@ TEST_CASE("engine rounds: everybody learns what anybody has, of any length") {
 TEST_CASE("engine rounds: texts come in pieces, and a length is not believed before they have come") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
     const auto joined = [](const std::string& left, const std::string& right) { return left + right; };
-    hvd::detail::engine_transport_on view(comm);
+    hvd::detail::erased_transport_on view(comm);
     agreement a(view);
     for (const std::size_t length : {std::size_t{65535}, std::size_t{65536}, std::size_t{200'000}}) {
       const std::string text = a.merge(std::string(length, comm.rank() == 0 ? 'a' : 'b'), joined);
@@ -88,7 +88,7 @@ TEST_CASE("engine rounds: texts come in pieces, and a length is not believed bef
 
 TEST_CASE("engine rounds: a rank that sleeps is woken by whoever begins") {
   hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
-    hvd::detail::engine_transport_on view(comm);
+    hvd::detail::erased_transport_on view(comm);
     agreement a(view);
     for (int turn = 0; turn != 20; ++turn) {
       if (comm.rank() != turn % 3) {
@@ -104,7 +104,7 @@ TEST_CASE("engine rounds: a rank that sleeps is woken by whoever begins") {
 
 TEST_CASE("engine rounds: a round can be left and gone on with") {
   hvd::thread_run(2, [](hvd::ThreadTransport& comm) {
-    hvd::detail::engine_transport_on view(comm);
+    hvd::detail::erased_transport_on view(comm);
     agreement a(view);
     if (comm.rank() == 0) {
       a.begin({1});
@@ -130,7 +130,7 @@ TEST_CASE("engine rounds: a rank that is done may go while others wait for a thi
       try {
         {
           hvd::ThreadTransport comm(group, r);
-          hvd::detail::engine_transport_on view(comm);
+          hvd::detail::erased_transport_on view(comm);
           agreement a(view);
           comm.barrier();
           a.begin({std::uint64_t{1} << r});
@@ -157,12 +157,12 @@ TEST_CASE("engine rounds: a rank that goes before its time is an error on those 
     std::string failure;
     std::thread other([&] {
       hvd::ThreadTransport comm(group, 1);
-      hvd::detail::engine_transport_on view(comm);
+      hvd::detail::erased_transport_on view(comm);
       const agreement a(view);
     });
     {
       hvd::ThreadTransport comm(group, 0);
-      hvd::detail::engine_transport_on view(comm);
+      hvd::detail::erased_transport_on view(comm);
       agreement a(view);
       try {
         if (asleep) {

@@ -1,5 +1,6 @@
 // tests/engine/device.cpp: an engine whose tensors lie on a device, which works while the engine goes on.
 #include <hvd/engine.hpp>
+#include <hvd/engine/implementation.hpp>
 #include <hvd/launch.hpp>
 #include <support/processes.hpp>
 #include <support/require.hpp>

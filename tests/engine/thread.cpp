@@ -1,4 +1,6 @@
 // The conformance body of the engine on threads, and alone.
+#include <hvd/any_transport.hpp>
+
 #include <engine/conformance.hpp>
 
 #include <algorithm>
@@ -7,6 +9,8 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <sys/resource.h>
@@ -26,6 +30,16 @@ struct checked_threads : threads {
     auto opts = long_deadline();
     opts.failure.check = true;
     threads::run(size, f, opts);
+  }
+};
+/// An engine over a transport whose type is chosen at run time.
+struct any_threads : threads {
+  template <class F>
+  static void run(int size, const F& f) {
+    threads::run(size, [&](hvd::ThreadTransport& comm) {
+      hvd::any_transport any(std::move(comm));
+      f(any);
+    });
   }
 };
 struct alone : on_self {
@@ -55,6 +69,30 @@ TEST_CASE("engine, threads: calls compared between ranks") {
   conformance_operations<checked_threads>();
   conformance_join<checked_threads>();
   conformance_process_sets<checked_threads>();
+}
+
+TEST_CASE("engine, any transport: all that asks the transport for something") {
+  conformance_operations<any_threads>();
+  conformance_wire<any_threads>();
+  conformance_adasum<any_threads>();
+  conformance_process_sets<any_threads>();
+  conformance_left<any_threads>();
+}
+
+TEST_CASE("engine, any transport: a function of a program takes any engine") {
+  threads::run(2, [](hvd::ThreadTransport& comm) {
+    hvd::Engine engine(comm);
+    const auto sum_of_ranks = [](hvd::BasicEngine<>& e) {
+      float x = static_cast<float>(e.rank() + 1);
+      e.allreduce("x", std::span(&x, 1)).wait(long_enough);
+      return x;
+    };
+    require(sum_of_ranks(engine) == 3.0f, "another sum");
+    hvd::any_transport any(std::move(comm));
+    hvd::Engine over_any(any);
+    static_assert(std::is_same_v<decltype(over_any), hvd::Engine<hvd::any_transport>>);
+    require(sum_of_ranks(over_any) == 3.0f, "another sum over any_transport");
+  });
 }
 
 TEST_CASE("engine, alone: all of it") {

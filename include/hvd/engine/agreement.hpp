@@ -8,7 +8,7 @@
 #pragma once
 
 #include <hvd/detail/cpu.hpp>
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -56,7 +56,7 @@ class agreement {
  public:
   using clock = std::chrono::steady_clock;
 
-  explicit agreement(engine_transport& comm) : comm_(comm), own_doorbell_(std::make_unique<doorbell>()) {
+  explicit agreement(erased_transport& comm) : comm_(comm), own_doorbell_(std::make_unique<doorbell>()) {
     for (int distance = 1; distance < comm.size(); distance *= 2) {
       before_.push_back((comm.rank() + distance) % comm.size());
       behind_.push_back((comm.rank() - distance + comm.size()) % comm.size());
@@ -255,7 +255,7 @@ class agreement {
     return text;
   }
 
-  engine_transport& comm_;
+  erased_transport& comm_;
   std::vector<int> before_, behind_;  // the ranks that this one reads from, and sends to, in each step
   std::vector<std::uint64_t> words_, incoming_;
   std::size_t step_ = 0;
@@ -269,9 +269,9 @@ class agreement {
 
 /// A message that was sent but not received stays in the channel. The backend could give that channel to the next
 /// group, so the channel is kept until the program ends.
-inline void keep_messages(std::unique_ptr<engine_transport> control) {
-  static std::vector<std::unique_ptr<engine_transport>>& kept =
-      *new std::vector<std::unique_ptr<engine_transport>>;  // never destroyed: the backend may end before
+inline void keep_messages(std::unique_ptr<erased_transport> control) {
+  static std::vector<std::unique_ptr<erased_transport>>& kept =
+      *new std::vector<std::unique_ptr<erased_transport>>;  // never destroyed: the backend may end before
   static std::mutex guard;
   const std::lock_guard lock(guard);
   kept.push_back(std::move(control));

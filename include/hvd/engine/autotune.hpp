@@ -5,8 +5,8 @@
 #include <hvd/detail/inform.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/engine/options.hpp>
-#include <hvd/engine/transport.hpp>
 #include <hvd/engine/tuner.hpp>
+#include <hvd/erased_transport.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -33,7 +33,7 @@ class autotuner {
   using clock = std::chrono::steady_clock;
 
   /// Errors: invalid_argument if the log cannot be written.
-  autotuner(engine_transport& comm, const engine_options& opts)
+  autotuner(erased_transport& comm, const engine_options& opts)
       : comm_(comm), steps_(opts.autotune_steps),
         search_(tunables(opts), {.warmup = opts.autotune_warmup,
                                  .budget = std::max(opts.autotune_samples, 6) * 6,
@@ -105,7 +105,7 @@ class autotuner {
     std::fflush(log_.get());
   }
 
-  engine_transport& comm_;
+  erased_transport& comm_;
   int steps_;
   tuner search_;
   std::unique_ptr<std::FILE, closer> log_;

@@ -85,7 +85,7 @@ class cause_board {
 /// Throws the error that has ended the start of an engine over `comm`. The other ranks then lose this rank, possibly in
 /// another part of the start or after it. So this rank first writes the cause into the memory of the group, which all
 /// ranks have. If several ranks write one, the first counts.
-[[noreturn]] inline void fail_at_start(engine_transport& comm, const error& e, cause_board& board) {
+[[noreturn]] inline void fail_at_start(erased_transport& comm, const error& e, cause_board& board) {
   peer_memory* const peers = comm.peers();
   if (peers != nullptr && e.kind() == error_kind::peer_lost && e.rank() >= 0) {
     peers->set_abort(e.kind(), e.rank());
@@ -109,10 +109,10 @@ struct driver_members {
 /// Finds the cause that ends one driver, and passes it on.
 class driver_cause {
  public:
-  driver_cause(engine_transport& control, engine_transport& data, agreement& agreed, driver_members members,
+  driver_cause(erased_transport& control, erased_transport& data, agreement& agreed, driver_members members,
                std::shared_ptr<cause_board> board)
-      : transport_(control), control_(control.peers()), data_(data.peers()), rank_(control.rank()), words_(agreed), members_(std::move(members)),
-        board_(std::move(board)) {
+      : transport_(control), control_(control.peers()), data_(data.peers()), rank_(control.rank()), words_(agreed),
+        members_(std::move(members)), board_(std::move(board)) {
     board_->add(words_.own_cause());
     if (control_ != nullptr) data_->show_waits_with(*control_);  // one thread waits in both
   }
@@ -236,9 +236,9 @@ class driver_cause {
     return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
   }
 
-  engine_transport& transport_;          // of the agreement
+  erased_transport& transport_;               // of the agreement
   peer_memory *const control_, *const data_;  // of both transports; null without common memory
-  const int rank_;  // kept, because an ended driver may have given its transports away
+  const int rank_;                            // kept, because an ended driver may have given its transports away
   agreement& words_;
   const driver_members members_;
   const std::shared_ptr<cause_board> board_;

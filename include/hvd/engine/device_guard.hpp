@@ -1,7 +1,7 @@
 // hvd/engine/device_guard.hpp: notices a lost rank while the thread that drives is stuck in a call of its device.
 #pragma once
 
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/shared_memory/call_watch.hpp>
 
 #include <chrono>
@@ -20,7 +20,7 @@ class device_guard {
   /// rank that has ended properly counts as lost.
   static constexpr std::chrono::seconds check_after{1};
 
-  device_guard(engine_transport& control, D& device)
+  device_guard(erased_transport& control, D& device)
       : control_(control), device_(device), watch_([this](call_watch::duration lasting) {
           if (lasting >= check_after) look();
         }) {}
@@ -55,7 +55,7 @@ class device_guard {
     if constexpr (interruptible) device_.interrupt();
   }
 
-  engine_transport& control_;
+  erased_transport& control_;
   D& device_;
   call_watch watch_;
 };

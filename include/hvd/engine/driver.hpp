@@ -14,8 +14,8 @@
 #include <hvd/engine/pending.hpp>
 #include <hvd/engine/progress.hpp>
 #include <hvd/engine/submission_table.hpp>
-#include <hvd/engine/transport.hpp>
 #include <hvd/engine/watch.hpp>
+#include <hvd/erased_transport.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -43,7 +43,7 @@ class driver final : public waiting_room {
 
   /// `control` carries the agreement, `data` the operations on the host, and `device` the operations on the device; all
   /// have the ranks of the process set.
-  driver(std::unique_ptr<engine_transport> control, std::unique_ptr<engine_transport> data, D device,
+  driver(std::unique_ptr<erased_transport> control, std::unique_ptr<erased_transport> data, D device,
          const engine_options& opts, Timeline& timeline, const driver_members& members,
          std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control->rank()), size_(control->size()), control_(std::move(control)),
@@ -66,7 +66,7 @@ class driver final : public waiting_room {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  [[nodiscard]] engine_transport& data() noexcept { return *data_; }
+  [[nodiscard]] erased_transport& data() noexcept { return *data_; }
   [[nodiscard]] D& device() noexcept { return pending_.device(); }
   [[nodiscard]] int device_index() noexcept { return device().index(); }
   [[nodiscard]] auto largest() { return std::bind_front(&agreement::largest, &agreement_); }
@@ -244,8 +244,7 @@ class driver final : public waiting_room {
     observer_.cycle();
     decision d = negotiation_.decide(agreement_.words());
     for (refusal& r : d.refused) refuse(std::move(r));
-    const auto batches =
-        plan(negotiation_.known(), std::move(d.ready), execute_.threshold(), opts_.groups_alone);
+    const auto batches = plan(negotiation_.known(), std::move(d.ready), execute_.threshold(), opts_.groups_alone);
     for (const batch& b : batches) {
       for (const std::uint32_t id : b.ids) observer_.ready(negotiation_.find(id));
     }
@@ -371,8 +370,8 @@ class driver final : public waiting_room {
   const engine_options opts_;
   const int rank_, size_;
   const pid_t pid_ = ::getpid();
-  std::unique_ptr<engine_transport> control_;  // null once its messages are kept
-  const std::unique_ptr<engine_transport> data_;
+  std::unique_ptr<erased_transport> control_;  // null once its messages are kept
+  const std::unique_ptr<erased_transport> data_;
   agreement agreement_;
   driver_cause cause_;
   negotiation negotiation_;

@@ -3,7 +3,7 @@
 
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/plan.hpp>
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/tensors.hpp>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ inline row_shares shares_of(const signature& s, std::size_t t, std::size_t rank,
 
 class executor {
  public:
-  executor(engine_transport& comm, std::size_t fusion_threshold) : comm_(comm) { threshold(fusion_threshold); }
+  executor(erased_transport& comm, std::size_t fusion_threshold) : comm_(comm) { threshold(fusion_threshold); }
 
   /// See FusionBuffer::threshold.
   [[nodiscard]] std::size_t threshold() const noexcept { return threshold_; }
@@ -258,7 +258,7 @@ class executor {
     }
   }
 
-  engine_transport& comm_;
+  erased_transport& comm_;
   std::size_t threshold_ = 0;
   std::vector<fused> tensors_;
   std::vector<std::byte> zeros_;

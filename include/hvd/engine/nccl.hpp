@@ -3,6 +3,7 @@
 
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
+#include <hvd/engine/implementation.hpp>  // for engines with this device, with HVD_COMPILED too
 #include <hvd/engine/nccl_device.hpp>
 #include <hvd/engine/request.hpp>
 #include <hvd/error.hpp>

@@ -3,7 +3,7 @@
 
 #include <hvd/config.hpp>
 #include <hvd/error.hpp>
-#include <hvd/fusion.hpp>
+#include <hvd/tensors.hpp>
 
 #include <charconv>
 #include <chrono>

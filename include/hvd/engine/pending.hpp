@@ -6,7 +6,7 @@
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/device_guard.hpp>
 #include <hvd/engine/negotiation.hpp>
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/shared_memory/futex.hpp>
 
 #include <algorithm>
@@ -38,14 +38,14 @@ class pending_batches {
   /// The time for batches that still finish although a rank is lost.
   static constexpr std::chrono::milliseconds last_chance{100};
 
-  pending_batches(engine_transport& control, D device) : device_(std::move(device)), guard_(control, device_) {}
+  pending_batches(erased_transport& control, D device) : device_(std::move(device)), guard_(control, device_) {}
 
   [[nodiscard]] D& device() noexcept { return device_; }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
   /// Connects a device that is connected only when it is first needed; collective, over the transport for data. If it
   /// fails, it fails on all ranks; returns the error.
-  [[nodiscard]] std::optional<error> connect(engine_transport& data) {
+  [[nodiscard]] std::optional<error> connect(erased_transport& data) {
     if constexpr (requires { device_.connect(data); }) {
       try {
         device_.connect(data);
@@ -203,7 +203,7 @@ class pending_batches<no_device> {
  public:
   static constexpr std::chrono::milliseconds quiet{0}, quiet_in_round{0}, last_chance{0};
 
-  pending_batches(engine_transport& /*control*/, no_device /*device*/) noexcept {}
+  pending_batches(erased_transport& /*control*/, no_device /*device*/) noexcept {}
   [[nodiscard]] no_device& device() noexcept { return device_; }
   static constexpr bool empty() noexcept { return true; }
   template <class End, class Called>

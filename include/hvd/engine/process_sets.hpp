@@ -1,7 +1,9 @@
 // hvd/engine/process_sets.hpp: the drivers of an engine, one for each process set, and the commands that change them.
 #pragma once
 
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/cause.hpp>
+#include <hvd/engine/clock.hpp>
 #include <hvd/engine/command.hpp>
 #include <hvd/engine/driver.hpp>
 #include <hvd/engine/metrics.hpp>
@@ -34,10 +36,11 @@ template <class D>
 class process_sets {
  public:
   using driver_type = driver<D>;
-  using transport = std::unique_ptr<engine_transport>;
+  using transport = std::unique_ptr<erased_transport>;
 
-  process_sets(int size, const engine_options& opts)
-      : timeline_kept(opts.records_in ? opts.records_in : std::make_shared<Timeline>()), opts_(opts), size_(size) {
+  process_sets(int rank, int size, const job_clock& clock, const engine_options& opts)
+      : timeline_kept(opts.records_in ? opts.records_in : std::make_shared<Timeline>()), opts_(opts), rank_(rank),
+        size_(size), clock_(clock) {
     for (int r = 0; r != size; ++r) sets_[0].push_back(r);
   }
 
@@ -138,8 +141,15 @@ class process_sets {
   }
 
   /// See Engine::start_timeline.
-  void start_timeline(const std::string& path, const Timeline::options& o) {
-    timeline.start(path, o);
+  void start_timeline(const std::string& path, bool mark_cycles) {
+    timeline.start(path, {.rank = rank_,
+                          .size = size_,
+                          .mark_cycles = mark_cycles,
+                          .host = opts_.host,
+                          .job = hex(clock_.job),
+                          .clock_offset = std::chrono::nanoseconds(clock_.offset_ns),
+                          .start_steady_ns = clock_.steady_ns,
+                          .start_epoch_us = clock_.epoch_us});
     const std::lock_guard lock(mutex_);
     for (const auto& [id, ranks] : sets_) {
       if (id != 0) timeline.members(id, ranks);
@@ -272,7 +282,8 @@ class process_sets {
   }
 
   const engine_options opts_;
-  const int size_;
+  const int rank_, size_;
+  const job_clock clock_;
   std::shared_ptr<cause_board> causes_ = std::make_shared<cause_board>();
   std::mutex mutex_;  // guards drivers_ and sets_
   std::map<int, std::shared_ptr<driver_type>> drivers_;

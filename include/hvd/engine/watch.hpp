@@ -6,7 +6,7 @@
 #include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/signature.hpp>
-#include <hvd/engine/transport.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
@@ -69,7 +69,7 @@ class stall_watch {
  public:
   using clock = std::chrono::steady_clock;
 
-  stall_watch(std::unique_ptr<engine_transport> comm, const engine_options& opts, watched what)
+  stall_watch(std::unique_ptr<erased_transport> comm, const engine_options& opts, watched what)
       : owned_(std::move(comm)), opts_(opts), what_(std::move(what)), owing_(static_cast<std::size_t>(comm_.size())) {
     check_limit("engine_options::stall_warning", opts_.stall_warning);
     check_limit("engine_options::stall_shutdown", opts_.stall_shutdown);
@@ -323,8 +323,8 @@ class stall_watch {
     return text;
   }
 
-  const std::unique_ptr<engine_transport> owned_;
-  engine_transport& comm_ = *owned_;
+  const std::unique_ptr<erased_transport> owned_;
+  erased_transport& comm_ = *owned_;
   const engine_options& opts_;
   watched what_;
   std::vector<pending_operation> asked_;  // the operations of the current question

@@ -45,7 +45,7 @@ static_assert(hvd::Probing<wire>);
 FUZZ(in) {
   const int size = 1 + static_cast<int>(in.below(9)), rank = static_cast<int>(in.below(static_cast<unsigned>(size)));
   wire comm{in, rank, size};
-  hvd::detail::engine_transport_on<wire> view(comm);
+  hvd::detail::erased_transport_on<wire> view(comm);
   hvd::detail::agreement a(view);
   const std::size_t words = 2 + 2 * in.below(3);
   std::atomic<int> waited_for = -1;

@@ -118,7 +118,7 @@ struct stage {
     what.blame = [](int) { return -1; };
     what.give_up = [](const hvd::error&) {};
     watch = std::make_unique<hvd::detail::stall_watch>(
-        std::make_unique<hvd::detail::engine_transport_of<wire>>(wire{at}), at->opts, std::move(what));
+        std::make_unique<hvd::detail::erased_transport_of<wire>>(wire{at}), at->opts, std::move(what));
   }
 };
 

@@ -2,6 +2,7 @@
 // needed.
 
 #include "callbacks.hpp"
+#include "connected.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "group_python.hpp"
@@ -239,6 +240,16 @@ void define_job(nb::module_& m) {
   const auto how = [](const hvd::nccl_options* nccl) {
     return nccl == nullptr ? session_options() : session_options{*nccl, timeline_entry::shared()};
   };
+  m.def(
+      "connect",
+      [how](const nb::capsule& made, const hvd::nccl_options* nccl) {
+        auto* const ranks = static_cast<connected*>(made.data("hvd.connected"));
+        if (ranks->hosts.empty()) throw nb::value_error("hvd: these ranks are a job already");
+        const session_options options = how(nccl);
+        const released_gil released;
+        return job(connect(std::move(*ranks), options));
+      },
+      nb::arg("connected"), nb::arg("nccl") = nb::none());
   m.def(
       "connect_alone", [how](const hvd::nccl_options* nccl) { return job(connect_alone(how(nccl))); },
       nb::arg("nccl") = nb::none(), released);

@@ -1,4 +1,4 @@
-// session.hpp: the engine of a job with its transport's type hidden. Python sees only this.
+// session.hpp: the engine of a job, without its headers.
 #pragma once
 
 #include <hvd/engine/metrics.hpp>
@@ -47,6 +47,9 @@ struct session_options {
   std::shared_ptr<hvd::Timeline> records_in{};  ///< see hvd::engine_options
 };
 
+/// A job of ranks that are connected. Throws hvd::Engine's errors.
+struct connected;
+std::shared_ptr<session> connect(connected&& ranks, const session_options& how);
 /// A job of one process. Throws hvd::Engine's errors.
 std::shared_ptr<session> connect_alone(const session_options& how);
 /// A job of processes of this host. Throws the errors of hvd::ShmTransport and hvd::Engine.

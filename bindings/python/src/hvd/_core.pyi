@@ -259,6 +259,9 @@ class NcclOptions:
     network: str
     high_priority: bool
 
+def connect(connected: object, nccl: NcclOptions | None = None) -> Job:
+    """The job of what ``_core_mpi.connect`` has connected, which is then used up. ``nccl``: as below."""
+
 def connect_alone(nccl: NcclOptions | None = None) -> Job:
     """With ``nccl`` for a group of torch.distributed: the job records in the timeline of all groups."""
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from hvd._core import Job, NcclOptions
-
-def connect_mpi(communicator: int = 0, nccl: NcclOptions | None = None) -> Job:
-    """Connects the processes of the MPI_Comm at address ``communicator``; 0: all processes of the launch."""
+def connect(communicator: int = 0) -> object:
+    """Connects the processes of the MPI_Comm at address ``communicator``, for ``_core.connect``; 0: all of the launch."""
 
 def world() -> tuple[int, int]:
     """The rank of this process among those that MPI has started, and how many they are. Initialises MPI."""

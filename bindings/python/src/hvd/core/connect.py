@@ -94,6 +94,8 @@ def _boot_id() -> str:
 
 def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     """Connects ranks over MPI, and over shared memory within each host. Ranks with common memory are on one host."""
+    from hvd import _core
+
     try:
         from hvd import _core_mpi
     except ImportError as e:
@@ -103,11 +105,11 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
             " package again"
         ) from e
     if comm is None:  # on this thread, because some MPIs must be finalised by the thread that initialised them
-        job = _core_mpi.connect_mpi()
+        job = _core.connect(_core_mpi.connect())
     elif hasattr(comm, "Get_rank"):
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
-        job = _core_mpi.connect_mpi(MPI._addressof(comm))
+        job = _core.connect(_core_mpi.connect(MPI._addressof(comm)))
     else:
         raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
     hosts = job.hosts

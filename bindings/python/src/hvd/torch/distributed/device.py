@@ -132,7 +132,7 @@ class Device:
                 "hvd: a group on several hosts takes tensors on GPUs only if it has all ranks that MPI has started, in"
                 ' their order; make this one with backend "nccl", or pass x.cpu()'
             )
-        return _core_mpi.connect_mpi(nccl=group._nccl)
+        return _core.connect(_core_mpi.connect(), nccl=group._nccl)
 
     def _submit(
         self, what: str, kind: int, described: Sequence[_core.Tensor], keep: Sequence[Tensor], asynchronous: bool,

@@ -1,4 +1,4 @@
-// hvd/engine/transport.hpp: what an engine needs of a transport on the host, whose type it does not know.
+// hvd/erased_transport.hpp: what an engine needs of a transport on the host, whose type it does not know.
 //
 // An engine moves named tensors in microseconds, so a virtual call for each message costs it nothing that one could
 // measure. In return it is compiled once, for all transports.
@@ -59,18 +59,18 @@ class activities_on {
 
 /// A transport on the host. See hvd/transport.hpp for the functions that transports have, and FusionBuffer for those on
 /// several tensors. The arguments of all calls have been checked. It is a Probing.
-class engine_transport {
+class erased_transport {
  public:
-  engine_transport(int rank, int size) noexcept : rank_(rank), size_(size) {}
-  engine_transport(const engine_transport&) = delete;
-  engine_transport& operator=(const engine_transport&) = delete;
-  virtual ~engine_transport() = default;
+  erased_transport(int rank, int size) noexcept : rank_(rank), size_(size) {}
+  erased_transport(const erased_transport&) = delete;
+  erased_transport& operator=(const erased_transport&) = delete;
+  virtual ~erased_transport() = default;
 
-  [[nodiscard]] engine_transport& self() noexcept { return *this; }
+  [[nodiscard]] erased_transport& self() noexcept { return *this; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   virtual void barrier() = 0;
-  [[nodiscard]] virtual std::unique_ptr<engine_transport> split(int color, int key) = 0;
+  [[nodiscard]] virtual std::unique_ptr<erased_transport> split(int color, int key) = 0;
 
   /// Errors: unsupported if an engine cannot use this transport.
   virtual void require_engine() = 0;
@@ -107,20 +107,20 @@ class engine_transport {
  private:
   const int rank_, size_;
 };
-static_assert(Probing<engine_transport>);
+static_assert(Probing<erased_transport>);
 
 template <class T>
-class engine_transport_of;
+class erased_transport_of;
 
-/// A T of the caller's, as an engine_transport or as a class that adds to it.
-template <class T, class Base = engine_transport>
-class engine_transport_on : public Base {
+/// A T of the caller's, as an erased_transport or as a class that adds to it.
+template <class T, class Base = erased_transport>
+class erased_transport_on : public Base {
  public:
-  explicit engine_transport_on(T& comm) : Base(comm.rank(), comm.size()), comm_(comm) {}
+  explicit erased_transport_on(T& comm) : Base(comm.rank(), comm.size()), comm_(comm) {}
 
   void barrier() override { comm_.barrier(); }
-  [[nodiscard]] std::unique_ptr<engine_transport> split(int color, int key) override {
-    return std::make_unique<engine_transport_of<T>>(comm_.split(color, key));
+  [[nodiscard]] std::unique_ptr<erased_transport> split(int color, int key) override {
+    return std::make_unique<erased_transport_of<T>>(comm_.split(color, key));
   }
   void require_engine() override {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
@@ -207,30 +207,30 @@ struct owned_transport {
 
 /// A T that it owns.
 template <class T>
-class engine_transport_of final : private owned_transport<T>, public engine_transport_on<T> {
+class erased_transport_of final : private owned_transport<T>, public erased_transport_on<T> {
  public:
-  explicit engine_transport_of(T comm)
-      : owned_transport<T>{std::move(comm)}, engine_transport_on<T>(owned_transport<T>::owned) {}
+  explicit erased_transport_of(T comm)
+      : owned_transport<T>{std::move(comm)}, erased_transport_on<T>(owned_transport<T>::owned) {}
 };
 
 #if HVD_COMPILED
-extern template class engine_transport_on<ShmTransport>;
-extern template class engine_transport_of<ShmTransport>;
+extern template class erased_transport_on<ShmTransport>;
+extern template class erased_transport_of<ShmTransport>;
 #endif
 
 }  // namespace hvd::inline HVD_ABI::detail
 
 namespace hvd::inline HVD_ABI {
 
-/// The engine_transport, `engine_view(comm).self()`, on which an engine over `comm` is made; used during the call alone.
+/// The erased_transport, `erase(comm).self()`, on which an engine over `comm` is made; used during the call alone.
 template <Probing T>
-detail::engine_transport_on<T> engine_view(T& comm) {
-  return detail::engine_transport_on<T>(comm);
+detail::erased_transport_on<T> erase(T& comm) {
+  return detail::erased_transport_on<T>(comm);
 }
 /// A transport of which that function exists, found by its argument, such as any_transport.
 template <class T>
 concept CarriesEngine = requires(T& comm) {
-  { engine_view(comm).self() } -> std::same_as<detail::engine_transport&>;
+  { erase(comm).self() } -> std::same_as<detail::erased_transport&>;
 };
 
 }  // namespace hvd::inline HVD_ABI

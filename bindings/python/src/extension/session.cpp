@@ -1,14 +1,13 @@
-// session_of.hpp: a session over one transport. Each transport has its own source file, so that they compile in
-// parallel.
-#pragma once
-
+// session.cpp: the engine of a job, compiled apart, because it is much code.
 #include "session.hpp"
 
-#include <hvd/gpu.hpp>
-#include <hvd/transport.hpp>
-#include <hvd/transport/self.hpp>
+#include "connected.hpp"
 
-#include <concepts>
+#include <hvd/any_transport.hpp>
+#include <hvd/gpu.hpp>
+#include <hvd/transport/self.hpp>
+#include <hvd/transport/shm.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,23 +16,16 @@
 #include <vector>
 
 namespace hvd_python {
+namespace {
 
-template <hvd::Transport T>
-class session_of final : public session {
+class engine_session final : public session {
  public:
-  session_of(T comm, const session_options& how)
-      : comm_(std::move(comm)), engine_(comm_, hvd::NcclOnDemand(how.nccl), options_of(how)) {}
+  engine_session(connected ranks, const session_options& how)
+      : ranks_(std::move(ranks)), engine_(ranks_.comm, hvd::NcclOnDemand(how.nccl), options_of(how)) {}
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
-  std::vector<int> hosts() const override {
-    if constexpr (requires { comm_.host_of(); }) {
-      return comm_.host_of();
-    } else {
-      static_assert(hvd::PeerMemory<T> || std::same_as<T, hvd::SelfTransport>, "all ranks are on one host");
-      return std::vector<int>(static_cast<std::size_t>(size()));
-    }
-  }
+  std::vector<int> hosts() const override { return ranks_.hosts; }
   hvd::handle submit(hvd::request r, int process_set, bool wake) override {
     return engine_.submit(std::move(r), process_set, wake);
   }
@@ -58,8 +50,26 @@ class session_of final : public session {
     return options;
   }
 
-  T comm_;
-  hvd::Engine<T, hvd::NcclOnDemand> engine_;  // NCCL is loaded when the first GPU tensor arrives
+  connected ranks_;
+  hvd::Engine<hvd::any_transport, hvd::NcclOnDemand> engine_;  // NCCL is loaded when the first GPU tensor arrives
 };
+
+/// All ranks are on one host.
+connected on_one_host(hvd::any_transport comm) {
+  std::vector<int> hosts(static_cast<std::size_t>(comm.size()));
+  return {std::move(comm), std::move(hosts)};
+}
+
+}  // namespace
+
+std::shared_ptr<session> connect(connected&& ranks, const session_options& how) {
+  return std::make_shared<engine_session>(std::move(ranks), how);
+}
+std::shared_ptr<session> connect_alone(const session_options& how) {
+  return connect(on_one_host(hvd::any_transport(hvd::SelfTransport())), how);
+}
+std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size, const session_options& how) {
+  return connect(on_one_host(hvd::any_transport(hvd::ShmTransport(name, rank, size))), how);
+}
 
 }  // namespace hvd_python

@@ -1,11 +1,10 @@
-// session_mpi.cpp: hvd._core_mpi: jobs and groups of processes connected by MPI, on one host or several.
+// core_mpi.cpp: hvd._core_mpi: connects processes by MPI, on one host or several, for jobs and groups of hvd._core.
 
+#include "connected.hpp"
 #include "connection_of.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
-#include "job.hpp"
 #include "mpi_messages.hpp"
-#include "session_of.hpp"
 
 #include <hvd/hierarchical.hpp>
 #include <hvd/transport/mpi.hpp>
@@ -50,16 +49,27 @@ void watch_exit(int rank) {
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
 }
 
+/// What _core makes an object of: a `made`, in a capsule of this name.
+template <class Made>
+nb::capsule in_capsule(std::unique_ptr<Made> made, const char* name) {
+  return nb::capsule(made.release(), name, [](void* p) noexcept { delete static_cast<Made*>(p); });
+}
+
 /// Connects the ranks of the communicator at `address` (from mpi4py), or all processes of the launch if it is 0. Ranks
 /// of one host share memory.
-hvd_python::job connect(std::uintptr_t address, const hvd::nccl_options* nccl) {
+nb::capsule connect(std::uintptr_t address) {
   const MPI_Comm over = address == 0 ? MPI_COMM_WORLD : *reinterpret_cast<const MPI_Comm*>(address);
-  // The engine calls MPI on its own thread, while the program may call it on others.
-  hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
-  watch_exit(world.rank());
-  hvd_python::session_options how;
-  if (nccl != nullptr) how = {*nccl, std::make_shared<hvd::Timeline>()};  // the groups' timeline has the file
-  return hvd_python::job(std::make_shared<hvd_python::session_of<two_levels>>(two_levels::over(std::move(world)), how));
+  std::unique_ptr<hvd_python::connected> made;
+  {
+    const hvd_python::released_gil released;
+    // The engine calls MPI on its own thread, while the program may call it on others.
+    hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
+    watch_exit(world.rank());
+    two_levels ranks = two_levels::over(std::move(world));
+    std::vector<int> hosts = ranks.host_of();
+    made = std::make_unique<hvd_python::connected>(hvd::any_transport(std::move(ranks)), std::move(hosts));
+  }
+  return in_capsule(std::move(made), "hvd.connected");
 }
 
 /// Rank and size among the processes of the launch.
@@ -106,17 +116,14 @@ nb::capsule connect_group(const std::vector<int>& ranks, int number, double time
     *made = std::make_unique<hvd_python::connection_of<two_levels, hvd_python::mpi_messages>>(
         two_levels::over(std::move(over), options), std::make_unique<hvd_python::mpi_messages>(joined));
   }
-  return nb::capsule(made.release(), "hvd.connection",
-                     [](void* p) noexcept { delete static_cast<std::unique_ptr<hvd_python::connection>*>(p); });
+  return in_capsule(std::move(made), "hvd.connection");
 }
 
 }  // namespace
 
 NB_MODULE(_core_mpi, m) {
-  nb::module_::import_("hvd._core");  // it defines the class Job
   nb::register_exception_translator(&hvd_python::translate);
-  m.def("connect_mpi", &connect, nb::arg("communicator") = 0, nb::arg("nccl") = nb::none(),
-        nb::call_guard<hvd_python::released_gil>());
+  m.def("connect", &connect, nb::arg("communicator") = 0);
   m.def("world", &find_world);
   m.def("connect_group", &connect_group);
   m.def("library", [] { return nb::str(hvd::detail::mpi_library_name().c_str()); });
