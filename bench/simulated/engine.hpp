@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/engine.hpp>
+#include <hvd/engine/negotiation.hpp>
 #include <hvd/fusion.hpp>
 #include <hvd/transport/simulated.hpp>
 

@@ -29,7 +29,8 @@ namespace hvd::inline HVD_ABI {
 
 namespace detail {
 
-/// What any_transport needs beyond what engines need. The arguments of all calls have been checked.
+/// The transport in an any_transport: all that engines need of it, and more. The arguments of all calls have been
+/// checked.
 class any_transport_base : public erased_transport {
  public:
   using erased_transport::erased_transport;

@@ -49,7 +49,7 @@ void watch_exit(int rank) {
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
 }
 
-/// What _core makes an object of: a `made`, in a capsule of this name.
+/// A `made` in a capsule of this name, for _core to take it.
 template <class Made>
 nb::capsule in_capsule(std::unique_ptr<Made> made, const char* name) {
   return nb::capsule(made.release(), name, [](void* p) noexcept { delete static_cast<Made*>(p); });
