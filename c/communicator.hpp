@@ -6,10 +6,6 @@
 #include <hvd/any_transport.hpp>
 #include <hvd/engine.hpp>
 #include <hvd/shared_array.hpp>
-#include <hvd/transport/shm.hpp>
-#ifdef HVD_C_MPI
-#include <hvd/transport/mpi.hpp>
-#endif
 
 #include <algorithm>
 #include <cstddef>

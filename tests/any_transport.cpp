@@ -201,6 +201,7 @@ TEST_CASE("any: the environment names the transport") {
 
 TEST_CASE("any: an engine over a transport that cannot probe is refused with a sentence") {
   any_transport any{plain_transport()};
-  CHECK_THROWS_WITH_AS(hvd::Engine{any}, doctest::Contains("engines on rank 0 of 1: this transport does not"),
-                       hvd::error);
+  CHECK_THROWS_WITH_AS(
+      hvd::Engine{any},
+      doctest::Contains("Engine on rank 0 of 1: this transport cannot carry an engine, because it lacks"), hvd::error);
 }

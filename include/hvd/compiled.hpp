@@ -1,8 +1,9 @@
 // hvd/compiled.hpp: the parts of hvd that take long to compile, compiled once for a program.
 //
 // If all files of a program are compiled with -DHVD_COMPILED=1, they leave out the kernels of all types and operations,
-// and the engine and fusion in shared memory. One file of the program then includes this header; alternatively, link
-// the library that Meson builds: `dependency('hvd-compiled')`. Only the compile time changes.
+// the engine without a device, and what it and fusion do in shared memory. One file of the program then includes this
+// header; alternatively, link the library that Meson builds: `dependency('hvd-compiled')`. Only the compile time
+// changes.
 #pragma once
 
 #include <hvd/version.hpp>

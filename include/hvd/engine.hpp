@@ -12,7 +12,6 @@
 #endif
 
 #include <concepts>
-#include <span>
 #include <utility>
 
 namespace hvd::inline HVD_ABI {
@@ -25,17 +24,16 @@ template <class Control, class D = no_device>
 class Engine : public BasicEngine<D> {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
-  /// that does not run at MPI_THREAD_MULTIPLE; mismatch, on all ranks, if their options differ.
+  /// that does not run at MPI_THREAD_MULTIPLE, and over an any_transport whose transport is not Probing; mismatch, on
+  /// all ranks, if their options differ.
   explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
     requires std::same_as<D, no_device>
       : BasicEngine<D>(erase(comm).self(), std::move(opts), no_device{}) {}
   /// The same with a device, which the engine takes over. It connects the ranks of `comm`, with the same numbers.
+  /// Further errors: unsupported over a simulation.
   Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
     requires(!std::same_as<D, no_device>)
-      : BasicEngine<D>(erase(comm).self(), std::move(opts), typename device_for<D>::type(std::move(device))) {
-    static_assert(
-        !requires { comm.await_arrival(std::span<const int>{}); }, "hvd: a device needs ranks that run in real time");
-  }
+      : BasicEngine<D>(erase(comm).self(), std::move(opts), typename device_for<D>::type(std::move(device))) {}
 };
 
 #if HVD_COMPILED

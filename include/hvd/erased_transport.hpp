@@ -1,7 +1,7 @@
 // hvd/erased_transport.hpp: what an engine needs of a transport on the host, whose type it does not know.
 //
-// An engine moves named tensors in microseconds, so a virtual call for each message costs it nothing that one could
-// measure. In return it is compiled once, for all transports.
+// An engine takes microseconds for an operation, so it can call its transport through virtual functions, and is
+// compiled once for all transports.
 #pragma once
 
 #include <hvd/algorithm/automatic.hpp>
@@ -24,8 +24,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,7 +56,7 @@ class activities_on {
 };
 
 /// A transport on the host. See hvd/transport.hpp for the functions that transports have, and FusionBuffer for those on
-/// several tensors. The arguments of all calls have been checked. It is a Probing.
+/// several tensors. The arguments of all calls have been checked. It satisfies Probing.
 class erased_transport {
  public:
   erased_transport(int rank, int size) noexcept : rank_(rank), size_(size) {}
@@ -124,7 +122,7 @@ class erased_transport_on : public Base {
   }
   void require_engine() override {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
-    if constexpr (!Probing<T>) refuse("engines");
+    if constexpr (!Probing<T>) refuse();
   }
   [[nodiscard]] const char* activity(operation kind) const noexcept override { return activities_on<T>::name(kind); }
 
@@ -135,14 +133,14 @@ class erased_transport_on : public Base {
     if constexpr (PointToPoint<T>) {
       comm_.exchange(out, out_bytes, to, in, in_bytes, from);
     } else {
-      refuse("exchange");
+      refuse();
     }
   }
   bool arrived(int peer) override {
     if constexpr (Probing<T>) {
       return comm_.arrived(peer);
     } else {
-      refuse("arrived");
+      refuse();
     }
   }
   void check() override {
@@ -161,7 +159,7 @@ class erased_transport_on : public Base {
     if constexpr (waits_in_simulation) {
       comm_.await_arrival(peers);
     } else {
-      refuse("await_arrival");
+      refuse();
     }
   }
 
@@ -190,16 +188,17 @@ class erased_transport_on : public Base {
  protected:
   static constexpr bool waits_in_simulation = requires(T& t) { t.await_arrival(std::span<const int>{}); };
 
-  [[noreturn]] void refuse(std::string_view what) const {
-    fail(error_kind::unsupported, {what, " on rank ", this->rank(), " of ", this->size(),
-                                   ": this transport does not have it (see hvd/transport.hpp)"});
+  [[noreturn]] void refuse() const {
+    fail(error_kind::unsupported, {"Engine on rank ", this->rank(), " of ", this->size(),
+                                   ": this transport cannot carry an engine, because it lacks exchange, arrived or "
+                                   "check (see Probing in hvd/transport.hpp)"});
   }
 
   T& comm_;
   FusionBuffer<T> fusion_{comm_};  // kept, because without common memory it has a buffer
 };
 
-/// The owner comes first among the bases: what stands on it refers to it.
+/// A base that comes before those that refer to `owned`, so that it is made first and destroyed last.
 template <class T>
 struct owned_transport {
   T owned;

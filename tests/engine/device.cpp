@@ -1,7 +1,9 @@
 // tests/engine/device.cpp: an engine whose tensors lie on a device, which works while the engine goes on.
+#include <hvd/any_transport.hpp>
 #include <hvd/engine.hpp>
 #include <hvd/engine/implementation.hpp>
 #include <hvd/launch.hpp>
+#include <hvd/transport/simulated.hpp>
 #include <support/processes.hpp>
 #include <support/require.hpp>
 #include <support/stand_in_device.hpp>
@@ -385,6 +387,17 @@ TEST_CASE("what is on no device of the engine is refused at once") {
                   "engine with a device");
     engine.barrier().wait(only_a_hang);
   }));
+}
+
+TEST_CASE("an engine with a device is refused on simulated ranks") {
+  hvd::simulate(1, {}, [](hvd::SimulatedTransport& comm) {
+    hvd::any_transport any(comm.split(0, 0));
+    const std::shared_ptr<hvd::ThreadTransport::group> group = std::make_shared<hvd::ThreadTransport::group>(1);
+    StandInDevice device(hvd::ThreadTransport(group, 0), device_number, std::make_shared<device_strings>());
+    CHECK_THROWS_WITH_AS((hvd::Engine<hvd::any_transport, StandInDevice>(any, std::move(device), unwatched())),
+                         "hvd: Engine on rank 0 of 1: a device needs ranks that run in real time, not simulated ones",
+                         error);
+  });
 }
 
 TEST_CASE("all ranks have an engine with a device, or none has") {

@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -267,9 +266,10 @@ class agreement {
   std::vector<doorbell*> peer_doorbells_;
 };
 
-/// A message that was sent but not received stays in the channel. The backend could give that channel to the next
-/// group, so the channel is kept until the program ends.
-inline void keep_messages(std::unique_ptr<erased_transport> control) {
+/// Without common memory, a message that was sent but not received stays in the channel. The backend could give that
+/// channel to the next group, so the channel is taken out of `control`, and kept until the program ends.
+inline void keep_messages(std::unique_ptr<erased_transport>& control) {
+  if (control == nullptr || control->peers() != nullptr) return;
   static std::vector<std::unique_ptr<erased_transport>>& kept =
       *new std::vector<std::unique_ptr<erased_transport>>;  // never destroyed: the backend may end before
   static std::mutex guard;

@@ -36,11 +36,11 @@ class process_sets;
 /// and uses no CPU, except for the watch's check each second. (The contract is Horovod's: A. Sergeev, M. Del Balso,
 /// "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
 ///
-/// Ranks always agree over a transport on the host, which also reduces tensors on the host. An `Engine` is made from
-/// it, below; the engine's functions do not depend on its type, so a function of a program that takes any engine takes
-/// a `BasicEngine<>&`. A `Device` D (hvd/engine/device.hpp) handles tensors on a device: several batches at a time,
-/// while the engine goes on. Batches end in the order in which they were started. If a batch fails, the others go on,
-/// unless a rank is lost.
+/// Ranks always agree over a transport on the host, which also reduces tensors on the host. An `Engine`
+/// (hvd/engine.hpp) is made over that transport. Its functions do not depend on the transport's type, so a function of
+/// a program can take any engine as a `BasicEngine<>&`. A `Device` D (hvd/engine/device.hpp) handles tensors on a
+/// device: several batches at a time, while the engine goes on. Batches end in the order in which they were started. If
+/// a batch fails, the others go on, unless a rank is lost.
 ///
 /// Any thread may call any function, except that all ranks must call the collective ones in the same order. The rank of
 /// an error (`error::rank`) is a rank of the whole group, also for operations in a process set. If a rank is lost and

@@ -9,9 +9,10 @@
 #include <hvd/call.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/request.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/layout.hpp>
-#include <hvd/transport.hpp>
+#include <hvd/shared_memory/peer_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -17,9 +17,9 @@
 #include <hvd/engine/watch.hpp>
 #include <hvd/erased_transport.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -139,7 +139,7 @@ class driver final : public waiting_room {
       if (agreement_.under_way()) {  // other ranks wait for this rank's message
         cause_.look_around();
         cause_.abandon();
-        if (control_->peers() == nullptr) keep_messages(std::move(control_));
+        keep_messages(control_);
       }
       stop(cause_.shut_down());
     });

@@ -6,6 +6,7 @@
 #include <hvd/engine/clock.hpp>
 #include <hvd/engine/process_sets.hpp>
 #include <hvd/engine/validate.hpp>
+#include <hvd/error.hpp>
 
 #include <concepts>
 #include <cstddef>
@@ -22,6 +23,10 @@ BasicEngine<D>::BasicEngine(detail::erased_transport& comm, engine_options opts,
     : rank_(comm.rank()), size_(comm.size()),
       sets_(std::make_unique<sets_type>(rank_, size_, detail::agree_on_clock(comm, detail::random_word()), opts)) {
   comm.require_engine();
+  if (!std::same_as<D, no_device> && comm.simulated()) {
+    detail::fail(error_kind::unsupported, {"Engine on rank ", rank_, " of ", size_,
+                                           ": a device needs ranks that run in real time, not simulated ones"});
+  }
   if (size_ > 1) detail::agree_on_options(comm, opts, !std::same_as<D, no_device>);
   if (!opts.timeline.empty() && !opts.records_in) start_timeline(opts.timeline, opts.mark_cycles);
   try {

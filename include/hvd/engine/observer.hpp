@@ -4,18 +4,13 @@
 #include <hvd/engine/metrics.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/timeline.hpp>
-#include <hvd/transport.hpp>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace hvd::inline HVD_ABI::detail {

@@ -1,4 +1,4 @@
-// connected.hpp: ranks that are connected, of which a session is to be made.
+// connected.hpp: connected ranks, before they have a session.
 #pragma once
 
 #include <hvd/any_transport.hpp>

@@ -49,7 +49,7 @@ void watch_exit(int rank) {
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
 }
 
-/// A `made` in a capsule of this name, for _core to take it.
+/// Puts `made` into a capsule of this name, from which _core takes it.
 template <class Made>
 nb::capsule in_capsule(std::unique_ptr<Made> made, const char* name) {
   return nb::capsule(made.release(), name, [](void* p) noexcept { delete static_cast<Made*>(p); });

@@ -13,7 +13,7 @@
 
 namespace hvd_python {
 
-/// All functions need the GIL; run and close release it. Not in an unnamed namespace, because two modules use it.
+/// All functions need the GIL; run and close release it.
 class job {
  public:
   explicit job(std::shared_ptr<session> s) : session_(std::move(s)) {}

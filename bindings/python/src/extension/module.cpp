@@ -246,8 +246,9 @@ void define_job(nb::module_& m) {
         auto* const ranks = static_cast<connected*>(made.data("hvd.connected"));
         if (ranks->hosts.empty()) throw nb::value_error("hvd: these ranks are a job already");
         const session_options options = how(nccl);
+        connected mine{std::move(ranks->comm), std::exchange(ranks->hosts, {})};  // before another thread has the GIL
         const released_gil released;
-        return job(connect(std::move(*ranks), options));
+        return job(connect(std::move(mine), options));
       },
       nb::arg("connected"), nb::arg("nccl") = nb::none());
   m.def(

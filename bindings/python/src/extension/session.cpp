@@ -1,4 +1,4 @@
-// session.cpp: the engine of a job, compiled apart, because it is much code.
+// session.cpp: the engine of a job, in a file of its own, because it takes long to compile.
 #include "session.hpp"
 
 #include "connected.hpp"

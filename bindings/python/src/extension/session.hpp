@@ -42,13 +42,14 @@ class session {
   virtual void shutdown() = 0;
 };
 
+struct connected;
+
 struct session_options {
   hvd::nccl_options nccl{};
   std::shared_ptr<hvd::Timeline> records_in{};  ///< see hvd::engine_options
 };
 
-/// A job of ranks that are connected. Throws hvd::Engine's errors.
-struct connected;
+/// A job of connected ranks. Throws hvd::Engine's errors.
 std::shared_ptr<session> connect(connected&& ranks, const session_options& how);
 /// A job of one process. Throws hvd::Engine's errors.
 std::shared_ptr<session> connect_alone(const session_options& how);

@@ -1,4 +1,4 @@
-"""Jobs and groups over MPI; built where an MPI is found."""
+"""Connects processes by MPI, for the jobs and groups of ``_core``; built where an MPI is found."""
 
 from collections.abc import Sequence
 
