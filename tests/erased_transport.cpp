@@ -36,7 +36,6 @@ TEST_CASE("erased: groups, messages and common memory of threads") {
     require(in == std::byte{static_cast<unsigned char>(before)}, "another message");
     t.exchange(&in, 1, before, &out, 1, next);
     require(out == std::byte{static_cast<unsigned char>(t.rank())}, "another message back");
-    require(t.peers()->find_block(t.bucket(64).data(), 64) == nullptr, "memory that was freed is still shared");
     const auto shared = t.bucket(64);
     require(t.peers()->find_block(shared.data(), 64) != nullptr, "memory is not shared");
   });
