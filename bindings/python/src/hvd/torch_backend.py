@@ -37,6 +37,18 @@ def _find_by_launcher(plain: Any) -> Any:
     return find
 
 
+def _take_name(c10d: Any) -> None:
+    """With HVD_AS, which names another backend, hvd makes that one's groups."""
+    if not os.environ.get("HVD_AS"):
+        return
+    plain = c10d._new_process_group_helper
+
+    def make(*words: Any, **more: Any) -> Any:
+        return importlib.import_module("hvd.torch.distributed.as_gloo").make(plain, *words, **more)
+
+    c10d._new_process_group_helper = make
+
+
 def register() -> None:
     """Registers the backend, once. Does nothing if PyTorch lacks torch.distributed."""
     dist = sys.modules.get("torch.distributed")
@@ -45,3 +57,4 @@ def register() -> None:
     dist.Backend.register_backend("hvd", _make, extended_api=True, devices=["cpu", "cuda"])
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     handlers["env"] = _find_by_launcher(handlers["env"])
+    _take_name(sys.modules["torch.distributed.distributed_c10d"])

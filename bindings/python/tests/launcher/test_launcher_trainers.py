@@ -85,27 +85,34 @@ for name, train in {"Accelerate": accelerate_loop, "Trainer": huggingface_traine
     if name in sys.argv[1].split(","):
         size, steps, net = train()
         weights = [p.detach().numpy().tobytes().hex() for p in net.parameters()]
-        os.write(1, f"{name} {size} {dist.get_world_size()} {steps} {dist.get_backend()} {'.'.join(weights)}\\n".encode())
+        made_by = type(dist.group.WORLD).__module__.split(".")[0]
+        line = f"{name} {size} {dist.get_world_size()} {steps} {dist.get_backend()} {made_by} {'.'.join(weights)}\\n"
+        os.write(1, line.encode())
 dist.destroy_process_group()
 '''
 
 
 @pytest.mark.parametrize(
-    ("names", "backend"),
-    [(["Accelerate", "Trainer"], "gloo"), (["Lightning"], "hvd")],  # the first two do not let their user choose
-    ids=["accelerate", "lightning"],
+    ("names", "backend", "by"),
+    [
+        (["Accelerate", "Trainer"], "gloo", "torch"),  # they do not let their user choose
+        (["Accelerate", "Trainer"], "gloo", "hvd"),  # by HVD_AS
+        (["Lightning"], "hvd", "hvd"),
+    ],
+    ids=["accelerate", "accelerate_as_gloo", "lightning"],
 )
-def test_one_job_of_two_ranks(names: list[str], backend: str, tmp_path: Path) -> None:
+def test_one_job_of_two_ranks(names: list[str], backend: str, by: str, tmp_path: Path) -> None:
     for package in (PACKAGES[name] for name in names):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed (tools/setup installs it)")
     (tmp_path / "train.py").write_text(RANK)
     words = [sys.executable, "train.py", ",".join(names), "out"]
-    done = hvdrun("-np", "2", *words, cwd=tmp_path, limit=5 * LIMIT, OMP_NUM_THREADS="1")
+    name_taken = {"HVD_AS": "gloo"} if backend != by == "hvd" else {}
+    done = hvdrun("-np", "2", *words, cwd=tmp_path, limit=5 * LIMIT, OMP_NUM_THREADS="1", **name_taken)
     # PyTorch's Gloo sometimes aborts when its processes end, with all done.
-    gloo_aborts = backend == "gloo" and "terminate called without an active exception" in done.stderr
+    gloo_aborts = by == "torch" and "terminate called without an active exception" in done.stderr
     assert done.returncode == 0 or gloo_aborts, done.stdout + done.stderr
     for name in names:
         lines = [line.partition(": ")[2].split() for line in done.stdout.splitlines()]
         first, second = (line for line in lines if line[:1] == [name])
-        assert first[1:5] == ["2", "2", "2", backend] and first == second
+        assert first[1:6] == ["2", "2", "2", backend, by] and first == second

@@ -187,22 +187,83 @@ def test_mpiexec_on_hosts(script: Path, tmp_path: Path) -> None:
     assert lines == ["done on 3 hosts"] * 3
 
 
-def test_hosts_without_an_mpi(script: Path, tmp_path: Path) -> None:
-    """Both ranks say what is needed."""
+def on_two_hosts_without_mpi(script: Path, tmp_path: Path, **more: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and error output of two ranks."""
     program = on_hosts(tmp_path, script, "RANK")
     port = free_port()
     ranks = [
         subprocess.Popen(
             [program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=environment(RANK=str(r), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+            env=environment(RANK=str(r), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **more),
         )
         for r in range(2)
     ]  # fmt: skip
-    for rank in ranks:
-        _, text = rank.communicate(timeout=100)
-        assert rank.returncode != 0
-        assert "DistBackendError" in text and "several hosts" in text, text
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs)]
+
+
+def test_hosts_without_an_mpi(script: Path, tmp_path: Path) -> None:
+    """Both ranks say what is needed."""
+    for code, _, text in on_two_hosts_without_mpi(script, tmp_path):
+        assert code != 0
+        assert "OnSeveralHosts: hvd: the 2 ranks of this group are on several hosts" in text, text
         assert "start the ranks with hvdrun -H or mpiexec" in text or "built without MPI" in text, text
+
+
+AS_GLOO = """
+import os
+import torch, torch.distributed as dist
+
+dist.init_process_group(os.environ.get("ASKED_FOR") or None)
+r, n = dist.get_rank(), dist.get_world_size()
+x = torch.full((100,), float(r + 1))
+dist.all_reduce(x)
+assert x.eq(n * (n + 1) / 2).all()
+objects = [None] * n
+dist.all_gather_object(objects, {"rank": r})
+assert objects == [{"rank": q} for q in range(n)]
+pair = dist.new_group([0, n - 1])
+dist.monitored_barrier()
+if r in (0, n - 1):
+    dist.all_reduce(x, group=pair)
+    assert dist.get_backend(pair) == "gloo" and type(pair) is type(dist.group.WORLD)
+by = type(dist.group.WORLD).__module__.split(".")[0]
+os.write(1, f"{dist.get_backend()} by {by}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("asked_for", ["gloo", "cpu:gloo", ""])
+def test_a_program_that_asks_for_gloo(asked_for: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(AS_GLOO)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "3", sys.executable, str(tmp_path / "rank.py")]
+    lines = run(command, HVD_AS="gloo", ASKED_FOR=asked_for)
+    # On a machine with a GPU the default is NCCL.
+    assert lines == ["gloo by hvd"] * 3 or (not asked_for and lines == ["nccl by torch"] * 3)
+
+
+def test_ranks_that_hvd_cannot_connect_use_gloo(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(AS_GLOO)
+    found = on_two_hosts_without_mpi(script, tmp_path, HVD_AS="gloo", ASKED_FOR="gloo")
+    for code, output, text in found:
+        # PyTorch's Gloo sometimes aborts when its processes end, with all done.
+        assert code == 0 or "terminate called without an active exception" in text, text
+        assert output == "gloo by torch\n"
+    first, second = (text for _, _, text in found)
+    assert "several hosts" in first and "PyTorch's Gloo connects them instead (HVD_AS=gloo)" in first
+    assert "several hosts" not in second
+
+
+def test_a_name_that_hvd_does_not_take(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(AS_GLOO)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(
+        command, env=environment(HVD_AS="glue", ASKED_FOR="gloo"), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode != 0
+    assert 'HVD_AS="glue" is not a name that hvd takes; allowed: gloo' in done.stderr
 
 
 def test_a_tensor_is_never_a_standard_stream():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +88,7 @@ class DeviceWork(Work):
                 self._finished = self._called_on.record_event()
                 self._finish = None
         stream.wait_event(self._finished)
+
     def _make_wait(self, stream: Any) -> None:
         for one in self._handles:
             one.make_stream_wait(self._device, stream.cuda_stream)
@@ -108,10 +108,7 @@ class DeviceWork(Work):
         """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run
         on their own threads when the work is queued.
         """
-        with Work._lock:
-            if self._future is None:
-                self._future = _future_of(self)
-            return self._future
+        return self._future_once(_future_of)
 
 
 class JoinedWork(DeviceWork):
@@ -169,28 +166,20 @@ def _future_of(work: DeviceWork) -> Any:
 
     run = Modes().run
     future = started.then(outcome)
-    _waiters.call(start)
+    _waiters.start()
+    _waiters.functions.put(start)
     return future
 
 
-class _Waiters:
+class _Waiters(Callers):
     """Threads that wait for works, to complete their futures."""
 
     def __init__(self) -> None:
-        self.functions: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.threads = Callers(self.functions.get)
+        super().__init__(lambda: self.functions.get())
 
-    def call(self, function: Callable[[], object]) -> None:
-        self.threads.start()
-        self.functions.put(function)
+    def forget(self) -> None:
+        super().forget()
+        self.functions: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
 
 _waiters = _Waiters()
-
-
-def _forget_in_child() -> None:
-    global _waiters
-    _waiters = _Waiters()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

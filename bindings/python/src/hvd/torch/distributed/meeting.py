@@ -27,6 +27,10 @@ _SLICE = 0.5  # seconds of one wait in a store, which Ctrl-C cannot interrupt
 _GRACE = 15.0  # seconds to wait for rank 0 to report missing ranks
 
 
+class OnSeveralHosts(dist.DistBackendError):  # type: ignore[misc,unused-ignore]
+    """Raised on all ranks of a group if no MPI can connect them across hosts."""
+
+
 def _host() -> list[Any]:
     """The running kernel, the shared-memory directory and the user: equal on processes that can share memory."""
     try:
@@ -111,7 +115,7 @@ def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: f
         found.append(json.loads(text))
     for other, (_, trouble) in enumerate(found):
         if trouble:
-            raise dist.DistBackendError(
+            raise OnSeveralHosts(
                 f"hvd: the {size} ranks of this group are on several hosts ({', '.join(plan['hosts'])}), which MPI must"
                 f" connect, but rank {other} does not have MPI: {trouble}; start the ranks with hvdrun -H or mpiexec,"
                 ' or use backend "gloo"'

@@ -128,9 +128,12 @@ class Work(_Base):  # type: ignore[misc]
             # not have. This one has, but its value must be ready, so it waits.
             self._complete(None)
             return torch._C.fork(lambda: list(self._results))
+        return self._future_once(_future_of)
+
+    def _future_once(self, make: Callable[[Any], Any]) -> Any:
         with Work._lock:
             if self._future is None:
-                self._future = _future_of(self)
+                self._future = make(self)
             return self._future
 
 
@@ -166,6 +169,11 @@ class Callers:
 
     def __init__(self, take: Callable[[], Callable[[], object]]) -> None:
         self.take = take
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """In a forked child, which has none of the threads."""
         self.lock = threading.Lock()
         self.free = 0
 
@@ -194,11 +202,3 @@ class Callers:
 
 
 _callers = Callers(_core.next_group_callback)
-
-
-def _forget_in_child() -> None:
-    global _callers
-    _callers = Callers(_core.next_group_callback)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
