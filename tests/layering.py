@@ -379,7 +379,7 @@ def self_test():
     # What is changed, and the words that must be said about it.
     mistakes = [
         ("include/hvd/dtype.hpp", "\n#include <hvd/buffer.hpp>\n", "dtype.hpp:2: includes form a cycle"),
-        ("include/hvd/dtype.hpp", "#include <hvd/hvd.hpp>\n", "dtype.hpp:1: <hvd/hvd.hpp> is on level 9, above"),
+        ("include/hvd/dtype.hpp", "#include <hvd/hvd.hpp>\n", "dtype.hpp:1: <hvd/hvd.hpp> is on level 10, above"),
         ("include/hvd/buffer.hpp", '#include "transport.hpp"\n', "buffer.hpp:1: <hvd/transport.hpp> is on level 3, above"),
         ("include/hvd/algorithm/ring.hpp", "#include <hvd/transport/shm.hpp>\n", "is on the same level (4)"),
         ("include/hvd/transport/shm.hpp", "#include <hvd/algorithm/ring.hpp>\n", "is on the same level (4)"),
