@@ -1,9 +1,9 @@
 // connection.hpp: a group of ranks with the type of its transport hidden, for torch.distributed.
 #pragma once
 
-#include <hvd/call.hpp>
+#include "collective.hpp"
+
 #include <hvd/detail/tagged_message.hpp>
-#include <hvd/dtype.hpp>
 #include <hvd/engine/clock.hpp>
 #include <hvd/policy.hpp>
 
@@ -11,41 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace hvd_python {
-
-/// The reductions of torch.distributed, in its order.
-enum class torch_op : unsigned char { sum, average, product, min, max, bit_and, bit_or, bit_xor };
-
-/// One collective. Counts are in elements of `type`.
-struct collective {
-  hvd::operation kind = hvd::operation::barrier;
-  const std::byte* in = nullptr;
-  std::byte* out = nullptr;
-  std::size_t count = 0;  ///< in the whole vector, or in one of several equal blocks
-  hvd::dtype type = hvd::dtype::uint8;
-  torch_op op = torch_op::sum;
-  double factor = 1.0;  ///< of each input
-  int root = 0;
-  bool may_share = false;               ///< for an allreduce in place, the same on all ranks: ranks exchange `file`
-  int file = -1;                        ///< descriptor of the buffer's shared memory, which other ranks may map
-  std::vector<std::size_t> send, recv;  ///< elements of each block if blocks differ; `recv` also for an allgather
-
-  /// Bytes of this rank's input in a group of `ranks` ranks.
-  [[nodiscard]] std::uint64_t input_bytes(int ranks) const noexcept {
-    std::size_t elements = count;
-    if (!send.empty()) {
-      elements = std::accumulate(send.begin(), send.end(), std::size_t{0});
-    } else if (kind == hvd::operation::reduce_scatter || kind == hvd::operation::alltoall) {
-      elements *= static_cast<std::size_t>(ranks);
-    }
-    return elements * hvd::size_of(type);
-  }
-};
 
 /// The connection between ranks: one transport for collectives and another for messages. Only one thread at a time
 /// calls the functions of each part. Throws the transports' errors.
