@@ -5,6 +5,8 @@
 #include <support/front_door.hpp>
 #include <transport/conformance.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -59,6 +61,11 @@ struct plain_transport {
   }
 };
 static_assert(hvd::SendRecv<plain_transport> && !hvd::Probing<plain_transport>);
+
+struct always_tree {
+  hvd::choice operator()(const hvd::workload&) const { return hvd::choice::tree; }
+  friend bool operator==(const always_tree&, const always_tree&) = default;
+};
 
 /// Sets variables of the environment while it exists, and clears those that would name a job.
 class environment {
@@ -161,6 +168,73 @@ TEST_CASE("any: a bad argument of one rank is an error on all, and the group goe
   }
 }
 
+TEST_CASE("any: algorithms by name run over its messages, and native is what the transport has") {
+  for (const bool check : {false, true}) {
+    everywhere(
+        [&](auto& comm) {
+          any_transport any(std::move(comm));
+          const int p = any.size();
+          const std::vector<double> in = ramp<double>(any.rank(), 1001);
+          std::vector<double> expected(1001), out(1001);
+          hvd::allreduce(any, in, expected);
+          const auto same = [&](const auto& how) {
+            std::fill(out.begin(), out.end(), -1.0);
+            hvd::allreduce(any, in, out, hvd::sum, how);
+            CHECK(out == expected);
+          };
+          same(hvd::ring{});
+          same(hvd::tree{});
+          same(hvd::recursive_doubling{});
+          same(hvd::halving_doubling{});
+          same(hvd::double_tree{});
+          same(hvd::automatic<always_tree>{});
+          std::vector<int> blocks(static_cast<std::size_t>(p), any.rank()), turned(blocks.size());
+          hvd::alltoall(any, blocks, turned, hvd::bruck{});
+          for (int r = 0; r != p; ++r) CHECK(turned[static_cast<std::size_t>(r)] == r);
+          const doctest::String own = complaint([&] { hvd::allreduce(any, in, out, hvd::sum, hvd::native{}); });
+          if (p > 1) CHECK(own == doctest::Contains("the transport itself does not have this collective"));
+          if (!check || p == 1) return;
+          // Ranks that differ are told, and go on.
+          CHECK(complaint([&] {
+                  if (any.rank() == 0) {
+                    hvd::allreduce(any, in, out, hvd::sum, hvd::ring{});
+                  } else {
+                    hvd::allreduce(any, in, out, hvd::sum, hvd::tree{});
+                  }
+                }) == doctest::Contains("mismatch"));
+          CHECK(complaint([&] {
+                  hvd::allreduce(any, in, std::span(out).first(any.rank() == 0 ? 1001 : 7), hvd::sum, hvd::ring{});
+                }) != "accepted");
+          hvd::allreduce(any, in, out, hvd::sum, hvd::ring{});
+          CHECK(out == expected);
+        },
+        check);
+  }
+}
+
+TEST_CASE("any: exchange, hosts, names, and what a transport lacks") {
+  everywhere([](auto& comm) {
+    const std::string_view name = hvd::timeline_name_of<std::remove_cvref_t<decltype(comm)>>;
+    any_transport any(std::move(comm));
+    const int p = any.size(), next = (any.rank() + 1) % p, before = (any.rank() + p - 1) % p;
+    const std::vector<float> out = ramp(any.rank(), 70'000);
+    std::vector<float> in(out.size());
+    any.exchange(reinterpret_cast<const std::byte*>(out.data()), 280'000, next, reinterpret_cast<std::byte*>(in.data()),
+                 280'000, before);
+    CHECK(in == ramp(before, 70'000));
+    CHECK(any.host_of() == std::vector<int>(static_cast<std::size_t>(p)));
+    CHECK(any.held_name() == name);
+    any.set_timeout(std::chrono::seconds(100));
+    CHECK(any.template map_shared<float>(-1, 10).empty());
+  });
+  any_transport plain(plain_transport{});
+  std::byte b{};
+  CHECK(complaint([&] { plain.exchange(&b, 1, 0, &b, 1, 0); }) ==
+        doctest::Contains("unsupported: hvd: exchange on rank 0 of 1: this transport lacks exchange"));
+  CHECK(complaint([&] { static_cast<void>(plain.tagged_messages()); }) ==
+        doctest::Contains("unsupported: hvd: rank 0 of 1: this transport has no tagged messages"));
+}
+
 TEST_CASE("any: it gives back the transport that it holds") {
   everywhere([](auto& comm) {
     using held = std::remove_reference_t<decltype(comm)>;
@@ -201,7 +275,7 @@ TEST_CASE("any: the environment names the transport") {
 
 TEST_CASE("any: an engine over a transport that cannot probe is refused with a sentence") {
   any_transport any{plain_transport()};
-  CHECK_THROWS_WITH_AS(
-      hvd::Engine{any},
-      doctest::Contains("Engine on rank 0 of 1: this transport cannot carry an engine, because it lacks"), hvd::error);
+  CHECK_THROWS_WITH_AS(hvd::Engine{any},
+                       doctest::Contains("Engine on rank 0 of 1: this transport lacks exchange, arrived or check"),
+                       hvd::error);
 }

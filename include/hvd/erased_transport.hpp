@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -122,7 +123,7 @@ class erased_transport_on : public Base {
   }
   void require_engine() override {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
-    if constexpr (!Probing<T>) refuse();
+    if constexpr (!Probing<T>) refuse("Engine");
   }
   [[nodiscard]] const char* activity(operation kind) const noexcept override { return activities_on<T>::name(kind); }
 
@@ -133,14 +134,14 @@ class erased_transport_on : public Base {
     if constexpr (PointToPoint<T>) {
       comm_.exchange(out, out_bytes, to, in, in_bytes, from);
     } else {
-      refuse();
+      refuse("exchange");
     }
   }
   bool arrived(int peer) override {
     if constexpr (Probing<T>) {
       return comm_.arrived(peer);
     } else {
-      refuse();
+      refuse("arrived");
     }
   }
   void check() override {
@@ -159,7 +160,7 @@ class erased_transport_on : public Base {
     if constexpr (waits_in_simulation) {
       comm_.await_arrival(peers);
     } else {
-      refuse();
+      refuse("await_arrival");
     }
   }
 
@@ -188,10 +189,10 @@ class erased_transport_on : public Base {
  protected:
   static constexpr bool waits_in_simulation = requires(T& t) { t.await_arrival(std::span<const int>{}); };
 
-  [[noreturn]] void refuse() const {
-    fail(error_kind::unsupported, {"Engine on rank ", this->rank(), " of ", this->size(),
-                                   ": this transport cannot carry an engine, because it lacks exchange, arrived or "
-                                   "check (see Probing in hvd/transport.hpp)"});
+  [[noreturn]] void refuse(std::string_view what) const {
+    fail(error_kind::unsupported, {what, " on rank ", this->rank(), " of ", this->size(),
+                                   ": this transport lacks exchange, arrived or check (see Probing in "
+                                   "hvd/transport.hpp), which this needs"});
   }
 
   T& comm_;

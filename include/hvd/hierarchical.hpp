@@ -220,6 +220,13 @@ class Hierarchical {
   [[nodiscard]] auto alloc_shared(std::size_t n) {
     return on_host([&] { return state_->local.template alloc_shared<T>(n); });
   }
+  /// See MpiTransport.
+  [[nodiscard]] auto tagged_messages()
+    requires requires(Cross& c) { c.tagged_messages(); }
+  {
+    return state_->world.tagged_messages();
+  }
+
   /// Like ShmTransport::map_shared, among the ranks of a host.
   template <class T>
   [[nodiscard]] auto map_shared(int fd, std::size_t n)

@@ -14,6 +14,7 @@
 #include <hvd/gather.hpp>
 #include <hvd/hierarchical.hpp>
 #include <hvd/launch.hpp>
+#include <hvd/queue.hpp>
 #include <hvd/reduce.hpp>
 #include <hvd/reduce_scatter.hpp>
 #include <hvd/scan.hpp>

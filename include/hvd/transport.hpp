@@ -99,6 +99,10 @@ concept Native = Transport<T> && requires(T& t, const Call& call) {
   { t.native(call) } -> std::same_as<bool>;
 };
 
+/// The transport chooses the algorithm for this collective itself: any_transport, which asks the one that it holds.
+template <class T, class Call>
+concept Choosing = Transport<T> && requires(T& t, const Call& call) { t.run(call); };
+
 /// A transport over which ranks can agree on a new group.
 template <class T>
 concept Bootstrap = PointToPoint<T>;

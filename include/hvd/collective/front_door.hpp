@@ -67,7 +67,9 @@ bool checks_messages(T& comm) {
 /// True if ranks compare their calls before they move data.
 template <class T>
 bool checks(T& comm) {
-  if constexpr (PeerMemory<T>) {
+  if constexpr (requires { comm.compare(descriptor{}); }) {
+    return comm.checks();
+  } else if constexpr (PeerMemory<T>) {
     return comm.peers().checks();
   } else if constexpr (PointToPoint<T>) {
     return checks_messages(comm);
@@ -93,6 +95,20 @@ void agree_by_messages(T& comm, const descriptor& own) {
   const std::vector<descriptor> all = share_by_messages(comm, own);
   const std::string label = joined({"rank ", comm.rank(), " of ", comm.size()});
   if (const auto why = disagreement(all, name(own.kind), label)) throw error(*why);
+}
+
+/// Compares the ranks' calls. Throws on all ranks if they differ; the transport stays usable.
+template <class T>
+void compare(T& comm, const descriptor& own) {
+  if constexpr (requires { comm.compare(own); }) {
+    comm.compare(own);
+  } else if constexpr (PeerMemory<T>) {
+    peer_memory::scope scope(comm.peers(), name(own.kind));
+    agree(comm.peers(), own, scope);
+    scope.leave();
+  } else {
+    agree_by_messages(comm, own);
+  }
 }
 
 /// Checks the arguments of one call on one rank; the first problem counts.
@@ -175,12 +191,12 @@ class arguments {
   void check(T& comm) const {
     if (problem_.empty()) [[likely]]
       return;
-    if constexpr (PeerMemory<T>) {
+    if constexpr (requires { comm.check_arguments(*this); }) {
+      comm.check_arguments(*this);
+    } else if constexpr (PeerMemory<T>) {
       if (comm.peers().checks() && comm.size() > 1) tell(comm.peers());
     } else if constexpr (PointToPoint<T>) {
       if (checks_messages(comm) && comm.size() > 1) tell_by_messages(comm);
-    } else if constexpr (requires { comm.check_arguments(*this); }) {
-      comm.check_arguments(*this);
     }
     check_alone();
   }
@@ -288,6 +304,7 @@ void run(T& comm, const Call& call, const A& how) {
                 "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
                 "transport lacks (direct needs PeerMemory; native a collective of the transport's own; all others need "
                 "PointToPoint), or has no such collective");
+  if constexpr (Choosing<T, Call> && std::is_same_v<A, automatic<>>) return comm.run(call);
   if constexpr (memory_of<T> == memory_kind::host) {
     if (comm.size() == 1) return run_alone(call);
   }
@@ -299,20 +316,11 @@ void run(T& comm, const Call& call, const A& how) {
             "automatic, direct, native, tree, double_tree, recursive_doubling or halving_doubling"});
     }
   }
-  if constexpr (PeerMemory<T>) {
-    peer_memory& m = comm.peers();
-    if (m.checks()) [[unlikely]] {
-      peer_memory::scope scope(m, name(Call::kind));
+  if constexpr (PointToPoint<T> || PeerMemory<T>) {
+    if (checks(comm)) [[unlikely]] {
       descriptor d = describe(call);
       d.algorithm = algorithm_hash<T>(how);
-      agree(m, d, scope);
-      scope.leave();
-    }
-  } else if constexpr (PointToPoint<T>) {
-    if (checks_messages(comm)) [[unlikely]] {
-      descriptor d = describe(call);
-      d.algorithm = algorithm_hash<T>(how);
-      agree_by_messages(comm, d);
+      compare(comm, d);
     }
   }
   if constexpr (requires { comm.charged(call.op); }) {  // in a simulation, reductions take time

@@ -7,6 +7,7 @@
 // else.
 #pragma once
 
+#include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/tagged_message.hpp>
 #include <hvd/shared_memory/messages.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>
@@ -25,14 +26,13 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-class tagged_messages {
+class tagged_messages : public message_channel {
  public:
   using clock = tagged_message::clock;
 
   explicit tagged_messages(peer_memory& m) : m_(m), channels_(static_cast<std::size_t>(m.size())) {}
 
-  /// Begins a message. The caller has checked its peer: another rank of the group, or any_rank of one to be received.
-  void post(std::shared_ptr<tagged_message> message) {
+  void post(std::shared_ptr<tagged_message> message) override {
     if (message->sends) {
       channel& c = at(message->peer);
       c.sends.push_back({message, {m_, message->data, message->bytes, message->peer, message->tag}});
@@ -41,16 +41,13 @@ class tagged_messages {
     if (!take_kept(*message)) waiting_.push_back(std::move(message));
   }
 
-  /// True if nothing is in flight.
-  [[nodiscard]] bool idle() const noexcept {
+  [[nodiscard]] bool idle() const noexcept override {
     return waiting_.empty() && std::all_of(channels_.begin(), channels_.end(), [](const channel& c) {
              return c.sends.empty() && !(c.arriving && c.arriving->into);
            });
   }
 
-  /// Moves all data that can be moved now, without waiting. True if any was moved. Errors: those that have ended the
-  /// group; `fail_all` then ends the messages.
-  bool progress() {
+  bool progress() override {
     bool moved = false;
     for (int peer = 0; peer != m_.size(); ++peer) {
       if (peer == m_.rank()) continue;
@@ -60,10 +57,7 @@ class tagged_messages {
     return expire() || moved;
   }
 
-  /// Waits until something can be moved, a deadline is over or `woken()`; may also return early. Errors: those of a
-  /// wait in any operation.
-  template <class Woken>
-  void wait(const Woken& woken) {
+  void wait(function_ref<bool()> woken) override {
     const int peer = awaited();
     if (peer < 0) return fail_from_any();
     const clock::time_point until = first_deadline();
@@ -83,14 +77,13 @@ class tagged_messages {
     m_.await_until(peer, waiting_.empty() ? phase::receive : phase::send, ready);
     waiting_for_.store(-1, std::memory_order_release);
   }
-  /// Another thread ends the wait early: `woken()` is true by now.
-  void wake() noexcept {
+  void wake() noexcept override {
     const int peer = waiting_for_.load(std::memory_order_acquire);
     if (peer >= 0) futex_wake_all(m_.of(peer).doorbell.rings);
   }
 
-  /// Ends all messages with this error.
-  void fail_all(const error& why) {
+  void abort() noexcept override { m_.set_abort(error_kind::aborted, m_.rank()); }
+  void fail_all(const error& why) override {
     for (const auto& message : waiting_) message->fail(why);
     waiting_.clear();
     for (channel& c : channels_) {
@@ -309,6 +302,18 @@ class tagged_messages {
   std::vector<channel> channels_;
   std::list<std::shared_ptr<tagged_message>> waiting_;  // to be received, in the order in which they were posted
   std::atomic<int> waiting_for_{-1};
+};
+
+template <class T>
+struct tagged_group {
+  T group;  // made before, and destroyed after, what refers to it
+};
+
+/// Those of a group of its own, a transport with common memory.
+template <class T>
+class tagged_messages_of final : private tagged_group<T>, public tagged_messages {
+ public:
+  explicit tagged_messages_of(T comm) : tagged_group<T>{std::move(comm)}, tagged_messages(this->group.peers()) {}
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

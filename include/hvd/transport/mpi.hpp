@@ -10,6 +10,7 @@
 #include <hvd/transport.hpp>
 #include <hvd/transport/mpi/group.hpp>
 #include <hvd/transport/mpi/native.hpp>
+#include <hvd/transport/mpi/tagged_messages.hpp>
 
 #include <algorithm>
 #include <array>
@@ -105,6 +106,16 @@ class MpiTransport {
   void set_timeout(options::seconds timeout) noexcept { group_->set_timeout(timeout); }
   /// Sets a callback that can end later waits in hvd's loops, but not waits inside MPI.
   void set_interruption(const interruption& by) noexcept { group_->set_interruption(by); }
+
+  /// A channel for many messages at once between the ranks of this group, with a communicator of its own; collective.
+  [[nodiscard]] std::unique_ptr<detail::message_channel> tagged_messages() {
+    detail::mpi_group& g = *group_;
+    g.barrier("tagged_messages");  // with a deadline; MPI's own calls have none
+    MPI_Comm own = MPI_COMM_NULL;
+    g.check(MPI_Comm_dup(g.comm(), &own), "tagged_messages", "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
+    return std::make_unique<detail::mpi_messages>(own);
+  }
 
   /// Called by code (`who`) that uses groups of this process in several threads at the same time. Errors: unsupported,
   /// unless MPI runs at MPI_THREAD_MULTIPLE.

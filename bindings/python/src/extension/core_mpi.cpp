@@ -1,10 +1,8 @@
 // core_mpi.cpp: hvd._core_mpi: connects processes by MPI, on one host or several, for jobs and groups of hvd._core.
 
 #include "connected.hpp"
-#include "connection_of.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
-#include "mpi_messages.hpp"
 
 #include <hvd/hierarchical.hpp>
 #include <hvd/transport/mpi.hpp>
@@ -49,12 +47,6 @@ void watch_exit(int rank) {
   if (std::exchange(rank_process, ::getpid()) == 0) ::on_exit(abort_if_failed, nullptr);
 }
 
-/// Puts `made` into a capsule of this name, from which _core takes it.
-template <class Made>
-nb::capsule in_capsule(std::unique_ptr<Made> made, const char* name) {
-  return nb::capsule(made.release(), name, [](void* p) noexcept { delete static_cast<Made*>(p); });
-}
-
 /// Connects the ranks of the communicator at `address` (from mpi4py), or all processes of the launch if it is 0. Ranks
 /// of one host share memory.
 nb::capsule connect(std::uintptr_t address) {
@@ -66,10 +58,9 @@ nb::capsule connect(std::uintptr_t address) {
     hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
     watch_exit(world.rank());
     two_levels ranks = two_levels::over(std::move(world));
-    std::vector<int> hosts = ranks.host_of();
-    made = std::make_unique<hvd_python::connected>(hvd::any_transport(std::move(ranks)), std::move(hosts));
+    made = std::make_unique<hvd_python::connected>(hvd::any_transport(std::move(ranks)));
   }
-  return in_capsule(std::move(made), "hvd.connected");
+  return hvd_python::in_capsule(std::move(made));
 }
 
 /// Rank and size among the processes of the launch.
@@ -102,21 +93,20 @@ MPI_Comm join_ranks(const std::vector<int>& ranks, int number) {
   return made;
 }
 
-/// Connects ranks of several hosts for torch.distributed. Returns a std::unique_ptr<connection>, from which hvd._core
-/// creates a group.
+/// Connects ranks of several hosts for a group of torch.distributed.
 nb::capsule connect_group(const std::vector<int>& ranks, int number, double timeout, bool check) {
-  auto made = std::make_unique<std::unique_ptr<hvd_python::connection>>();
+  std::unique_ptr<hvd_python::connected> made;
   {
     const hvd_python::released_gil released;
-    const MPI_Comm joined = join_ranks(ranks, number);
+    MPI_Comm joined = join_ranks(ranks, number);
     hvd::MpiTransport over(joined,
                            {.timeout = hvd::mpi_options::seconds(timeout), .thread_level = MPI_THREAD_MULTIPLE});
+    MPI_Comm_free(&joined);
     two_levels::options options;
     if (check) options.sharing.failure.check = true;
-    *made = std::make_unique<hvd_python::connection_of<two_levels, hvd_python::mpi_messages>>(
-        two_levels::over(std::move(over), options), std::make_unique<hvd_python::mpi_messages>(joined));
+    made = std::make_unique<hvd_python::connected>(hvd::any_transport(two_levels::over(std::move(over), options)));
   }
-  return in_capsule(std::move(made), "hvd.connection");
+  return hvd_python::in_capsule(std::move(made));
 }
 
 }  // namespace

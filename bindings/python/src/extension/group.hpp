@@ -1,124 +1,75 @@
 // group.hpp: collectives and messages of a group of ranks, in the order in which the program calls them.
 #pragma once
 
-#include "connection.hpp"
-#include "helper_thread.hpp"
+#include "collective.hpp"
 
-#include <hvd/error.hpp>
+#include <hvd/queue.hpp>
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace hvd_python {
 
 using seconds = std::chrono::duration<double>;
 
-/// An operation in flight, or done.
+/// A collective or a message in flight, or done.
 struct pending {
-  collective what;  // set for a collective
-  std::shared_ptr<hvd::detail::tagged_message> message;
-  seconds timeout{0};
-  std::shared_ptr<void> keep;  ///< kept alive until it is done
-  std::shared_ptr<void> then;  ///< a Python function for `callbacks`
-  std::chrono::steady_clock::time_point submitted{};
-  std::shared_ptr<std::byte> shared;  ///< collective::file, mapped
-  bool done = false;                  ///< guarded by the group's mutex, like `then`
-  std::optional<hvd::error> problem;
-
-  void throw_problem() const {
-    if (problem) throw hvd::error(*problem);
-  }
+  collective what{};                    ///< of a message only the kind
+  seconds timeout{0};                   ///< for each wait of a collective
+  std::shared_ptr<std::byte> shared{};  ///< collective::file, mapped
+  hvd::handle end{};
 };
 
-/// All ranks call the same collectives in the same order, without negotiation. A blocking collective runs on its
-/// caller's thread if no other is in flight. Other collectives wait in a queue, until the group's thread or a waiting
-/// thread runs them. Messages have their own transport and thread, so no collective waits for them.
-///
-/// Any thread may call any function. Calls that wait take `interrupted` and call it about every millisecond on the
-/// waiting thread. If it returns true while a collective runs there, that collective ends, and the group with it.
+/// A queue of torch.distributed, whose calls are recorded and counted. Any thread may call any function.
 class group {
  public:
-  using interrupted = bool (*)();
+  /// Collective. `by_signal`: see hvd::queue_options.
+  group(hvd::any_transport ranks, const hvd::interruption& by_signal)
+      : hosts_(ranks.host_of()), transport_(ranks.held_name()), calls_(std::move(ranks), {true, by_signal}) {}
 
-  explicit group(std::unique_ptr<connection> c);
-  group(const group&) = delete;
-  group& operator=(const group&) = delete;
-  ~group() { close(); }
-
-  [[nodiscard]] int rank() const { return connection_->rank(); }
-  [[nodiscard]] int size() const { return connection_->size(); }
-  [[nodiscard]] std::vector<int> hosts() const { return connection_->hosts(); }
+  [[nodiscard]] int rank() const { return calls_.rank(); }
+  [[nodiscard]] int size() const { return calls_.size(); }
+  [[nodiscard]] const std::vector<int>& hosts() const { return hosts_; }
 
   /// Returns when the collective is done. Throws its error.
-  void run(pending& p, interrupted by_signal);
-  std::shared_ptr<pending> submit(std::shared_ptr<pending> p);
-  /// Sends or receives. `at_once`: the caller waits next, and does the work on its own thread.
-  std::shared_ptr<pending> post(std::shared_ptr<pending> p, bool at_once);
+  void run(pending& p);
+  void submit(const std::shared_ptr<pending>& p, std::shared_ptr<void> keep);
+  /// Sends or receives. `waits`: the caller waits next, and does the work on its own thread.
+  void post(pending& p, hvd::detail::tagged_message message, bool waits, std::shared_ptr<void> keep);
+  /// Returns false if it is not done after `limit`. Throws its error, or `aborted` if interrupted.
+  bool wait(const pending& p, std::optional<seconds> limit);
 
-  /// Waits until it is done; returns false if it is not after `limit`. Throws its error, or `aborted` if interrupted.
-  bool wait(pending& p, std::optional<seconds> limit, interrupted by_signal);
-  [[nodiscard]] bool poll(const pending& p);
-  /// Passes `function` to `callbacks` when the operation ends, or at once if it has ended.
-  void when_done(pending& p, std::shared_ptr<void> function);
-
-  /// Allocates memory shared by the ranks of a host. Collective.
-  std::shared_ptr<std::byte> alloc_shared(std::size_t bytes, interrupted by_signal);
-  std::shared_ptr<std::byte> map_shared(int fd, std::size_t bytes, interrupted by_signal);
+  /// Memory shared by the ranks of a host; collective. Null if not possible.
+  std::shared_ptr<std::byte> alloc_shared(std::size_t bytes);
+  std::shared_ptr<std::byte> map_shared(int fd, std::size_t bytes);
 
   /// Writes the process's timeline to this file from now on. Collective.
-  void start_timeline(const std::string& path, interrupted by_signal);
-
+  void start_timeline(const std::string& path);
   /// Sets the process set and the ranks of the job under which the timeline shows the group. Call it before the first
   /// use.
   void describe(int set, const std::vector<int>& ranks);
 
-  /// Ends all operations in flight, here and on all other ranks of the group.
-  void abort() noexcept;
+  void abort() noexcept { calls_.abort(); }
   /// Leaves the group when all operations in flight have ended. Aborts those that have not ended within `limit`.
-  void close(seconds limit = seconds(5)) noexcept;
+  void close(seconds limit) noexcept { calls_.close(limit); }
 
  private:
-  using lock = std::unique_lock<std::mutex>;
+  void perform(hvd::any_transport& comm, pending& p);
 
-  /// Runs `f(connection)` alone on this thread, after all collectives called before.
-  template <class F>
-  auto exclusively(interrupted by_signal, const F& f);
-  void perform(pending& p);
-  void run_next(lock& held);
-  void finish(pending& p, const std::optional<hvd::error>& problem);
-  void drive();
-
-  void move_messages(lock& held, bool waits);
-  void carry(lock& held, const pending* until);
-  void drive_messages();
-
-  static bool wants_out(void* self);
-
-  const std::unique_ptr<connection> connection_;
-  std::atomic<bool> aborting_{false};
+  const std::vector<int> hosts_;
+  const std::string_view transport_;  // its name in a timeline
   std::atomic<int> set_{0};
-
-  std::mutex mutex_;
-  std::condition_variable ended_;  // notified when an operation ends
-  bool closing_ = false;
-
-  std::deque<std::shared_ptr<pending>> queue_;  // collectives
-  bool running_ = false;                        // a collective runs, on some thread
-  helper_thread driver_;
-
-  std::deque<std::shared_ptr<pending>> posted_, in_flight_;  // messages before and after they reach the connection
-  std::atomic<bool> woken_{false};                           // there are posted messages
-  bool carrying_ = false;                                    // a thread moves messages
-  std::optional<hvd::error> broken_;                         // the error that ended all messages
-  helper_thread carrier_;
+  hvd::queue calls_;
 };
+
+/// A group of one rank; and of ranks of this host that pass the same name. `check`: see hvd::failure_policy. Throws
+/// hvd::ShmTransport's errors.
+hvd::any_transport alone();
+hvd::any_transport over_shared_memory(const std::string& name, int rank, int size, double timeout, bool check);
 
 }  // namespace hvd_python

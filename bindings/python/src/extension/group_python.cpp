@@ -1,6 +1,7 @@
 #include "group_python.hpp"
 
 #include "callbacks.hpp"
+#include "connected.hpp"
 #include "group_timeline.hpp"
 #include "memory.hpp"
 #include "metrics.hpp"
@@ -31,7 +32,7 @@ using clock = std::chrono::steady_clock;
 thread_local std::array<PyObject*, 3> raised_here{};
 
 /// Runs the handlers of pending signals, as Python itself does on its main thread. The GIL is released.
-bool interrupted_by_signal() {
+bool interrupted_by_signal(void* /*unused*/) {
   static thread_local clock::time_point next{};
   const clock::time_point now = clock::now();
   if (now < next) return false;
@@ -91,9 +92,8 @@ struct pending_object {
 bool wait(const pending_object& p, std::optional<double> limit) {
   if (limit && std::isnan(*limit))
     throw nb::value_error("hvd: the time limit is not a number; pass seconds, or no limit");
-  const bool done = without_gil([&] {
-    return p.of->wait(*p.what, limit ? std::optional(seconds(*limit)) : std::nullopt, &interrupted_by_signal);
-  });
+  const bool done =
+      without_gil([&] { return p.of->wait(*p.what, limit ? std::optional(seconds(*limit)) : std::nullopt); });
   released_objects::instance().drain();
   return done;
 }
@@ -108,8 +108,9 @@ pending_object submit(const group_object& g, int kind, std::uintptr_t in, std::u
   p->what.may_share = may_share;
   p->what.file = file;
   p->timeout = seconds(timeout);
-  if (keep) p->keep = keep_alive(*keep);
-  return {to, without_gil([&] { return to->submit(p); })};
+  const std::shared_ptr<void> kept = keep ? keep_alive(*keep) : nullptr;
+  without_gil([&] { to->submit(p, kept); });
+  return {to, p};
 }
 
 void run(const group_object& g, int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count, int type, int op,
@@ -119,7 +120,7 @@ void run(const group_object& g, int kind, std::uintptr_t in, std::uintptr_t out,
   p.what = read(kind, in, out, count, type, op, factor, root, send, recv);
   p.what.may_share = may_share;
   p.timeout = seconds(timeout);
-  without_gil([&] { to->run(p, &interrupted_by_signal); });
+  without_gil([&] { to->run(p); });
 }
 
 pending_object post(const group_object& g, bool sends, std::uintptr_t data, std::size_t bytes, int peer,
@@ -133,15 +134,11 @@ pending_object post(const group_object& g, bool sends, std::uintptr_t data, std:
                               .c_str());
   }
   auto p = std::make_shared<pending>();
-  p->message = std::make_shared<hvd::detail::tagged_message>();
-  p->message->sends = sends;
-  p->message->data = reinterpret_cast<std::byte*>(data);
-  p->message->bytes = bytes;
-  p->message->peer = peer;
-  p->message->tag = tag;
-  if (timeout > 0) p->message->deadline = hvd::detail::deadline_after(seconds(timeout));
-  if (keep) p->keep = keep_alive(*keep);
-  return {to, without_gil([&] { return to->post(p, at_once); })};
+  hvd::detail::tagged_message message{sends, reinterpret_cast<std::byte*>(data), bytes, peer, tag};
+  if (timeout > 0) message.deadline = hvd::detail::deadline_after(seconds(timeout));
+  const std::shared_ptr<void> kept = keep ? keep_alive(*keep) : nullptr;
+  without_gil([&] { to->post(*p, message, at_once, kept); });
+  return {to, p};
 }
 
 nb::object shared(std::shared_ptr<std::byte> data, std::size_t bytes) {
@@ -153,14 +150,17 @@ nb::object shared(std::shared_ptr<std::byte> data, std::size_t bytes) {
 void define_group(nb::module_& m) {
   nb::class_<pending_object>(m, "Pending")
       .def("wait", &wait, nb::arg("limit") = nb::none())
-      .def("poll", [](const pending_object& p) { return p.of->poll(*p.what); })
-      .def("then", [](const pending_object& p, nb::object f) { p.of->when_done(*p.what, keep_alive(f)); })
+      .def("poll", [](const pending_object& p) { return p.what->end.poll(); })
+      .def("then",
+           [](const pending_object& p, nb::object f) {
+             p.what->end.then([f = keep_alive(f)](const hvd::handle&) { callbacks::of_groups().add(f); });
+           })
       .def_prop_ro("shared",
                    [](const pending_object& p) {
                      const collective& c = p.what->what;
                      return shared(p.what->shared, c.count * hvd::size_of(c.type));
                    })
-      .def_prop_ro("source", [](const pending_object& p) { return p.what->message ? p.what->message->source : -1; });
+      .def_prop_ro("source", [](const pending_object& p) { return p.what->end.source(); });
 
   nb::class_<group_object>(m, "Group")
       .def_prop_ro("rank", [](const group_object& g) { return g.get()->rank(); })
@@ -172,17 +172,17 @@ void define_group(nb::module_& m) {
       .def("alloc_shared",
            [](const group_object& g, std::size_t bytes) {
              const auto to = g.get();
-             return shared(without_gil([&] { return to->alloc_shared(bytes, &interrupted_by_signal); }), bytes);
+             return shared(without_gil([&] { return to->alloc_shared(bytes); }), bytes);
            })
       .def("map_shared",
            [](const group_object& g, int fd, std::size_t bytes) {
              const auto to = g.get();
-             return shared(without_gil([&] { return to->map_shared(fd, bytes, &interrupted_by_signal); }), bytes);
+             return shared(without_gil([&] { return to->map_shared(fd, bytes); }), bytes);
            })
       .def("start_timeline",
            [](const group_object& g, const std::string& path) {
              const auto to = g.get();
-             without_gil([&] { to->start_timeline(path, &interrupted_by_signal); });
+             without_gil([&] { to->start_timeline(path); });
            })
       .def("describe",
            [](const group_object& g, int set, const std::vector<int>& ranks) { g.get()->describe(set, ranks); })
@@ -195,18 +195,21 @@ void define_group(nb::module_& m) {
       .def("close", &group_object::close, nb::arg("limit") = 5.0)
       .def("forget", &group_object::forget);
 
+  const auto made = [](hvd::any_transport ranks) {
+    return group_object(std::make_shared<group>(std::move(ranks), hvd::interruption{&interrupted_by_signal}));
+  };
   m.def(
-      "group_alone", [] { return group_object(group_alone()); }, nb::call_guard<released_gil>());
+      "group_alone", [made] { return made(alone()); }, nb::call_guard<released_gil>());
   m.def(
       "group_shm",
-      [](const std::string& name, int rank, int size, double timeout, bool check) {
-        return group_object(group_shm(name, rank, size, timeout, check));
+      [made](const std::string& name, int rank, int size, double timeout, bool check) {
+        return made(over_shared_memory(name, rank, size, timeout, check));
       },
       nb::call_guard<released_gil>());
-  m.def("group_over", [](const nb::capsule& made) {
-    auto& held = *static_cast<std::unique_ptr<connection>*>(made.data("hvd.connection"));
-    if (!held) throw nb::value_error("hvd: this connection is a group already");
-    return group_object(std::move(held));
+  m.def("group_over", [made](const nb::capsule& connected) {
+    hvd::any_transport ranks = taken_from(connected);
+    const released_gil released;
+    return made(std::move(ranks));
   });
   m.def("next_group_callback", [] { return callbacks::of_groups().next(); });
   m.def("mark_group_step", [](std::uint64_t samples) { timeline_entry::mark_step(samples); });

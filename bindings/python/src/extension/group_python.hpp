@@ -1,7 +1,6 @@
-// group_python.hpp: the Python class Group. Two modules create groups.
+// group_python.hpp: the Python class Group.
 #pragma once
 
-#include "connection.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "group.hpp"
@@ -17,7 +16,7 @@ namespace hvd_python {
 /// All functions need the GIL, and release it while they wait.
 class group_object {
  public:
-  explicit group_object(std::unique_ptr<connection> c) : group_(std::make_shared<group>(std::move(c))) {}
+  explicit group_object(std::shared_ptr<group> g) : group_(std::move(g)) {}
 
   /// The group. Raises ValueError if it is closed.
   [[nodiscard]] std::shared_ptr<group> get() const {
@@ -30,9 +29,8 @@ class group_object {
     const released_gil released;
     last->close(seconds(limit));
   }
-  /// For a forked child, which has none of the group's threads and is not a rank. Leaks the group instead of destroying
-  /// it.
-  void forget() { new std::shared_ptr<group>(std::move(group_)); }
+  /// For a forked child, where the group does nothing.
+  void forget() { group_.reset(); }
 
  private:
   std::shared_ptr<group> group_;

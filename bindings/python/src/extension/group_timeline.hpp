@@ -1,8 +1,9 @@
 // group_timeline.hpp: records groups' operations in the process's timeline, and counts them.
 #pragma once
 
-#include "connection.hpp"
+#include "collective.hpp"
 
+#include <hvd/engine/clock.hpp>
 #include <hvd/engine/metrics.hpp>
 #include <hvd/timeline.hpp>
 

@@ -243,12 +243,10 @@ void define_job(nb::module_& m) {
   m.def(
       "connect",
       [how](const nb::capsule& made, const hvd::nccl_options* nccl) {
-        auto* const ranks = static_cast<connected*>(made.data("hvd.connected"));
-        if (ranks->hosts.empty()) throw nb::value_error("hvd: these ranks are a job already");
         const session_options options = how(nccl);
-        connected mine{std::move(ranks->comm), std::exchange(ranks->hosts, {})};  // before another thread has the GIL
+        hvd::any_transport ranks = taken_from(made);
         const released_gil released;
-        return job(connect(std::move(mine), options));
+        return job(connect(std::move(ranks), options));
       },
       nb::arg("connected"), nb::arg("nccl") = nb::none());
   m.def(

@@ -1,8 +1,6 @@
 // session.cpp: the engine of a job, in a file of its own, because it takes long to compile.
 #include "session.hpp"
 
-#include "connected.hpp"
-
 #include <hvd/any_transport.hpp>
 #include <hvd/gpu.hpp>
 #include <hvd/transport/self.hpp>
@@ -20,12 +18,12 @@ namespace {
 
 class engine_session final : public session {
  public:
-  engine_session(connected ranks, const session_options& how)
-      : ranks_(std::move(ranks)), engine_(ranks_.comm, hvd::NcclOnDemand(how.nccl), options_of(how)) {}
+  engine_session(hvd::any_transport ranks, const session_options& how)
+      : ranks_(std::move(ranks)), engine_(ranks_, hvd::NcclOnDemand(how.nccl), options_of(how)) {}
 
   int rank() const override { return engine_.rank(); }
   int size() const override { return engine_.size(); }
-  std::vector<int> hosts() const override { return ranks_.hosts; }
+  std::vector<int> hosts() const override { return ranks_.host_of(); }
   hvd::handle submit(hvd::request r, int process_set, bool wake) override {
     return engine_.submit(std::move(r), process_set, wake);
   }
@@ -50,26 +48,20 @@ class engine_session final : public session {
     return options;
   }
 
-  connected ranks_;
+  hvd::any_transport ranks_;
   hvd::Engine<hvd::any_transport, hvd::NcclOnDemand> engine_;  // NCCL is loaded when the first GPU tensor arrives
 };
 
-/// All ranks are on one host.
-connected on_one_host(hvd::any_transport comm) {
-  std::vector<int> hosts(static_cast<std::size_t>(comm.size()));
-  return {std::move(comm), std::move(hosts)};
-}
-
 }  // namespace
 
-std::shared_ptr<session> connect(connected&& ranks, const session_options& how) {
+std::shared_ptr<session> connect(hvd::any_transport ranks, const session_options& how) {
   return std::make_shared<engine_session>(std::move(ranks), how);
 }
 std::shared_ptr<session> connect_alone(const session_options& how) {
-  return connect(on_one_host(hvd::any_transport(hvd::SelfTransport())), how);
+  return connect(hvd::any_transport(hvd::SelfTransport()), how);
 }
 std::shared_ptr<session> connect_shm(const std::string& name, int rank, int size, const session_options& how) {
-  return connect(on_one_host(hvd::any_transport(hvd::ShmTransport(name, rank, size))), how);
+  return connect(hvd::any_transport(hvd::ShmTransport(name, rank, size)), how);
 }
 
 }  // namespace hvd_python

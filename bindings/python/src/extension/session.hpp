@@ -13,6 +13,10 @@
 #include <utility>
 #include <vector>
 
+namespace hvd::inline HVD_ABI {
+class any_transport;
+}
+
 namespace hvd_python {
 
 /// See hvd::Engine for each function. Any thread may call any of them except the destructor.
@@ -42,15 +46,13 @@ class session {
   virtual void shutdown() = 0;
 };
 
-struct connected;
-
 struct session_options {
   hvd::nccl_options nccl{};
   std::shared_ptr<hvd::Timeline> records_in{};  ///< see hvd::engine_options
 };
 
 /// A job of connected ranks. Throws hvd::Engine's errors.
-std::shared_ptr<session> connect(connected&& ranks, const session_options& how);
+std::shared_ptr<session> connect(hvd::any_transport ranks, const session_options& how);
 /// A job of one process. Throws hvd::Engine's errors.
 std::shared_ptr<session> connect_alone(const session_options& how);
 /// A job of processes of this host. Throws the errors of hvd::ShmTransport and hvd::Engine.

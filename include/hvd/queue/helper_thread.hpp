@@ -1,5 +1,8 @@
-// helper_thread.hpp: decides when a group's own thread takes over work that the program's threads may do themselves.
+// hvd/queue/helper_thread.hpp: decides when a queue's own thread takes over work that the program's threads may do
+// themselves.
 #pragma once
+
+#include <hvd/version.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -7,11 +10,11 @@
 #include <thread>
 #include <utility>
 
-namespace hvd_python {
+namespace hvd::inline HVD_ABI::detail {
 
-/// A thread for work that nobody waits for. Waking it costs more than a small operation. If the program waited at once
-/// for the last small operation, the thread is not woken for the next one, and checks by itself a little later. Guarded
-/// by the group's mutex.
+/// A thread for work that nobody waits for. Waking it costs more than a quick call. If the program waited at once for
+/// the last quick call, the thread is not woken for the next one, and checks by itself a little later. Guarded by the
+/// mutex of its owner.
 class helper_thread {
  public:
   using lock = std::unique_lock<std::mutex>;
@@ -19,25 +22,25 @@ class helper_thread {
 
   /// Work was added. `run`: the thread's function; the first call starts the thread.
   template <class Run>
-  void added(bool small, const Run& run) {
+  void added(bool quick, const Run& run) {
     if (!thread_.joinable()) thread_ = std::thread(run);
     last_ = clock::now();
-    if (!(small && waited_at_once_ && looks_)) work_.notify_one();
+    if (!(quick && waited_at_once_ && looks_)) work_.notify_one();
   }
   /// Another thread has left work behind.
   void left() {
     if (!looks_) work_.notify_one();
   }
-  /// A thread of the program does the last added small work.
+  /// A thread of the program does the last added quick work.
   void not_needed() { waited_at_once_ = true; }
-  /// The group ends.
+  /// The owner ends.
   void end() { work_.notify_all(); }
   void join() {
     if (thread_.joinable()) thread_.join();
   }
 
   /// Called on the thread: waits for work. `ready()`: there is work, and nobody does it. `urgent(now)`: it is not
-  /// small, or has waited for long. Returns false if `over()`.
+  /// quick, or has waited for long. Returns false if `over()`.
   template <class Ready, class Urgent, class Over>
   bool wait(lock& held, const Ready& ready, const Urgent& urgent, const Over& over) {
     while (!over()) {
@@ -68,4 +71,4 @@ class helper_thread {
   clock::time_point last_{};
 };
 
-}  // namespace hvd_python
+}  // namespace hvd::inline HVD_ABI::detail

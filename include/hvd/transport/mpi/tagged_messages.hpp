@@ -1,10 +1,11 @@
-// mpi_messages.hpp: tagged messages over an MPI, which does the matching.
+// hvd/transport/mpi/tagged_messages.hpp: tagged messages over an MPI, which does the matching.
 #pragma once
 
+#include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/tagged_message.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/futex.hpp>
-#include <hvd/transport/mpi.hpp>
+#include <hvd/transport/mpi/group.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -19,13 +20,13 @@
 
 #include <sched.h>
 
-namespace hvd_python {
+namespace hvd::inline HVD_ABI::detail {
 
-/// Has the functions of hvd::detail::tagged_messages. Takes over a communicator with MPI_ERRORS_RETURN that has no
+/// Takes over a communicator with MPI_ERRORS_RETURN that has no
 /// other user. MPI does not report lost ranks: its launcher ends the job, or deadlines end the waits.
-class mpi_messages {
+class mpi_messages final : public message_channel {
  public:
-  using message = hvd::detail::tagged_message;
+  using message = tagged_message;
   using clock = message::clock;
 
   explicit mpi_messages(MPI_Comm own) : comm_(own) {
@@ -34,26 +35,24 @@ class mpi_messages {
     MPI_Comm_get_attr(comm_, MPI_TAG_UB, &most, &found);
     if (found != 0 && most != nullptr) most_tag_ = *most;
   }
-  mpi_messages(const mpi_messages&) = delete;
-  mpi_messages& operator=(const mpi_messages&) = delete;
-  ~mpi_messages() {
+  ~mpi_messages() override {
     int finalized = 0;
     // After a failure, MPI may wait for the other ranks there.
     if (idle() && MPI_Finalized(&finalized) == MPI_SUCCESS && finalized == 0) MPI_Comm_free(&comm_);
   }
 
-  void post(std::shared_ptr<message> m) {
+  void post(std::shared_ptr<message> m) override {
     const int tag = tag_of(m->tag);
     transfer t{std::move(m), MPI_REQUEST_NULL, tag, {}};
     if (t.what->sends) {
-      const hvd::detail::mpi_bytes bytes(t.what->bytes, INT_MAX);
+      const mpi_bytes bytes(t.what->bytes, INT_MAX);
       check(MPI_Isend(t.what->data, bytes.count(), bytes.type(), t.what->peer, tag, comm_, &t.request), "MPI_Isend");
     }
     all_.push_back(std::move(t));
   }
-  [[nodiscard]] bool idle() const noexcept { return all_.empty(); }
-  bool progress() {
-    if (aborted_) throw hvd::error(hvd::error_kind::aborted, "messages over MPI: this rank has given up");
+  [[nodiscard]] bool idle() const noexcept override { return all_.empty(); }
+  bool progress() override {
+    if (aborted_) throw error(error_kind::aborted, "messages over MPI: this rank has given up");
     bool moved = false;
     const clock::time_point now = clock::now();
     for (auto t = all_.begin(); t != all_.end();) {
@@ -71,17 +70,16 @@ class mpi_messages {
     return moved;
   }
   /// MPI moves messages only while it is polled, so this is short.
-  template <class Woken>
-  void wait(const Woken& woken) {
+  void wait(function_ref<bool()> woken) override {
     if (++waits_ % 256 != 0 || woken()) {
       ::sched_yield();
     } else {
-      hvd::detail::nap(std::chrono::microseconds(50));
+      nap(std::chrono::microseconds(50));
     }
   }
-  void wake() noexcept {}
-  void abort() noexcept { aborted_ = true; }
-  void fail_all(const hvd::error& why) {
+  void wake() noexcept override {}
+  void abort() noexcept override { aborted_ = true; }
+  void fail_all(const error& why) override {
     for (transfer& t : all_) {
       drop(t);
       t.what->fail(why);
@@ -103,14 +101,14 @@ class mpi_messages {
   [[nodiscard]] int tag_of(std::int64_t tag) const {
     if (tag < 0) return most_tag_;
     if (tag >= most_tag_) {
-      hvd::detail::fail(hvd::error_kind::invalid_argument,
-                        {"tag ", tag, " is beyond what this MPI takes; allowed: 0 to ", most_tag_ - 1});
+      fail(error_kind::invalid_argument,
+           {"tag ", tag, " is beyond what this MPI takes; allowed: 0 to ", most_tag_ - 1});
     }
     return static_cast<int>(tag);
   }
   static void check(int code, const char* function) {
     if (code != MPI_SUCCESS) {
-      hvd::detail::fail(hvd::detail::mpi_error_kind(code), {function, " failed: ", hvd::detail::mpi_text(code)});
+      fail(mpi_error_kind(code), {function, " failed: ", mpi_text(code)});
     }
   }
   /// Whether MPI moves the message. A receive is matched first, so that its length is known.
@@ -127,7 +125,7 @@ class mpi_messages {
     MPI_Get_elements_x(&status, MPI_BYTE, &t.length);
     const auto bytes = static_cast<std::size_t>(t.length);
     if (bytes != m.bytes) t.dropped.resize(bytes);
-    const hvd::detail::mpi_bytes what(bytes, INT_MAX);
+    const mpi_bytes what(bytes, INT_MAX);
     check(MPI_Imrecv(bytes == m.bytes ? m.data : t.dropped.data(), what.count(), what.type(), &found, &t.request),
           "MPI_Imrecv");
     return true;
@@ -140,9 +138,9 @@ class mpi_messages {
     if (m.sends || t.length == static_cast<MPI_Count>(m.bytes)) {
       m.end();
     } else {
-      m.fail({hvd::error_kind::mismatch,
-              hvd::detail::joined({"recv: expected ", m.bytes, " bytes from rank ", m.source, " but it sent ",
-                                   static_cast<std::int64_t>(t.length), "; the message was dropped"}),
+      m.fail({error_kind::mismatch,
+              joined({"recv: expected ", m.bytes, " bytes from rank ", m.source, " but it sent ",
+                      static_cast<std::int64_t>(t.length), "; the message was dropped"}),
               m.source});
     }
     return true;
@@ -155,12 +153,11 @@ class mpi_messages {
   static void expire(transfer& t) {
     drop(t);
     message& m = *t.what;
-    const std::string who = m.peer < 0 ? std::string("any rank") : hvd::detail::joined({"rank ", m.peer});
-    m.fail(
-        {hvd::error_kind::timeout,
-         hvd::detail::joined({m.sends ? "send" : "recv", ": Timed out waiting for ", m.sends ? "" : "a message from ",
-                              who, m.sends ? " to receive" : "", " with tag ", m.tag}),
-         m.peer});
+    const std::string who = m.peer < 0 ? std::string("any rank") : joined({"rank ", m.peer});
+    m.fail({error_kind::timeout,
+            joined({m.sends ? "send" : "recv", ": Timed out waiting for ", m.sends ? "" : "a message from ", who,
+                    m.sends ? " to receive" : "", " with tag ", m.tag}),
+            m.peer});
   }
 
   MPI_Comm comm_;
@@ -170,4 +167,4 @@ class mpi_messages {
   std::atomic<bool> aborted_{false};
 };
 
-}  // namespace hvd_python
+}  // namespace hvd::inline HVD_ABI::detail
