@@ -104,7 +104,7 @@ void reduce_vector(communicator& comm, const void* in, void* out, std::size_t co
                    double prescale = 1.0, double postscale = 1.0) {
   checked a(comm, Call::kind, type);
   a.buffer("input", in, count).buffer("output", out, count).apart(in, count, out, count, in == out);
-  if constexpr (Call::kind == operation::scan) {
+  if constexpr (Call::kind == operation::scan || Call::kind == operation::exscan) {
     if (op == HVD_AVERAGE) {
       a.found().refuse(
           {"there is no average, because each rank combines a different number of ranks; use HVD_SUM and divide"});

@@ -180,6 +180,10 @@ int hvd_scan(hvd_comm comm, const void* in, void* out, size_t count, int dtype, 
   return on(comm, "scan",
             [&](communicator& group) { c::reduce_vector<hvd::scan_call>(group, in, out, count, dtype, op); });
 }
+int hvd_exscan(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int op) {
+  return on(comm, "exscan",
+            [&](communicator& group) { c::reduce_vector<hvd::exscan_call>(group, in, out, count, dtype, op); });
+}
 int hvd_broadcast(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int root) {
   return on(comm, "broadcast", [&](communicator& group) { c::broadcast(group, in, out, count, dtype, root); });
 }

@@ -64,7 +64,7 @@ std::uint32_t answered() {
          one(std::type_identity<hvd::reduce_scatter_call>()) | one(std::type_identity<hvd::allgather_call>()) |
          one(std::type_identity<hvd::broadcast_call>()) | one(std::type_identity<hvd::alltoall_call>()) |
          one(std::type_identity<hvd::gather_call>()) | one(std::type_identity<hvd::scatter_call>()) |
-         one(std::type_identity<hvd::scan_call>());
+         one(std::type_identity<hvd::scan_call>()) | one(std::type_identity<hvd::exscan_call>());
 }
 
 }  // namespace
@@ -101,6 +101,10 @@ TEST_CASE("the model of scan: a message of the whole vector and a combination in
     const hvd::workload w{.kind = operation::scan, .bytes = 1 << 20, .ranks = ranks, .commutative = false};
     CHECK(model(w) == choice::recursive_doubling);
     CHECK(model.time(choice::recursive_doubling, w) == doctest::Approx(steps * (1000 + 1.5 * (1 << 20))));
+    hvd::workload exclusive = w;  // two combinations
+    exclusive.kind = operation::exscan;
+    CHECK(model(exclusive) == choice::recursive_doubling);
+    CHECK(model.time(choice::recursive_doubling, exclusive) == doctest::Approx(steps * (1000 + 2.0 * (1 << 20))));
   }
 }
 
@@ -219,7 +223,7 @@ TEST_CASE("a table that cannot be read names the place and what is allowed") {
   const auto refused = [](const char* text) { return message_of([&] { hvd::tuning_table table(text); }); };
   CHECK(refused("allreduc:0-4k=ring") ==
         "hvd: HVD_TUNING=\"allreduc:0-4k=ring\", character 1: allowed: allreduce, reduce, reduce_scatter, allgather, "
-        "broadcast, alltoall, gather, scatter, scan");
+        "broadcast, alltoall, gather, scatter, scan, exscan");
   CHECK(refused("allreduce:0-4k=bruck") ==
         "hvd: HVD_TUNING=\"allreduce:0-4k=bruck\", character 16: allowed: ring, tree, recursive_doubling, "
         "halving_doubling, double_tree, native");

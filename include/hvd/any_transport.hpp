@@ -39,7 +39,7 @@ namespace detail {
 /// One of the calls in hvd/call.hpp.
 using any_call = std::variant<const allreduce_call*, const reduce_call*, const reduce_scatter_call*,
                               const allgather_call*, const broadcast_call*, const alltoall_call*, const gather_call*,
-                              const scatter_call*, const scan_call*>;
+                              const scatter_call*, const scan_call*, const exscan_call*>;
 
 /// The transport in an any_transport: all that engines need of it, and more. The arguments of all calls have been
 /// checked.

@@ -30,14 +30,15 @@ enum class operation : unsigned char {
   send,            ///< a message to one rank
   recv,            ///< a message from one rank
   scan,            ///< the reduction of the inputs of all ranks up to this one
+  exscan,          ///< the same, without this one
 };
 
 /// The name of the function, such as "reduce_scatter"; "unknown" for an invalid value.
 constexpr std::string_view name(operation op) noexcept {
-  constexpr std::string_view names[] = {
-      "barrier", "allreduce", "reduce", "reduce_scatter", "allgather", "broadcast", "alltoall",
-      "gather",  "scatter",   "split",  "alloc_shared",   "send",      "recv",      "scan"};
-  static_assert(std::size(names) == static_cast<std::size_t>(operation::scan) + 1, "a name for each operation");
+  constexpr std::string_view names[] = {"barrier",      "allreduce", "reduce", "reduce_scatter", "allgather",
+                                        "broadcast",    "alltoall",  "gather", "scatter",        "split",
+                                        "alloc_shared", "send",      "recv",   "scan",           "exscan"};
+  static_assert(std::size(names) == static_cast<std::size_t>(operation::exscan) + 1, "a name for each operation");
   const auto index = static_cast<std::size_t>(op);
   return index < std::size(names) ? names[index] : "unknown";
 }
@@ -190,6 +191,16 @@ struct scan_call {
   [[nodiscard]] scan_call with(const reduction& other) const noexcept { return {in, out, count, other}; }
 };
 
+/// Like scan, of the ranks before this one: on rank 0 `out` is not touched.
+struct exscan_call {
+  static constexpr operation kind = operation::exscan;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;
+  const reduction& op;
+  [[nodiscard]] exscan_call with(const reduction& other) const noexcept { return {in, out, count, other}; }
+};
+
 // ---- what the calls have in common: nothing below names one of them ----------------------------------------------
 
 /// A call that reduces. `with` makes the same call with another reduction.
@@ -253,6 +264,8 @@ std::size_t output_bytes(const Call& c, int rank) noexcept {
   } else {
     if constexpr (Call::kind == operation::reduce || Call::kind == operation::gather) {
       if (rank != c.root) return 0;
+    } else if constexpr (Call::kind == operation::exscan) {
+      if (rank == 0) return 0;
     }
     return extent_of(c).bytes();
   }

@@ -48,7 +48,7 @@ namespace hvd::inline HVD_ABI {
 /// | reduce_scatter, allgather     | S (N-1)/N                    | up to L times as much      |
 /// | gather, scatter               | its ranks' blocks            | the same, in L messages    |
 /// | alltoall                      | its ranks' blocks for others | the same                   |
-/// | scan                          | as by `Cross` alone          | the same                   |
+/// | scan, exscan                  | as by `Cross` alone          | the same                   |
 ///
 /// The number of lanes is the smallest number of ranks on any host; all lanes carry their slices of the data at the
 /// same time. Small messages go through one rank of each host (hierarchy_sizes). With one rank on each host everything

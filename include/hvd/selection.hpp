@@ -64,8 +64,8 @@ inline constexpr std::array operations_of{
     bits_of(operation::allreduce, operation::reduce_scatter, operation::allgather, operation::broadcast,
             operation::alltoall),  // ring
     bits_of(operation::allreduce, operation::reduce, operation::broadcast, operation::gather,
-            operation::scatter),                                           // tree
-    bits_of(operation::allreduce, operation::allgather, operation::scan),  // recursive_doubling
+            operation::scatter),                                                              // tree
+    bits_of(operation::allreduce, operation::allgather, operation::scan, operation::exscan),  // recursive_doubling
     bits_of(operation::allreduce, operation::reduce, operation::reduce_scatter,
             operation::broadcast),                                           // halving_doubling
     bits_of(operation::allreduce, operation::reduce, operation::broadcast),  // double_tree
@@ -105,7 +105,8 @@ struct default_tuning {
       case operation::allgather: return w.bytes <= long_bytes ? choice::recursive_doubling : choice::ring;
       case operation::broadcast: return w.bytes <= long_bytes ? choice::tree : choice::ring;
       case operation::alltoall: return choice::ring;
-      case operation::scan: return choice::recursive_doubling;
+      case operation::scan:
+      case operation::exscan: return choice::recursive_doubling;
       default: return choice::tree;
     }
   }
@@ -189,6 +190,7 @@ inline double cost_model::time(choice c, const workload& w) const noexcept {
         return odd ? 1.5 * up * alpha + 2 * S * part * beta : up * alpha + S * part * beta;
       }
       if (w.kind == operation::scan) return up * (alpha + S * beta + S * gamma);
+      if (w.kind == operation::exscan) return up * (alpha + S * beta + 2 * S * gamma);
       return (odd ? down + 2 : down) * (alpha + S * beta) + (odd ? down + 1 : down) * S * gamma;
     case choice::halving_doubling: {
       const double inner = (acting - 1) / acting;

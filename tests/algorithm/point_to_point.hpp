@@ -163,6 +163,21 @@ void check_scan(QueueTransport& t, const A& how, const Op& op, std::size_t count
 }
 
 template <class T, class A, class Op>
+void check_exscan(QueueTransport& t, const A& how, const Op& op, std::size_t count) {
+  if constexpr (!detail::divides_by_ranks<Op>) {
+    const reduction r = make_reduction<T>(op, t.size());
+    const auto mine = [&](std::size_t i) { return input<T>(t.rank(), i); };
+    const auto want = [&](std::size_t i) { return t.rank() == 0 ? mine(i) : expected<T>(op, i, t.rank()); };
+    guarded<T> in(inputs<T>(t.rank(), count)), out(inputs<T>(t.rank(), count));
+    how(t, exscan_call{in.bytes(), out.bytes(), count, r});
+    judge(t, out, want, "exscan");
+    judge(t, in, mine, "input of exscan");
+    how(t, exscan_call{in.bytes(), in.bytes(), count, r});
+    judge(t, in, want, "exscan in place");
+  }
+}
+
+template <class T, class A, class Op>
 void check_reduce(QueueTransport& t, const A& how, const Op& op, std::size_t count, int root) {
   const reduction r = make_reduction<T>(op, t.size());
   const bool at_root = t.rank() == root;

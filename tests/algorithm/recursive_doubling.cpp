@@ -17,6 +17,7 @@ using hvd::test::QueueTransport;
 static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::allreduce_call>);
 static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::allgather_call>);
 static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::scan_call>);
+static_assert(hvd::Answers<recursive_doubling, QueueTransport, hvd::exscan_call>);
 static_assert(recursive_doubling::rank_ordered);
 static_assert(recursive_doubling{} == recursive_doubling{});
 
@@ -57,6 +58,16 @@ TEST_CASE("recursive_doubling scan") {
       hvd::test::for_operations(
           [&]<class T>(T, const auto& op) { hvd::test::check_scan<T>(t, recursive_doubling{}, op, count); });
       hvd::test::check_scan<matrix>(t, recursive_doubling{}, matrix_product{}, count);
+    }
+  });
+}
+
+TEST_CASE("recursive_doubling exscan") {
+  hvd::test::on_all_sizes([](QueueTransport& t) {
+    for (const std::size_t count : hvd::test::element_counts) {
+      hvd::test::for_operations(
+          [&]<class T>(T, const auto& op) { hvd::test::check_exscan<T>(t, recursive_doubling{}, op, count); });
+      hvd::test::check_exscan<matrix>(t, recursive_doubling{}, matrix_product{}, count);
     }
   });
 }

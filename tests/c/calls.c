@@ -124,6 +124,10 @@ static void reductions(hvd_comm comm, int dtype, size_t count) {
       ALL(out, dtype, count, combined(op, 0, rank, size, i));
       OK(hvd_scan(comm, in, in, count, dtype, op));
       ALL(in, dtype, count, combined(op, 0, rank, size, i));
+
+      fill(dtype, count, rank);
+      OK(hvd_exscan(comm, in, in, count, dtype, op));
+      ALL(in, dtype, count, rank == 0 ? value(0, i) : combined(op, 0, rank - 1, size, i));
     }
 
     const size_t start = (size_t)rank * count;

@@ -31,6 +31,7 @@ static void no_communicator(hvd_comm none, const char* word) {
   REFUSED(hvd_allreduce_scaled(none, x, y, 1, HVD_FLOAT32, HVD_SUM, 1, 1), BAD, word);
   REFUSED(hvd_reduce(none, x, y, 1, HVD_FLOAT32, HVD_SUM, 0), BAD, word);
   REFUSED(hvd_scan(none, x, y, 1, HVD_FLOAT32, HVD_SUM), BAD, word);
+  REFUSED(hvd_exscan(none, x, y, 1, HVD_FLOAT32, HVD_SUM), BAD, word);
   REFUSED(hvd_broadcast(none, x, y, 1, HVD_FLOAT32, 0), BAD, word);
   REFUSED(hvd_allgather(none, x, y, 1, HVD_FLOAT32), BAD, word);
   REFUSED(hvd_allgather_v(none, x, y, counts, HVD_FLOAT32), BAD, word);
@@ -113,6 +114,7 @@ static void arguments(hvd_comm comm) {
     REFUSED(hvd_allreduce(comm, x, y, 1, t, HVD_ADASUM), BAD, where);
     REFUSED(hvd_reduce(comm, x, y, 1, t, HVD_SUM, 0), BAD, "reduce on rank ");
     REFUSED(hvd_scan(comm, x, y, 1, t, HVD_SUM), BAD, "scan on rank ");
+    REFUSED(hvd_exscan(comm, x, y, 1, t, HVD_SUM), BAD, "exscan on rank ");
     REFUSED(hvd_broadcast(comm, x, y, 1, t, 0), BAD, "broadcast on rank ");
     REFUSED(hvd_allgather(comm, x, y, 1, t), BAD, "allgather on rank ");
     REFUSED(hvd_gather(comm, x, y, 1, t, 0), BAD, "gather on rank ");
@@ -204,6 +206,7 @@ static void arguments(hvd_comm comm) {
   REFUSED(hvd_allreduce(comm, x, y, 1, HVD_COMPLEX64, HVD_MIN), BAD, "complex numbers have no order");
   REFUSED(hvd_allreduce_scaled(comm, x, y, 1, HVD_BOOL, HVD_MAX, 2, 1), BAD, "cannot be scaled");
   REFUSED(hvd_scan(comm, x, y, 1, HVD_FLOAT32, HVD_AVERAGE), BAD, "no average");
+  REFUSED(hvd_exscan(comm, x, y, 1, HVD_FLOAT32, HVD_AVERAGE), BAD, "no average");
   REFUSED(hvd_reduce(comm, x, y, 1, HVD_FLOAT32, HVD_ADASUM, 0), BAD, "adasum");
   const hvd_tensor narrow = {x, y, 1, HVD_INT32, HVD_FLOAT16};
   REFUSED(hvd_allreduce_list(comm, &narrow, 1, HVD_SUM), BAD, "cannot have the wire type");

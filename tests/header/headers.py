@@ -58,6 +58,7 @@ struct use {
     hvd::broadcast(comm, in);
     hvd::alltoall(comm, in, out);
     hvd::scan(comm, in);
+    hvd::exscan(comm, in);
     comm.split(0, comm.rank()).barrier();
     auto shared = comm.template alloc_shared<float>(2);
     hvd::allreduce(comm, shared);

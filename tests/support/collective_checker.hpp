@@ -165,6 +165,25 @@ class checker {
     whole_vector("scan", n, v, prefix_.data(), [&](auto... buffers) { hvd::scan(comm_, buffers..., op_, how_); });
   }
 
+  void exscan(std::size_t n, const variant& v) {
+    const std::span<T> in = given(v, mine(), n);
+    const std::span<T> out = v.in_place ? in : blank(v, n);
+    if (v.in_place) {
+      hvd::exscan(comm_, in, op_, how_);
+    } else {
+      hvd::exscan(comm_, constant(in), out, op_, how_);
+      unchanged(in, mine(), "exscan", v);
+    }
+    if (rank() > 0) {
+      for (std::size_t i = before_.size(); i < n; ++i) before_.push_back(expected<T>(op_, i, rank()));
+      equal(out, before_.data(), "exscan", v);
+    } else if (v.in_place) {
+      equal(in, mine(), "exscan", v);
+    } else {
+      untouched(out, "exscan", v);
+    }
+  }
+
   /// The collectives on blocks; `uniform` ones by the call without counts.
   void reduce_scatter(const std::vector<std::size_t>& counts, bool uniform, const variant& v) {
     const std::size_t start = start_of(counts, rank()), n = count_of(counts, rank());
@@ -278,6 +297,7 @@ class checker {
     if constexpr (answers<allreduce_call>) allreduce(n, v);
     if constexpr (answers<reduce_call>) reduce(n, v);
     if constexpr (answers<scan_call> && !detail::divides_by_ranks<Op>) scan(n, v);
+    if constexpr (answers<exscan_call> && !detail::divides_by_ranks<Op>) exscan(n, v);
     if constexpr (answers<broadcast_call>) broadcast(n, v);
     if constexpr (answers<reduce_scatter_call>) reduce_scatter(equal_blocks, true, v);
     if constexpr (answers<allgather_call>) allgather(equal_blocks, true, v);
@@ -389,7 +409,7 @@ class checker {
   void untouched(std::span<const T> out, const char* what, const variant& v) const {
     if (out.data() == nullptr) return;
     require(all_are(nothing, reinterpret_cast<const std::byte*>(out.data()), out.size_bytes()),
-            [&] { return say(what, v) + ": wrote to the output, but this rank is not the root"; });
+            [&] { return say(what, v) + ": wrote to the output, which this rank does not get"; });
     guarded(out, what, v);
   }
   void gathered(std::span<const T> out, const std::vector<std::size_t>& counts, const char* what,
@@ -400,7 +420,7 @@ class checker {
     guarded(out, what, v);
   }
 
-  std::vector<T> prefix_;  // results of scan, as far as they were needed
+  std::vector<T> prefix_, before_;  // results of scan and exscan, as far as they were needed
   C& comm_;
   buffers& memory_;
   const tables<T, Op>& table_;

@@ -165,6 +165,10 @@ void check_aligned(C& comm, std::byte* memory, std::size_t n, const How& how) {
     detail::run(comm, scan_call{from, to, n, r}, how);
     right(out, 0, comm.rank() + 1, "scan");
   }
+  if constexpr (Answers<How, C, exscan_call>) {
+    detail::run(comm, exscan_call{from, to, n, r}, how);
+    if (comm.rank() > 0) right(out, 0, comm.rank(), "exscan");
+  }
   if constexpr (Answers<How, C, reduce_call>) {
     detail::run(comm, reduce_call{from, to, n, r, 1}, how);
     if (comm.rank() == 1) right(out, 0, comm.size(), "reduce");
@@ -247,7 +251,7 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
     const std::size_t n = std::min(largest, below(std::size_t{2} << bits));
     const variant v{placements[below(5)], below(2) == 0, static_cast<int>(below(p)), static_cast<unsigned>(below(8))};
     const auto pattern = static_cast<unsigned>(below(5));
-    const std::size_t late = below(40), delay = below(300), kind = below(16);
+    const std::size_t late = below(40), delay = below(300), kind = below(17);
     if (late == 0 && delay % p == static_cast<std::size_t>(rank)) {
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
     }
@@ -268,7 +272,8 @@ void run_random(Checker& check, int rank, unsigned seed, int operations, std::si
       case 11: check.alltoall(n / p, v); break;
       case 12: check.alltoall_v(n / p, pattern, v); break;
       case 13: check.scan(n, v); break;
-      case 14: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
+      case 14: check.exscan(n, v); break;
+      case 15: check.gather(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v); break;
       default: check.scatter(pattern % 2 == 0 ? equal : counts, pattern % 2 == 0, v);
     }
   }

@@ -302,7 +302,7 @@ TEST_CASE("what MPI does not know is done by hvd's algorithms") {
     std::vector<hvd::half> all(6);
     require(none(hvd::allreduce_call{raw(h), raw(h), 2, r}) && none(hvd::reduce_call{raw(h), raw(h), 2, r, 0}) &&
                 none(hvd::reduce_scatter_call{raw(all), raw(h), blocks, r}) &&
-                none(hvd::scan_call{raw(h), raw(h), 2, r}),
+                none(hvd::scan_call{raw(h), raw(h), 2, r}) && none(hvd::exscan_call{raw(h), raw(h), 2, r}),
             "MPI reduces half");
     same(complaint(hvd::error::unsupported, [&] { hvd::allreduce(comm, h, hvd::sum, hvd::native{}); }),
          "hvd: allreduce of float16 by sum on rank " + std::to_string(comm.rank()) +

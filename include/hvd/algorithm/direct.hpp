@@ -84,15 +84,11 @@ struct direct {
   }
   template <PeerMemory T>
   void operator()(T& t, const scan_call& c) const {
-    detail::peer_memory& m = t.peers();
-    const std::size_t bytes = c.count * c.op.element_bytes;
-    const direct_sizes limits = sizes(m);
-    const detail::output how = c.in != c.out ? output_of(limits, bytes) : detail::output::cached;
-    detail::reduce_form form(m, c.in, c.out, c.count, c.op, -1, how);
-    form.inputs = m.rank() + 1;
-    // No buffer is used without staging, so none is located: the first chunk is staged before ranks compare their
-    // calls.
-    run(m, c, form, limits, limits.chunk_bytes, how, c.in, 0, [](const auto&) { return false; });
+    reduce_prefix(t.peers(), c, t.rank() + 1);
+  }
+  template <PeerMemory T>
+  void operator()(T& t, const exscan_call& c) const {
+    reduce_prefix(t.peers(), c, t.rank());
   }
   template <PeerMemory T>
   void operator()(T& t, const reduce_scatter_call& c) const {
@@ -206,6 +202,19 @@ struct direct {
       compare_and_run(m, d, scope, two, mapped);
       scope.leave();
     }
+  }
+
+  /// The reduction of the first `inputs` ranks.
+  template <class Call>
+  void reduce_prefix(detail::peer_memory& m, const Call& c, int inputs) const {
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const direct_sizes limits = sizes(m);
+    const detail::output how = c.in != c.out ? output_of(limits, bytes) : detail::output::cached;
+    detail::reduce_form form(m, c.in, c.out, c.count, c.op, -1, how);
+    form.inputs = inputs;
+    // No buffer is used without staging, so none is located: the first chunk is staged before ranks compare their
+    // calls.
+    run(m, c, form, limits, limits.chunk_bytes, how, c.in, 0, [](const auto&) { return false; });
   }
 
   /// Runs a form by an exchange or through the staging ring, unless `mapped` runs it directly in shared buffers.

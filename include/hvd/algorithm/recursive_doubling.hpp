@@ -21,12 +21,14 @@ namespace hvd::inline HVD_ABI {
 /// | allreduce | any other           | S (l + 1)     | l + 2, l = floor(log2 p) | S         |
 /// | allgather | any                 | S - a block   | ceil(log2 p)      | none             |
 /// | scan      | any                 | S ceil(log2 p) | ceil(log2 p)     | S                |
+/// | exscan    | any                 | S ceil(log2 p) | ceil(log2 p)     | 2 S              |
 ///
 /// (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
 /// 2005; for allgather on other than a power of two ranks: J. Bruck et al., "Efficient algorithms for
 /// all-to-all communications in multiport message-passing systems", 1997, without its final rotation: blocks
 /// are received directly into `out`, and a run that wraps around is sent as two messages; for scan: W. D. Hillis
-/// and G. L. Steele, "Data parallel algorithms", 1986.)
+/// and G. L. Steele, "Data parallel algorithms", 1986; exscan also keeps the result without the rank's own input, and
+/// combines twice in a step.)
 ///
 /// Both ranks of an exchange take the lower ranks' part as the left operand: all ranks get the same bits, in every run,
 /// and operations need not commute.
@@ -114,6 +116,42 @@ struct recursive_doubling {
     }
     if (mine != c.out) detail::copy_bytes(c.out, mine, bytes);
     c.op.finish(c.out, c.count);
+  }
+
+  template <PointToPoint T>
+  void operator()(T& t, const exscan_call& c) const {
+    const int rank = t.rank();
+    const std::size_t bytes = c.count * c.op.element_bytes;
+    const auto sends = [&](int distance) { return rank + distance < t.size(); };
+    const detail::temporary received(rank > 0 ? bytes : 0);
+    const detail::temporary with_own(sends(2) || c.op.prepares() ? bytes : 0);
+    const std::byte* mine = c.in;
+    if (c.op.prepares()) {
+      c.op.prepare(with_own.data(), c.in, c.count);
+      mine = with_own.data();
+    }
+    // `mine` has ranks rank - distance + 1 to rank, `out` the same without this one.
+    for (int distance = 1; distance < t.size(); distance *= 2) {
+      const int above = rank + distance, below = rank - distance;
+      if (sends(distance) && below >= 0) {
+        t.exchange(mine, bytes, above, received.data(), bytes, below);
+      } else if (sends(distance)) {
+        t.send(mine, bytes, above);
+      } else if (below >= 0) {
+        t.recv(received.data(), bytes, below);
+      }
+      if (below < 0) continue;
+      if (sends(2 * distance)) {  // before `out` changes, which may be `in`
+        c.op.combine(with_own.data(), received.data(), mine, c.count);
+        mine = with_own.data();
+      }
+      if (distance == 1) {
+        detail::copy_bytes(c.out, received.data(), bytes);
+      } else {
+        c.op.combine(c.out, received.data(), c.out, c.count);
+      }
+    }
+    if (rank > 0) c.op.finish(c.out, c.count);
   }
 
  private:

@@ -115,6 +115,8 @@ HVD_API int hvd_allreduce_scaled(hvd_comm comm, const void* in, void* out, size_
                                  double prescale, double postscale);
 HVD_API int hvd_reduce(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int op, int root);
 HVD_API int hvd_scan(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int op);
+/* Rank 0 needs an output, too, and leaves it unchanged. */
+HVD_API int hvd_exscan(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int op);
 HVD_API int hvd_broadcast(hvd_comm comm, const void* in, void* out, size_t count, int dtype, int root);
 /* `out` has size x count elements. */
 HVD_API int hvd_allgather(hvd_comm comm, const void* in, void* out, size_t count, int dtype);

@@ -252,7 +252,9 @@ inline void move(std::byte* out, const std::byte* in, std::size_t bytes) noexcep
 template <class Call>
 void run_alone(const Call& c) {
   const extent all = extent_of(c);
-  if constexpr (Reducing<Call>) {
+  if constexpr (Call::kind == operation::exscan) {
+    // rank 0 has no ranks before it
+  } else if constexpr (Reducing<Call>) {
     if (all.count != 0 && (c.in != c.out || c.op.scales())) c.op.complete(&c.out, 1, &c.in, 1, all.count);
   } else if constexpr (requires { c.send; }) {
     move(c.out, c.in, c.send.bytes(0));

@@ -71,7 +71,7 @@ class operation_counters {
   }
   counters& of(operation kind) noexcept { return all_[static_cast<std::size_t>(kind)]; }
 
-  std::array<counters, static_cast<std::size_t>(operation::scan) + 1> all_{};
+  std::array<counters, static_cast<std::size_t>(operation::exscan) + 1> all_{};
 };
 
 }  // namespace detail

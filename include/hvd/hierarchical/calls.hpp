@@ -224,6 +224,7 @@ class two_levels {
 
   /// Runs on one level: a rank waits for all ranks below it, so two levels would take more steps and not save bytes.
   void operator()(const scan_call& c) const { flat(c, false); }
+  void operator()(const exscan_call& c) const { flat(c, false); }
 
   void barrier() const {
     on_host([&] { local_.barrier(); });

@@ -322,6 +322,6 @@ static_assert(Native<MpiTransport, allreduce_call> && Native<MpiTransport, reduc
               Native<MpiTransport, reduce_scatter_call> && Native<MpiTransport, allgather_call> &&
               Native<MpiTransport, broadcast_call> && Native<MpiTransport, alltoall_call> &&
               Native<MpiTransport, gather_call> && Native<MpiTransport, scatter_call> &&
-              Native<MpiTransport, scan_call>);
+              Native<MpiTransport, scan_call> && Native<MpiTransport, exscan_call>);
 
 }  // namespace hvd::inline HVD_ABI

@@ -11,7 +11,8 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// One-shot reduction: every rank's input goes to all ranks (root < 0) or to the root, where the inputs are reduced in
 /// rank order. In an allreduce on p ranks each rank reads p - 1 whole inputs: for small vectors, and for reductions on
-/// two ranks. A scan combines only the inputs up to its own rank, `inputs` of them.
+/// two ranks. A scan combines only the inputs up to its own rank, `inputs` of them; with
+/// none (an exscan on rank 0) nothing is written.
 struct reduce_form : staged_form {
   peer_memory& m;
   const std::byte* in;
@@ -41,7 +42,7 @@ struct reduce_form : staged_form {
       const std::size_t n = std::min(tile, part.count - done), at = done * element_bytes;
       for (int q = 0; q != m.size(); ++q) ins[q] = (q == m.rank() ? in + part.first * element_bytes : from(q)) + at;
       std::byte* to = out + part.first * element_bytes + at;
-      complete_to(to == ins[m.rank()] ? output::cached : how, op, &to, 1, ins, inputs, n);
+      if (inputs > 0) complete_to(to == ins[m.rank()] ? output::cached : how, op, &to, 1, ins, inputs, n);
       for (int q = 0; touches && q != m.size(); ++q) {
         if (q != m.rank()) touch_lines(from(q) + at, n * element_bytes);
       }

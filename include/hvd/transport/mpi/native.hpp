@@ -48,6 +48,14 @@ class mpi_work {
   /// Each `start` returns false, with nothing sent, if MPI does not support the call; the same on all ranks.
   bool start(const allreduce_call& c) { return start_vector("MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, c); }
   bool start(const scan_call& c) { return start_vector("MPI_Scan", MPI_Scan, MPI_Iscan, c); }
+  bool start(const exscan_call& c) {
+    if (rank() > 0 || reduction_of(c.op).op == MPI_OP_NULL) {
+      return start_vector("MPI_Exscan", MPI_Exscan, MPI_Iexscan, c);
+    }
+    // MPI does not say what it leaves in the output of rank 0, where hvd leaves the output unchanged.
+    keep().output = temporary(c.count * c.op.element_bytes);
+    return start_vector("MPI_Exscan", MPI_Exscan, MPI_Iexscan, exscan_call{c.in, kept_->output.data(), c.count, c.op});
+  }
 
   bool start(const reduce_call& c) {
     const mpi_reduction r = reduction_of(c.op);
@@ -252,7 +260,7 @@ class mpi_work {
     in_pieces(c.count, c.op, r, [&](std::size_t at, int n) {
       issue(name, blocking, started, in_place ? MPI_IN_PLACE : c.in + at, c.out + at, n, r.type, r.op);
     });
-    finish_later(c.op, c.out, c.count);
+    if (c.kind != operation::exscan || rank() > 0) finish_later(c.op, c.out, c.count);
     return true;
   }
 
