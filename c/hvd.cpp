@@ -121,7 +121,7 @@ int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part) {
     if (part == nullptr) found.refuse({"part is null; pass the address of an hvd_comm"});
     found.check(group);
     *part = 0;
-    auto made = group.split(color < 0 ? -1 : color, key);  // collective: ranks without a group form one for a moment
+    auto made = group.split(color < 0 ? hvd::no_group : color, key);
     if (color >= 0) *part = c::publish(std::move(made));
   });
 }

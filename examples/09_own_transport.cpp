@@ -44,7 +44,7 @@ class SocketTransport {
     const std::array mine{color, key, rank_};
     std::vector<std::array<int, 3>> members(out_.size());
     hvd::allgather(*this, std::span(&mine, 1), members);
-    std::erase_if(members, [&](const auto& m) { return m[0] != color; });
+    std::erase_if(members, [&](const auto& m) { return m != mine && (m[0] != color || color == hvd::no_group); });
     std::ranges::sort(members);
     std::vector<Socket> out, in;  // each member makes those that it sends into and passes on their other ends
     for (const auto& member : members) {

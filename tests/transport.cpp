@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -120,6 +121,21 @@ TEST_CASE("more than 2^31 elements, and bytes than 2^32") {
   CHECK(q.total_bytes() == (2 * large + 1) * 4);
 }
 
+TEST_CASE("groups are numbered by color, and each rank without one has its own number") {
+  using hvd::detail::group_number;
+  const int most = std::numeric_limits<int>::max();
+  const std::vector<int> colors{7, hvd::no_group, -1, 7, hvd::no_group, most, -1};
+  std::vector<int> numbers;
+  for (std::size_t r = 0; r != colors.size(); ++r) numbers.push_back(group_number(colors, static_cast<int>(r)));
+  CHECK(numbers == std::vector<int>{4, 0, 2, 4, 1, 6, 2});
+  for (std::size_t a = 0; a != colors.size(); ++a) {
+    for (std::size_t b = 0; b != colors.size(); ++b) {
+      CHECK(hvd::detail::same_group(colors[a], static_cast<int>(a), colors[b], static_cast<int>(b)) ==
+            (numbers[a] == numbers[b]));
+    }
+  }
+}
+
 TEST_CASE("operations have their names") {
   using hvd::operation;
   const std::pair<operation, std::string_view> names[] = {{operation::barrier, "barrier"},
@@ -134,6 +150,8 @@ TEST_CASE("operations have their names") {
                                                           {operation::split, "split"},
                                                           {operation::alloc_shared, "alloc_shared"},
                                                           {operation::send, "send"},
-                                                          {operation::recv, "recv"}};
+                                                          {operation::recv, "recv"},
+                                                          {operation::scan, "scan"},
+                                                          {operation::exscan, "exscan"}};
   for (const auto& [op, text] : names) CHECK(hvd::name(op) == text);
 }

@@ -208,7 +208,7 @@ class Hierarchical {
     Cross::require_threads(who);
   }
 
-  /// Collective: ranks with the same color form a group, ordered by key and then by rank here.
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group.
   [[nodiscard]] Hierarchical split(int color, int key) {
     Cross world = state_->world.split(color, key);
     Local local = on_host([&] { return state_->local.split(color, world.rank()); });

@@ -7,8 +7,11 @@
 
 #include <hvd/version.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <limits>
+#include <span>
 #include <string_view>
 
 namespace hvd::inline HVD_ABI {
@@ -17,8 +20,13 @@ namespace detail {
 class peer_memory;
 }
 
+/// The color of a rank that takes part in `split` and joins no group. It gets a group of itself alone, because a
+/// transport is always one of at least one rank: its size() is 1, and its collectives need no other rank.
+inline constexpr int no_group = std::numeric_limits<int>::min();
+
 /// A connected group of ranks; it is the communicator. One thread at a time may use a transport. `split` is
-/// collective: ranks that give the same color form a new group, ordered by key and then by old rank.
+/// collective: ranks that give the same color form a new group, ordered by key and then by old rank. Ranks that give
+/// `no_group` share no group, also not with each other.
 template <class T>
 concept Transport = requires(T& t, int color, int key) {
   { t.rank() } -> std::convertible_to<int>;
@@ -26,6 +34,22 @@ concept Transport = requires(T& t, int color, int key) {
   t.barrier();
   { t.split(color, key) };
 };
+
+namespace detail {
+
+/// True if these two ranks of a split get the same group.
+constexpr bool same_group(int color, int rank, int other_color, int other_rank) noexcept {
+  return color == other_color && (color != no_group || rank == other_rank);
+}
+/// A number for the group of `rank`, from 0, the same on its ranks and on no others. `colors` are those of all ranks.
+inline int group_number(std::span<const int> colors, int rank) noexcept {
+  const int color = colors[static_cast<std::size_t>(rank)];
+  // no_group is the lowest color: the numbers of the other groups come after those of ranks without one.
+  const auto first = color == no_group ? colors.first(static_cast<std::size_t>(rank)) : colors;
+  return static_cast<int>(std::count_if(first.begin(), first.end(), [&](int c) { return c < color || c == no_group; }));
+}
+
+}  // namespace detail
 
 /// The kind of memory that a buffer lies in. The numbers travel between ranks: append.
 enum class memory_kind : unsigned char { host, device };

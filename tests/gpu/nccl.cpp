@@ -70,6 +70,10 @@ void split_and_use(through_device& comm) {
   require(negative.size() == (rank == 0 ? 1 : p - 1), "groups with negative colors");
   through_device alone = comm.split(rank, 0);
   require(alone.size() == 1 && alone.rank() == 0, "a group of one each");
+  const bool in_none = rank % 2 == 0;
+  through_device odd = comm.split(in_none ? hvd::no_group : 2, -rank);
+  require(odd.size() == (in_none ? 1 : p / 2), "a group of the odd ranks, and none for the others");
+  use(odd, rank, in_none ? rank : same_parity);
   use(alone, rank, rank);
   use(negative, rank, rank == 0 ? 0 : all);
   use(reversed, rank, all);

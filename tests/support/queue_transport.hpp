@@ -99,7 +99,7 @@ class QueueTransport {
       wish theirs{};
       exchange(reinterpret_cast<const std::byte*>(&mine), sizeof(wish), (rank_ + step) % size(),
                reinterpret_cast<std::byte*>(&theirs), sizeof(wish), (rank_ + size() - step) % size());
-      if (theirs.color == color) members.push_back(theirs);
+      if (detail::same_group(color, rank_, theirs.color, theirs.rank)) members.push_back(theirs);
     }
     std::sort(members.begin(), members.end(),
               [](const wish& a, const wish& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <random>
 #include <set>
 #include <thread>
@@ -322,6 +323,14 @@ void conformance_split() {
       require(reversed.size() == p && reversed.rank() == p - 1 - rank, "a group of all, backwards");
       transport alone = comm.split(rank, 0);
       require(alone.size() == 1 && alone.rank() == 0, "a group of one each");
+      const bool in_none = rank % 2 == 0;  // these share no group, although their colors are equal
+      transport odd = comm.split(in_none ? no_group : std::numeric_limits<int>::max(), -rank);
+      require(odd.size() == (in_none ? 1 : p / 2), "a group of the odd ranks, and none for the others");
+      require(odd.rank() == (in_none ? 0 : (p - 1 - rank) / 2), "the odd ranks, backwards");
+      run_in(odd, 18);
+      transport none = comm.split(no_group, p - rank);
+      require(none.size() == 1 && none.rank() == 0, "no group for any rank");
+      none.barrier();
       run_in(reversed, 12);
       run_in(alone, 13);
       run_in(same, 14);

@@ -3,6 +3,7 @@
 
 #include <hvd/call.hpp>
 #include <hvd/shared_memory/peer_memory.hpp>
+#include <hvd/transport.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -217,7 +218,7 @@ inline void barrier(peer_memory& m) {
   scope.leave();
 }
 
-/// The members of this rank's new group: old ranks of the same color, ordered by key and then by rank.
+/// The members of this rank's new group: old ranks of the same color (see no_group), ordered by key and then by rank.
 struct split_plan {
   std::vector<int> members;
   int rank = 0;             ///< in the new group
@@ -240,7 +241,7 @@ inline split_plan plan_split(peer_memory& m, int color, int key, std::uint64_t n
   const auto key_of = [&](int r) { return all[static_cast<std::size_t>(r)].key; };
   split_plan plan;
   for (int q = 0; q != m.size(); ++q) {
-    if (all[static_cast<std::size_t>(q)].color == color) plan.members.push_back(q);
+    if (same_group(color, m.rank(), all[static_cast<std::size_t>(q)].color, q)) plan.members.push_back(q);
   }
   std::stable_sort(plan.members.begin(), plan.members.end(), [&](int a, int b) { return key_of(a) < key_of(b); });
   plan.rank = static_cast<int>(std::find(plan.members.begin(), plan.members.end(), m.rank()) - plan.members.begin());

@@ -130,18 +130,16 @@ class MpiTransport {
                                 "options of the first MpiTransport"}));
   }
 
-  /// Collective: ranks with the same color, any number, form a group, ordered by key and then by rank here. Errors:
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Errors:
   /// timeout; MPI's own. MPI allows some 2000 groups at a time.
   [[nodiscard]] MpiTransport split(int color, int key) {
     detail::mpi_group& g = *group_;
     g.barrier("split");  // with a deadline; MPI's own calls have none
     std::vector<int> colors(static_cast<std::size_t>(g.size()));
     g.check(MPI_Allgather(&color, 1, MPI_INT, colors.data(), 1, MPI_INT, g.comm()), "split", "MPI_Allgather");
-    // MPI takes no negative color: each color is replaced by its index among the sorted colors.
-    std::sort(colors.begin(), colors.end());
-    const auto place = std::lower_bound(colors.begin(), colors.end(), color) - colors.begin();
+    const int number = detail::group_number(colors, g.rank());  // MPI takes no negative color
     MPI_Comm part = MPI_COMM_NULL;
-    g.check(MPI_Comm_split(g.comm(), static_cast<int>(place), key, &part), "split", "MPI_Comm_split");
+    g.check(MPI_Comm_split(g.comm(), number, key, &part), "split", "MPI_Comm_split");
     return MpiTransport(std::make_shared<detail::mpi_group>(part, g.options(), g.agreed()));
   }
 

@@ -101,9 +101,9 @@ class ShmTransport : public detail::peer_communicator {
   }
   ~ShmTransport() { leave(); }
 
-  /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Cost: that of joining.
-  /// Errors: those of the constructor and of `barrier`. The deadline is the shorter one of failure_policy::timeout and
-  /// start_timeout; a timeout ends this group, too.
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Cost: that
+  /// of joining. Errors: those of the constructor and of `barrier`. The deadline is the shorter one of
+  /// failure_policy::timeout and start_timeout; a timeout ends this group, too.
   [[nodiscard]] ShmTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, detail::random_word());
     const auto lost = [&](int awaited) {

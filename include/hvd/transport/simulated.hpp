@@ -116,8 +116,8 @@ class SimulatedTransport {
   /// Finkel, U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
   void barrier() { meet("barrier"); }
 
-  /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Takes the time of a
-  /// barrier. Errors: those of `send`.
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Takes the
+  /// time of a barrier. Errors: those of `send`.
   [[nodiscard]] SimulatedTransport split(int color, int key) {
     const std::size_t number = splits_++;
     const auto self = static_cast<std::size_t>(rank_);
@@ -207,7 +207,7 @@ class SimulatedTransport {
     s.places.resize(order.size());
     std::shared_ptr<group> next;
     for (std::size_t i = 0; i != order.size(); ++i) {
-      if (i == 0 || order[i].color != order[i - 1].color) {
+      if (i == 0 || !detail::same_group(order[i].color, order[i].rank, order[i - 1].color, order[i - 1].rank)) {
         next = std::make_shared<group>(group{{}, ranks_->new_context(), {}});
       }
       const auto old = static_cast<std::size_t>(order[i].rank);

@@ -93,8 +93,8 @@ class ThreadTransport : public detail::peer_communicator {
   }
   ~ThreadTransport() { leave(); }
 
-  /// Collective: ranks with the same color form a group, ordered by key and then by rank here. Errors: no_memory, and
-  /// those of `barrier`.
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Errors:
+  /// no_memory, and those of `barrier`.
   [[nodiscard]] ThreadTransport split(int color, int key) {
     const detail::split_plan plan = detail::plan_split(peers(), color, key, 0);
     std::shared_ptr<group> next;

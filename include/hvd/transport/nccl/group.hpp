@@ -225,10 +225,9 @@ class nccl_group {
     share("split", &mine, all.data(), sizeof mine);
     std::vector<int> colors, members;
     for (const wish& w : all) colors.push_back(w.color);
-    std::sort(colors.begin(), colors.end());
-    const auto index = static_cast<int>(std::lower_bound(colors.begin(), colors.end(), color) - colors.begin());
+    const int index = group_number(colors, rank());
     for (int r = 0; r != size(); ++r) {
-      if (all[static_cast<std::size_t>(r)].color == color) members.push_back(r);
+      if (same_group(color, rank(), colors[static_cast<std::size_t>(r)], r)) members.push_back(r);
     }
     std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
       return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
