@@ -101,6 +101,14 @@ TEST_CASE("any: groups of a group, barrier") {
   conformance_barrier<any_threads>();
 }
 
+TEST_CASE("any: a limit for one call, and a transport without one") {
+  conformance_limit_is_over<any_threads>();
+  any_transport any{plain_transport{}};
+  float x = 1;
+  CHECK(complaint([&] { hvd::allreduce(any, &x, 1, hvd::sum, hvd::within(std::chrono::seconds(2))); }) ==
+        "unsupported: hvd: within on rank 0 of 1: the transport that this any_transport holds has no timeout");
+}
+
 TEST_CASE("any: lists of tensors have the results that they have on the transport itself") {
   everywhere([](auto& comm) {
     std::vector<float> a = ramp(comm.rank(), 5), b = ramp(comm.rank(), 70000), c = a, d = b;

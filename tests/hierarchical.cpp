@@ -130,6 +130,8 @@ TEST_CASE("two levels: an algorithm by name runs on messages") {
   conformance_over_messages<on_levels<on_threads, pairs>, std::int32_t, hvd::sum_t>(hvd::ring{.chunk_bytes = 1000});
 }
 
+TEST_CASE("two levels: a limit for one call, on both") { conformance_limit_is_over<on_levels<on_threads, halves>>(); }
+
 TEST_CASE("average and scale factors count once") {
   hvd::thread_run(5, [](hvd::ThreadTransport& world) {
     hvd::Hierarchical<hvd::ThreadTransport, hvd::ThreadTransport> comm(world.split(0, world.rank()),

@@ -25,7 +25,7 @@ LEVELS = (
     ("transport call selection shared_memory/", "together"),
     ("transport/* algorithm/", "apart"),
     ("collective/", "together"),
-    ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter scan barrier send_recv", "apart"),
+    ("allreduce reduce reduce_scatter allgather broadcast alltoall gather scatter scan barrier send_recv within", "apart"),
     ("fusion hierarchical timeline handle", "apart"),
     ("erased_transport", "apart"),
     ("any_transport", "apart"),

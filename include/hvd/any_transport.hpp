@@ -14,6 +14,7 @@
 #include <hvd/tensors.hpp>
 #include <hvd/transport.hpp>
 #include <hvd/transport/shm.hpp>
+#include <hvd/within.hpp>
 
 #include <chrono>
 #include <concepts>
@@ -67,6 +68,7 @@ class any_transport_base : public erased_transport {
   virtual void set_interruption(const interruption& by) = 0;
   virtual void abort() noexcept = 0;
   [[nodiscard]] virtual std::unique_ptr<message_channel> tagged_messages() = 0;
+  [[nodiscard]] virtual std::shared_ptr<void> limit_waits(wait_limit limit) = 0;
   /// The transport if it is the one that `type` identifies (see type_mark), otherwise null.
   [[nodiscard]] virtual void* target(const char* type) noexcept = 0;
 };
@@ -138,6 +140,9 @@ class any_transport_of final : private owned_transport<T>, public erased_transpo
             ": this transport has no tagged messages; those with common memory and MpiTransport "
             "have them"});
     }
+  }
+  [[nodiscard]] std::shared_ptr<void> limit_waits(wait_limit limit) override {
+    return detail::shared_limit(this->comm_, limit);
   }
   [[nodiscard]] void* target(const char* type) noexcept override {
     return type == &type_mark<T> ? &this->comm_ : nullptr;
@@ -250,6 +255,9 @@ class any_transport {
   [[nodiscard]] T* target() noexcept {
     return static_cast<T*>(held_->target(&detail::type_mark<T>));
   }
+
+  /// For hvd::within: limits waits until the returned object is destroyed.
+  [[nodiscard]] std::shared_ptr<void> limit_waits(detail::wait_limit limit) { return held_->limit_waits(limit); }
 
   /// For the collectives' functions: a call whose arguments have been checked, by the transport's default algorithm,
   /// or by its own collective (see Native).

@@ -185,13 +185,29 @@ class Hierarchical {
     return true;
   }
 
-  /// Sets the timeout of both transports.
+  /// The timeouts of the two transports, and sets them: each, or both to one.
+  struct timeouts {
+    failure_policy::seconds local, cross;
+    friend bool operator==(const timeouts&, const timeouts&) = default;
+  };
+  [[nodiscard]] timeouts timeout() const noexcept
+    requires requires(const Local& l, const Cross& c) {
+      timeouts{l.timeout(), c.timeout()};
+    }
+  {
+    return {state_->local.timeout(), state_->world.timeout()};
+  }
+  void set_timeout(const timeouts& both) noexcept
+    requires requires(Local& l, Cross& c) { l.set_timeout(both.local), c.set_timeout(both.cross); }
+  {
+    state_->local.set_timeout(both.local);
+    state_->world.set_timeout(both.cross);
+    if (state_->lane) state_->lane->set_timeout(both.cross);
+  }
   void set_timeout(failure_policy::seconds timeout) noexcept
     requires requires(Local& l, Cross& c) { l.set_timeout(timeout), c.set_timeout(timeout); }
   {
-    state_->local.set_timeout(timeout);
-    state_->world.set_timeout(timeout);
-    if (state_->lane) state_->lane->set_timeout(timeout);
+    set_timeout(timeouts{timeout, timeout});
   }
   void set_interruption(const interruption& by) noexcept
     requires requires(Local& l, Cross& c) { l.set_interruption(by), c.set_interruption(by); }

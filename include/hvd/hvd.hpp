@@ -26,3 +26,4 @@
 #include <hvd/transport/self.hpp>
 #include <hvd/transport/shm.hpp>
 #include <hvd/transport/thread.hpp>
+#include <hvd/within.hpp>

@@ -344,6 +344,57 @@ void conformance_split() {
   }
 }
 
+/// A limit for one call: the results are those without one, and afterwards the timeout is the old one.
+template <class Run>
+void conformance_limit() {
+  for (const int size : Run::sizes) {
+    CAPTURE(size);
+    Run::run(size, [](auto& comm) {
+      using transport = std::remove_reference_t<decltype(comm)>;
+      const auto sums = [&](const auto& how) {
+        std::int32_t x = comm.rank() + 1;
+        allreduce(comm, &x, 1, sum, how);
+        require(x == comm.size() * (comm.size() + 1) / 2, "another sum within a limit");
+      };
+      const auto both = [&] {
+        sums(within(std::chrono::minutes(5)));
+        if constexpr (PointToPoint<transport>) sums(within(std::chrono::minutes(5), ring{}));
+      };
+      if constexpr (detail::HasTimeout<transport>) {
+        const auto before = comm.timeout();
+        both();
+        require(comm.timeout() == before, "another timeout after the call");
+      } else {
+        both();
+      }
+    });
+  }
+}
+/// A rank that does not come is a timeout after the limit, on ranks that are threads.
+template <class Run>
+void conformance_limit_is_over() {
+  std::atomic<int> over{0};
+  Run::run(3, [&](auto& comm) {
+    std::string said = "nothing";
+    const auto start = std::chrono::steady_clock::now();
+    if (comm.rank() != 2) {
+      try {
+        std::vector<float> x(1000);
+        allreduce(comm, x, sum, within(std::chrono::milliseconds(200)));
+      } catch (const error& e) {
+        said = std::string(name(e.kind())) + ": " + e.what();
+      }
+      ++over;
+    }
+    const auto took = std::chrono::steady_clock::now() - start;
+    while (over != 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // or others would lose this rank
+    if (comm.rank() == 2) return;
+    require(said.starts_with("timeout: ") && said.find(" 0.2 s") != std::string::npos, said);
+    require(took < std::chrono::seconds(25), "the timeout without a limit is 30 s");
+  });
+  conformance_limit<Run>();  // a new group
+}
+
 /// Messages of lengths around a slot, in order, to one peer, around the ring, and to itself.
 template <class Run>
 void conformance_messages() {

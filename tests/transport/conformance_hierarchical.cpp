@@ -44,6 +44,7 @@ TEST_CASE("shared memory and MPI: roots, uneven blocks, groups") {
   conformance_roots<on_two_levels>();
   conformance_uneven_blocks<on_two_levels>();
   conformance_split<on_two_levels>();
+  conformance_limit<on_two_levels>();
   conformance_probing<on_two_levels>();
 }
 TEST_CASE("shared memory and MPI: elements of any alignment") {

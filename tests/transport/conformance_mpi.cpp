@@ -37,6 +37,7 @@ TEST_CASE("MPI: blocks of different sizes") { conformance_uneven_blocks<on_mpi>(
 TEST_CASE("MPI: several MiB") { conformance_large<on_mpi>({2, 4}); }
 TEST_CASE("MPI: mixed collectives in random order") { conformance_random_order<on_mpi>(); }
 TEST_CASE("MPI: groups of a group") { conformance_split<on_mpi>(); }
+TEST_CASE("MPI: a limit for one call") { conformance_limit<on_mpi>(); }
 TEST_CASE("MPI: messages") { conformance_messages<on_mpi>(); }
 TEST_CASE("MPI: whether a message is there") { conformance_probing<on_mpi>(); }
 TEST_CASE("MPI: two groups in two threads") {

@@ -13,6 +13,7 @@ TEST_CASE("alone: blocks of different sizes") { conformance_uneven_blocks<on_sel
 TEST_CASE("alone: several MiB") { conformance_large<on_self>(on_self::sizes); }
 TEST_CASE("alone: mixed collectives in random order") { conformance_random_order<on_self>(); }
 TEST_CASE("alone: groups of a group") { conformance_split<on_self>(); }
+TEST_CASE("alone: a limit for one call") { conformance_limit<on_self>(); }
 TEST_CASE("alone: messages") { conformance_messages<on_self>(); }
 TEST_CASE("alone: whether a message is there") { conformance_probing<on_self>(); }
 TEST_CASE("alone: barrier") { conformance_barrier<on_self>(); }

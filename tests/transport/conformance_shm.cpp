@@ -17,6 +17,7 @@ TEST_CASE("processes: several MiB") { conformance_large<on_processes>({2, 3, 8})
 TEST_CASE("processes: more than the last-level cache") { conformance_streaming<on_processes>(); }
 TEST_CASE("processes: mixed collectives in random order") { conformance_random_order<on_processes>(); }
 TEST_CASE("processes: groups of a group") { conformance_split<on_processes>(); }
+TEST_CASE("processes: a limit for one call") { conformance_limit<on_processes>(); }
 TEST_CASE("processes: messages") { conformance_messages<on_processes>(); }
 TEST_CASE("processes: whether a message is there") { conformance_probing<on_processes>(); }
 TEST_CASE("processes: two groups in two threads") { conformance_two_threads<on_processes>({1, 2, 4}); }

@@ -28,6 +28,7 @@ TEST_CASE("simulated: every root") { conformance_roots<on_simulated>(); }
 TEST_CASE("simulated: blocks of different sizes") { conformance_uneven_blocks<on_simulated>(); }
 TEST_CASE("simulated: mixed collectives in random order") { conformance_random_order<on_simulated>(); }
 TEST_CASE("simulated: groups of a group") { conformance_split<on_simulated>(); }
+TEST_CASE("simulated: a limit for one call") { conformance_limit<on_simulated>(); }
 TEST_CASE("simulated: messages") { conformance_messages<on_simulated>(); }
 TEST_CASE("simulated: whether a message is there") { conformance_probing<on_simulated>(); }
 TEST_CASE("simulated: barrier") { conformance_barrier<on_simulated>(); }

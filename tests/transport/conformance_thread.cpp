@@ -17,6 +17,7 @@ TEST_CASE("threads: several MiB") { conformance_large<on_threads>({2, 3, 8}); }
 TEST_CASE("threads: more than the last-level cache") { conformance_streaming<on_threads>(); }
 TEST_CASE("threads: mixed collectives in random order") { conformance_random_order<on_threads>(); }
 TEST_CASE("threads: groups of a group") { conformance_split<on_threads>(); }
+TEST_CASE("threads: a limit for one call") { conformance_limit_is_over<on_threads>(); }
 TEST_CASE("threads: messages") { conformance_messages<on_threads>(); }
 TEST_CASE("threads: whether a message is there") { conformance_probing<on_threads>(); }
 TEST_CASE("threads: two groups in two threads") { conformance_two_threads<on_threads>({1, 2, 4}); }

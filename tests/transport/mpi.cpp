@@ -197,6 +197,22 @@ TEST_CASE("a rank that is not there, and messages to itself") {
   });
 }
 
+TEST_CASE("a limit for one call, by an algorithm of hvd's") {
+  on_first(3, [](MPI_Comm part) {
+    MpiTransport comm(part, {.timeout = std::chrono::minutes(5)});
+    std::vector<float> x(10);
+    if (comm.rank() != 2) {
+      const std::string text = complaint(
+          hvd::error::timeout,
+          [&] { hvd::broadcast(comm, x, 2, hvd::within(std::chrono::milliseconds(100), hvd::tree{})); }, 2);
+      starts(text, "hvd: recv on rank " + std::to_string(comm.rank()) +
+                       " of 3 (MPI): rank 2 did not answer within 0.100000 s");
+    }
+    require(comm.timeout() == std::chrono::minutes(5), "another timeout after the call");
+    MPI_Barrier(part);
+  });
+}
+
 TEST_CASE("a silent rank is named when the time is over, again and again") {
   on_first(3, [](MPI_Comm part) {
     MpiTransport comm(part, {.timeout = std::chrono::milliseconds(100)});

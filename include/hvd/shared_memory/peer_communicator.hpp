@@ -39,8 +39,9 @@ class peer_communicator {
   /// over this one. Any thread may call this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept { return peers_->waits().waiting_for(); }
 
-  /// Changes failure_policy::timeout for later operations.
+  /// Changes failure_policy::timeout for later operations. For one call: hvd::within.
   void set_timeout(failure_policy::seconds timeout) noexcept { peers_->set_timeout(timeout); }
+  [[nodiscard]] failure_policy::seconds timeout() const noexcept { return peers_->timeout(); }
   /// Sets a callback that can end later waits.
   void set_interruption(const interruption& by) noexcept { peers_->set_interruption(by); }
   /// Ends the group for all its ranks: waits end with an error of kind aborted, on this rank and on the others. Any

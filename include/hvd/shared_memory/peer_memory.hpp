@@ -64,6 +64,7 @@ class peer_memory {
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
   /// These apply to waits that begin from now on; see failure_policy::timeout and hvd::interruption.
   void set_timeout(failure_policy::seconds timeout) noexcept { failure_.timeout = timeout; }
+  [[nodiscard]] failure_policy::seconds timeout() const noexcept { return failure_.timeout; }
   void set_interruption(const interruption& by) noexcept { interruption_ = by; }
   /// For a group split off a named one, whose abort word this is: a second claim of a rank there ends this group, too.
   void look_for_claims(const word& abort_word) noexcept { claims_ = &abort_word; }

@@ -104,6 +104,7 @@ class MpiTransport {
 
   /// Changes mpi_options::timeout for later operations.
   void set_timeout(options::seconds timeout) noexcept { group_->set_timeout(timeout); }
+  [[nodiscard]] options::seconds timeout() const noexcept { return group_->options().timeout; }
   /// Sets a callback that can end later waits in hvd's loops, but not waits inside MPI.
   void set_interruption(const interruption& by) noexcept { group_->set_interruption(by); }
 

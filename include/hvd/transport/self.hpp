@@ -6,6 +6,7 @@
 #include <hvd/shared_array.hpp>
 #include <hvd/transport.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -63,6 +64,10 @@ class SelfTransport {
   }
   void check() const noexcept {}                                 ///< no rank can be lost
   [[nodiscard]] int waiting_for() const noexcept { return -1; }  ///< always -1: it never waits
+
+  /// Without effect: it never waits.
+  void set_timeout(std::chrono::duration<double> /*timeout*/) noexcept {}
+  [[nodiscard]] std::chrono::duration<double> timeout() const noexcept { return {}; }  ///< always 0: no limit
 
   /// n elements, zero at first.
   template <class T>

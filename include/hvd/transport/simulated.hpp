@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -112,6 +113,9 @@ class SimulatedTransport {
   void check() { ranks_->check(place("check")); }
   /// Always -1: while a rank waits, no other thread could ask. See ShmTransport::waiting_for.
   [[nodiscard]] int waiting_for() const noexcept { return -1; }
+  /// Without effect: a wait in virtual time ends with an error when no rank can go on.
+  void set_timeout(std::chrono::duration<double> /*timeout*/) noexcept {}
+  [[nodiscard]] std::chrono::duration<double> timeout() const noexcept { return {}; }  ///< always 0: no limit
   /// No rank leaves before all have entered: ceil(log2 p) messages without bytes from each rank. (D. Hensgen, R.
   /// Finkel, U. Manber, "Two algorithms for barrier synchronization", 1988: dissemination.) Errors: those of `send`.
   void barrier() { meet("barrier"); }
