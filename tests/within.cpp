@@ -74,7 +74,8 @@ TEST_CASE("a limit that is none is refused, with the group still usable") {
   everywhere([](auto& comm) {
     float x = 1;
     for (const double bad : {-1.0, -1e-9, std::numeric_limits<double>::quiet_NaN()}) {
-      const std::string said = hvd::detail::joined({"within has a limit of ", bad, " s; allowed: 0 (no limit) and above"});
+      const std::string said =
+          hvd::detail::joined({"within has a limit of ", bad, " s; allowed: 0 (no limit) and above"});
       CHECK(complaint([&] { hvd::allreduce(comm, &x, 1, hvd::sum, within(seconds(bad))); }) ==
             refused(hvd::operation::allreduce, comm, said).c_str());
     }

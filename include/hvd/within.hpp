@@ -94,12 +94,12 @@ struct within_limit {
 
 /// A collective's last argument: `hvd::allreduce(comm, grad, hvd::sum, hvd::within(2s))`, or
 /// `hvd::within(2s, hvd::ring{})` for an algorithm by name. During this call `limit` replaces the transport's timeout
-/// (failure_policy::timeout, mpi_options::timeout): the longest time that this rank waits for another one to answer. The
-/// whole call may take longer, because the limit is for each of its waits. If the time is over, the group has ended, as after
-/// any other timeout. Ranks may pass different limits. With 0 there is no limit, as for HVD_TIMEOUT.
+/// (failure_policy::timeout, mpi_options::timeout): the longest time that this rank waits for another one to answer.
+/// The whole call may take longer, because the limit is for each of its waits. If the time is over, the group has
+/// ended, as after any other timeout. Ranks may pass different limits. With 0 there is no limit, as for HVD_TIMEOUT.
 ///
-/// It does not end waits inside the library of MPI: name an algorithm there, such as hvd::ring. Ranks that never wait for
-/// a live one (SelfTransport, SimulatedTransport) accept a limit and need none.
+/// It does not end waits inside MPI: name an algorithm there, such as hvd::ring. SelfTransport, which never waits, and
+/// SimulatedTransport, whose waits take virtual time, ignore it.
 ///
 /// Errors: those of the collective; invalid_argument for a limit below zero, or NaN; unsupported if an any_transport
 /// holds a transport without a timeout.
