@@ -148,7 +148,8 @@ TEST_CASE("queue: messages with tags, in any order, beside a call that waits for
         int x = me;
         if (p == 1) {
           CHECK(complaint([&] { static_cast<void>(calls.send(std::span(&x, 1), 0)); }) ==
-                "invalid_argument: hvd: send on rank 0 of 1: cannot send to rank 0 of the group; allowed: another rank of "
+                "invalid_argument: hvd: send on rank 0 of 1: cannot send to rank 0 of the group; allowed: another rank "
+                "of "
                 "it");
           return;
         }
@@ -176,10 +177,10 @@ TEST_CASE("queue: messages with tags, in any order, beside a call that waits for
         CHECK(complaint([&] { static_cast<void>(calls.recv(two, before, 99, -1s)); }) ==
               doctest::Contains("recv: the timeout is -1 s"));
         const hvd::handle put = calls.send(std::span(&x, 1), next, 3);
-        CHECK(complaint([&] { calls.recv(two, before, 3).wait(); }) ==
-              doctest::Contains("expected 8 bytes from rank"));
+        CHECK(complaint([&] { calls.recv(two, before, 3).wait(); }) == doctest::Contains("expected 8 bytes from rank"));
         put.wait();
-        CHECK(complaint([&] { static_cast<void>(calls.recv(two, p)); }) == doctest::Contains("cannot receive from rank"));
+        CHECK(complaint([&] { static_cast<void>(calls.recv(two, p)); }) ==
+              doctest::Contains("cannot receive from rank"));
         CHECK(complaint([&] { static_cast<void>(calls.send(two, me)); }) == doctest::Contains("cannot send to rank"));
         calls.call([](any_transport& comm) { comm.barrier(); });
       },

@@ -102,7 +102,7 @@ class completion {
     f();
   }
 
-  std::vector<result> results{};        ///< one for each tensor; written before the end
+  std::vector<result> results{};  ///< one for each tensor; written before the end
   int answer = -1;  ///< of a join: the rank that came last; of a new process set: its number; of a recv: the sender
   operation kind = operation::barrier;  ///< the kind under which it is counted
   std::string_view what{};              ///< this and the following members are for messages, which are made when needed

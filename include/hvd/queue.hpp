@@ -83,7 +83,7 @@ struct queue_options {
 /// The optional arguments of a call in the background.
 struct queued_options {
   /// The call takes no longer than to wake a thread, some 10 us. If the program has waited at once for the last such
-  /// call, no thread is woken for the next: whoever waits runs it, or the queue's thread, up to 0.1 ms later.
+  /// call, no thread is woken for the next: a thread that waits runs it, or the queue's own, up to 0.1 ms later.
   bool quick = false;
   std::shared_ptr<void> keep{};  ///< kept alive until the call is done, such as the owner of its memory
 };

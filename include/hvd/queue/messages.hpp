@@ -101,7 +101,8 @@ class queued_messages final : public queued_work {
         if (!m->what.done) m->what.fail(*problem);
       }
     }
-    const auto done = std::stable_partition(in_flight_.begin(), in_flight_.end(), [](const auto& m) { return !m->what.done; });
+    const auto done =
+        std::stable_partition(in_flight_.begin(), in_flight_.end(), [](const auto& m) { return !m->what.done; });
     const messages ended(std::make_move_iterator(done), std::make_move_iterator(in_flight_.end()));
     in_flight_.erase(done, in_flight_.end());
     if (!ended.empty()) {
@@ -141,9 +142,9 @@ class queued_messages final : public queued_work {
   }
 
   const std::unique_ptr<message_channel> channel_;
-  messages posted_, in_flight_;      // before and after they reach the channel
-  std::atomic<bool> woken_{false};   // there are posted messages
-  std::optional<error> broken_;      // the error that ended all messages
+  messages posted_, in_flight_;     // before and after they reach the channel
+  std::atomic<bool> woken_{false};  // there are posted messages
+  std::optional<error> broken_;     // the error that ended all messages
 };
 
 }  // namespace hvd::inline HVD_ABI::detail
