@@ -88,6 +88,9 @@ std::shared_ptr<std::byte> group::alloc_shared(std::size_t bytes) {
 std::shared_ptr<std::byte> group::map_shared(int fd, std::size_t bytes) {
   return calls_.call([&](hvd::any_transport& comm) { return hold(comm.map_shared<std::byte>(fd, bytes)); });
 }
+hvd::any_transport group::split() {
+  return calls_.call([&](hvd::any_transport& comm) { return comm.split(0, comm.rank()); });
+}
 void group::start_timeline(const std::string& path) {
   calls_.call([&](hvd::any_transport& comm) {
     const auto clock = hvd::detail::agree_on_clock(erase(comm).self(), hvd::detail::random_word());

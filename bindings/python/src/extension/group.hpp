@@ -48,11 +48,15 @@ class group {
   std::shared_ptr<std::byte> alloc_shared(std::size_t bytes);
   std::shared_ptr<std::byte> map_shared(int fd, std::size_t bytes);
 
+  /// A transport of the same ranks, for another part of the program. Collective.
+  hvd::any_transport split();
+
   /// Writes the process's timeline to this file from now on. Collective.
   void start_timeline(const std::string& path);
   /// Sets the process set and the ranks of the job under which the timeline shows the group. Call it before the first
   /// use.
   void describe(int set, const std::vector<int>& ranks);
+  [[nodiscard]] int process_set() const { return set_.load(); }
 
   void abort() noexcept { calls_.abort(); }
   /// Leaves the group when all operations in flight have ended. Aborts those that have not ended within `limit`.

@@ -1,6 +1,7 @@
 #include "group_python.hpp"
 
 #include "callbacks.hpp"
+#include "calls.hpp"
 #include "connected.hpp"
 #include "group_timeline.hpp"
 #include "memory.hpp"
@@ -11,8 +12,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -26,63 +25,6 @@ namespace hvd_python {
 namespace {
 
 namespace nb = nanobind;
-using clock = std::chrono::steady_clock;
-
-/// The exception raised by a signal handler on this thread during a wait.
-thread_local std::array<PyObject*, 3> raised_here{};
-
-/// Runs the handlers of pending signals, as Python itself does on its main thread. The GIL is released.
-bool interrupted_by_signal(void* /*unused*/) {
-  static thread_local clock::time_point next{};
-  const clock::time_point now = clock::now();
-  if (now < next) return false;
-  next = now + std::chrono::milliseconds(50);
-  bool raised = false;
-  stay_if_python_ends([&] {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    raised = PyErr_CheckSignals() != 0;
-    if (raised) PyErr_Fetch(&raised_here[0], &raised_here[1], &raised_here[2]);
-    PyGILState_Release(state);
-  });
-  return raised;
-}
-
-/// Calls f() without the GIL. Raises the exception of a signal handler that ran meanwhile, or HorovodInternalError for
-/// a failed operation.
-template <class F>
-auto without_gil(const F& f) -> decltype(f()) {
-  try {
-    const released_gil released;
-    return f();
-  } catch (const hvd::error& e) {
-    if (raised_here[0] != nullptr) {
-      PyErr_Restore(raised_here[0], raised_here[1], raised_here[2]);
-      raised_here = {};
-      throw nb::python_error();
-    }
-    if (e.kind() == hvd::error_kind::invalid_argument) throw;
-    throw failed_operation{e};
-  }
-}
-
-/// Elements of each block if blocks differ.
-using lengths = std::optional<nb::sequence>;
-
-collective read(int kind, std::uintptr_t in, std::uintptr_t out, std::size_t count, int type, int op, double factor,
-                int root, const lengths& send, const lengths& recv) {
-  collective c;
-  c.kind = static_cast<hvd::operation>(kind);
-  c.in = reinterpret_cast<const std::byte*>(in);
-  c.out = reinterpret_cast<std::byte*>(out);
-  c.count = count;
-  c.type = static_cast<hvd::dtype>(type);
-  c.op = static_cast<torch_op>(op);
-  c.factor = factor;
-  c.root = root;
-  if (send) c.send = read_lengths(*send);
-  if (recv) c.recv = read_lengths(*recv);
-  return c;
-}
 
 struct pending_object {
   std::shared_ptr<group> of;
@@ -196,7 +138,7 @@ void define_group(nb::module_& m) {
       .def("forget", &group_object::forget);
 
   const auto made = [](hvd::any_transport ranks) {
-    return group_object(std::make_shared<group>(std::move(ranks), hvd::interruption{&interrupted_by_signal}));
+    return group_object(std::make_shared<group>(std::move(ranks), hvd::interruption{[](void*) { return interrupted_by_signal(); }}));
   };
   m.def(
       "group_alone", [made] { return made(alone()); }, nb::call_guard<released_gil>());

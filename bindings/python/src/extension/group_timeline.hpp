@@ -41,6 +41,18 @@ class timeline_entry {
   }
   void succeeded() noexcept { failed_ = false; }
 
+  /// The same for a collective that has ended, and has run on a device from `since` until now.
+  static void ended(const collective& c, std::string_view transport, int ranks, int set, bool failed,
+                    std::chrono::steady_clock::time_point since) {
+    counters().ended(c.kind, c.input_bytes(ranks), failed);
+    if (!timeline().active()) return;
+    const std::uint32_t row = row_of(c, set);
+    timeline().begin(row, activity(c.kind, ""), since);
+    timeline().begin(row, activity(c.kind, transport), since);
+    timeline().end(row, c.type, std::array{c.count});
+  }
+  static bool active() { return timeline().active(); }
+
   /// A thread of the program has waited for the collective, from `since` until now.
   static void waited(const collective& c, int set, std::chrono::steady_clock::time_point since) {
     counters().waited(c.kind, std::chrono::steady_clock::now() - since, true);

@@ -3,6 +3,7 @@
 
 #include "callbacks.hpp"
 #include "connected.hpp"
+#include "device_group_python.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "group_python.hpp"
@@ -272,6 +273,7 @@ NB_MODULE(_core, m) {
   hvd_python::define_handle(m);
   hvd_python::define_job(m);
   hvd_python::define_group(m);
+  hvd_python::define_device_group(m);
   hvd_python::define_pinning(m);
   hvd_python::define_xla(m);
 

@@ -188,6 +188,52 @@ class Group:
     def close(self, limit: float = 5.0) -> None: ...
     def forget(self) -> None: ...
 
+# (kind, source, target, count, dtype, op, factor, root, send, recv): see Group.run.
+Collective = tuple[int, int, int, int, int, int, float, int, Union[Sequence[int], None], Union[Sequence[int], None]]
+
+class DevicePending:
+    """Collectives on a GPU that were called together, queued or done."""
+
+    def poll(self) -> bool:
+        """Whether the GPU is done, or has failed."""
+
+    def wait(self, limit: float | None = None) -> None:
+        """Waits for that, without the GIL. Raises HorovodInternalError, TimeoutError after ``limit`` s."""
+
+    def wait_queued(self, limit: float | None = None) -> None:
+        """Raises the error, if it has failed."""
+
+    def make_stream_wait(self, device: int, stream: int) -> None:
+        """Work queued on this stream from now on begins when the results are there."""
+
+    def extend(self) -> None:
+        """The work that was queued on the group's stream meanwhile belongs to it."""
+
+class DeviceGroup:
+    """Collectives of a group of ranks on their GPUs, by NCCL. All ranks call the same ones in the same order."""
+
+    def __init__(self, group: Group, nccl: NcclOptions, check: bool, /) -> None: ...
+    def connect(self, device: int, /) -> None:
+        """Connects the ranks; collective. Raises the same error on all of them."""
+
+    @property
+    def stream(self) -> int:
+        """The stream on which collectives run."""
+
+    def queue(
+        self, what: str, calls: Sequence[Collective], stream: int, timeout: float, keep: object, /
+    ) -> DevicePending:
+        """Queues collectives, launched together, after the work on the program's stream. ``keep`` is referenced until
+        the GPU is done or that stream waits for it.
+        """
+
+    def settle(self) -> None:
+        """Waits for all. Raises HorovodInternalError, also of collectives before."""
+
+    def abort(self) -> None: ...
+    def close(self, limit: float, /) -> None: ...
+    def forget(self) -> None: ...
+
 def group_alone() -> Group: ...
 def group_shm(name: str, rank: int, size: int, timeout: float, check: bool, /) -> Group: ...
 def group_over(connection: object, /) -> Group:

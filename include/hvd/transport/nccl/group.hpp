@@ -127,51 +127,86 @@ class nccl_group {
 
   // ---- calls ----------------------------------------------------------------------------------------------------
 
-  /// Queues a call on a stream. The thread waits while NCCL has to be polled: long when it first connects, and after
-  /// every call in some versions.
-  template <class Call>
-    requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
-  void queue(const Call& c, cu_stream stream) {
-    const cuda_device::scope current(*device_);
-    check_buffers(c, stream);
-    comm_.usable();
-    if constexpr (requires { c.send; }) {
-      if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
-        const auto copy = scratch_.take(c.send.total_bytes());
-        copy_on_device(copy.get(), c.in, c.send.total_bytes(), stream);
-        const Call call{copy.get(), c.out, c.send, c.recv};
-        issue(name(Call::kind), stream, [&](nccl_group_call& g) { g.add(call); });
-        return scratch_.give_back(copy, stream);
+  /// Calls that NCCL launches together on a stream. Use: construct, `add` calls, `close`. Within a scope of the device.
+  class launch {
+   public:
+    launch(nccl_group& group, cu_stream stream, std::string_view what) : group_(group), stream_(stream), what_(what) {}
+
+    template <class Call>
+      requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
+    void add(const Call& c) {
+      group_.check_buffers(c, stream_);
+      group_.comm_.usable();
+      if constexpr (requires { c.send; }) {
+        if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
+          std::byte* const copy = take(c.send.total_bytes());
+          group_.copy_on_device(copy, c.in, c.send.total_bytes(), stream_);
+          return calls().add(Call{copy, c.out, c.send, c.recv});
+        }
       }
+      calls().add(c);
     }
-    issue(name(Call::kind), stream, [&](nccl_group_call& g) { g.add(c); });
-  }
-  template <Reducing Call>
-    requires requires(nccl_group_call& g, const Call& c, const nccl_reduction& r) { g.add(c, r); }
+    template <Reducing Call>
+      requires requires(nccl_group_call& g, const Call& c, const nccl_reduction& r) { g.add(c, r); }
+    void add(const Call& c) {
+      nccl_reduction r = nccl_reduction_of(c.op, group_.size(), group_.average(), Call::kind);
+      group_.check_buffers(c, stream_);
+      group_.comm_.usable();
+      Call call = c;
+      if (r.rest.prescales()) {
+        const std::size_t bytes = input_bytes(c, group_.rank());
+        std::byte* const scaled = take(bytes);
+        group_.scale(scaled, c.in, bytes, c.op, r.rest.pre, 1, stream_);
+        call.in = scaled;
+      }
+      if (r.multiplies) r.op = calls().multiply(c.op.type, r.type);
+      calls().add(call, r);
+      const std::size_t written = output_bytes(c, group_.rank());
+      if (r.rest.postscales() && written != 0) after_.push_back({c.out, written, c.op, r.rest});
+    }
+    /// The thread waits while NCCL has to be polled: long when it first connects, and after every call in some
+    /// versions.
+    void close() {
+      if (calls_) {
+        nccl_communicator& comm = group_.comm_;
+        if (!comm.abort_if_lost([&] { return calls_->close(); })) comm.await_ready(what_, comm.options().timeout);
+        calls_.reset();
+      }
+      for (const scaled_output& o : after_) {
+        group_.scale(o.data, o.data, o.bytes, o.op, o.rest.post, o.rest.divisor, stream_);
+      }
+      for (const auto& memory : taken_) group_.scratch_.give_back(memory, stream_);
+    }
+
+   private:
+    struct scaled_output {
+      std::byte* data;
+      std::size_t bytes;
+      reduction op;
+      scaling rest;
+    };
+
+    nccl_group_call& calls() {
+      if (!calls_) calls_.emplace(group_.comm_, stream_, what_);
+      return *calls_;
+    }
+    std::byte* take(std::size_t bytes) { return taken_.emplace_back(group_.scratch_.take(bytes)).get(); }
+
+    nccl_group& group_;
+    cu_stream stream_;
+    std::string_view what_;
+    std::optional<nccl_group_call> calls_;
+    std::vector<scaled_output> after_;
+    std::vector<std::shared_ptr<std::byte>> taken_;
+  };
+
+  /// Queues a call on a stream; see `launch`.
+  template <nccl_collective Call>
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
-    nccl_reduction r = nccl_reduction_of(c.op, size(), average(), Call::kind);
-    check_buffers(c, stream);
-    comm_.usable();
-    std::shared_ptr<std::byte> scaled;
-    const std::byte* in = c.in;
-    if (r.rest.prescales()) {
-      const std::size_t bytes = input_bytes(c, rank());
-      scaled = scratch_.take(bytes);
-      scale(scaled.get(), c.in, bytes, c.op, r.rest.pre, 1, stream);
-      in = scaled.get();
-    }
-    Call call = c;
-    call.in = in;
-    issue(name(Call::kind), stream, [&](nccl_group_call& g) {
-      if (r.multiplies) r.op = g.multiply(c.op.type, r.type);
-      g.add(call, r);
-    });
-    const std::size_t written = output_bytes(c, rank());
-    if (r.rest.postscales() && written != 0) {
-      scale(c.out, c.out, written, c.op, r.rest.post, r.rest.divisor, stream);
-    }
-    if (scaled) scratch_.give_back(scaled, stream);
+    launch one(*this, stream, name(Call::kind));
+    one.add(c);
+    one.close();
   }
   /// The same on this group's stream, and waits.
   template <nccl_collective Call>

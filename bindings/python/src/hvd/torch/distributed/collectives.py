@@ -152,7 +152,7 @@ class Collectives(Operations):
         """Joins several works into one."""
         made = [one for one in works if one is not None]
         if any(isinstance(one, DeviceWork) for one in made):
-            return JOINED_WORK(self._device(), what, made, list(results))
+            return JOINED_WORK(self.problem, what, made, list(results))
 
         def finish() -> None:
             for one in made:
@@ -205,9 +205,7 @@ class Collectives(Operations):
         lengths = [one.numel() for one in targets]
         equal = len(set(lengths)) == 1
         if source.is_cuda:
-            if equal:
-                return self._device().all_gather("all_gather", [targets], [source], (targets,), goes_on(opts))
-            return self._device().all_gather_uneven(targets, source, goes_on(opts))
+            return self._device().all_gather("all_gather", [targets], [source], (targets,), goes_on(opts))
         gathered, finish = flat.gathering(targets, source, self._number)
         return self._start(
             "all_gather", _ALLGATHER, self._address(source), self._address(gathered),
@@ -240,7 +238,7 @@ class Collectives(Operations):
         sources = [flat.packed(t, "all_gather_coalesced") for t in inputs]
         for targets, source in zip(lists, sources):
             self._check_list("all_gather_coalesced", targets, source, self._number)
-        if _together(sources, False) and all(len({t.numel() for t in targets}) == 1 for targets in lists):
+        if _together(sources, False):
             return _begun(self._device().all_gather("all_gather_coalesced", lists, sources, tuple(outputs), True))
         works = [self.allgather([targets], [t]) for targets, t in zip(lists, sources)]
         return self._joined("all_gather_coalesced", works, list(outputs))
@@ -284,9 +282,7 @@ class Collectives(Operations):
         op = SUM if opts is None else opts.reduceOp
         packed, number, numbers = flat.as_numbers(source, what, op, copy=False)
         if packed.is_cuda:
-            if lengths is None:
-                return self._device().reduce_scatter(what, [output], [source], op, goes_on(opts))
-            return self._device().reduce_scatter_uneven(what, output, source, lengths, op, goes_on(opts))
+            return self._device().reduce_scatter(what, [output], [source], op, goes_on(opts), lengths)
         target, _, count = flat.as_numbers(output, what, op, copy=False)
         parts = numbers // max(source.numel(), 1)
         finish = None if target.data_ptr() == output.data_ptr() else flat.copying_back(target, output)
@@ -321,7 +317,8 @@ class Collectives(Operations):
                 raise ValueError(f"hvd: all_to_all: {len(tensors)} {name} tensors; allowed: {self._count}, one a rank")
         source = flat.joined(sources)
         if source.is_cuda:
-            return self._device().all_to_all(targets, source, [t.nbytes for t in sources], goes_on(opts))
+            send, recv = [t.nbytes for t in sources], [t.numel() * source.itemsize for t in targets]
+            return self._device().all_to_all("all_to_all", source, send, targets, recv, (targets,), goes_on(opts))
         gathered, finish = flat.gathering(targets, source)
         unit = source.itemsize
         return self._start(
@@ -338,10 +335,11 @@ class Collectives(Operations):
         flat.check_output(output, input, output.numel(), "all_to_all_single")
         send = flat.splits(source, input_splits, self._count, "input")
         recv = flat.splits(output, output_splits, self._count, "output")
-        if source.is_cuda:
-            return self._device().all_to_all_single(output, source, send, recv, goes_on(opts))
-        flat.check_apart(source, output, None if input_splits or output_splits else 0, "all_to_all_single")
         uniform = not output_splits and not input_splits  # rows equal here may differ on other ranks
+        if source.is_cuda:
+            what, results = "all_to_all_single", (output,)
+            return self._device().all_to_all(what, source, send, [output], recv, results, goes_on(opts), uniform)
+        flat.check_apart(source, output, 0 if uniform else None, "all_to_all_single")
         return self._start(
             "all_to_all_single", _ALLTOALL, self._address(source), self._address(output), send[0] if uniform else 0,
             _BYTES, (output,), (source, output), goes_on(opts),

@@ -22,8 +22,10 @@ from hvd.core.reduce_op import Sum
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.adapter import OPS, current_stream
 from hvd.torch.distributed import errors, flat, registry
-from hvd.torch.distributed.device_work import DEVICE_WORK, DeviceWork
+from hvd.torch.distributed.device_work import DeviceWork
+from hvd.torch.distributed.held_work import WORK, HeldWork
 from hvd.torch.distributed.operations import Operations
+from hvd.torch.distributed.work import Work
 
 Tensor = torch.Tensor
 _BROADCAST, _BYTES = _core.operations["broadcast"], _core.dtypes["uint8"]
@@ -38,9 +40,11 @@ def _plain(problem: Exception) -> HorovodInternalError:
 
 
 class _Posted:
-    """The handle of a message, which the engine knows once the pair is connected."""
+    """A message, which the engine knows once the pair is connected. See ``Queued``."""
 
-    def __init__(self) -> None:
+    def __init__(self, pair: Pair, seconds: float) -> None:
+        self._pair, self._seconds = pair, seconds
+        self._deadline = time.monotonic() + seconds  # for the other rank to post its part
         self._begun = threading.Event()
         self._handle: _core.Handle | None = None
         self._problem: Exception | None = None
@@ -65,21 +69,72 @@ class _Posted:
     def poll(self) -> bool:
         return self._begun.is_set() and (self._handle is None or self._handle.poll())
 
-    def _wait(self, limit: float, wait: Callable[[_core.Handle, float], None]) -> None:
-        until = time.monotonic() + limit
-        while not self._begun.wait(min(max(until - time.monotonic(), 0.0), 0.1)):  # so that Ctrl-C is seen
-            if time.monotonic() >= until:
-                raise TimeoutError
-        wait(self._known(), max(until - time.monotonic(), 0.0))
+    def wait(self, limit: float | None = None) -> None:
+        until = None if limit is None else time.monotonic() + limit
+        self.wait_queued(limit)
+        self._known().wait(None if until is None else max(until - time.monotonic(), 0.0))
 
-    def wait(self, limit: float) -> None:
-        self._wait(limit, lambda handle, left: handle.wait(left))
-
-    def wait_queued(self, limit: float) -> None:
-        self._wait(limit, lambda handle, left: handle.wait_queued(left))
+    def wait_queued(self, limit: float | None = None) -> None:
+        left = max(self._deadline - time.monotonic(), 0.0)
+        until = time.monotonic() + (left if limit is None else min(left, limit))
+        try:
+            while not self._begun.wait(min(max(until - time.monotonic(), 0.0), 0.1)):  # so that Ctrl-C is seen
+                if time.monotonic() >= until:
+                    raise TimeoutError
+            self._known().wait_queued(max(until - time.monotonic(), 0.0))
+        except TimeoutError:
+            if limit is not None and limit < left:
+                raise
+            raise self._pair.out_of_time(self._seconds) from None
 
     def make_stream_wait(self, device: int, stream: int) -> None:
         self._known().make_stream_wait(device, stream)
+
+
+class MessageWork(DeviceWork):
+    """A message. ``finish()`` is called once, and the work that it queues on the stream current at the call runs after
+    the message. It copies from memory that other work on that stream may reuse when the object is freed.
+    """
+
+    def __init__(
+        self, pair: Pair, what: str, posted: _Posted, tensor: Tensor, device: int, finish: Callable[[], None] | None
+    ) -> None:
+        super().__init__(pair.problem, what, [posted], (tensor,), device)
+        self._posted = posted
+        self._finish = finish
+        self._finishing = threading.Lock()
+        self._called_on: Any = None if finish is None else torch.cuda.current_stream(device)
+        self._finished: Any = None  # the event after the work queued by `finish`
+
+    def _make_wait(self, stream: Any) -> None:
+        if self._called_on is None:
+            return super()._make_wait(stream)
+        with self._finishing:
+            if self._finish is not None:
+                super()._make_wait(self._called_on)
+                with torch.cuda.stream(self._called_on):
+                    self._finish()
+                self._finished = self._called_on.record_event()
+                self._finish = None
+        stream.wait_event(self._finished)
+
+    def is_completed(self) -> bool:
+        """Whether the GPU is done, or has failed. Work queued on the current stream then runs after it."""
+        if not self._posted.poll():
+            return False
+        if self._finish is not None and self._problem is None:
+            try:
+                self._complete(None)
+            except Exception:  # `exception` returns it
+                pass
+        return True
+
+
+class _HeldMessageWork(HeldWork, MessageWork):
+    """See HeldWork."""
+
+
+_MESSAGE_WORK: type[MessageWork] = MessageWork if WORK is Work else _HeldMessageWork
 
 
 class Pair:
@@ -102,16 +157,16 @@ class Pair:
         low, high = sorted((self._group._number, self._peer))
         return errors.translate(error, what, [self._group._ranks[low], self._group._ranks[high]])
 
-    def out_of_time(self, what: str) -> Exception:
+    def out_of_time(self, seconds: float) -> HorovodInternalError:
         """Ends the pair, whose ranks have posted different messages. Returns the error."""
-        text = f"Timed out: rank {self._peer} has not posted its part of this message within {self._group._seconds:g} s"
-        error = HorovodInternalError(text, "timeout", self._peer)
+        text = f"Timed out: rank {self._peer} has not posted its part of this message within {seconds:g} s"
+        error = HorovodInternalError(text, "timeout")
         self.close(0, error)
-        return self._group.problem(error, what)
+        return error
 
     def post(self, sends: bool, target: Tensor, tag: int, place: Stream) -> _Posted:
         """Begins a message, in contiguous memory."""
-        posted = _Posted()
+        posted = _Posted(self, self._group._seconds)
         keep = [target]
         if target.numel() == 0:  # without an address the engine would allocate a result
             keep.append(torch.empty(1, dtype=torch.uint8, device=target.device))
@@ -249,8 +304,8 @@ class Pairs:
             pair = self._all.get(peer)
             if pair is None:
                 pair = self._all[peer] = Pair(group, peer)
-        posted: Any = pair.post(sends, packed, tag, place)
-        work = DEVICE_WORK(pair, what, [posted], (tensor,), place, group._seconds, finish)
+        posted = pair.post(sends, packed, tag, place)
+        work = _MESSAGE_WORK(pair, what, posted, tensor, place[0], finish)
         if registry.is_used():
             registry.add(work, (tensor,))
         if group._coalesced is not None:

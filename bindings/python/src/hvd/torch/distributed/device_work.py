@@ -1,76 +1,67 @@
-"""Collectives in flight on GPUs, with the interface of torch.distributed."""
+"""Work on GPUs, with the interface of torch.distributed."""
 
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from hvd import _core
-from hvd.core.adapter import Stream
 from hvd.exceptions import HorovodInternalError
 from hvd.torch.distributed.held_work import WORK, HeldWork
 from hvd.torch.distributed.modes import Modes
 from hvd.torch.distributed.work import Callers, Work
 
 
-class Owner(Protocol):
-    """The functions of a group that its works call."""
+class Queued(Protocol):
+    """Work on a GPU. All functions raise HorovodInternalError for its error."""
 
-    def problem(self, error: HorovodInternalError, what: str) -> Exception:
-        """The exception for a failed operation."""
+    def poll(self) -> bool:
+        """Whether the GPU is done, or has failed."""
 
-    def out_of_time(self, what: str) -> Exception:
-        """The exception for an operation that not all ranks have called in time. No other can follow."""
+    def wait(self, limit: float | None = None) -> object:
+        """Waits for that. Raises TimeoutError after ``limit`` seconds."""
+
+    def wait_queued(self, limit: float | None = None) -> None:
+        """The same until all of its work is queued. A collective is when it was called."""
+
+    def make_stream_wait(self, device: int, stream: int) -> None:
+        """Work queued on this stream from now on begins after it."""
 
 
 class DeviceWork(Work):
-    """A collective on a GPU. Its results are ready for the stream current in ``wait``; the host waits only until the
-    work is queued. ``handles``: the engine's; ``place``: the GPU and its current stream.
-
-    ``finish()`` is called once, and the work that it queues on that stream runs after the collective. It copies from
-    memory that other work on that stream may reuse when the object is freed.
+    """Work on a GPU. Its results are ready for the stream current in ``wait``. The host waits for the GPU only if
+    ``wait`` has a time limit.
     """
 
     def __init__(
-        self, owner: Owner, what: str, handles: Sequence[_core.Handle], results: Sequence[Any], place: Stream,
-        seconds: float, finish: Callable[[], None] | None = None,
+        self, problem: Callable[[HorovodInternalError, str], Exception], what: str, queued: Sequence[Queued],
+        results: Sequence[Any], device: int,
     ) -> None:
-        super().__init__(owner.problem, what, (), results, finish)
-        self._owner = owner
-        self._handles = handles
-        self._device = place[0]
-        self._deadline = time.monotonic() + seconds
-        self._called_on: Any = None if finish is None else torch.cuda.current_stream(self._device)
-        self._finished: Any = None  # the event after the work queued by `finish`
+        super().__init__(problem, what, (), results)
+        self._queued = queued
+        self._device = device
 
     def _await_queued(self, limit: float | None) -> bool:
-        """Waits until all ranks have called it and all of its work is queued. Returns False if that takes more than
-        ``limit``.
-        """
-        for one in self._handles:
-            left = max(self._deadline - time.monotonic(), 0.0)
-            try:
-                one.wait_queued(left if limit is None else min(left, limit))
-            except TimeoutError:
-                if limit is not None and limit < left:
-                    return False
-                self._problem = self._owner.out_of_time(self._what)
-                raise self._problem from None
+        """Returns False if its work is not queued after ``limit`` seconds."""
+        try:
+            for one in self._queued:
+                one.wait_queued(limit)
+        except TimeoutError:
+            return False
         return True
 
     def _complete(self, limit: float | None) -> bool:
         try:
-            if not self._await_queued(limit):
-                return False
-            stream = torch.cuda.current_stream(self._device)
-            if self._called_on is None:
-                self._make_wait(stream)
-            else:
-                self._finish_on(stream)
+            for one in self._queued:
+                if limit is None:
+                    one.wait_queued()
+                else:
+                    one.wait(limit)
+            self._make_wait(torch.cuda.current_stream(self._device))
+        except TimeoutError:
+            return False
         except HorovodInternalError as e:
             self._problem = self._problem_of(e, self._what)
             raise self._problem from e
@@ -78,35 +69,17 @@ class DeviceWork(Work):
             self._entries.remove()
         return True
 
-    def _finish_on(self, stream: Any) -> None:
-        """Copies if not done yet, and makes the stream wait for it."""
-        with self._lock:
-            if self._finish is not None:
-                self._make_wait(self._called_on)
-                with torch.cuda.stream(self._called_on):
-                    self._finish()
-                self._finished = self._called_on.record_event()
-                self._finish = None
-        stream.wait_event(self._finished)
-
     def _make_wait(self, stream: Any) -> None:
-        for one in self._handles:
+        for one in self._queued:
             one.make_stream_wait(self._device, stream.cuda_stream)
 
     def is_completed(self) -> bool:
-        """Whether the GPU is done, or has failed. Work queued on the current stream then runs after it."""
-        if not all(one.poll() for one in self._handles):
-            return False
-        if self._finish is not None and self._problem is None:
-            try:
-                self._complete(None)
-            except Exception:  # `exception` returns it
-                pass
-        return True
+        """Whether the GPU is done, or has failed."""
+        return all(one.poll() for one in self._queued)
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. Its callbacks run
-        on their own threads when the work is queued.
+        """A ``torch.futures.Future`` of the list of tensors, which orders streams as ``wait`` does. It is complete when
+        the work is queued.
         """
         return self._future_once(_future_of)
 
@@ -114,9 +87,12 @@ class DeviceWork(Work):
 class JoinedWork(DeviceWork):
     """Several works as one, at least one of them on a GPU."""
 
-    def __init__(self, owner: Owner, what: str, works: Sequence[Work], results: Sequence[Any]) -> None:
+    def __init__(
+        self, problem: Callable[[HorovodInternalError, str], Exception], what: str, works: Sequence[Work],
+        results: Sequence[Any],
+    ) -> None:
         device = next(one._device for one in works if isinstance(one, DeviceWork))
-        super().__init__(owner, what, (), results, (device, 0), 0.0)
+        super().__init__(problem, what, (), results, device)
         self._works = works
 
     def _await_queued(self, limit: float | None) -> bool:
@@ -156,18 +132,21 @@ def _future_of(work: DeviceWork) -> Any:
         work._complete(None)  # on the callback's stream, for which waiters on the future wait
         return list(work._results)
 
-    def start() -> None:
+    def start(limit: float | None = None) -> bool:
         try:
-            work._await_queued(None)
+            if not work._await_queued(limit):
+                return False
         except Exception:  # `outcome` raises it again
             pass
         with torch.cuda.device(work._device):
             run(started.set_result, None)
+        return True
 
     run = Modes().run
     future = started.then(outcome)
-    _waiters.start()
-    _waiters.functions.put(start)
+    if not start(0.0):
+        _waiters.start()
+        _waiters.functions.put(start)
     return future
 
 

@@ -45,8 +45,8 @@ class Operations:
         self._coalesced: list[Work] | None = None  # works begun since _start_coalescing
         self._closed = ""  # why no operation is possible any more
         self._refuses_nan = os.environ.get("HVD_NAN_CHECK") == "1"
-        check = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
-        self._group: _core.Group = meet(store, rank, size, seconds, check)
+        self._checks = c10d.get_debug_level() == c10d.DebugLevel.DETAIL or os.environ.get("HVD_CHECK") == "1"
+        self._group: _core.Group = meet(store, rank, size, seconds, self._checks)
         move = os.environ.get("HVD_SHARE_BUCKETS", "1") != "0" and size > 1
         self._storages = Storages(self._group, move)
 

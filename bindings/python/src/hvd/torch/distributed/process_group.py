@@ -195,6 +195,8 @@ class ProcessGroup(Collectives, Messages, _Base):  # type: ignore[misc]
     def abort(self) -> None:
         """Ends operations in flight, here and on the other ranks, and leaves the group."""
         if not self._closed:
+            if self._gpu is not None:
+                self._gpu.abort()
             self._group.abort()
         self._leave("the process group was aborted", 0.0)
 
