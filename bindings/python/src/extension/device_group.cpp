@@ -9,6 +9,7 @@
 #include <hvd/transport/shm.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@ namespace {
 using hvd::detail::cuda_device;
 
 constexpr seconds look_every(0.1), look_in_timelines_every(0.002), ask_driver_every(5), while_lost(5);
+constexpr hvd::detail::cu_result no_answer{-1};
 
 /// Adds calls to a launch.
 struct in_launch {
@@ -69,7 +71,8 @@ struct device_group::connected {
   std::shared_ptr<cuda_device> device;
   hvd::detail::cuda_marks marks;
   hvd::detail::cuda_stream stream;
-  clock::time_point asked = clock::now();  // the driver
+  clock::time_point asked = clock::now();  ///< see ask_driver
+  std::shared_ptr<std::atomic<hvd::detail::cu_result>> answer;
 };
 
 device_group::device_group(std::shared_ptr<group> host, hvd::nccl_options options, bool check)
@@ -80,12 +83,19 @@ device_group::~device_group() { close(seconds(5)); }
 
 // ---- the program's calls -------------------------------------------------------------------------------------------
 
-void device_group::connect(int device, interrupted by_signal) {
+void device_group::connect(int device, seconds timeout, interrupted by_signal) {
   const std::lock_guard calling(calling_);
   throw_problem();
   if (connected_) return;
   const std::lock_guard control(control_mutex_);
-  if (!control_) control_.emplace(host_->split());
+  if (!control_) {
+    pending here;  // with the time limit, which `split` does not have
+    here.timeout = timeout;
+    host_->run(here);
+    hvd::any_transport made = host_->split();
+    const lock held(state_);
+    control_.emplace(std::move(made));
+  }
   hvd::nccl_options options = options_;
   options.device = device;
   auto made = std::make_unique<connected>(hvd::NcclTransport(erase(*control_).self(), options), options.high_priority);
@@ -312,17 +322,36 @@ void device_group::look() {
     const lock calling(calling_, std::try_to_lock);
     if (!calling) return;
     connected_->communicator().check();
-    if (first->end && now - connected_->asked >= ask_driver_every) {
-      connected_->asked = now;
-      const cuda_device::scope current(*connected_->device);
-      const hvd::detail::cuda_driver& driver = connected_->device->driver();
-      const hvd::detail::cu_result code = driver.event_query(first->end.get());
-      if (code != hvd::detail::cu_not_ready) driver.check(code, "a collective on the GPU");
-    }
+    if (first->end) ask_driver(first->end);
   } catch (const hvd::error& e) {
     fail(e);
   } catch (const std::exception&) {  // no memory; the next look comes soon
   }
+}
+
+/// After an error of the GPU no mark is reached. So the driver is asked now and then, by another thread: the call waits
+/// while a thread of the program waits in the driver, perhaps for a lost rank.
+void device_group::ask_driver(const std::shared_ptr<void>& end) {
+  using namespace hvd::detail;
+  connected& on = *connected_;
+  if (on.answer != nullptr) {
+    const cu_result code = on.answer->load(std::memory_order_acquire);
+    if (code == no_answer) return;
+    on.answer = nullptr;
+    if (code != cu_not_ready) on.device->driver().check(code, "a collective on the GPU");
+  }
+  if (clock::now() - on.asked < ask_driver_every) return;
+  on.asked = clock::now();
+  on.answer = std::make_shared<std::atomic<cu_result>>(no_answer);
+  std::thread([device = on.device, answer = on.answer, end] {
+    cu_result code = cu_not_ready;
+    try {
+      const cuda_device::scope current(*device);
+      code = device->driver().event_query(end.get());
+    } catch (const hvd::error&) {  // the driver has shut down
+    }
+    answer->store(code, std::memory_order_release);
+  }).detach();
 }
 
 void device_group::look_for_lost_ranks(std::uint64_t first) {
@@ -365,55 +394,53 @@ void device_group::fail(const hvd::error& why) noexcept {
   {
     const lock held(state_);
     if (problem_) return;
-    if (connected_) retire();
-    for (const auto& p : in_flight_) p->now = device_pending::state::failed;
+    for (retire(); const auto& p : in_flight_) p->now = device_pending::state::failed;
     problem_ = why;
+    if (hvd::ShmTransport* const here = control_ ? control_->target<hvd::ShmTransport>() : nullptr) here->abort();
   }
   if (connected_) connected_->communicator().interrupt();
-  if (hvd::ShmTransport* const here = control_ ? control_->target<hvd::ShmTransport>() : nullptr) here->abort();
 }
 
 void device_group::abort() noexcept {
+  const std::lock_guard ending(ending_);
   fail(hvd::error(hvd::error_kind::aborted, "hvd: this process has aborted the group"));
 }
 
+/// Waits until no collective is in flight; returns false if that takes longer.
+bool device_group::drain(seconds limit, bool failed) noexcept {
+  for (const auto until = clock::now() + limit;; hvd::detail::nap(std::chrono::microseconds(100))) {
+    const lock held(state_);
+    retire();
+    if (in_flight_.empty()) return true;
+    if ((problem_ && !failed) || clock::now() >= until) return false;
+  }
+}
+
 void device_group::close(seconds limit) noexcept {
-  const auto drained = [this](seconds most) {
-    for (const auto until = clock::now() + most;; hvd::detail::nap(std::chrono::microseconds(100))) {
-      const lock held(state_);
-      if (connected_) retire();
-      if (in_flight_.empty()) return true;
-      if (problem_ || clock::now() >= until) return false;
-    }
-  };
-  if (!drained(limit)) abort();
+  if (!drain(limit, false)) abort();
   {
     const lock held(state_);
     if (std::exchange(closing_, true)) return;
     wake_.notify_all();
   }
   if (watch_.joinable()) watch_.join();
-  const std::lock_guard calling(calling_);
-  if (connected_ == nullptr) return;
-  if (!problem_) say_goodbye();
-  try {
-    connected_->communicator().usable();  // knows an interruption from here on
-  } catch (const hvd::error&) {
-  }
-  if (problem_) {
-    for (const auto until = clock::now() + while_lost; !in_flight_.empty() && clock::now() < until;
-         hvd::detail::nap(std::chrono::microseconds(100))) {
-      const lock held(state_);
-      retire();
+  const std::lock_guard calling(calling_), ending(ending_);
+  if (connected_ && problem_) {
+    try {
+      connected_->communicator().usable();  // it knows of the interruption from here on
+    } catch (const hvd::error&) {
     }
-    if (!in_flight_.empty()) {
+    if (!drain(while_lost, true)) {
       connected_->communicator().keep();
+      const lock held(state_);
       hvd::detail::keep_for_ever(std::move(in_flight_), std::move(connected_));
-      return;
     }
+  } else if (connected_) {
+    say_goodbye();
   }
   connected_.reset();
   const std::lock_guard control(control_mutex_);
+  const lock held(state_);
   control_.reset();
 }
 

@@ -56,9 +56,10 @@ class device_group {
   device_group& operator=(const device_group&) = delete;
   ~device_group();
 
-  /// Connects the ranks, this one on this GPU. Collective, in the order of the group on the host. If it fails, it does
-  /// on all ranks, and may be called again. Errors: those of hvd::NcclTransport.
-  void connect(int device, interrupted by_signal);
+  /// Connects the ranks, this one on this GPU. Collective, in the order of the group on the host; waits at most `timeout`
+  /// for other ranks to call it. If they cannot be connected, all ranks throw, and may call it again. Errors: those of
+  /// hvd::NcclTransport.
+  void connect(int device, seconds timeout, interrupted by_signal);
   /// The stream on which collectives run.
   [[nodiscard]] hvd::detail::cu_stream stream() const noexcept;
 
@@ -81,8 +82,6 @@ class device_group {
 
   /// Ends all collectives in flight, here and on all other ranks.
   void abort() noexcept;
-  /// The same after an error.
-  void fail(const hvd::error& why) noexcept;
   /// Leaves the group when all collectives in flight have ended. Aborts those that have not within `limit`.
   void close(seconds limit) noexcept;
 
@@ -100,9 +99,13 @@ class device_group {
 
   void watch();
   void look();
+  void ask_driver(const std::shared_ptr<void>& end);
   void look_for_lost_ranks(std::uint64_t first);
   bool has_called(int rank, std::uint64_t number);
   void say_goodbye() noexcept;
+
+  void fail(const hvd::error& why) noexcept;
+  bool drain(seconds limit, bool failed) noexcept;
 
   const std::shared_ptr<group> host_;
   const hvd::nccl_options options_;
@@ -114,9 +117,10 @@ class device_group {
   std::uint64_t calls_ = 0;
 
   std::mutex control_mutex_;
-  std::optional<hvd::any_transport> control_;
+  std::optional<hvd::any_transport> control_;  // made and destroyed under state_, too
   std::vector<std::uint64_t> called_by_;  // collectives that a rank had called when it left; 0: it has not
 
+  std::mutex ending_;  // no thread ends the communicator while another one frees it
   mutable std::mutex state_;
   std::deque<std::shared_ptr<device_pending>> in_flight_;
   std::shared_ptr<device_pending> in_call_;  // a thread queues it

@@ -89,12 +89,8 @@ void define_device_group(nb::module_& m) {
   nb::class_<device_pending_object>(m, "DevicePending")
       .def("poll", [](const device_pending_object& p) { return p.of->poll(*p.what); })
       .def("wait", &wait, nb::arg("limit") = nb::none())
-      .def(
-          "wait_queued",
-          [](const device_pending_object& p, std::optional<double> /*limit*/) {
-            without_gil([&] { p.of->check(*p.what); });
-          },
-          nb::arg("limit") = nb::none())
+      .def("wait_queued", [](const device_pending_object& p, std::optional<double>) { p.of->check(*p.what); },
+           nb::arg("limit") = nb::none())
       .def("make_stream_wait",
            [](const device_pending_object& p, int device, std::uintptr_t stream) {
              without_gil([&] { p.of->make_wait(*p.what, stream_at(device, stream)); });
@@ -105,9 +101,9 @@ void define_device_group(nb::module_& m) {
   nb::class_<device_group_object>(m, "DeviceGroup")
       .def(nb::init<const group_object&, const hvd::nccl_options&, bool>())
       .def("connect",
-           [](const device_group_object& g, int device) {
+           [](const device_group_object& g, int device, double timeout) {
              const auto to = g.get();
-             without_gil([&] { to->connect(device, &interrupted_by_signal); });
+             without_gil([&] { to->connect(device, seconds(timeout), &interrupted_by_signal); });
            })
       .def_prop_ro("stream", [](const device_group_object& g) { return reinterpret_cast<std::uintptr_t>(g.get()->stream()); })
       .def("queue", &queue)

@@ -237,26 +237,19 @@ void define_job(nb::module_& m) {
       .def_rw("max_ctas", &hvd::nccl_options::max_ctas)
       .def_rw("network", &hvd::nccl_options::network)
       .def_rw("high_priority", &hvd::nccl_options::high_priority);
+  m.def("connect", [](const nb::capsule& made) {
+    hvd::any_transport ranks = taken_from(made);
+    const released_gil released;
+    return job(connect(std::move(ranks), {}));
+  });
+  m.def(
+      "connect_alone", [] { return job(connect_alone({})); }, released);
   // Options are given for groups of torch.distributed, which have one timeline.
-  const auto how = [](const hvd::nccl_options* nccl) {
-    return nccl == nullptr ? session_options() : session_options{*nccl, timeline_entry::shared()};
-  };
-  m.def(
-      "connect",
-      [how](const nb::capsule& made, const hvd::nccl_options* nccl) {
-        const session_options options = how(nccl);
-        hvd::any_transport ranks = taken_from(made);
-        const released_gil released;
-        return job(connect(std::move(ranks), options));
-      },
-      nb::arg("connected"), nb::arg("nccl") = nb::none());
-  m.def(
-      "connect_alone", [how](const hvd::nccl_options* nccl) { return job(connect_alone(how(nccl))); },
-      nb::arg("nccl") = nb::none(), released);
   m.def(
       "connect_shm",
-      [how](const std::string& name, int rank, int size, const hvd::nccl_options* nccl) {
-        return job(connect_shm(name, rank, size, how(nccl)));
+      [](const std::string& name, int rank, int size, const hvd::nccl_options* nccl) {
+        return job(connect_shm(name, rank, size,
+                               nccl == nullptr ? session_options() : session_options{*nccl, timeline_entry::shared()}));
       },
       nb::arg("name"), nb::arg("rank"), nb::arg("size"), nb::arg("nccl") = nb::none(), released);
 }

@@ -213,7 +213,7 @@ class DeviceGroup:
     """Collectives of a group of ranks on their GPUs, by NCCL. All ranks call the same ones in the same order."""
 
     def __init__(self, group: Group, nccl: NcclOptions, check: bool, /) -> None: ...
-    def connect(self, device: int, /) -> None:
+    def connect(self, device: int, timeout: float, /) -> None:
         """Connects the ranks; collective. Raises the same error on all of them."""
 
     @property
@@ -305,10 +305,9 @@ class NcclOptions:
     network: str
     high_priority: bool
 
-def connect(connected: object, nccl: NcclOptions | None = None) -> Job:
-    """The job of what ``_core_mpi.connect`` has connected, which is then used up. ``nccl``: as below."""
+def connect(connected: object, /) -> Job:
+    """The job of what ``_core_mpi.connect`` has connected, which is then used up."""
 
-def connect_alone(nccl: NcclOptions | None = None) -> Job:
+def connect_alone() -> Job: ...
+def connect_shm(name: str, rank: int, size: int, nccl: NcclOptions | None = None) -> Job:
     """With ``nccl`` for a group of torch.distributed: the job records in the timeline of all groups."""
-
-def connect_shm(name: str, rank: int, size: int, nccl: NcclOptions | None = None) -> Job: ...

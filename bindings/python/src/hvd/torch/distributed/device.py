@@ -102,7 +102,7 @@ class Device:
             self._gpus = _core.DeviceGroup(group._group, group._nccl, group._checks)
         gpus = self._gpus
         if self._index < 0:
-            interruptible(lambda: gpus.connect(index))
+            interruptible(lambda: gpus.connect(index, group._seconds))
             self._index = index
             make: Any = torch.cuda.ExternalStream  # has no types
             self._stream = make(gpus.stream, device=index)
@@ -126,13 +126,13 @@ class Device:
                     for copy in call.copies:
                         copy()
                 pending.extend()
+            group._sequence += 1
+            if not asynchronous:
+                pending.make_stream_wait(index, stream)
+                return None
         except HorovodInternalError as e:
             raise group.problem(e, what) from e
-        group._sequence += 1
         work = DEVICE_WORK(group.problem, what, [pending], results, index)
-        if not asynchronous:
-            work.wait()
-            return None
         if registry.is_used():
             registry.add(work, results)
         if group._coalesced is not None:

@@ -88,6 +88,7 @@ class _Posted:
             raise self._pair.out_of_time(self._seconds) from None
 
     def make_stream_wait(self, device: int, stream: int) -> None:
+        self.wait_queued()
         self._known().make_stream_wait(device, stream)
 
 

@@ -27,7 +27,7 @@ class Queued(Protocol):
         """The same until all of its work is queued. A collective is when it was called."""
 
     def make_stream_wait(self, device: int, stream: int) -> None:
-        """Work queued on this stream from now on begins after it."""
+        """The same, and work queued on this stream from now on begins after it."""
 
 
 class DeviceWork(Work):
@@ -54,10 +54,8 @@ class DeviceWork(Work):
 
     def _complete(self, limit: float | None) -> bool:
         try:
-            for one in self._queued:
-                if limit is None:
-                    one.wait_queued()
-                else:
+            if limit is not None:
+                for one in self._queued:
                     one.wait(limit)
             self._make_wait(torch.cuda.current_stream(self._device))
         except TimeoutError:
