@@ -25,7 +25,7 @@ constexpr hvd::detail::cu_result no_answer{-1};
 
 /// Adds calls to a launch.
 struct in_launch {
-  hvd::detail::nccl_group::launch* all;
+  hvd::detail::nccl_launch* all;
   static constexpr bool rank_ordered = true;
 
   template <hvd::detail::nccl_collective Call>
@@ -110,7 +110,7 @@ hvd::detail::cu_stream device_group::stream() const noexcept { return connected_
 void device_group::queue(const std::shared_ptr<device_pending>& p) {
   const std::lock_guard calling(calling_);
   throw_problem();
-  if (checks_) compare(p->calls);
+  if (checks_) compare(p->calls, p->timeout);
   p->number = calls_ + 1;
   {
     const lock held(state_);
@@ -128,7 +128,7 @@ void device_group::queue(const std::shared_ptr<device_pending>& p) {
     hvd::detail::nccl_group& gpus = *to.gpus.group();
     hvd::detail::refuse_capture(gpus.driver(), p->called_on, [] { return "a tensor of a collective"; });
     gpus.await_event(to.stream.get(), gpus.events()->record(p->called_on).get());
-    hvd::detail::nccl_group::launch all(gpus, to.stream.get(), hvd::name(p->calls.front().kind));
+    hvd::detail::nccl_launch all = gpus.launch(to.stream.get(), hvd::name(p->calls.front().kind));
     for (const collective& c : p->calls) run_on(to.gpus, c, in_launch{&all});
     all.close();
     mark_end(*p);
@@ -139,6 +139,7 @@ void device_group::queue(const std::shared_ptr<device_pending>& p) {
   }
   calls_ = p->number;
   const lock held(state_);
+  if (problem_) p->now = device_pending::state::failed;
   retire();
   in_flight_.push_back(p);
 }
@@ -152,8 +153,12 @@ void device_group::mark_end(device_pending& p) {
   p.mark = mark;
 }
 
-void device_group::extend(device_pending& p) {
+void device_group::complete(device_pending& p) {
   const std::lock_guard calling(calling_);
+  const std::shared_ptr<void> ended(nullptr, [&](void*) {
+    const lock held(state_);
+    p.open = false;
+  });
   throw_problem();
   const cuda_device::scope current(*connected_->device);
   mark_end(p);
@@ -214,8 +219,9 @@ void device_group::throw_problem() const {
 
 /// Drops the collectives that are done. The caller holds `state_`.
 void device_group::retire() {
-  while (!in_flight_.empty() && connected_->marks.reached(in_flight_.front()->mark)) {
+  while (!in_flight_.empty()) {
     device_pending& p = *in_flight_.front();
+    if (p.open || !connected_->marks.reached(p.mark)) return;
     const bool failed = p.now == device_pending::state::failed;
     for (const collective& c : p.calls) {
       timeline_entry::ended(c, "NCCL", size_, host_->process_set(), failed, std::max(p.since, last_end_));
@@ -227,9 +233,10 @@ void device_group::retire() {
   }
 }
 
-void device_group::compare(const std::vector<collective>& calls) {
+void device_group::compare(const std::vector<collective>& calls, seconds timeout) {
   using namespace hvd::detail;
   const std::lock_guard control(control_mutex_);
+  if (hvd::ShmTransport* const here = control_->target<hvd::ShmTransport>()) here->set_timeout(timeout);
   erased_transport& ranks = erase(*control_).self();
   for (const collective& c : calls) {
     descriptor mine;
@@ -374,17 +381,19 @@ bool device_group::has_called(int rank, std::uint64_t number) {
   return last >= number;
 }
 
-/// Tells all ranks how many collectives this one has called.
+/// Sends all ranks the number of collectives that this one has called.
 void device_group::say_goodbye() noexcept {
   if (checks_ || calls_ == 0) return;
   try {
     const std::lock_guard control(control_mutex_);
     hvd::detail::erased_transport& ranks = erase(*control_).self();
-    if (ranks.peers() == nullptr) return;
-    for (int q = 0; q != size_; ++q) {
-      if (q != rank_) ranks.send(reinterpret_cast<const std::byte*>(&calls_), sizeof calls_, q);
+    hvd::detail::peer_memory* const common = ranks.peers();
+    for (int q = 0; common != nullptr && q != size_; ++q) {
+      if (q == rank_ || common->of(q).self.state.load(std::memory_order_acquire) == hvd::detail::presence::left)
+        continue;
+      ranks.send(reinterpret_cast<const std::byte*>(&calls_), sizeof calls_, q);
     }
-  } catch (const hvd::error&) {  // another rank is lost, or has left before
+  } catch (const hvd::error&) {  // a rank is lost
   }
 }
 
@@ -411,7 +420,7 @@ bool device_group::drain(seconds limit, bool failed) noexcept {
   for (const auto until = clock::now() + limit;; hvd::detail::nap(std::chrono::microseconds(100))) {
     const lock held(state_);
     retire();
-    if (in_flight_.empty()) return true;
+    if (in_flight_.empty() && !in_call_) return true;
     if ((problem_ && !failed) || clock::now() >= until) return false;
   }
 }

@@ -36,6 +36,7 @@ struct device_pending {
   std::uint64_t number = 0;                       ///< in its group, from 1
   std::shared_ptr<void> end;                      ///< the event after its work; the group guards it and all below
   hvd::detail::cuda_marks::place mark{};          ///< behind the event
+  bool open = false;                              ///< `complete` will be called
   enum class state : unsigned char { queued, done, failed } now = state::queued;
 };
 
@@ -56,9 +57,9 @@ class device_group {
   device_group& operator=(const device_group&) = delete;
   ~device_group();
 
-  /// Connects the ranks, this one on this GPU. Collective, in the order of the group on the host; waits at most `timeout`
-  /// for other ranks to call it. If they cannot be connected, all ranks throw, and may call it again. Errors: those of
-  /// hvd::NcclTransport.
+  /// Connects the ranks, this one on this GPU. Collective, in the order of the group on the host; waits at most
+  /// `timeout` for other ranks to call it. If they cannot be connected, all ranks throw, and may call it again. Errors:
+  /// those of hvd::NcclTransport.
   void connect(int device, seconds timeout, interrupted by_signal);
   /// The stream on which collectives run.
   [[nodiscard]] hvd::detail::cu_stream stream() const noexcept;
@@ -66,8 +67,8 @@ class device_group {
   /// Queues its collectives, in one launch of NCCL, after the work on the stream `called_on`. Errors: invalid_argument
   /// and unsupported for calls that NCCL cannot do, with `check` also mismatch; all others end the group.
   void queue(const std::shared_ptr<device_pending>& p);
-  /// The work that was queued on `stream` meanwhile belongs to it.
-  void extend(device_pending& p);
+  /// For one that is `open`: the work that was queued on `stream` meanwhile belongs to it.
+  void complete(device_pending& p);
 
   /// True if the GPU is done, or it has failed.
   [[nodiscard]] bool poll(device_pending& p);
@@ -90,7 +91,7 @@ class device_group {
   using clock = std::chrono::steady_clock;
   struct connected;
 
-  void compare(const std::vector<collective>& calls);
+  void compare(const std::vector<collective>& calls, seconds timeout);
   void compare_lengths(hvd::detail::erased_transport& ranks, const collective& c) const;
   void mark_end(device_pending& p);
   [[nodiscard]] std::shared_ptr<device_pending> oldest() const;
@@ -118,7 +119,7 @@ class device_group {
 
   std::mutex control_mutex_;
   std::optional<hvd::any_transport> control_;  // made and destroyed under state_, too
-  std::vector<std::uint64_t> called_by_;  // collectives that a rank had called when it left; 0: it has not
+  std::vector<std::uint64_t> called_by_;       // collectives that a rank had called when it left; 0: it has not
 
   std::mutex ending_;  // no thread ends the communicator while another one frees it
   mutable std::mutex state_;

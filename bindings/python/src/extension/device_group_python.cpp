@@ -50,9 +50,10 @@ struct device_pending_object {
   std::shared_ptr<device_pending> what;
 };
 
-/// Each call: (kind, input, output, count, dtype, op, factor, root, send, recv), as for Group.run.
+/// `open`: `complete` follows. Each call: (kind, input, output, count, dtype, op, factor, root, send, recv), as for
+/// Group.run.
 device_pending_object queue(const device_group_object& g, std::string what, nb::sequence calls, std::uintptr_t stream,
-                            double timeout, nb::object keep) {
+                            double timeout, nb::object keep, bool open) {
   released_objects::instance().drain();
   const std::shared_ptr<device_group> to = g.get();
   auto p = std::make_shared<device_pending>();
@@ -67,6 +68,7 @@ device_pending_object queue(const device_group_object& g, std::string what, nb::
   p->called_on = stream_at(0, stream).handle;
   p->timeout = seconds(timeout);
   p->keep = keep_alive(keep);
+  p->open = open;
   without_gil([&] { to->queue(p); });
   return {to, std::move(p)};
 }
@@ -89,14 +91,15 @@ void define_device_group(nb::module_& m) {
   nb::class_<device_pending_object>(m, "DevicePending")
       .def("poll", [](const device_pending_object& p) { return p.of->poll(*p.what); })
       .def("wait", &wait, nb::arg("limit") = nb::none())
-      .def("wait_queued", [](const device_pending_object& p, std::optional<double>) { p.of->check(*p.what); },
-           nb::arg("limit") = nb::none())
+      .def(
+          "wait_queued", [](const device_pending_object& p, std::optional<double>) { p.of->check(*p.what); },
+          nb::arg("limit") = nb::none())
       .def("make_stream_wait",
            [](const device_pending_object& p, int device, std::uintptr_t stream) {
              without_gil([&] { p.of->make_wait(*p.what, stream_at(device, stream)); });
              released_objects::instance().drain();
            })
-      .def("extend", [](const device_pending_object& p) { without_gil([&] { p.of->extend(*p.what); }); });
+      .def("complete", [](const device_pending_object& p) { without_gil([&] { p.of->complete(*p.what); }); });
 
   nb::class_<device_group_object>(m, "DeviceGroup")
       .def(nb::init<const group_object&, const hvd::nccl_options&, bool>())
@@ -105,7 +108,8 @@ void define_device_group(nb::module_& m) {
              const auto to = g.get();
              without_gil([&] { to->connect(device, seconds(timeout), &interrupted_by_signal); });
            })
-      .def_prop_ro("stream", [](const device_group_object& g) { return reinterpret_cast<std::uintptr_t>(g.get()->stream()); })
+      .def_prop_ro("stream",
+                   [](const device_group_object& g) { return reinterpret_cast<std::uintptr_t>(g.get()->stream()); })
       .def("queue", &queue)
       .def("settle",
            [](const device_group_object& g) {

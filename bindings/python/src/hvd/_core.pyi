@@ -206,8 +206,8 @@ class DevicePending:
     def make_stream_wait(self, device: int, stream: int) -> None:
         """Work queued on this stream from now on begins when the results are there."""
 
-    def extend(self) -> None:
-        """The work that was queued on the group's stream meanwhile belongs to it."""
+    def complete(self) -> None:
+        """Of an open one: the work that was queued on the group's stream meanwhile belongs to it."""
 
 class DeviceGroup:
     """Collectives of a group of ranks on their GPUs, by NCCL. All ranks call the same ones in the same order."""
@@ -221,10 +221,10 @@ class DeviceGroup:
         """The stream on which collectives run."""
 
     def queue(
-        self, what: str, calls: Sequence[Collective], stream: int, timeout: float, keep: object, /
+        self, what: str, calls: Sequence[Collective], stream: int, timeout: float, keep: object, open: bool, /
     ) -> DevicePending:
         """Queues collectives, launched together, after the work on the program's stream. ``keep`` is referenced until
-        the GPU is done or that stream waits for it.
+        the GPU is done or that stream waits for it. ``open``: ``DevicePending.complete`` follows.
         """
 
     def settle(self) -> None:

@@ -10,6 +10,7 @@
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport/nccl/collectives.hpp>
 #include <hvd/transport/nccl/communicator.hpp>
+#include <hvd/transport/nccl/launch.hpp>
 #include <hvd/transport/nccl/launch_order.hpp>
 #include <hvd/transport/nccl/meet.hpp>
 #include <hvd/transport/nccl/memory.hpp>
@@ -127,84 +128,16 @@ class nccl_group {
 
   // ---- calls ----------------------------------------------------------------------------------------------------
 
-  /// Calls that NCCL launches together on a stream. Use: construct, `add` calls, `close`. Within a scope of the device.
-  class launch {
-   public:
-    launch(nccl_group& group, cu_stream stream, std::string_view what) : group_(group), stream_(stream), what_(what) {}
-
-    template <class Call>
-      requires requires(nccl_group_call& g, const Call& c) { g.add(c); }
-    void add(const Call& c) {
-      group_.check_buffers(c, stream_);
-      group_.comm_.usable();
-      if constexpr (requires { c.send; }) {
-        if (c.in == c.out && c.in != nullptr) {  // NCCL has no version in place
-          std::byte* const copy = take(c.send.total_bytes());
-          group_.copy_on_device(copy, c.in, c.send.total_bytes(), stream_);
-          return calls().add(Call{copy, c.out, c.send, c.recv});
-        }
-      }
-      calls().add(c);
-    }
-    template <Reducing Call>
-      requires requires(nccl_group_call& g, const Call& c, const nccl_reduction& r) { g.add(c, r); }
-    void add(const Call& c) {
-      nccl_reduction r = nccl_reduction_of(c.op, group_.size(), group_.average(), Call::kind);
-      group_.check_buffers(c, stream_);
-      group_.comm_.usable();
-      Call call = c;
-      if (r.rest.prescales()) {
-        const std::size_t bytes = input_bytes(c, group_.rank());
-        std::byte* const scaled = take(bytes);
-        group_.scale(scaled, c.in, bytes, c.op, r.rest.pre, 1, stream_);
-        call.in = scaled;
-      }
-      if (r.multiplies) r.op = calls().multiply(c.op.type, r.type);
-      calls().add(call, r);
-      const std::size_t written = output_bytes(c, group_.rank());
-      if (r.rest.postscales() && written != 0) after_.push_back({c.out, written, c.op, r.rest});
-    }
-    /// The thread waits while NCCL has to be polled: long when it first connects, and after every call in some
-    /// versions.
-    void close() {
-      if (calls_) {
-        nccl_communicator& comm = group_.comm_;
-        if (!comm.abort_if_lost([&] { return calls_->close(); })) comm.await_ready(what_, comm.options().timeout);
-        calls_.reset();
-      }
-      for (const scaled_output& o : after_) {
-        group_.scale(o.data, o.data, o.bytes, o.op, o.rest.post, o.rest.divisor, stream_);
-      }
-      for (const auto& memory : taken_) group_.scratch_.give_back(memory, stream_);
-    }
-
-   private:
-    struct scaled_output {
-      std::byte* data;
-      std::size_t bytes;
-      reduction op;
-      scaling rest;
-    };
-
-    nccl_group_call& calls() {
-      if (!calls_) calls_.emplace(group_.comm_, stream_, what_);
-      return *calls_;
-    }
-    std::byte* take(std::size_t bytes) { return taken_.emplace_back(group_.scratch_.take(bytes)).get(); }
-
-    nccl_group& group_;
-    cu_stream stream_;
-    std::string_view what_;
-    std::optional<nccl_group_call> calls_;
-    std::vector<scaled_output> after_;
-    std::vector<std::shared_ptr<std::byte>> taken_;
-  };
-
-  /// Queues a call on a stream; see `launch`.
+  /// Calls that NCCL launches together on a stream; see nccl_launch. Within a scope of the device.
+  [[nodiscard]] nccl_launch launch(cu_stream stream, std::string_view what) {
+    if (stream != stream_.get()) check_stream(driver(), stream, [&] { return joined({what, " on ", comm_.label()}); });
+    return {comm_, *copies_, scratch_, stream, what};
+  }
+  /// Queues a call on a stream.
   template <nccl_collective Call>
   void queue(const Call& c, cu_stream stream) {
     const cuda_device::scope current(*device_);
-    launch one(*this, stream, name(Call::kind));
+    nccl_launch one = launch(stream, name(Call::kind));
     one.add(c);
     one.close();
   }
@@ -345,13 +278,6 @@ class nccl_group {
       throw;
     }
   }
-  template <class Call>
-  void check_buffers(const Call& c, cu_stream stream) const {
-    const auto what = [&] { return joined({name(Call::kind), " on ", comm_.label()}); };
-    if (stream != stream_.get()) check_stream(driver(), stream, what);
-    check_memory(Call::kind, "input", c.in, input_bytes(c, rank()));
-    check_memory(Call::kind, "output", c.out, output_bytes(c, rank()));
-  }
   /// Returns the result of f if f succeeds on all ranks; otherwise all ranks throw.
   template <class F>
   auto agreed(std::string_view what, const F& f) -> decltype(f()) {
@@ -384,12 +310,6 @@ class nccl_group {
     check_memory(kind, "buffer", data, bytes);
     issue(name(kind), stream_.get(), f);
     wait(name(kind));
-  }
-  /// out[i] = in[i] * factor / divisor.
-  void scale(std::byte* out, const std::byte* in, std::size_t bytes, const reduction& op, double factor,
-             std::uint32_t divisor, cu_stream stream) {
-    const device_part all{in, out, bytes / op.element_bytes};
-    copies()(std::span(&all, 1), op.type, op.type, factor, divisor, stream);
   }
   /// Waits until all work on this group's stream is done.
   void wait(std::string_view what) {

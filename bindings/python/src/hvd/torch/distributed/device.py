@@ -120,12 +120,14 @@ class Device:
         keep = [OPS.adapter.hold(t, False) for t in call.keep], call.copies
         try:
             gpus = self._gpus if self._gpus is not None and index == self._index else self._connect(what, index)
-            pending = gpus.queue(what, call.described, stream, group._seconds, keep)
+            pending = gpus.queue(what, call.described, stream, group._seconds, keep, bool(call.copies))
             if call.copies:
-                with torch.cuda.stream(self._stream):
-                    for copy in call.copies:
-                        copy()
-                pending.extend()
+                try:
+                    with torch.cuda.stream(self._stream):
+                        for copy in call.copies:
+                            copy()
+                finally:
+                    pending.complete()
             group._sequence += 1
             if not asynchronous:
                 pending.make_stream_wait(index, stream)
