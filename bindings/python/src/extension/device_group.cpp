@@ -83,7 +83,7 @@ device_group::~device_group() { close(seconds(5)); }
 
 // ---- the program's calls -------------------------------------------------------------------------------------------
 
-void device_group::connect(int device, seconds timeout, interrupted by_signal) {
+void device_group::connect(int device, seconds timeout) {
   const std::lock_guard calling(calling_);
   throw_problem();
   if (connected_) return;

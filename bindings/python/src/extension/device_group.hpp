@@ -60,7 +60,7 @@ class device_group {
   /// Connects the ranks, this one on this GPU. Collective, in the order of the group on the host; waits at most
   /// `timeout` for other ranks to call it. If they cannot be connected, all ranks throw, and may call it again. Errors:
   /// those of hvd::NcclTransport.
-  void connect(int device, seconds timeout, interrupted by_signal);
+  void connect(int device, seconds timeout);
   /// The stream on which collectives run.
   [[nodiscard]] hvd::detail::cu_stream stream() const noexcept;
 

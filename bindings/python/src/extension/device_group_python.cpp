@@ -106,7 +106,7 @@ void define_device_group(nb::module_& m) {
       .def("connect",
            [](const device_group_object& g, int device, double timeout) {
              const auto to = g.get();
-             without_gil([&] { to->connect(device, seconds(timeout), &interrupted_by_signal); });
+             without_gil([&] { to->connect(device, seconds(timeout)); });
            })
       .def_prop_ro("stream",
                    [](const device_group_object& g) { return reinterpret_cast<std::uintptr_t>(g.get()->stream()); })
