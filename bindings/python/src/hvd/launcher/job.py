@@ -143,7 +143,7 @@ class Job:
                 for early in self._early:
                     supervisor.stop(*early)
             selector = stack.enter_context(selectors.DefaultSelector())
-            with handling(selector, signals, self._pass_on):
+            with handling(selector, signals, self._pass_on) as late:
                 try:
                     supervisor.begin()
                     self._attend(supervisor, selector, start_timeout)
@@ -156,6 +156,7 @@ class Job:
                     raise
                 finally:
                     supervisor.wait()
+        self._outcome.hurried = next((number for number in late if number not in PASSED), self._outcome.hurried)
         if not self._done:
             if identity is not None:
                 self._end_without_guard(dict(identity))
@@ -241,6 +242,7 @@ class Job:
             )
             self.stop(number, FAREWELL)
         else:
+            self._outcome.hurried = number
             self.stop(signal.SIGKILL, 0.0)
 
     def _attend(self, supervisor: Supervisor, selector: selectors.BaseSelector, start_timeout: float) -> None:

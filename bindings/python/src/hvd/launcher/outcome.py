@@ -16,6 +16,7 @@ class Outcome:
     when: int | None = None  # when that program failed, in ns, if known
     after: int | None = None  # a program that the failed one needed, and that had ended without an error
     interrupted: int | None = None  # the forwarded signal
+    hurried: int | None = None  # a signal that came when the job had to end anyway
     codes: dict[int, int] = field(default_factory=dict)  # of the ended programs
     lost: dict[int, int] = field(default_factory=dict)  # by the reporting rank: the last rank that it has lost
 

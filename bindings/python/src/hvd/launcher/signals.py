@@ -18,13 +18,14 @@ PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT)
 
 
 @contextlib.contextmanager
-def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Within the block, the code that calls the data of the selector's ready keys also calls `handle(number)`.
+def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[list[int]]:
+    """Within the block, the code that calls the data of the selector's ready keys also calls `handle(number)`. Yields
+    the signals that have arrived and are not handled yet; after the block, those that came too late.
 
     Only on the main thread; on others, signals keep their handlers. So do ignored signals, as under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield []
         return
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pending: list[int] = []
@@ -45,7 +46,7 @@ def handling(selector: selectors.BaseSelector, numbers: Sequence[int], handle: C
             if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None is a handler that cannot be restored
                 before[number] = signal.signal(number, note)
         selector.register(read, selectors.EVENT_READ, take)
-        yield
+        yield pending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

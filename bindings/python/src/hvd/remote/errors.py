@@ -13,14 +13,17 @@ class RankFailed(RuntimeError):
 
     `rank`: its number. `returncode`: its exit code, or the negative number of the signal that killed it. `last_lines`:
     its last lines of standard error, or of standard output if standard error is empty (at most 100). `after`: a rank
-    that it waited for and that had ended earlier, without an error.
+    that it waited for and that had ended earlier, without an error. `again`: whether a launcher may start the job again;
+    not if the ranks could not be started, or if the user ended it, too.
     """
 
     def __init__(
         self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None, host: str = "",
-        after: int | None = None,
+        after: int | None = None, again: bool = True,
     ) -> None:
         self.rank = rank
+        self.after = after
+        self.again = again
         self.size = size
         self.returncode = returncode
         self.last_lines = list(last_lines)
