@@ -109,6 +109,15 @@ def test_places_and_a_hostfile(two, tmp_path):
     assert lines[0][1:] == lines[1][1:] == lines[2][1:] and [len(bytes.fromhex(n)) for n in lines[0][1:]] == [16, 16]
 
 
+def test_restarts(two):
+    script = "echo $HVD_RESTART $MASTER_PORT; if [ $HVD_RESTART = 0 ]; then [ $HOROVOD_RANK = 2 ] && kill -KILL $$; sleep 1000; fi"
+    done = two.hvdrun("-np", "3", "-H", "h1:2,h2:1", "--restarts", "1", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "hvdrun: rank 2 of 3 on h2 was killed by SIGKILL (Killed); restart 1 of 1;" in done.stderr
+    starts = [line.split()[1:] for line in done.stdout.splitlines()]
+    assert [number for number, _ in starts].count("1") == 3 and len({port for _, port in starts}) == 2
+
+
 TORCHRUN = """
 import os, socket
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"

@@ -43,6 +43,7 @@ def run_local(
     notify: Callable[[str], None] | None = None,
     verbose: Callable[[str], None] | None = None,
     hosts: Sequence[tuple[str, int]] = (),
+    restart: tuple[int, int] = (0, 0),
 ) -> None:
     """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded.
 
@@ -66,6 +67,7 @@ def run_local(
     notify, verbose: called with sentences for the user about events and about decisions. Without `notify`, a message on
         replaced variables is a warning.
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
+    restart: the number of this start, for HVD_RESTART, and the most that there may be.
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes started by ranks end with them. Raises
     RankFailed for the first failed rank when all are gone; LaunchError if the ranks cannot be started; ValueError for
@@ -91,6 +93,7 @@ def run_local(
             "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
             **identity,
             torchrun.RUN: identity["HVD_JOB"],
+            **torchrun.restart_variables(*restart),
             **torchrun.meeting(base, "127.0.0.1", stack),
         }
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
@@ -115,7 +118,10 @@ def run_local(
             if printer:
                 printer.finish()
     if outcome.failed is not None:
-        raise RankFailed(outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np, after=outcome.after)
+        raise RankFailed(
+            outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np, after=outcome.after,
+            again=outcome.hurried is None,
+        )  # fmt: skip
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from hvd.launcher import hosts, options, settings, timeline
+from hvd.launcher import hosts, options, restarts, settings, timeline
 from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
@@ -115,8 +116,6 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
     places = hosts.named_hosts(chosen.np, *named)
     several = chosen.mpi or (places is not None and not hosts.this_host_only(places))
     timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
-    printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
-    verbose = speech.say if chosen.verbose else None
     pin = chosen.pin or os.environ.get("HVD_PIN") or None
     if pin and chosen.binding_args and "cpus=" in pin:
         raise ValueError(f"--pin {pin} and --binding-args both set what ranks are bound to; give one of them")
@@ -126,60 +125,63 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         bound = binding(chosen.binding_args, speech)
         return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
     check_affinity(env, places if several and places else [("", chosen.np)], speech)
-    collection = None
-    if timeline.wanted(env):
-        program = timeline.title(chosen.command)
-        collection = stack.enter_context(timeline.page(env, several, speech.say, program=program))
+    if not several:
+        for sentence in settings.warnings(vars(chosen), "on one host"):
+            speech.warn(sentence)
+    page = timeline.wanted(env)
+    listed = places or [("localhost", chosen.np)]
+    common: dict[str, Any] = {
+        "stdin": 0,
+        "bind": not chosen.binding_args if several else binding(chosen.binding_args, speech),
+        "pin": pin,
+        "start_timeout": timeout,
+        "signals": (*SIGNALS, *PASSED),
+        "notify": speech.warn,
+        "verbose": speech.say if chosen.verbose else None,
+    }
+    if several:
+        common["waiting"] = speech.waiting
+        common["ssh_port"] = chosen.ssh_port
+        common["ssh_identity"] = chosen.ssh_identity_file
+        common["interfaces"] = chosen.network_interfaces.split(",") if chosen.network_interfaces else ()
+        common["mpi_args"] = [*(chosen.binding_args or []), *(chosen.mpi_args or [])]
+        if chosen.mpi:
+            env.setdefault("HVD_TRANSPORT", "mpi")
+        if chosen.tcp:
+            env.setdefault("UCX_TLS", "tcp,sm,self")
+            env.setdefault("NCCL_IB_DISABLE", "1")
+
+    def start(this: restarts.Start, ends: contextlib.ExitStack) -> None:
+        own = {**common, "env": this.environment(env), "output_dir": this.folder(chosen.output_filename)}
+        if page:
+            title = timeline.title(chosen.command)
+            own["timeline"] = ends.enter_context(
+                timeline.page(own["env"], several, speech.say, program=title, suffix=this.suffix)
+            )
+        start_ranks(chosen, listed, several, own, this)
+
+    hosts_of_ranks = [name for name, count in listed for _ in range(count)]
+    written = functools.partial(restarts.Start.files, env=env, folder=chosen.output_filename)
+    restarts.run(start, chosen.restarts, hosts_of_ranks, written, speech, stack)
+    return 0
+
+
+def start_ranks(
+    chosen: argparse.Namespace, places: Sequence[tuple[str, int]], several: bool, own: dict[str, Any], this: restarts.Start
+) -> None:
+    """Starts the ranks once, with the parameters `own` of run_mpi or run_local, and waits for them."""
+    printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
+    own.update(on_line=printer, restart=(this.number, this.most))
     try:
         if several:
             from hvd.launcher.mpi import run_mpi
 
-            if chosen.mpi:
-                env.setdefault("HVD_TRANSPORT", "mpi")
-            if chosen.tcp:
-                env.setdefault("UCX_TLS", "tcp,sm,self")
-                env.setdefault("NCCL_IB_DISABLE", "1")
-            run_mpi(
-                chosen.command,
-                places or [("localhost", chosen.np)],
-                env=env,
-                on_line=printer,
-                stdin=0,
-                bind=not chosen.binding_args,
-                pin=pin,
-                start_timeout=timeout,
-                signals=(*SIGNALS, *PASSED),
-                output_dir=chosen.output_filename,
-                notify=speech.warn,
-                verbose=verbose,
-                ssh_port=chosen.ssh_port,
-                ssh_identity=chosen.ssh_identity_file,
-                interfaces=chosen.network_interfaces.split(",") if chosen.network_interfaces else (),
-                mpi_args=[*(chosen.binding_args or []), *(chosen.mpi_args or [])],
-                waiting=speech.waiting,
-                timeline=collection,
-            )
+            run_mpi(chosen.command, places, **own)
         else:
-            for sentence in settings.warnings(vars(chosen), "on one host"):
-                speech.warn(sentence)
-            run_local(
-                chosen.command,
-                chosen.np,
-                env=env,
-                on_line=printer,
-                stdin=0,
-                bind=binding(chosen.binding_args, speech),
-                pin=pin,
-                start_timeout=timeout,
-                signals=(*SIGNALS, *PASSED),
-                output_dir=chosen.output_filename,
-                notify=speech.warn,
-                verbose=verbose,
-                hosts=places or (),
-            )
+            own.pop("timeline", None)  # the ranks write to the page's file
+            run_local(chosen.command, chosen.np, hosts=places, **own)
     finally:
         printer.finish()
-    return 0
 
 
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:

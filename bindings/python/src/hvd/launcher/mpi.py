@@ -77,6 +77,7 @@ def run_mpi(
     waiting: Callable[[str], AbstractContextManager[Any]] | None = None,
     results: Results | None = None,
     timeline: Collection | None = None,
+    restart: tuple[int, int] = (0, 0),
 ) -> None:
     """Runs a command on `places`, hosts with their numbers of ranks. Other parameters and errors as in run_local.
 
@@ -114,7 +115,12 @@ def run_mpi(
         "timeline": timeline.options() if timeline is not None else None,
         "network": [{}] * len(places),
         "interfaces": interfaces,
-        "env": {"HOROVOD_START_TIMEOUT": f"{start_timeout:g}", **identity, torchrun.RUN: identity["HVD_JOB"]},
+        "env": {
+            "HOROVOD_START_TIMEOUT": f"{start_timeout:g}",
+            **identity,
+            torchrun.RUN: identity["HVD_JOB"],
+            **torchrun.restart_variables(*restart),
+        },
         "grace": GRACE,
         "farewell": FAREWELL,
     }
@@ -194,7 +200,9 @@ def run_mpi(
                 printer.finish()
     if outcome.failed is not None:
         lines = list(said) if outcome.failed == MPIEXEC else job.outputs.last_lines(outcome.failed)
-        raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after)
+        # mpiexec that fails before all ranks have started would fail again.
+        again = outcome.hurried is None and not (outcome.failed == MPIEXEC and missing)
+        raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after, again=again)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 

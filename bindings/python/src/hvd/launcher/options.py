@@ -25,7 +25,7 @@ compact, scatter, numa_near, list:A,B (ordinals, UUIDs, PCI addresses), from_sch
 shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no GPU is looked at, cpus=exclusive)"""
 
 # Options of elastic jobs for changing hosts.
-RESTARTS = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
+CHANGES = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
 
 
 def positive(text: str) -> int:
@@ -81,6 +81,7 @@ def make_parser() -> Parser:
     add("--verbose", action="store_true", help="print each step")
     add("--config-file", metavar="FILE", help="settings in YAML; options of the command line take precedence")
     add("--start-timeout", type=seconds, metavar="S", help="seconds for all ranks to start (default 30)")
+    add("--restarts", type=settings.whole, default=0, metavar="N", help="how often all ranks start again after one has failed (default 0)")
     add("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="the time before each line")
     add("--disable-cache", action="store_true", default=None, help=settings.help_of("disable-cache"))
@@ -160,8 +161,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
             setattr(options, name, value)
     if not (options.version or options.check_build):
         limits = (options.min_num_proc, options.max_num_proc)
-        restarts = [f"--{name.replace('_', '-')}" for name in RESTARTS if getattr(options, name) is not None]
-        if why := settings.elasticity(options.np, *limits, restarts, options.host_discovery_script):
+        changes = [f"--{name.replace('_', '-')}" for name in CHANGES if getattr(options, name) is not None]
+        if why := settings.elasticity(options.np, *limits, changes, options.host_discovery_script):
             parser.error(why)
         if options.np is None:
             parser.error("-np, the number of ranks, is missing")

@@ -35,11 +35,12 @@ def wanted(environ: MutableMapping[str, str]) -> bool:
 @contextlib.contextmanager
 def page(
     environ: MutableMapping[str, str], several: bool, say: Callable[[str], None], show: Callable[[str], None] | None = None,
-    program: str = "",
+    program: str = "", suffix: str = "",
 ) -> Iterator[Collection | None]:
     """Serves the page of a job that gets `environ`, and sets FILE in it if it is not set. At the end, prints how to
     view the page later. `several`: the job has several hosts; then yields a collection for the events of hosts that
-    write other files. `show(address)` shows the address, by default with `say`. `program` is the page's title.
+    write other files. `show(address)` shows the address, by default with `say`. `program` is the page's title. `suffix` distinguishes a file without a
+    given name from others of this process.
 
     ValueError if there can be no page.
     """
@@ -48,7 +49,7 @@ def page(
         raise ValueError(f"--timeline-live shows one file from the start: {FILE}=DYNAMIC does not name one")
     made = None
     if not file:
-        name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}.json"
+        name = time.strftime("%Y-%m-%dT%H-%M-%S") + f"-{os.getpid()}{suffix}.json"
         # Other hosts may not have the folder, and their ranks write to an existing one.
         made = None if several else _folder()
         file = os.path.abspath(f"hvd-timeline-{name}" if made is None else made / name)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, MutableMapping
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 RUN = "TORCHELASTIC_RUN_ID"
+RESTART = "HVD_RESTART"
 _AGENT = ("TORCHELASTIC_", "ROLE_")  # prefixes of the other variables set by torchrun's agent
 
 
@@ -18,6 +19,11 @@ def place_variables(place: Mapping[str, str], host: int, hosts: int) -> dict[str
     """RANK and related variables, from a rank's HOROVOD_RANK and related variables, on one of `hosts` hosts."""
     same = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"]
     return dict(zip(PLACE, (*(place[name] for name in same), str(host), str(hosts))))
+
+
+def restart_variables(number: int, most: int) -> dict[str, str]:
+    """Which start of the ranks this is, 0 for the first, and how many restarts may follow it."""
+    return {RESTART: str(number), "TORCHELASTIC_RESTART_COUNT": str(number), "TORCHELASTIC_MAX_RESTARTS": str(most)}
 
 
 def remove_outer(env: MutableMapping[str, str]) -> str:
