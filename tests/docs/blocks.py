@@ -52,7 +52,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["-std=c++20", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "-pthread"]
 HEADERS = "algorithm array chrono complex cstdio cstdlib iostream numeric string string_view thread vector".split()
-TOOLS = set(". cd cmake cp export g++ gcc git hvdrun make meson mkdir mpicxx mpiexec ninja pip python python3 torchrun wait".split())
+TOOLS = set(". cd cmake cp exec export g++ gcc git hvdrun make meson mkdir mpicxx mpiexec ninja pip python python3 torchrun wait".split())
 MPI_HEADER = "#include <hvd/transport/mpi.hpp>"
 GPU_HEADER = "#include <hvd/gpu.hpp>"
 # What mpiexec says of a rank that it killed because another one ended; it says nothing if that one's end comes first.

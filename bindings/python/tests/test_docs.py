@@ -1,8 +1,9 @@
 """The pages about Python say what is so: their code runs, and prints what they promise; options and variables exist.
 
 The blocks of `python` of a page are one program, which two ranks run under hvdrun from top to bottom, after rank 0's
-output. One with the comment `<!-- block: alone -->` before it is a program of its own, without a launcher. How blocks
-are read, and how a block of `text` is compared with what was printed, is that of tests/docs/blocks.py.
+output. One with the comment `<!-- block: alone -->` before it is a program of its own, without a launcher, and one with
+`<!-- block: as NAME -->` a program that a test of its own runs. How blocks are read, and how a block of `text` is
+compared with what was printed, is that of tests/docs/blocks.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +89,7 @@ def compare(blocks: list[Any], found: dict[int, str]) -> None:
 def test_code(page: str, tmp_path: Path) -> None:
     blocks = blocks_of(page, "python")
     assert blocks
-    together = [block for block in blocks if not block.says("alone")]
+    together = [block for block in blocks if not (block.says("alone") or name_of(block))]
     if any("torch" in block.text for block in blocks):
         pytest.importorskip("torch")
     if any("tensorflow" in block.text for block in blocks):
@@ -105,6 +107,79 @@ def test_code(page: str, tmp_path: Path) -> None:
             printed = run([sys.executable, str(script)])
             # Ranks that it starts import their modules anew, not the script: the mark comes once.
             compare([block], outputs(printed))
+
+
+def name_of(block: Any) -> str:
+    """The name of the program that a block is for a test of its own; "" for any other."""
+    return next((words.split()[1] for words in block.words if words.startswith("as ")), "")
+
+
+# Runs train.py. Rank 0 of the first start meets its fate when it has saved the first checkpoint.
+FATE = """
+import os, runpy, signal, sys, time
+
+fate, first = sys.argv[1], os.environ["HVD_RESTART"] == "0" and os.environ["RANK"] == "0"
+replace, handle, seen = os.replace, signal.signal, []
+
+def saved(*files):
+    replace(*files)
+    os.replace = replace
+    if fate == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(1, b"saved\\n")
+    while not seen:
+        time.sleep(0.01)
+
+if first:
+    signal.signal = lambda number, act: handle(number, lambda *what: (seen.append(number), act(*what)))
+    os.replace = saved
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def resuming(tmp_path: Path) -> Path:
+    """A folder with the script that continues from its checkpoint, and the one that interrupts it."""
+    pytest.importorskip("torch.nn")
+    named = {name_of(block): block for language in ("python", "sh") for block in blocks_of("docs/python.md", language)}
+    for name in ("train.py", "job.sh"):
+        (tmp_path / name).write_text(named[name.partition(".")[0]].text)
+    (tmp_path / "fate.py").write_text(FATE)
+    return tmp_path
+
+
+def test_a_script_that_continues_after_a_failure(resuming: Path) -> None:
+    hvdrun = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", "--restarts", "1"]
+    done = subprocess.run([*hvdrun, sys.executable, "fate.py", "killed"], cwd=resuming, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    both = ("continues at step 100", "ended at step 1000")
+    assert lines == [f"[{rank}]<stdout>: {what}" for rank in (0, 1) for what in both]
+    assert "hvdrun: rank 0 of 2 on localhost was killed by SIGKILL (Killed); restart 1 of 1\n" in done.stderr
+
+
+def test_a_script_that_saves_when_slurm_warns(resuming: Path) -> None:
+    """A stand-in for Slurm: the test runs the batch script of the page, and sends the shell what Slurm sends it."""
+    script = resuming / "job.sh"
+    line = script.read_text().splitlines()[-1]
+    assert line == "exec hvdrun -np 4 --restarts 3 python train.py"
+    here = f"exec {sys.executable} -m hvd.launcher.main -np 2 --restarts 3 {sys.executable} fate.py warned"
+    script.write_text(script.read_text().replace(line, here))
+    for begins, ends in ((None, 101), (101, 1000)):
+        with subprocess.Popen(["sh", "job.sh"], cwd=resuming, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+            assert job.stdout
+            lines = []
+            while begins is None and not (lines and lines[-1].endswith("saved\n")):
+                lines.append(job.stdout.readline())
+                assert lines[-1]
+            if begins is None:
+                job.send_signal(signal.SIGUSR1)  # --signal=B:USR1@60
+            out, err = job.communicate(timeout=100)
+        assert (job.returncode, err) == (0, "")
+        said = [f"continues at step {begins}"] if begins else []
+        lines = [text.partition(": ")[2] for text in sorted(out.splitlines())]
+        assert lines == [*said, f"ended at step {ends}"] * 2
+        (resuming / "fate.py").write_text('import runpy; runpy.run_path("train.py")')
 
 
 def known_options() -> list[str]:
