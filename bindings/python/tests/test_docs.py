@@ -26,8 +26,8 @@ import pytest
 from hvd.launcher import function, options, settings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["README.md", "bindings/python/README.md", "docs/python.md", "docs/tensorflow.md", "docs/timeline.md",
-         "docs/torch_distributed.md"]
+PAGES = ["README.md", "bindings/python/README.md", "docs/integrations.md", "docs/python.md", "docs/tensorflow.md",
+         "docs/timeline.md", "docs/torch_distributed.md"]
 if not (ROOT / "tests/docs/blocks.py").exists():
     pytest.skip("the pages are not part of this distribution", allow_module_level=True)
 

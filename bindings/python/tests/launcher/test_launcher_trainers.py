@@ -1,13 +1,17 @@
-"""Hugging Face's Accelerate and Trainer and PyTorch Lightning under hvdrun, as released: one job of two ranks each."""
+"""Hugging Face's Accelerate and Trainer and PyTorch Lightning, as released, under hvdrun, and the scripts of
+docs/integrations.md under torchrun: one job of two ranks each.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launcher_support import LIMIT, hvdrun
+from launcher_support import LIMIT, ROOT, environment, hvdrun
 
 pytest.importorskip("torch.nn")
 PACKAGES = {"Accelerate": "accelerate", "Trainer": "transformers", "Lightning": "pytorch_lightning"}
@@ -116,3 +120,22 @@ def test_one_job_of_two_ranks(names: list[str], backend: str, by: str, tmp_path:
         lines = [line.partition(": ")[2].split() for line in done.stdout.splitlines()]
         first, second = (line for line in lines if line[:1] == [name])
         assert first[1:6] == ["2", "2", "2", backend, by] and first == second
+
+
+@pytest.mark.parametrize("package", list(PACKAGES))
+def test_the_pages_script_under_torchrun(package: str, tmp_path: Path) -> None:
+    page = ROOT / "docs/integrations.md"
+    if importlib.util.find_spec(PACKAGES[package]) is None or not page.exists():
+        pytest.skip(f"{package} is not installed (tools/setup installs it), or the pages are missing")
+    block = re.search(rf"<!-- block: as {package.lower()} -->\n```python\n(.*?)```", page.read_text(), re.S)
+    assert block
+    (tmp_path / "train.py").write_text(block[1])
+    chosen = {} if package == "Lightning" else {"HVD_AS": "gloo"}
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment(OMP_NUM_THREADS="1", **chosen), capture_output=True,
+        text=True, timeout=5 * LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    made_by = "hvd" if package == "Lightning" else "hvd.torch.distributed.process_group"
+    assert f"2 ranks, {made_by}\n" in done.stdout
