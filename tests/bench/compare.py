@@ -8,6 +8,7 @@ import copy
 import importlib.machinery
 import importlib.util
 import io
+import itertools
 import json
 import math
 import os
@@ -331,7 +332,8 @@ class Against(Program):
         self.assertTrue(all(len(times) == 3 for row in rows for times in row["times"].values()))
         self.assertEqual([round(against.ratio(row), 3) for row in rows], [1.5, 1.5])
         self.assertIn("Geometric mean 1.50, worst 1.50.", text)
-        self.assertIn("| 8 B | 0.76 | 0.50 | 1.50 | 0% | 0% |", text)
+        self.assertIn("| 8 B | 0.76 | 0.50 | 1.50 | 0% | 0% |  |", text)
+        self.assertIn("Of 2 rows, 0 are slower than before and 0 faster", text)  # three turns show nothing
         calls = (self.folder / "calls").read_text().splitlines()
         self.assertEqual(len(calls), 12)
         self.assertTrue(all("--mode dirty --isolated --out-of-place-only" in line for line in calls))
@@ -343,6 +345,28 @@ class Against(Program):
     def test_spread(self):
         self.assertEqual(against.spread([1.0, 1.0, 1.0]), 0)
         self.assertAlmostEqual(against.spread([0.9, 1.0, 1.1, 1.2, 5.0]), 0.1 / 1.1)
+
+    def test_verdicts(self):
+        def verdict(before, now):
+            return against.verdict({"times": {"before": before, "now": now}})
+
+        before = [1.00, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06]
+        for factor, word in ((1.0, ""), (1.02, ""), (0.99, ""), (1.10, "slower"), (0.90, "faster")):
+            self.assertEqual(verdict(before, [factor * time for time in before]), word)
+        far = [0.5, 0.6, 1.0, 1.1, 1.2, 5.0, 9.0]  # a median 10 % higher, within the noise
+        self.assertEqual((verdict(before[:6] + [1.1], far), verdict(far, before)), ("", ""))
+        self.assertEqual((verdict([1.0] * 7, [1.0] * 7), verdict([1.0] * 7, [1.1] * 7)), ("", "slower"))
+        self.assertEqual((verdict(before[:4], [2.0] * 4), verdict(before[:5], [2.0] * 5)), ("", "slower"))
+        # Equal programs: every way to share ten times between two of them.
+        times = [1 + 0.1 * i for i in range(10)]
+        marked = [verdict([t for t in times if t not in now], list(now)) for now in itertools.combinations(times, 5)]
+        self.assertLessEqual(marked.count("slower") / len(marked), 1 / 150)
+        self.assertEqual(marked.count("slower"), marked.count("faster"))
+        rows = [{"times": {"before": [1.0] * 7, "now": [now] * 7}} for now in (1.0, 1.1, 1.2, 0.8)]
+        self.assertEqual(
+            against.summary(rows),
+            "Of 4 rows, 2 are slower than before and 1 faster, by more than 3% and more than noise.",
+        )
 
     def test_one_that_fails_is_named(self):
         with unittest.mock.patch.dict(os.environ, {"PRETEND": "dies"}), self.assertRaises(plan.Refused) as refused:
