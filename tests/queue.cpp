@@ -242,3 +242,65 @@ TEST_CASE("queue: the program can interrupt a wait on its own thread") {
   });
   wanted = false;
 }
+
+TEST_CASE("queue: close ends while other threads do its work") {
+  hvd::thread_run(2, [](auto& comm) {
+    hvd::queue calls(std::move(comm), {.messages = true});
+    std::atomic<bool> begun{false}, closing{false};
+    int x = calls.rank();
+    if (calls.rank() == 0) {
+      std::thread waits([&] {
+        const hvd::handle h = calls.recv(std::span(&x, 1), 1);
+        begun = true;
+        h.wait();
+      });
+      while (!begun) std::this_thread::yield();
+      std::thread closes([&] {
+        closing = true;
+        calls.close(100s);
+      });
+      while (!closing) std::this_thread::yield();
+      waits.join();
+      closes.join();
+      CHECK(x == 1);
+    } else {
+      std::this_thread::sleep_for(20ms);
+      calls.send(std::span(&x, 1), 0).wait();
+    }
+  });
+  // A call in the background that comes after the one that a closing thread runs.
+  hvd::queue calls{hvd::SelfTransport()};
+  std::atomic<bool> running{false}, go{false};
+  const hvd::handle slow = calls.run(
+      [&](any_transport&) {
+        running = true;
+        while (!go) std::this_thread::sleep_for(1ms);
+      },
+      {.quick = true});
+  const hvd::handle second = calls.run([](any_transport&) {}, {.quick = true});
+  std::thread waits([&] {
+    try {
+      calls.call([](any_transport&) {});
+    } catch (const hvd::error& e) {
+      CHECK(e.kind() == hvd::error_kind::aborted);
+    }
+  });
+  while (!running) std::this_thread::yield();
+  std::thread closes([&] { calls.close(100s); });
+  std::this_thread::sleep_for(5ms);
+  go = true;
+  waits.join();
+  closes.join();
+  CHECK(slow.poll());
+  CHECK(second.poll());
+  CHECK_FALSE(second.failed());
+}
+
+TEST_CASE("queue: what is thrown, and tags") {
+  hvd::queue calls{hvd::SelfTransport()};
+  const hvd::handle odd = calls.run([](any_transport&) { throw 42; });
+  CHECK(complaint([&] { odd.wait(); }) == "no_memory: hvd: an exception that does not derive from std::exception");
+  int x = 0;
+  CHECK(complaint([&] { static_cast<void>(calls.send(std::span(&x, 1), 1, -1)); }) ==
+        "invalid_argument: hvd: send on rank 0 of 1: tag -1 is negative; allowed: 0 and above");
+}

@@ -48,6 +48,8 @@ class any_transport_base : public erased_transport {
  public:
   using erased_transport::erased_transport;
 
+  /// See MpiTransport.
+  virtual void require_threads(std::string_view who) = 0;
   /// See arguments::check, and the functions of these names.
   virtual void check_arguments(const arguments& found) = 0;
   virtual bool checks() = 0;
@@ -84,6 +86,9 @@ class any_transport_of final : private owned_transport<T>, public erased_transpo
  public:
   explicit any_transport_of(T comm) : owned_transport<T>{std::move(comm)}, on(owned_transport<T>::owned) {}
 
+  void require_threads(std::string_view who) override {
+    if constexpr (requires { T::require_threads(who); }) T::require_threads(who);
+  }
   void check_arguments(const arguments& found) override { found.check(this->comm_); }
   bool checks() override { return detail::checks(this->comm_); }
   void compare(const descriptor& own) override {
@@ -174,7 +179,8 @@ std::string transport_name() {
 /// A transport on the host whose type is known at run time only: a program that chooses between shared memory and MPI
 /// when it starts compiles each collective for both here, and its own code once. Move-only. Every collective, list of
 /// tensors, `send`, `recv` and `exchange` work on it, with the results, errors and limits of the transport that it
-/// holds; by default they run that transport's default algorithm. Algorithms by name run over its messages; `native`
+/// holds; by default they run that transport's default algorithm. Algorithms by name, and an `automatic` with a
+/// tuning of your own, run over its messages; `native`
 /// is the transport's own collective. For its other functions, use `target`. An Engine over it is one over that
 /// transport. One that was moved from can only be assigned to, or destroyed. Cost: one virtual call for each
 /// collective, or with an algorithm by name for each message.
@@ -230,6 +236,8 @@ class any_transport {
   void set_timeout(std::chrono::duration<double> timeout) { held_->set_timeout(timeout); }
   void set_interruption(const interruption& by) { held_->set_interruption(by); }
   void abort() noexcept { held_->abort(); }
+  /// See MpiTransport::require_threads; other transports have no such limit.
+  void require_threads(std::string_view who) { held_->require_threads(who); }
   /// A number for each rank's host; ranks with common memory have the same one.
   [[nodiscard]] std::vector<int> host_of() const { return held_->host_of(); }
   /// The timeline_name of the transport that it holds.

@@ -186,7 +186,7 @@ class completion_share {
 }  // namespace detail
 
 /// A submission in flight or done. Copies of a handle refer to the same submission; any thread may use them. They may
-/// outlive the engine, which ends the submission when it ends.
+/// outlive the engine or queue, which ends the submission when it ends.
 ///
 /// A handle holds the name of its submission until a wait has returned or thrown the operation's error, until `poll`
 /// has returned true, or until the last copy is gone. Until then the name cannot be submitted again, even if the
@@ -213,7 +213,7 @@ class handle {
   /// Releases the name, as if all copies were gone.
   void let_go() const noexcept { end_.let_go(); }
 
-  /// Blocks until the operation is done. The waiting thread drives the engine if no other thread does; otherwise it
+  /// Blocks until the operation is done. The waiting thread does the work if no other thread does; otherwise it
   /// sleeps. Errors: the operation's error (mismatch between ranks, a lost peer, ...); timeout after `limit`, and the
   /// operation then stays in flight. A negative limit ends at once; infinity, or more than a hundred years, means no
   /// limit; NaN is an error (invalid_argument).
@@ -259,6 +259,7 @@ class handle {
       const auto until = limit ? detail::deadline_after(*limit) : std::chrono::steady_clock::time_point::max();
       if (const auto room = where_.lock()) room->await(*end_, until, only_queued);
       if (!end_->reached(only_queued)) {
+        if (!limit) detail::fail(error_kind::aborted, {end_->label(), " did not end before its queue did"});
         detail::fail(error_kind::timeout,
                      {end_->label(), " is not done after ", limit->count(), " s; it stays in flight"});
       }

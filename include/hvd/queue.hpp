@@ -29,8 +29,9 @@ namespace detail {
 
 struct queue_state {
   queue_state(any_transport c, const interruption& by, bool with_messages)
-      : comm(std::move(c)), by_program(by), calls(comm, by) {
-    if (with_messages && comm.size() > 1) messages.emplace(comm.tagged_messages(), by);
+      : comm(std::move(c)), by_program(by), calls(comm, by, forked) {
+    if (comm.size() > 1) comm.require_threads("queue");
+    if (with_messages && comm.size() > 1) messages.emplace(comm.tagged_messages(), by, forked);
     comm.set_interruption({&queue_state::ends_waits, this});
   }
   queue_state(const queue_state&) = delete;
@@ -75,8 +76,9 @@ struct queue_state {
 struct queue_options {
   /// Whether it has `send` and `recv`. Cost: another group of the ranks.
   bool messages = false;
-  /// Asked about every millisecond on a thread of the program that waits in a call. If it is true there, the wait ends
-  /// with an error of kind aborted; if the thread was running a call, the group ends with it.
+  /// Asked on a thread of the program that waits: about every millisecond if it runs a call itself, otherwise every 50
+  /// ms. If it is true, the wait ends with an error of kind aborted; if the thread was running a call, the group ends
+  /// with it. It replaces the transport's own interruption.
   interruption interrupted{};
 };
 
@@ -101,9 +103,12 @@ struct queued_options {
 /// runs it, and those before it, if no other thread does. A queue owns its transport. Move-only. Its end waits for the
 /// calls under way, at most 5 s, and then ends the group (see `close`). In a forked child, it does nothing, and every
 /// call throws invalid_argument.
+///
+/// A call, and a handle's callback, must not wait for the queue's other calls, close the queue, or own it.
 class queue {
  public:
-  /// Collective if `options.messages`. Errors: unsupported for messages over a transport that has none.
+  /// Collective if `options.messages`. Errors: unsupported for messages over a transport that has none,
+  /// and for an MPI below MPI_THREAD_MULTIPLE.
   explicit queue(any_transport comm, const queue_options& options = {})
       : state_(std::make_shared<detail::queue_state>(std::move(comm), options.interrupted, options.messages)) {}
   template <SendRecv T>
@@ -132,9 +137,9 @@ class queue {
   /// to must live until the handle is done. Errors thrown here: aborted after `close`. Errors of the handle: what `f`
   /// throws (an exception other than hvd::error becomes one of kind no_memory, with its text).
   template <class F>
-    requires std::invocable<F&, any_transport&>
+    requires std::invocable<F&, any_transport&> && std::copy_constructible<F>
   [[nodiscard]] handle run(F f, queued_options how = {}) {
-    detail::queue_state& s = usable();
+    detail::queue_state& s = *state_;
     auto c = std::make_shared<detail::queued_calls::call>();
     c->work = std::move(f);
     c->keep = std::move(how.keep);
@@ -148,24 +153,27 @@ class queue {
   template <class F>
     requires std::invocable<F&, any_transport&>
   auto call(F&& f) {
-    detail::queue_state& s = usable();
+    detail::queue_state& s = *state_;
     return s.calls.exclusively([&] { return f(s.comm); });
   }
 
   /// Sends a message; it is matched by sender and tag, and messages with the same tag by their order. Many messages are
-  /// in flight at once, and none waits for a call. The data belongs to the queue until the handle is done. `timeout`: a
-  /// limit, in seconds; 0 for none. Errors thrown here: invalid_argument for a peer that is not another rank, and
-  /// without queue_options::messages. Errors of the handle: timeout, which leaves the others as they are; peer_lost and
-  /// aborted, which end all messages; for `recv` also mismatch, if the message has another length: it is dropped.
+  /// in flight at once, and none waits for a call. Tags from 0 to 32766 work on every transport; MPI has a largest one.
+  /// The data belongs to the queue until the handle is done. `timeout`: a limit, in seconds; 0 for none. Errors thrown
+  /// here: invalid_argument for a peer that is not another rank, and without queue_options::messages, and for a
+  /// negative tag. Errors of the handle: timeout, which leaves the others as they are; peer_lost and aborted, which end
+  /// all messages; for `recv` also mismatch, if the message has another length: it is dropped.
   template <Buffer B>
   [[nodiscard]] handle send(const B& data, int peer, std::int64_t tag = 0, std::chrono::duration<double> timeout = {}) {
     const auto bytes = std::as_bytes(as_span(data));
+    check_tag("send", tag);
     return post({true, const_cast<std::byte*>(bytes.data()), bytes.size(), peer, tag, until("send", timeout)});
   }
   /// Receives a message from `peer`, or with `any_rank` from any; the handle's `source` is its sender. See `send`.
   template <BorrowedBuffer B>
   [[nodiscard]] handle recv(B&& data, int peer, std::int64_t tag = 0, std::chrono::duration<double> timeout = {}) {
     const auto bytes = std::as_writable_bytes(as_output(data));
+    check_tag("recv", tag);
     return post({false, bytes.data(), bytes.size(), peer, tag, until("recv", timeout)});
   }
   static constexpr int any_rank = detail::tagged_message::any_rank;
@@ -176,14 +184,14 @@ class queue {
     if (state_ && !state_->forked) state_->abort();
   }
   /// Waits until everything under way has ended, and ends the group if that takes longer than `limit`. Later calls
-  /// throw aborted.
+  /// throw aborted. Only the first call waits.
   void close(std::chrono::duration<double> limit) noexcept {
     if (state_ && !state_->forked) state_->close(limit);
   }
 
   /// For bindings: a message as it is. `waits`: the caller waits next, and does the work on its own thread.
   handle post(detail::tagged_message what, bool waits = false, std::shared_ptr<void> keep = {}) {
-    detail::queue_state& s = usable();
+    detail::queue_state& s = *state_;
     const char* const name = what.sends ? "send" : "recv";
     if (size() == 1 || what.peer >= size() || what.peer == rank() || what.peer < (what.sends ? 0 : any_rank)) {
       detail::fail(error_kind::invalid_argument,
@@ -203,13 +211,10 @@ class queue {
   }
 
  private:
-  [[nodiscard]] detail::queue_state& usable() const {
-    if (state_->forked) {
-      detail::fail(error_kind::invalid_argument,
-                   {"the queue of rank ", rank(), " of ", size(),
-                    ": this process was forked from the one that made it; only that one may use it"});
-    }
-    return *state_;
+  void check_tag(const char* what, std::int64_t tag) const {
+    if (tag >= 0) return;
+    detail::fail(error_kind::invalid_argument,
+                 {what, " on rank ", rank(), " of ", size(), ": tag ", tag, " is negative; allowed: 0 and above"});
   }
   static std::chrono::steady_clock::time_point until(const char* what, std::chrono::duration<double> timeout) {
     detail::check_limit(detail::joined({what, ": the timeout"}), timeout);

@@ -101,8 +101,8 @@ struct within_limit {
 /// It does not end waits inside MPI: name an algorithm there, such as hvd::ring. SelfTransport, which never waits, and
 /// SimulatedTransport, whose waits take virtual time, ignore it.
 ///
-/// Errors: those of the collective; invalid_argument for a limit below zero, or NaN; unsupported if an any_transport
-/// holds a transport without a timeout.
+/// Errors: those of the collective; invalid_argument, on this rank alone, for a limit below zero, or NaN; unsupported
+/// if an any_transport holds a transport without a timeout.
 template <class Algorithm = automatic<>>
 constexpr within_limit<Algorithm> within(std::chrono::duration<double> limit, const Algorithm& how = {}) {
   return {limit, how};

@@ -1,5 +1,7 @@
 // The conformance body of the engine on two levels: shared memory and MPI.
+#include <hvd/allreduce.hpp>
 #include <hvd/hierarchical.hpp>
+#include <hvd/queue.hpp>
 #include <hvd/transport/shm.hpp>
 
 #include <transport/on_mpi.hpp>
@@ -45,3 +47,26 @@ TEST_CASE("engine, two levels: process sets") { conformance_process_sets<two_lev
 TEST_CASE("engine, two levels: process sets do not wait for each other") { conformance_independent_sets<two_levels>(); }
 TEST_CASE("engine, two levels: several threads, two engines") { conformance_threads<two_levels>(); }
 TEST_CASE("engine, two levels: shutdown") { conformance_shutdown<two_levels>(); }
+TEST_CASE("queue, MPI and two levels: calls, and messages with tags beside them") {
+  const auto body = [](auto& comm) {
+    hvd::queue calls(std::move(comm), {.messages = true});
+    const int p = calls.size(), next = (calls.rank() + 1) % p, before = (calls.rank() + p - 1) % p;
+    std::vector<int> values(1000, calls.rank() + 1), in(5, -1), far(100'000, -1);
+    const hvd::handle sums = calls.run([&](hvd::any_transport& any) { hvd::allreduce(any, values); });
+    const std::vector<int> out(5, calls.rank()), much(100'000, calls.rank());
+    const hvd::handle put_far = calls.send(much, next, 1), put = calls.send(out, next, 2);
+    const hvd::handle get = calls.recv(in, before, 2), get_far = calls.recv(far, hvd::queue::any_rank, 1);
+    for (const hvd::handle& h : {put_far, put, get, get_far, sums}) h.wait();
+    CHECK(in == std::vector<int>(5, before));
+    CHECK(far == std::vector<int>(100'000, before));
+    CHECK(get_far.source() == before);
+    CHECK(values == std::vector<int>(1000, p * (p + 1) / 2));
+  };
+  for (const int size : two_levels::sizes) {
+    two_levels::run(size, body);
+    on_first(size, [&](MPI_Comm part) {
+      hvd::MpiTransport comm(part, {.timeout = long_deadline().failure.timeout});
+      body(comm);
+    });
+  }
+}

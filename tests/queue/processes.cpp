@@ -7,9 +7,13 @@
 #include <support/front_door.hpp>
 #include <support/processes.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <span>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,18 +47,27 @@ TEST_CASE("queue: calls and messages that wait for a killed rank name it") {
 
 TEST_CASE("queue: a forked child is refused, and may end its copy") {
   hvd::queue calls{hvd::SelfTransport()};
-  calls.run([](any_transport&) {}).wait();
+  std::atomic<bool> go{false};
+  const hvd::handle slow = calls.run([&](any_transport&) {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
   const pid_t child = ::fork();
   if (child == 0) {
-    bool refused = false;
-    try {
-      static_cast<void>(calls.run([](any_transport&) {}));
-    } catch (const hvd::error& e) {
-      refused = std::string_view(e.what()).find("was forked from") != std::string_view::npos;
-    }
+    const auto refuses = [](const auto& f) {
+      try {
+        f();
+      } catch (const hvd::error& e) {
+        return std::string_view(e.what()).find("was forked from") != std::string_view::npos;
+      }
+      return false;
+    };
+    const bool refused = refuses([&] { static_cast<void>(calls.run([](any_transport&) {})); }) &&
+                         refuses([&] { calls.call([](any_transport&) {}); }) && refuses([&] { slow.wait(); });
     { const hvd::queue mine = std::move(calls); }
     ::_exit(refused ? 0 : 1);
   }
+  go = true;
+  slow.wait();
   int status = 0;
   ::waitpid(child, &status, 0);
   CHECK(status == 0);

@@ -438,20 +438,3 @@ TEST_CASE("MPI behind an any_transport: the environment chooses it, and it does 
     hvd::barrier(any);
   }
 }
-
-TEST_CASE("MPI in a queue: calls, and messages with tags beside them") {
-  hvd::queue calls(hvd::any_transport::from_environment<MpiTransport>("mpi"), {.messages = true});
-  const int p = calls.size(), next = (calls.rank() + 1) % p, before = (calls.rank() + p - 1) % p;
-  std::vector<int> values(1000, calls.rank() + 1), in(5, -1), far(100'000, -1);
-  const hvd::handle sums = calls.run([&](hvd::any_transport& comm) { hvd::allreduce(comm, values); });
-  if (p > 1) {
-    const std::vector<int> out(5, calls.rank()), much(100'000, calls.rank());
-    const hvd::handle put_far = calls.send(much, next, 1), put = calls.send(out, next, 2);
-    const hvd::handle get = calls.recv(in, before, 2), get_far = calls.recv(far, hvd::queue::any_rank, 1);
-    for (const hvd::handle& h : {put_far, put, get, get_far}) h.wait();
-    require(in == std::vector<int>(5, before), "a wrong message");
-    require(far == std::vector<int>(100'000, before) && get_far.source() == before, "a wrong long message");
-  }
-  sums.wait();
-  require(values == std::vector<int>(1000, p * (p + 1) / 2), "a wrong sum");
-}

@@ -22,15 +22,16 @@ class queued_calls final : public queued_work {
     completion end{};
   };
 
-  queued_calls(any_transport& comm, const interruption& by) : queued_work(by), comm_(comm) {}
+  queued_calls(any_transport& comm, const interruption& by, const std::atomic<bool>& forked)
+      : queued_work(by, forked), comm_(comm) {}
 
   void submit(std::shared_ptr<call> c) {
+    refuse_fork();
     const lock held(mutex_);
     refuse_if_closing();
     c->submitted = clock::now();
-    const bool quick = c->quick;
+    helper_.added(c->quick, [this] { drive(); });  // may throw
     calls_.push_back(std::move(c));
-    helper_.added(quick, [this] { drive(); });
   }
 
   /// Runs f() alone on this thread, after all calls submitted before.
@@ -40,11 +41,11 @@ class queued_calls final : public queued_work {
       queued_calls& q;
       ~turn() {
         const lock held(q.mutex_);
-        q.running_ = false;
-        q.ended_.notify_all();
+        q.stop_running();
         if (!q.calls_.empty()) q.helper_.left();
       }
     };
+    refuse_fork();
     lock held(mutex_);
     while (running_ || !calls_.empty()) {
       refuse_if_closing();
@@ -64,6 +65,7 @@ class queued_calls final : public queued_work {
   }
 
   void await(const completion& end, clock::time_point until, bool /*only_queued*/) override {
+    refuse_fork();
     lock held(mutex_);
     while (!end.finished()) {
       if (until == clock::time_point::max() && !running_ && !calls_.empty()) {  // with a limit, another thread works
@@ -91,8 +93,7 @@ class queued_calls final : public queued_work {
     next->keep.reset();
     next->end.finish(problem);
     held.lock();
-    running_ = false;
-    ended_.notify_all();
+    stop_running();
   }
   void drive() {
     lock held(mutex_);

@@ -27,19 +27,20 @@ class queued_messages final : public queued_work {
     [[nodiscard]] bool quick() const noexcept { return what.bytes <= std::size_t{64} << 10; }
   };
 
-  queued_messages(std::unique_ptr<message_channel> channel, const interruption& by)
-      : queued_work(by), channel_(std::move(channel)) {}
+  queued_messages(std::unique_ptr<message_channel> channel, const interruption& by, const std::atomic<bool>& forked)
+      : queued_work(by, forked), channel_(std::move(channel)) {}
 
   void abort() noexcept { channel_->abort(); }
 
   /// `waits`: the caller waits next, and does the work on its own thread.
   void post(std::shared_ptr<message> m, bool waits) {
+    refuse_fork();
     lock held(mutex_);
     refuse_if_closing();
     if (broken_) throw error(*broken_);
     m->submitted = clock::now();
     posted_.push_back(m);
-    woken_.store(true, std::memory_order_release);
+    woken_.store(true);  // before the channel looks at who waits
     if (running_) {
       channel_->wake();
       return;
@@ -55,6 +56,7 @@ class queued_messages final : public queued_work {
   }
 
   void await(const completion& end, clock::time_point until, bool /*only_queued*/) override {
+    refuse_fork();
     lock held(mutex_);
     while (!end.finished()) {
       if (until == clock::time_point::max() && !running_) {  // with a limit, another thread works
@@ -88,7 +90,7 @@ class queued_messages final : public queued_work {
         if (const auto refused = attempt([&] { channel_->post(what); })) what->fail(*refused);
       }
       if (!channel_->progress() && waits && fresh.empty() && !channel_->idle()) {
-        channel_->wait([this] { return woken_.load(std::memory_order_acquire); });
+        channel_->wait([this] { return woken_.load(); });
       }
     });
     if (problem) channel_->fail_all(*problem);
@@ -114,8 +116,7 @@ class queued_messages final : public queued_work {
       }
       held.lock();
     }
-    running_ = false;
-    ended_.notify_all();
+    stop_running();
   }
   /// Moves messages until `until` has ended, or all have. Returns early if another thread takes over.
   void carry(lock& held, const completion* until) {

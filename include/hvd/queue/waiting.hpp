@@ -37,7 +37,7 @@ class queued_work : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
 
-  explicit queued_work(const interruption& by) : by_(by) {}
+  queued_work(const interruption& by, const std::atomic<bool>& forked) : by_(by), forked_(forked) {}
   queued_work(const queued_work&) = delete;
   queued_work& operator=(const queued_work&) = delete;
 
@@ -62,6 +62,20 @@ class queued_work : public waiting_room {
 
   [[nodiscard]] virtual bool idle() const noexcept = 0;
 
+  /// A forked child has neither the threads nor the group, and a thread of the parent may hold the lock. So this is
+  /// called before.
+  void refuse_fork() const {
+    if (forked_.load(std::memory_order_relaxed)) {
+      fail(error_kind::invalid_argument,
+           {"a queue: this process was forked from the one that made it; only that one may use it"});
+    }
+  }
+  /// The caller, which has the lock, no longer does the work.
+  void stop_running() {
+    running_ = false;
+    ended_.notify_all();
+    if (closing_) helper_.end();  // it waits for the last work
+  }
   void refuse_if_closing() const {
     if (closing_) throw error(error_kind::aborted, "this process has left the group, or is about to");
   }
@@ -90,11 +104,14 @@ class queued_work : public waiting_room {
       return e;
     } catch (const std::exception& e) {
       return error(error_kind::no_memory, e.what());
+    } catch (...) {
+      return error(error_kind::no_memory, "an exception that does not derive from std::exception");
     }
     return std::nullopt;
   }
 
   const interruption by_;
+  const std::atomic<bool>& forked_;
   std::mutex mutex_;
   std::condition_variable ended_;  // notified when work ends
   bool closing_ = false;

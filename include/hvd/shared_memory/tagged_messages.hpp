@@ -64,7 +64,7 @@ class tagged_messages : public message_channel {
     const auto next_check = clock::now() + check_every;
     m_.enter(waiting_.empty() ? "send" : "recv");
     m_.set_timeout(failure_policy::seconds(0));  // messages have deadlines of their own
-    waiting_for_.store(peer, std::memory_order_release);
+    waiting_for_.store(peer);
     const auto ready = [&] {
       if (woken() || can_move() || (!waits_for(peer) && has_left(peer))) return true;
       const clock::time_point now = clock::now();
@@ -78,7 +78,7 @@ class tagged_messages : public message_channel {
     waiting_for_.store(-1, std::memory_order_release);
   }
   void wake() noexcept override {
-    const int peer = waiting_for_.load(std::memory_order_acquire);
+    const int peer = waiting_for_.load();
     if (peer >= 0) futex_wake_all(m_.of(peer).doorbell.rings);
   }
 

@@ -74,11 +74,13 @@ bool group::wait(const pending& p, std::optional<seconds> limit) {
   try {
     p.end.wait(limit);
   } catch (const hvd::error& e) {
-    if (e.kind() == hvd::error_kind::timeout && !p.end.poll()) return false;
-    if (p.end.poll()) count();
-    throw;
+    if (!p.end.poll()) {
+      if (e.kind() == hvd::error_kind::timeout) return false;
+      throw;
+    }
   }
   count();
+  p.end.wait();  // its own error
   return true;
 }
 

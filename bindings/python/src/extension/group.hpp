@@ -5,6 +5,7 @@
 
 #include <hvd/queue.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>

@@ -138,7 +138,8 @@ void define_group(nb::module_& m) {
       .def("forget", &group_object::forget);
 
   const auto made = [](hvd::any_transport ranks) {
-    return group_object(std::make_shared<group>(std::move(ranks), hvd::interruption{[](void*) { return interrupted_by_signal(); }}));
+    return group_object(
+        std::make_shared<group>(std::move(ranks), hvd::interruption{[](void*) { return interrupted_by_signal(); }}));
   };
   m.def(
       "group_alone", [made] { return made(alone()); }, nb::call_guard<released_gil>());

@@ -22,8 +22,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// Takes over a communicator with MPI_ERRORS_RETURN that has no
-/// other user. MPI does not report lost ranks: its launcher ends the job, or deadlines end the waits.
+/// Takes over a communicator with MPI_ERRORS_RETURN that has no other user. MPI does not report lost ranks: its
+/// launcher ends the job, or deadlines end the waits.
 class mpi_messages final : public message_channel {
  public:
   using message = tagged_message;
