@@ -6,7 +6,6 @@
 #include <hvd/collective/front_door.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/shared_memory/agree.hpp>
-#include <hvd/transport/shm.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -45,7 +44,7 @@ struct in_words {
   }
 };
 
-hvd::error left() { return {hvd::error_kind::aborted, "hvd: this process has left the group, or is about to"}; }
+hvd::error left() { return {hvd::error_kind::aborted, "this process has left the group, or is about to"}; }
 
 }  // namespace
 
@@ -179,7 +178,7 @@ bool device_group::wait(device_pending& p, std::optional<seconds> limit, interru
   const auto started = clock::now();
   for (int looks = 0; !poll(p); ++looks) {
     if (limit && clock::now() - started >= *limit) return false;
-    if (by_signal != nullptr && by_signal()) throw hvd::error(hvd::error_kind::aborted, "hvd: interrupted");
+    if (by_signal != nullptr && by_signal()) throw hvd::error(hvd::error_kind::aborted, "interrupted");
     hvd::detail::nap(std::chrono::microseconds(looks < 1000 ? 50 : 1000));
   }
   check(p);
@@ -236,7 +235,7 @@ void device_group::retire() {
 void device_group::compare(const std::vector<collective>& calls, seconds timeout) {
   using namespace hvd::detail;
   const std::lock_guard control(control_mutex_);
-  if (hvd::ShmTransport* const here = control_->target<hvd::ShmTransport>()) here->set_timeout(timeout);
+  control_->set_timeout(timeout);
   erased_transport& ranks = erase(*control_).self();
   for (const collective& c : calls) {
     descriptor mine;
@@ -405,14 +404,14 @@ void device_group::fail(const hvd::error& why) noexcept {
     if (problem_) return;
     for (retire(); const auto& p : in_flight_) p->now = device_pending::state::failed;
     problem_ = why;
-    if (hvd::ShmTransport* const here = control_ ? control_->target<hvd::ShmTransport>() : nullptr) here->abort();
+    if (control_) control_->abort();
   }
   if (connected_) connected_->communicator().interrupt();
 }
 
 void device_group::abort() noexcept {
   const std::lock_guard ending(ending_);
-  fail(hvd::error(hvd::error_kind::aborted, "hvd: this process has aborted the group"));
+  fail(hvd::error(hvd::error_kind::aborted, "this process has aborted the group"));
 }
 
 /// Waits until no collective is in flight; returns false if that takes longer.
