@@ -229,7 +229,7 @@ TEST_CASE("engine signatures: what no rank can have submitted is refused") {
     std::string_view rest = text;
     CHECK_THROWS_AS(take_announcement(rest), hvd::error);
   };
-  refused([](signature& s) { s.kind = static_cast<operation>(14); });
+  refused([](signature& s) { s.kind = static_cast<operation>(static_cast<int>(operation::exscan) + 1); });
   refused([](signature& s) { s.kind = static_cast<operation>(255); });
   refused([](signature& s) { s.op = static_cast<reduce_op>(6); });
   refused([](signature& s) { s.memory = static_cast<memory_kind>(2); });

@@ -37,7 +37,7 @@ class queued_messages final : public queued_work {
     refuse_fork();
     lock held(mutex_);
     refuse_if_closing();
-    if (broken_) throw error(*broken_);
+    if (broken_) throw *broken_;
     m->submitted = clock::now();
     posted_.push_back(m);
     woken_.store(true);  // before the channel looks at who waits

@@ -140,7 +140,7 @@ class mpi_messages final : public message_channel {
     } else {
       m.fail({error_kind::mismatch,
               joined({"recv: expected ", m.bytes, " bytes from rank ", m.source, " but it sent ",
-                      static_cast<std::int64_t>(t.length), "; the message was dropped"}),
+                      static_cast<std::size_t>(t.length), "; the message was dropped"}),
               m.source});
     }
     return true;
