@@ -218,8 +218,11 @@ def test_the_page_of_a_timeline(
         with urllib.request.urlopen(f"{address}api/answers?{token}", timeout=20) as response:
             return json.load(response)
 
-    until(lambda: answers()["operations"] == 2, 20)
-    assert [each["rank"] for each in answers()["ranks"]] == [0, 1] and answers()["state"] == "ended"
+    def whole() -> bool:
+        now = answers()
+        return now["operations"] == 2 and now["state"] == "ended" and [each["rank"] for each in now["ranks"]] == [0, 1]
+
+    until(whole, 20)
 
 
 @pytest.mark.parametrize("where", ["driver", "file"])
