@@ -66,10 +66,7 @@ class completion {
          seen = state_.load(std::memory_order_acquire)) {
       const auto left = until - std::chrono::steady_clock::now();
       if (left <= left.zero()) return false;
-      if (seen == 1) continue;
-      sleepers_.fetch_add(1);
-      futex_wait(state_, seen, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
-      sleepers_.fetch_sub(1);
+      if (seen != 1) futex_wait(state_, seen, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
     }
     return true;
   }
@@ -77,7 +74,8 @@ class completion {
   /// Called by a device, once at most, before `finish`.
   void queue(std::shared_ptr<void> event) {
     event_ = std::move(event);
-    change(2);
+    state_.store(2, std::memory_order_release);
+    futex_wake_all(state_);
   }
 
   /// Called by the engine, once.
@@ -86,9 +84,10 @@ class completion {
     std::vector<std::function<void()>> after;
     {
       const std::lock_guard lock(mutex_);
-      change(1);
+      state_.store(1, std::memory_order_release);
       after.swap(after_);
     }
+    futex_wake_all(state_);
     for (const auto& f : after) f();
   }
   /// Calls `f` at the end: on the thread that ends it, or here if it has ended.
@@ -126,15 +125,7 @@ class completion {
   }
 
  private:
-  /// A wake-up is a system call, so it is made only for a thread that sleeps. Such a thread has counted itself before
-  /// the kernel compares the state, so either it sees the new state, or it is seen here.
-  void change(std::uint32_t to) noexcept {
-    state_.store(to);
-    if (sleepers_.load() != 0) futex_wake_all(state_);
-  }
-
-  std::atomic<std::uint32_t> state_{0};  // 2: queued on a device; 1: finished
-  mutable std::atomic<std::uint32_t> sleepers_{0};
+  std::atomic<std::uint32_t> state_{0};    // 2: queued on a device; 1: finished
   std::atomic<std::uint32_t> handles_{1};  // that the program has
   std::atomic<bool> let_go_{false};
   std::shared_ptr<void> event_;

@@ -299,14 +299,8 @@ std::uint16_t algorithm_hash(const A& how) {
   }
 }
 
-/// Runs a checked call.
 template <class T, class Call, class A>
-void run(T& comm, const Call& call, const A& how) {
-  static_assert(
-      Answers<A, T, Call>,
-      "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
-      "transport lacks (direct needs PeerMemory; native a collective of the transport's own; within a timeout; all "
-      "others need PointToPoint), or has no such collective");
+void run_unlimited(T& comm, const Call& call, const A& how) {
   if constexpr (Choosing<T, Call> && std::is_same_v<A, automatic<>>) return comm.run(call);
   if constexpr (memory_of<T> == memory_kind::host) {
     if (comm.size() == 1) return run_alone(call);
@@ -334,12 +328,20 @@ void run(T& comm, const Call& call, const A& how) {
   }
 }
 
-/// The same with a limit for the waits of the call: see hvd::within.
+/// Runs a checked call.
 template <class T, class Call, class A>
-  requires requires(T& comm, const A& how) { how.limit_waits(comm, Call::kind); }
 void run(T& comm, const Call& call, const A& how) {
-  const auto limited = how.limit_waits(comm, Call::kind);
-  run(comm, call, how.algorithm);
+  static_assert(
+      Answers<A, T, Call>,
+      "hvd: this algorithm cannot do this collective on this transport: it needs a capability that the "
+      "transport lacks (direct needs PeerMemory; native a collective of the transport's own; within a timeout; all "
+      "others need PointToPoint), or has no such collective");
+  if constexpr (requires { how.limit_waits(comm, Call::kind); }) {  // see hvd::within
+    const auto limited = how.limit_waits(comm, Call::kind);
+    return run(comm, call, how.algorithm);
+  } else {
+    run_unlimited(comm, call, how);
+  }
 }
 
 #if HVD_COMPILED
