@@ -299,9 +299,9 @@ std::uint16_t algorithm_hash(const A& how) {
   }
 }
 
+/// Runs a checked call by this algorithm.
 template <class T, class Call, class A>
-void run_unlimited(T& comm, const Call& call, const A& how) {
-  if constexpr (Choosing<T, Call> && std::is_same_v<A, automatic<>>) return comm.run(call);
+void run_by(T& comm, const Call& call, const A& how) {
   if constexpr (memory_of<T> == memory_kind::host) {
     if (comm.size() == 1) return run_alone(call);
   }
@@ -338,9 +338,11 @@ void run(T& comm, const Call& call, const A& how) {
       "others need PointToPoint), or has no such collective");
   if constexpr (requires { how.limit_waits(comm, Call::kind); }) {  // see hvd::within
     const auto limited = how.limit_waits(comm, Call::kind);
-    return run(comm, call, how.algorithm);
+    run(comm, call, how.algorithm);
+  } else if constexpr (Choosing<T, Call> && std::is_same_v<A, automatic<>>) {
+    comm.run(call);
   } else {
-    run_unlimited(comm, call, how);
+    run_by(comm, call, how);
   }
 }
 

@@ -11,8 +11,8 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// One-shot reduction: every rank's input goes to all ranks (root < 0) or to the root, where the inputs are reduced in
 /// rank order. In an allreduce on p ranks each rank reads p - 1 whole inputs: for small vectors, and for reductions on
-/// two ranks. A scan combines only the inputs up to its own rank, `inputs` of them; with
-/// none (an exscan on rank 0) nothing is written.
+/// two ranks. A scan combines only the inputs up to its own rank, `inputs` of them; with none (an exscan on rank 0)
+/// nothing is written.
 struct reduce_form : staged_form {
   peer_memory& m;
   const std::byte* in;
