@@ -38,6 +38,7 @@ TEST_CASE("a rank that is killed under way is named by all others, although NCCL
       const handle two = engine.submit(asked(operation::allreduce, "b", {tensor_at(gpu.device(), b, &b, ready)}));
       one.wait_queued(only_a_hang);
       two.wait_queued(only_a_hang);
+      comm.barrier();  // else a slow rank hears of the loss while it still queues
       if (comm.rank() == 2) ::kill(::getpid(), SIGKILL);
       const double start = now();
       for (const handle& h : {one, two}) {
@@ -77,6 +78,7 @@ TEST_CASE("a rank that is killed is noticed while a thread of the program waits 
         }
         const handle one = sum("a", a, ready);
         one.wait_queued(only_a_hang);
+        comm.barrier();
         if (comm.rank() == 2) {
           pause_for(1);
           if (how == waiting::also_the_engine) sum("b", b, ready).wait_queued(only_a_hang);
@@ -112,6 +114,7 @@ TEST_CASE("an engine whose GPU fails says so, although the end of its work is ne
     }
     const handle h = engine.submit(asked(operation::allreduce, "a", {tensor_at(gpu.device(), a, &a, ready)}));
     h.wait_queued(only_a_hang);
+    comm.barrier();
     if (comm.rank() == 1) standin_gpu::get().fail_next("cuEventQuery", 700);
     const hvd::error e = failure_of(h);
     require(e.rank() == 1, e.what());
@@ -160,6 +163,7 @@ TEST_CASE("an engine with a GPU: what is saved after `settle` is no rubbish of a
         ready = other.event();
       }
       step(ready);
+      comm.barrier();
       if (comm.rank() == 2) ::kill(::getpid(), SIGKILL);
       // An operation that not all ranks have submitted is nothing to wait for.
       if (comm.rank() == 0)
