@@ -50,23 +50,26 @@ class completion {
     if (handles_.fetch_sub(1, std::memory_order_relaxed) == 1) let_go();
   }
 
-  [[nodiscard]] bool finished() const noexcept { return state_.load(std::memory_order_acquire) == 1; }
+  [[nodiscard]] bool finished() const noexcept { return reached(false); }
   /// True if it has finished, or if all of its work is queued on a device before `event`.
-  [[nodiscard]] bool queued() const noexcept { return state_.load(std::memory_order_acquire) != 0; }
+  [[nodiscard]] bool queued() const noexcept { return reached(true); }
   /// The device's event after which the outputs are written; null for an operation on the host, and until `queued`.
   [[nodiscard]] const std::shared_ptr<void>& event() const noexcept { return event_; }
   /// The operation's error, if it has one; once finished.
   [[nodiscard]] const std::optional<error>& problem() const noexcept { return problem_; }
 
   /// True if a waiting thread may go on: at the end, or with `only_queued` when all work is queued on a device.
-  [[nodiscard]] bool reached(bool only_queued) const noexcept { return only_queued ? queued() : finished(); }
+  [[nodiscard]] bool reached(bool only_queued) const noexcept {
+    return has(state_.load(std::memory_order_acquire), only_queued);
+  }
   /// Sleeps until it is reached, or until `until`; true if it is reached.
   bool sleep_until(std::chrono::steady_clock::time_point until, bool only_queued = false) const noexcept {
-    for (auto seen = state_.load(std::memory_order_acquire); !reached(only_queued);
-         seen = state_.load(std::memory_order_acquire)) {
+    while (!reached(only_queued)) {
       const auto left = until - std::chrono::steady_clock::now();
       if (left <= left.zero()) return false;
-      if (seen != 1) futex_wait(state_, seen, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
+      const std::uint32_t seen = state_.fetch_or(slept_for, std::memory_order_acq_rel);
+      if (has(seen, only_queued)) break;
+      futex_wait(state_, seen | slept_for, std::min<std::chrono::nanoseconds>(left, std::chrono::seconds(1)));
     }
     return true;
   }
@@ -74,20 +77,20 @@ class completion {
   /// Called by a device, once at most, before `finish`.
   void queue(std::shared_ptr<void> event) {
     event_ = std::move(event);
-    state_.store(2, std::memory_order_release);
-    futex_wake_all(state_);
+    if (change(on_device)) futex_wake_all(state_);
   }
 
   /// Called by the engine, once.
   void finish(std::optional<error> problem) {
     problem_ = std::move(problem);
     std::vector<std::function<void()>> after;
+    bool wake = false;
     {
       const std::lock_guard lock(mutex_);
-      state_.store(1, std::memory_order_release);
+      wake = change(done);
       after.swap(after_);
     }
-    futex_wake_all(state_);
+    if (wake) futex_wake_all(state_);
     for (const auto& f : after) f();
   }
   /// Calls `f` at the end: on the thread that ends it, or here if it has ended.
@@ -125,7 +128,15 @@ class completion {
   }
 
  private:
-  std::atomic<std::uint32_t> state_{0};    // 2: queued on a device; 1: finished
+  // A wake-up is a system call, longer than a short operation, so who sleeps says so in the word that the end changes.
+  static constexpr std::uint32_t done = 1, on_device = 2, slept_for = 4;
+  static bool has(std::uint32_t state, bool only_queued) noexcept {
+    return (state & (only_queued ? done | on_device : done)) != 0;
+  }
+  /// True if a thread may sleep for the change.
+  bool change(std::uint32_t to) noexcept { return (state_.exchange(to, std::memory_order_acq_rel) & slept_for) != 0; }
+
+  mutable std::atomic<std::uint32_t> state_{0};
   std::atomic<std::uint32_t> handles_{1};  // that the program has
   std::atomic<bool> let_go_{false};
   std::shared_ptr<void> event_;
