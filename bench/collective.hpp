@@ -26,6 +26,7 @@ enum class collective : std::uint8_t {
   gather,
   scatter,
   scan,       ///< the reduction of the inputs of all ranks up to this one
+  exscan,     ///< the same without this one's
   send_recv,  ///< every rank sends to the next and receives from the one before
   barrier,
   fused,   ///< the gradients of a model: packed, reduced, unpacked
@@ -53,6 +54,7 @@ inline constexpr collective_facts facts_of_collectives[] = {
     {.name = "gather", .root = root_role::gets, .out_blocks = true},
     {.name = "scatter", .root = root_role::gives, .in_blocks = true},
     {.name = "scan", .reduces = true, .averages = false},
+    {.name = "exscan", .reduces = true, .averages = false},
     {.name = "send_recv", .in_place = false},
     {.name = "barrier", .in_place = false},
     {.name = "fused", .reduces = true, .in_place = false},
@@ -127,6 +129,9 @@ constexpr void each_piece(collective c, int rank, int size, int root, std::size_
     case collective::scatter: return f(piece{0, own, root});
     case collective::send_recv: return f(piece{0, 0, (rank + size - 1) % size});
     case collective::scan: return f(piece{0, 0, 0, rank + 1});
+    case collective::exscan:
+      if (rank != 0) f(piece{0, 0, 0, rank});
+      return;
     case collective::reduce_scatter: return f(piece{0, own, 0, size});
     case collective::allgather:
     case collective::gather:

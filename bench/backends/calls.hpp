@@ -32,6 +32,7 @@ void with_call(const call& c, int ranks, const reduction& op, F f) {
     case collective::gather: return f(gather_call{in, out, blocks(), c.root});
     case collective::scatter: return f(scatter_call{in, out, blocks(), c.root});
     case collective::scan: return f(scan_call{in, out, c.count, op});
+    case collective::exscan: return f(exscan_call{in, out, c.count, op});
     case collective::send_recv:
     case collective::barrier: break;
   }

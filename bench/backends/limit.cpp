@@ -39,11 +39,13 @@ class limit_backend {
     using enum collective;
     if (j.kind == barrier) return "a barrier moves no bytes";
     if (!has_model(j.kind) && !is_one_of(j.kind, {allreduce, reduce, reduce_scatter, allgather, broadcast, alltoall,
-                                                  gather, scatter, scan, send_recv})) {
+                                                  gather, scatter, scan, exscan, send_recv})) {
       return "the limit is not defined for " + std::string(name(j.kind));
     }
     if (j.in_place && has_blocks(j.kind)) return "for blocks the limit is measured out of place only";
-    if (j.in_place && j.kind == collective::scan) return "a scan in place overwrites what other ranks still read";
+    if (j.in_place && is_one_of(j.kind, {collective::scan, exscan})) {
+      return "in place a " + std::string(name(j.kind)) + " overwrites what other ranks still read";
+    }
     if (j.pace == cadence::streaming) return "calls without synchronisation cannot follow each other";
     if (reduces(j.kind) && !defined(j.type, j.op)) {
       return "there is no " + std::string(name(j.op)) + " of " + std::string(type_name(j.type));
@@ -110,10 +112,14 @@ class limit_backend {
         break;
       }
       case collective::scan:  // all inputs up to the rank's own
-        for (std::size_t q = 0; q <= me; ++q) sources_[q] = in.of(q);
+      case collective::exscan: {
+        const int ranks = c.kind == collective::scan ? rank() + 1 : rank();
+        if (ranks == 0) break;
+        for (std::size_t q = 0; q != static_cast<std::size_t>(ranks); ++q) sources_[q] = in.of(q);
         targets_[0] = out.of(me);
-        detail::complete_to(how, op_, targets_.data(), 1, sources_.data(), rank() + 1, c.count);
+        detail::complete_to(how, op_, targets_.data(), 1, sources_.data(), ranks, c.count);
         break;
+      }
       case collective::reduce_scatter:
         for (std::size_t q = 0; q != p; ++q) sources_[q] = in.of(q) + me * block;
         targets_[0] = out.of(me);

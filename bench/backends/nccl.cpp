@@ -23,7 +23,7 @@ using detail::nccl_library;
 std::string lacks(const job& j) {
   using enum collective;
   if (has_model(j.kind)) return "on GPUs hvd-bench-gpu measures many tensors";
-  if (is_one_of(j.kind, {scan, send_recv})) return "NCCL has no " + std::string(name(j.kind));
+  if (is_one_of(j.kind, {scan, exscan, send_recv})) return "NCCL has no " + std::string(name(j.kind));
   if (!reduces(j.kind)) return {};
   try {
     detail::nccl_reduction_of(reduction_for(j.type, j.op, 2), 2, nccl_average::automatic, operation::allreduce);

@@ -191,6 +191,7 @@ class MpiBackend {
         return MPI_Scatter(c.in, count, type, in_place ? MPI_IN_PLACE : c.out, count, type, c.root, comm);
       }
       case collective::scan: return MPI_Scan(in, c.out, count, type, op, comm);
+      case collective::exscan: return MPI_Exscan(in, c.out, count, type, op, comm);
       case collective::send_recv:
         return MPI_Sendrecv(c.in, count, type, (rank_ + 1) % size_, 0, c.out, count, type, (rank_ + size_ - 1) % size_,
                             0, comm, MPI_STATUS_IGNORE);

@@ -33,6 +33,7 @@ COLLECTIVES = (
     "gather",
     "scatter",
     "scan",
+    "exscan",
     "send_recv",
 )
 
